@@ -1,0 +1,45 @@
+/// @file
+/// What every header of the library includes: the compilers it accepts and the macros it may use.
+#pragma once
+
+#include <llmmem/version.hpp>
+
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
+#error "llmmem needs C++20: compile with -std=c++20, or link llmmem::llmmem, which asks for it."
+#endif
+
+#if defined(__CUDACC__) && defined(__CUDACC_VER_MAJOR__)
+#if __CUDACC_VER_MAJOR__ < 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 8)
+#error "llmmem needs nvcc 12.8 or newer (13.0 is tested): an older one fails on C++20 concepts."
+#endif
+#endif
+
+#if defined(__clang__)
+#if __clang_major__ < 16
+#error \
+    "llmmem needs clang 16 or newer (19 is tested): older ones fail on the standard library's C++20 headers."
+#endif
+#elif defined(__GNUC__) && __GNUC__ < 12
+#error "llmmem needs g++ 12 or newer."
+#endif
+
+/// Marks a function that both the host and the device may call; empty unless a CUDA compiler reads it.
+#if defined(__CUDACC__)
+#define LLMMEM_HD __host__ __device__
+#else
+#define LLMMEM_HD
+#endif
+
+/// Lets a member of an empty policy type take no room.
+#if defined(_MSC_VER)
+#define LLMMEM_NO_UNIQUE_ADDRESS [[msvc::no_unique_address]]
+#else
+#define LLMMEM_NO_UNIQUE_ADDRESS [[no_unique_address]]
+#endif
+
+/// Keeps a function that only reports errors out of the caller's hot code.
+#if defined(__GNUC__)
+#define LLMMEM_COLD [[gnu::cold]]
+#else
+#define LLMMEM_COLD
+#endif

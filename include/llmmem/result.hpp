@@ -1,0 +1,186 @@
+/// @file
+/// `result<T>`: what a `noexcept` operation returns, a value or a `failure` with the shortage in it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// Why an operation was refused. The object it was refused by is as it was.
+enum class errc : std::uint8_t {
+  ok = 0,
+  out_of_blocks,     ///< wanted = blocks needed, found = blocks that could be had
+  out_of_sequences,  ///< found = sequences alive, all the options allow
+  out_of_bytes,      ///< wanted = bytes needed, found = bytes left
+  sequence_full,    ///< index = sequence slot, wanted = blocks it would hold, found = the most a sequence may
+  too_many_shares,  ///< index = block, found = its references, the most there may be
+  null_handle,      ///< a default-constructed handle
+  foreign_handle,   ///< a handle that another object gave out
+  stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
+  past_the_start,   ///< truncate to more than there is: wanted = asked for, found = there
+  deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
+  size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
+  out_of_range,     ///< wanted = position asked for, found = positions there are
+  not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
+};
+
+/// A refusal: its reason, the two numbers that show it, and who refused.
+struct failure {
+  errc code = errc::ok;
+  std::uint32_t index = 0;   ///< block or sequence slot, where the reason names one
+  std::uint64_t wanted = 0;  ///< see `errc`
+  std::uint64_t found = 0;   ///< see `errc`
+  const char* where = "";    ///< name given to the object at construction; lives as long as it does
+
+  /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
+  [[nodiscard]] LLMMEM_COLD std::string message() const;
+
+  /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles, else
+  /// `argument_error`.
+  [[noreturn]] LLMMEM_COLD void raise() const;
+
+  friend constexpr bool operator==(const failure& a, const failure& b) noexcept {
+    return a.code == b.code && a.index == b.index && a.wanted == b.wanted && a.found == b.found;
+  }
+};
+
+/// A `T` or the `failure` that kept it from being made. Cheap to return: two words more than `T`.
+///
+///     if (auto sequence = cache.create()) use(*sequence);
+///     else log(sequence.error().message());
+///
+///     auto sequence = cache.create().value();   // throws instead
+template <class T>
+class [[nodiscard]] result {
+ public:
+  static_assert(std::is_nothrow_move_constructible_v<T> && std::is_default_constructible_v<T>);
+
+  constexpr result(T value) noexcept : value_(std::move(value)) {}
+  constexpr result(const failure& why) noexcept : failure_(why) {}
+
+  [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
+  [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
+
+  /// The value. @pre `has_value()`.
+  [[nodiscard]] constexpr T& operator*() & noexcept { return value_; }
+  [[nodiscard]] constexpr const T& operator*() const& noexcept { return value_; }
+  [[nodiscard]] constexpr T&& operator*() && noexcept { return std::move(value_); }
+  [[nodiscard]] constexpr T* operator->() noexcept { return &value_; }
+  [[nodiscard]] constexpr const T* operator->() const noexcept { return &value_; }
+
+  /// The value, or an exception with the failure's text.
+  [[nodiscard]] constexpr T& value() & {
+    check();
+    return value_;
+  }
+  [[nodiscard]] constexpr const T& value() const& {
+    check();
+    return value_;
+  }
+  [[nodiscard]] constexpr T&& value() && {
+    check();
+    return std::move(value_);
+  }
+
+  /// Why there is no value; `errc::ok` when there is one.
+  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
+  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+
+ private:
+  constexpr void check() const {
+    if (!has_value()) failure_.raise();
+  }
+
+  T value_{};
+  failure failure_{};
+};
+
+/// Done, or the `failure` that kept it from being done.
+template <>
+class [[nodiscard]] result<void> {
+ public:
+  constexpr result() noexcept = default;
+  constexpr result(const failure& why) noexcept : failure_(why) {}
+
+  [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
+  [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
+
+  /// Throws if it was refused.
+  constexpr void value() const {
+    if (!has_value()) failure_.raise();
+  }
+
+  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
+  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+
+ private:
+  failure failure_{};
+};
+
+inline std::string failure::message() const {
+  const auto n = [](std::uint64_t value) { return std::to_string(value); };
+  const std::string who = where[0] == '\0' ? std::string("llmmem") : std::string(where);
+  switch (code) {
+    case errc::ok:
+      return who + ": no failure";
+    case errc::out_of_blocks:
+      return who + ": " + n(wanted) + " blocks needed, " + n(found) +
+             " free or evictable; release sequences, or build it with more blocks";
+    case errc::out_of_sequences:
+      return who + ": all " + n(found) + " sequences are alive; release one, or raise max_sequences";
+    case errc::out_of_bytes:
+      return who + ": " + n(wanted) + " bytes needed, " + n(found) + " left of its budget";
+    case errc::sequence_full:
+      return who + ": sequence " + n(index) + " would hold " + n(wanted) + " blocks, the most is " +
+             n(found) + "; raise max_sequence_tokens";
+    case errc::too_many_shares:
+      return who + ": block " + n(index) + " already has " + n(found) + " references, the most there may be";
+    case errc::null_handle:
+      return who + ": null handle; it was never given a value, or was moved from";
+    case errc::foreign_handle:
+      return who + ": the handle (slot " + n(index) +
+             ") was given out by another object; ask the one that made it";
+    case errc::stale_handle:
+      return who + ": stale handle to slot " + n(index) + " (generation " + n(wanted) + ", now " + n(found) +
+             "): it was released before; keep one owner for each handle";
+    case errc::past_the_start:
+      return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
+    case errc::deferred_full:
+      return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
+             "; call collect() once fences have passed, or raise max_deferred";
+    case errc::size_mismatch:
+      return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
+    case errc::out_of_range:
+      return who + ": position " + n(wanted) + " is out of range, there are " + n(found);
+    case errc::not_fresh:
+      return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
+             "; match first, then append the rest";
+  }
+  return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
+}
+
+inline void failure::raise() const {
+  switch (code) {
+    case errc::out_of_blocks:
+    case errc::out_of_sequences:
+    case errc::out_of_bytes:
+    case errc::sequence_full:
+    case errc::too_many_shares:
+    case errc::deferred_full:
+      throw out_of_memory(message());
+    case errc::null_handle:
+    case errc::foreign_handle:
+    case errc::stale_handle:
+      throw handle_error(message());
+    default:
+      throw argument_error(message());
+  }
+}
+
+}  // namespace llmmem::inline v0
