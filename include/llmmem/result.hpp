@@ -149,6 +149,9 @@ inline std::string failure::message() const {
     case errc::stale_handle:
       return who + ": stale handle to slot " + n(index) + " (generation " + n(wanted) + ", now " + n(found) +
              "): it was released before; keep one owner for each handle";
+    case errc::double_free:
+      return who + ": double free: block " + n(index) +
+             " has no references left; release each reference once, through one owner";
     case errc::past_the_start:
       return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
     case errc::deferred_full:
@@ -177,6 +180,7 @@ inline void failure::raise() const {
     case errc::null_handle:
     case errc::foreign_handle:
     case errc::stale_handle:
+    case errc::double_free:
       throw handle_error(message());
     default:
       throw argument_error(message());
