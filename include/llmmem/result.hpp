@@ -23,6 +23,7 @@ enum class errc : std::uint8_t {
   null_handle,      ///< a default-constructed handle
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
+  double_free,      ///< index = block: released already, nobody holds it
   past_the_start,   ///< truncate to more than there is: wanted = asked for, found = there
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
