@@ -18,13 +18,13 @@ enum class errc : std::uint8_t {
   out_of_blocks,     ///< wanted = blocks needed, found = blocks that could be had
   out_of_sequences,  ///< found = sequences alive, all the options allow
   out_of_bytes,      ///< wanted = bytes needed, found = bytes left
-  sequence_full,    ///< index = sequence slot, wanted = blocks it would hold, found = the most a sequence may
+  sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
   too_many_shares,  ///< index = block, found = its references, the most there may be
   null_handle,      ///< a default-constructed handle
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
   double_free,      ///< index = block: released already, nobody holds it
-  past_the_start,   ///< truncate to more than there is: wanted = asked for, found = there
+  past_the_end,     ///< truncate to more than there is: wanted = asked for, found = there
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
@@ -138,8 +138,8 @@ inline std::string failure::message() const {
     case errc::out_of_bytes:
       return who + ": " + n(wanted) + " bytes needed, " + n(found) + " left of its budget";
     case errc::sequence_full:
-      return who + ": sequence " + n(index) + " would hold " + n(wanted) + " blocks, the most is " +
-             n(found) + "; raise max_sequence_tokens";
+      return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
+             n(found) + "; raise max_sequence_tokens, or blocks";
     case errc::too_many_shares:
       return who + ": block " + n(index) + " already has " + n(found) + " references, the most there may be";
     case errc::null_handle:
@@ -153,7 +153,7 @@ inline std::string failure::message() const {
     case errc::double_free:
       return who + ": double free: block " + n(index) +
              " has no references left; release each reference once, through one owner";
-    case errc::past_the_start:
+    case errc::past_the_end:
       return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +

@@ -47,12 +47,14 @@ class prefix_index {
   /// Fetches what `find(key)` will read first. Worth calling some lookups ahead.
   void prefetch(const block_key& key) const noexcept { LLMMEM_PREFETCH(&buckets_[home(tag_of(key))]); }
 
-  /// Lets `key` name `block`, whose first `tokens` tokens are its contents.
-  /// @pre neither is in the index; `tokens` is at least 1.
-  void insert(const block_key& key, block_id block, std::uint32_t tokens) noexcept {
-    keys_[to_index(block)] = key;
+  /// Remembers a key for a block that is not in the index: known before its contents may be shared.
+  void stage(const block_key& key, block_id block) noexcept { keys_[to_index(block)] = key; }
+
+  /// Lets the staged key name `block`, whose first `tokens` tokens are its contents.
+  /// @pre neither the key nor the block is in the index; `tokens` is at least 1.
+  void insert(block_id block, std::uint32_t tokens) noexcept {
     tokens_[to_index(block)] = tokens;
-    const std::uint32_t tag = tag_of(key);
+    const std::uint32_t tag = tag_of(keys_[to_index(block)]);
     std::uint32_t i = home(tag);
     while (buckets_[i].block != null_block)
       i = next(i);
@@ -79,14 +81,12 @@ class prefix_index {
 
   [[nodiscard]] bool contains(block_id block) const noexcept { return tokens_[to_index(block)] != 0; }
 
-  /// The key of a block that is in the index.
+  /// The key of a block that is in the index, or was staged for it.
   [[nodiscard]] const block_key& key(block_id block) const noexcept { return keys_[to_index(block)]; }
 
   /// How many tokens the key of a block in the index stands for: fewer than a block holds where a trace names
   /// partial blocks. What lies behind them may be overwritten.
-  [[nodiscard]] std::uint32_t tokens(block_id block) const noexcept {
-    return entries_[to_index(block)].tokens;
-  }
+  [[nodiscard]] std::uint32_t tokens(block_id block) const noexcept { return tokens_[to_index(block)]; }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
