@@ -20,7 +20,9 @@ struct refusal {
   const char* text;
 };
 
-constexpr failure refused(errc code) { return {code, 7, 30, 12, "kv"}; }
+constexpr failure refused(errc code) {
+  return {code, 7, 30, 12, "kv"};
+}
 
 constexpr std::array refusals{
     refusal{errc::out_of_blocks, raises::out_of_memory,
@@ -36,9 +38,10 @@ constexpr std::array refusals{
             "kv: null handle; it was never given a value, or was moved from"},
     refusal{errc::foreign_handle, raises::handle_error,
             "kv: the handle (slot 7) was given out by another object; ask the one that made it"},
-    refusal{errc::stale_handle, raises::handle_error,
-            "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
-            "handle"},
+    refusal{
+        errc::stale_handle, raises::handle_error,
+        "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
+        "handle"},
     refusal{errc::past_the_start, raises::argument_error,
             "kv: cannot truncate to 30 tokens, the sequence holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
@@ -46,8 +49,9 @@ constexpr std::array refusals{
             "max_deferred"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
-    refusal{errc::not_fresh, raises::argument_error,
-            "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
+    refusal{
+        errc::not_fresh, raises::argument_error,
+        "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
 };
 
 }  // namespace

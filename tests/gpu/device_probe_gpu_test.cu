@@ -22,7 +22,8 @@ int main() {
   constexpr unsigned count = 100'003;  // no multiple of a block, so that the last one is partly idle
   constexpr auto bytes = count * sizeof(unsigned);
   std::vector<unsigned> host(count);
-  for (unsigned i = 0; i < count; ++i) host[i] = i ^ 0x5bd1e995u;
+  for (unsigned i = 0; i < count; ++i)
+    host[i] = i ^ 0x5bd1e995u;
 
   unsigned* in = nullptr;
   unsigned* out = nullptr;

@@ -26,13 +26,15 @@ inline void check(cudaError_t status, const char* what) {
 
 /// Device 0. With no driver or no device there is nothing to test: skips.
 inline int require_device() {
-  // Without a driver cudaGetDeviceCount fails and leaves its argument unwritten; asking for the version does not fail.
+  // Without a driver cudaGetDeviceCount fails and leaves its argument unwritten; asking for the version does
+  // not fail.
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   if (driver == 0) skip("no CUDA driver on this machine");
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) skip("a CUDA driver, but no device");
+  if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
+    skip("a CUDA driver, but no device");
   check(status, "cudaGetDeviceCount");
   check(cudaSetDevice(0), "cudaSetDevice");
   return 0;
@@ -46,8 +48,8 @@ inline void describe(int device) {
   int runtime = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  std::printf("%s, sm_%d%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d, runtime %d.%d\n", properties.name,
-              properties.major, properties.minor, properties.multiProcessorCount,
+  std::printf("%s, sm_%d%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d, runtime %d.%d\n",
+              properties.name, properties.major, properties.minor, properties.multiProcessorCount,
               static_cast<double>(properties.totalGlobalMem) / (1024.0 * 1024.0 * 1024.0), driver / 1000,
               driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }

@@ -31,7 +31,8 @@ inline std::uint64_t number_from_environment(const char* name, std::uint64_t oth
 inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
   std::vector<std::uint64_t> all(count * number_from_environment("LLMMEM_SEED_FACTOR", 1));
   auto seed = number_from_environment("LLMMEM_SEED", 1);
-  for (auto& each : all) each = seed++;
+  for (auto& each : all)
+    each = seed++;
   return all;
 }
 
