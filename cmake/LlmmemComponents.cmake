@@ -1,0 +1,36 @@
+# The targets beside llmmem::llmmem that need a library of others. Read by our own build and by the installed
+# package alike, so that both define the same targets. A function that finds its library adds the target; one
+# that does not leaves the reason in llmmem_<component>_missing.
+include_guard(GLOBAL)
+
+# llmmem::xxhash: <xxhash.h>, used header-only.
+macro(llmmem_component_xxhash)
+  find_path(LLMMEM_XXHASH_INCLUDE_DIR xxhash.h DOC "Folder of xxhash.h; empty or -NOTFOUND: no llmmem::xxhash")
+  mark_as_advanced(LLMMEM_XXHASH_INCLUDE_DIR)
+  if(LLMMEM_XXHASH_INCLUDE_DIR AND NOT TARGET llmmem::xxhash)
+    add_library(llmmem::xxhash INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::xxhash INTERFACE llmmem::llmmem)
+    target_include_directories(llmmem::xxhash INTERFACE "${LLMMEM_XXHASH_INCLUDE_DIR}")
+  elseif(NOT LLMMEM_XXHASH_INCLUDE_DIR)
+    set(llmmem_xxhash_missing "xxhash.h was not found (Debian: libxxhash-dev; https://xxhash.com)")
+  endif()
+endmacro()
+
+# llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
+macro(llmmem_component_cuda)
+  find_package(CUDAToolkit 12.8 QUIET)
+  if(CUDAToolkit_FOUND)
+    # The toolkit carries CCCL, but only a compiler on PATH leads CMake to it.
+    find_package(CCCL 3.0.1 QUIET CONFIG HINTS "${CUDAToolkit_LIBRARY_DIR}/cmake")
+  endif()
+  if(CUDAToolkit_FOUND AND CCCL_FOUND AND NOT TARGET llmmem::cuda)
+    add_library(llmmem::cuda INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::cuda INTERFACE llmmem::llmmem CUDA::cudart_static CCCL::CCCL)
+  elseif(NOT CUDAToolkit_FOUND)
+    set(llmmem_cuda_missing "the CUDA Toolkit 12.8 or newer was not found (https://developer.nvidia.com/cuda-toolkit)")
+  elseif(NOT CCCL_FOUND)
+    set(llmmem_cuda_missing
+        "CCCL 3.0.1 or newer was not found in or beside the CUDA Toolkit ${CUDAToolkit_VERSION} \
+(https://github.com/NVIDIA/cccl; set CCCL_DIR)")
+  endif()
+endmacro()

@@ -1,0 +1,160 @@
+# shellcheck shell=bash
+# What the scripts share: finding or installing what they need, and saying what they do. Sourced, never run.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# shellcheck disable=SC2034 # read by the scripts
+jobs=$(nproc)
+
+# The request traces: LLMMEM_DATA_DIR, else the checkout's sibling shared/data. Set but empty means none.
+if [[ -z ${LLMMEM_DATA_DIR+set} ]]; then
+  LLMMEM_DATA_DIR=
+  if [[ -d ../shared/data ]]; then
+    LLMMEM_DATA_DIR=$(cd ../shared/data && pwd)
+  fi
+fi
+export LLMMEM_DATA_DIR
+
+say() { printf '%s\n' "$*"; }
+die() {
+  say "error: $*" >&2
+  exit 1
+}
+# lacking: as die, for what the machine lacks and not the library.
+lacking() {
+  say "error: $*" >&2
+  exit 2
+}
+
+# step TITLE: a header for what follows, and the time the step before it took.
+step_title=
+step_began=0
+step() {
+  step_done
+  step_title=$1
+  step_began=$SECONDS
+  printf '\n== %s\n' "$1"
+}
+step_done() {
+  if [[ -n $step_title ]]; then
+    say "-- $step_title: $((SECONDS - step_began)) s"
+  fi
+  step_title=
+}
+
+# is_present PROBE: a command, <a header>, or /a/file*, possibly with a wildcard.
+is_present() {
+  case $1 in
+    '<'*) printf '#include %s\n' "$1" | c++ -std=c++17 -x c++ -E - >/dev/null 2>&1 ;;
+    /*) compgen -G "$1" >/dev/null ;;
+    *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+# missing_packages PACKAGE=PROBE...: prints the packages whose probe finds nothing.
+missing_packages() {
+  local entry
+  for entry; do
+    is_present "${entry#*=}" || say "${entry%%=*}"
+  done
+}
+
+# apt_install PACKAGE...: installs them, as root or by sudo; fails where there is no apt or a package is unknown.
+apt_updated=
+apt_install() {
+  local as_root=()
+  command -v apt-get >/dev/null || return 1
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || return 1
+    as_root=(sudo)
+  fi
+  say "installing: $*"
+  if [[ -z $apt_updated ]]; then
+    "${as_root[@]}" apt-get update -qq || return 1
+    apt_updated=yes
+  fi
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+# need PACKAGE=PROBE...: installs what is missing, by Debian's names, or says what is and stops.
+need() {
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  apt_install "${missing[@]}" || true
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  lacking "this machine lacks, by their Debian names: ${missing[*]}"
+}
+
+# want PACKAGE=PROBE...: as need, but returns 1 where something stays missing.
+want() {
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  apt_install "${missing[@]}" || return 1
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]} == 0))
+}
+
+need_build_tools() {
+  need g++=g++ cmake=cmake ninja-build=ninja
+  want ccache=ccache || say "no ccache: every build starts from nothing"
+  need_cmake
+}
+
+need_cmake() {
+  local version
+  version=$(cmake --version | sed -nE '1s/.* ([0-9]+\.[0-9]+).*/\1/p')
+  if [[ $(printf '%s\n3.25\n' "$version" | sort -V | head -n 1) != 3.25 ]]; then
+    lacking "CMake $version is too old, the presets need 3.25 (https://cmake.org/download)"
+  fi
+}
+
+# find_clang: a clang++ of version 16 or newer, best first; nothing where there is none.
+find_clang() {
+  local candidate major
+  for candidate in clang++-19 clang++-{22,21,20,18,17,16} clang++; do
+    command -v "$candidate" >/dev/null || continue
+    major=$("$candidate" -dumpversion | cut -d. -f1)
+    if ((major >= 16)); then
+      say "$candidate"
+      return
+    fi
+  done
+}
+
+# find_nvcc: puts nvcc on PATH from where the toolkit installs itself; fails where there is none.
+find_nvcc() {
+  command -v nvcc >/dev/null && return
+  local home
+  for home in "${CUDA_HOME-}" /usr/local/cuda; do
+    if [[ -x $home/bin/nvcc ]]; then
+      export PATH="$home/bin:$PATH"
+      return
+    fi
+  done
+  return 1
+}
+
+# logged NAME COMMAND...: the command's output goes to build/log/NAME, and is shown when it fails.
+logged() {
+  local log=build/log/$1
+  shift
+  mkdir -p build/log
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    cat "$log"
+    die "failed: $* (all of it is above and in $log)"
+  fi
+  # What CMake warns of is what will not be tested.
+  sed -nE '/^CMake Warning/,/^$/p; /^-- (gates|benchmarks): /p' "$log"
+}
+
+# build_preset PRESET [CMAKE_ARGUMENT...]
+build_preset() {
+  local preset=$1
+  shift
+  logged "$preset-configure" cmake --preset "$preset" "$@"
+  logged "$preset-build" cmake --build --preset "$preset" --parallel "$jobs"
+}

@@ -1,0 +1,157 @@
+#include <llmmem/result.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+using namespace llmmem;
+
+namespace {
+
+// Every refusal with distinct numbers, its whole text, and what raise() makes of it.
+enum class raises { out_of_memory, handle_error, argument_error };
+
+struct refusal {
+  errc code;
+  raises kind;
+  const char* text;
+};
+
+constexpr failure refused(errc code) {
+  return {code, 7, 30, 12, "kv"};
+}
+
+constexpr std::array refusals{
+    refusal{errc::out_of_blocks, raises::out_of_memory,
+            "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks"},
+    refusal{errc::out_of_sequences, raises::out_of_memory,
+            "kv: all 12 sequences are alive; release one, or raise max_sequences"},
+    refusal{errc::out_of_bytes, raises::out_of_memory, "kv: 30 bytes needed, 12 left of its budget"},
+    refusal{errc::sequence_full, raises::out_of_memory,
+            "kv: sequence 7 would hold 30 blocks, the most is 12; raise max_sequence_tokens"},
+    refusal{errc::too_many_shares, raises::out_of_memory,
+            "kv: block 7 already has 12 references, the most there may be"},
+    refusal{errc::null_handle, raises::handle_error,
+            "kv: null handle; it was never given a value, or was moved from"},
+    refusal{errc::foreign_handle, raises::handle_error,
+            "kv: the handle (slot 7) was given out by another object; ask the one that made it"},
+    refusal{
+        errc::stale_handle, raises::handle_error,
+        "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
+        "handle"},
+    refusal{errc::past_the_start, raises::argument_error,
+            "kv: cannot truncate to 30 tokens, the sequence holds 12"},
+    refusal{errc::deferred_full, raises::out_of_memory,
+            "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
+            "max_deferred"},
+    refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
+    refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
+    refusal{
+        errc::not_fresh, raises::argument_error,
+        "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
+};
+
+}  // namespace
+
+TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
+  // A new errc that has no row here fails: the table is as long as the enumeration.
+  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::not_fresh));
+  for (const auto& [code, kind, text] : refusals) {
+    CAPTURE(text);
+    const failure why = refused(code);
+    CHECK(why.message() == text);
+    switch (kind) {
+      case raises::out_of_memory:
+        CHECK_THROWS_WITH_AS(why.raise(), text, out_of_memory);
+        break;
+      case raises::handle_error:
+        CHECK_THROWS_WITH_AS(why.raise(), text, handle_error);
+        break;
+      case raises::argument_error:
+        CHECK_THROWS_WITH_AS(why.raise(), text, argument_error);
+        break;
+    }
+  }
+}
+
+TEST_CASE("a failure of an object without a name speaks for the library") {
+  CHECK(failure{}.message() == "llmmem: no failure");
+  CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
+        "llmmem: 2 bytes needed, 1 left of its budget");
+}
+
+TEST_CASE("a code this version does not know still prints") {
+  const failure later{.code = static_cast<errc>(200), .where = "kv"};
+  CHECK(later.message() == "kv: unknown failure 200");
+  CHECK_THROWS_WITH_AS(later.raise(), "kv: unknown failure 200", argument_error);
+}
+
+TEST_CASE("failures are equal when reason and numbers are, whoever refused") {
+  const failure one{errc::stale_handle, 7, 30, 12, "one"};
+  CHECK(one == failure{errc::stale_handle, 7, 30, 12, "other"});
+  CHECK(one != failure{errc::foreign_handle, 7, 30, 12, "one"});
+  CHECK(one != failure{errc::stale_handle, 8, 30, 12, "one"});
+  CHECK(one != failure{errc::stale_handle, 7, 31, 12, "one"});
+  CHECK(one != failure{errc::stale_handle, 7, 30, 13, "one"});
+}
+
+TEST_CASE("a result with a value gives it, and no failure") {
+  result<int> five = 5;
+  CHECK(five);
+  CHECK(five.has_value());
+  CHECK(*five == 5);
+  CHECK(five.value() == 5);
+  CHECK(five.code() == errc::ok);
+  CHECK(five.error() == failure{});
+  *five = 6;
+  CHECK(std::as_const(five).value() == 6);
+  CHECK(*std::as_const(five) == 6);
+}
+
+TEST_CASE("a result without a value keeps its failure and throws it from value()") {
+  result<int> none = refused(errc::out_of_blocks);
+  const char* const text =
+      "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks";
+  CHECK_FALSE(none);
+  CHECK_FALSE(none.has_value());
+  CHECK(none.code() == errc::out_of_blocks);
+  CHECK(none.error() == refused(errc::out_of_blocks));
+  CHECK_THROWS_WITH_AS(static_cast<void>(none.value()), text, out_of_memory);
+  CHECK_THROWS_WITH_AS(static_cast<void>(std::as_const(none).value()), text, out_of_memory);
+  CHECK_THROWS_WITH_AS(static_cast<void>(std::move(none).value()), text, out_of_memory);
+}
+
+TEST_CASE("a result hands on what can only be moved") {
+  result<std::unique_ptr<int>> held = std::make_unique<int>(5);
+  CHECK(**held == 5);
+  CHECK(*held->get() == 5);
+  CHECK(*std::as_const(held)->get() == 5);
+  const std::unique_ptr<int> taken = *std::move(held);
+  CHECK(*taken == 5);
+  CHECK(*result<std::unique_ptr<int>>(std::make_unique<int>(6)).value() == 6);
+}
+
+TEST_CASE("a result<void> is done, or says why not") {
+  const result<void> done;
+  CHECK(done);
+  CHECK(done.has_value());
+  CHECK(done.error() == failure{});
+  CHECK_NOTHROW(done.value());
+
+  const result<void> undone = refused(errc::null_handle);
+  CHECK_FALSE(undone);
+  CHECK_FALSE(undone.has_value());
+  CHECK(undone.error() == refused(errc::null_handle));
+  CHECK_THROWS_WITH_AS(undone.value(), "kv: null handle; it was never given a value, or was moved from",
+                       handle_error);
+}
+
+TEST_CASE("results work in constant expressions and tests of truth only when asked") {
+  static_assert(*result<int>(5) == 5);
+  static_assert(!result<int>(refused(errc::out_of_bytes)));
+  static_assert(!std::is_convertible_v<result<int>, bool>);
+  static_assert(!std::is_convertible_v<result<void>, bool>);
+}

@@ -1,0 +1,16 @@
+# tests/**/*_gpu_test.cu are one program each, labelled `gpu`. They need no test framework: a machine with a GPU may be
+# bare. Exit status 77 means skipped, and the program has said why.
+file(
+  GLOB_RECURSE sources CONFIGURE_DEPENDS
+  RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
+  *_gpu_test.cu)
+foreach(source IN LISTS sources)
+  string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
+  string(REPLACE "/" "_" target "${name}_gpu_test")
+  add_executable(${target} "${source}")
+  target_link_libraries(${target} PRIVATE llmmem_test_support llmmem::cuda)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda>)
+  set(test "${LLMMEM_TEST_PREFIX}${name}_gpu")
+  add_test(NAME "${test}" COMMAND ${target})
+  set_tests_properties("${test}" PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
+endforeach()

@@ -1,0 +1,45 @@
+# tests/<folder>/*_test.cpp make one program a folder, test_<folder>, and one ctest entry a file, <folder>/<header>.
+# Files named *_concurrent_test.cpp make a program of their own, test_<folder>_concurrent, labelled `concurrent`: the
+# thread sanitizer runs these only.
+llmmem_need_doctest()
+llmmem_need_nlohmann_json()
+
+add_library(llmmem_doctest_main OBJECT support/doctest_main.cpp)
+target_link_libraries(llmmem_doctest_main PUBLIC doctest::doctest PRIVATE llmmem_test_support)
+
+function(llmmem_add_doctests target label)
+  set(sources ${ARGN})
+  if(NOT sources OR NOT label IN_LIST LLMMEM_TESTS)
+    return()
+  endif()
+  add_executable(${target} ${sources})
+  target_link_libraries(${target} PRIVATE llmmem_doctest_main llmmem_test_support nlohmann_json::nlohmann_json)
+  # Tests of whole programs find them, and the files they read, here.
+  target_compile_definitions(${target} PRIVATE "LLMMEM_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\""
+                                               "LLMMEM_EXAMPLES_DIR=\"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}\"")
+  foreach(source IN LISTS sources)
+    string(REGEX REPLACE "_test\\.cpp$" "" name "${source}")
+    set(test "${LLMMEM_TEST_PREFIX}${name}")
+    add_test(NAME "${test}" COMMAND ${target} "--source-file=*tests/${source}" --no-intro)
+    # doctest calls it a success when no test ran.
+    set_tests_properties("${test}" PROPERTIES LABELS ${label} TIMEOUT 600 FAIL_REGULAR_EXPRESSION
+                                              "test cases: +0 [|] +0 passed")
+  endforeach()
+endfunction()
+
+file(
+  GLOB_RECURSE sources CONFIGURE_DEPENDS
+  RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
+  *_test.cpp)
+set(folders ${sources})
+list(TRANSFORM folders REPLACE "/.*$" "")
+list(REMOVE_DUPLICATES folders)
+foreach(folder IN LISTS folders)
+  set(concurrent ${sources})
+  list(FILTER concurrent INCLUDE REGEX "^${folder}/")
+  set(unit ${concurrent})
+  list(FILTER concurrent INCLUDE REGEX "_concurrent_test\\.cpp$")
+  list(FILTER unit EXCLUDE REGEX "_concurrent_test\\.cpp$")
+  llmmem_add_doctests(test_${folder} unit ${unit})
+  llmmem_add_doctests(test_${folder}_concurrent concurrent ${concurrent})
+endforeach()

@@ -1,0 +1,96 @@
+# What the headers promise to this tree's compiler: each compiles alone, all of them in two translation units link, and
+# misuse does not compile. In a tree with LLMMEM_TESTS=gpu the compiler is nvcc, host and device.
+#
+# These targets are not part of `all`: ctest builds them, so that a header that does not compile is one failed test with
+# its name and not the end of the build.
+
+# llmmem_add_build_test(<name> <target>)  a test that builds `target`, and runs it if RUN is given
+function(llmmem_add_build_test name target)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "RUN" "" "")
+  set(keep_going "")
+  if(CMAKE_GENERATOR MATCHES "Ninja")
+    set(keep_going -- -k 0) # report every header that fails, not the first
+  endif()
+  cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+  set(test "${LLMMEM_TEST_PREFIX}${name}")
+  add_test(NAME "${test}" COMMAND "${CMAKE_COMMAND}" --build "${PROJECT_BINARY_DIR}" --parallel ${cores} --target
+                                  ${target} ${keep_going})
+  set_tests_properties("${test}" PROPERTIES LABELS gate TIMEOUT 1800 PROCESSORS ${cores} RESOURCE_LOCK
+                                            "${PROJECT_BINARY_DIR}")
+  if(arg_RUN)
+    add_test(NAME "${test}_runs" COMMAND ${target})
+    set_tests_properties("${test}" PROPERTIES FIXTURES_SETUP "${test}")
+    set_tests_properties("${test}_runs" PROPERTIES LABELS gate TIMEOUT 60 FIXTURES_REQUIRED "${test}")
+  endif()
+endfunction()
+
+set(extension cpp)
+set(patterns *.hpp)
+set(header_target llmmem::llmmem)
+if("gpu" IN_LIST LLMMEM_TESTS)
+  set(extension cu)
+  set(patterns *.hpp *.cuh)
+  set(header_target llmmem::cuda)
+endif()
+list(TRANSFORM patterns PREPEND "${PROJECT_SOURCE_DIR}/include/llmmem/")
+file(
+  GLOB_RECURSE headers CONFIGURE_DEPENDS
+  RELATIVE "${PROJECT_SOURCE_DIR}/include"
+  ${patterns})
+
+# The umbrella says which headers need an optional library, and which target brings it.
+file(STRINGS "${PROJECT_SOURCE_DIR}/include/llmmem/llmmem.hpp" needs REGEX "^//+ +<[^>]+> needs llmmem::")
+set(optional_targets "")
+foreach(line IN LISTS needs)
+  string(REGEX MATCH "<([^>]+)> needs (llmmem::[a-z_]+)" match "${line}")
+  set(header "${CMAKE_MATCH_1}")
+  set(target "${CMAKE_MATCH_2}")
+  if(TARGET ${target})
+    list(APPEND optional_targets ${target})
+  else()
+    message(STATUS "gates: <${header}> is NOT compiled, ${target} was not found")
+    list(REMOVE_ITEM headers "${header}")
+  endif()
+endforeach()
+list(REMOVE_DUPLICATES optional_targets)
+
+# 1. Each header alone, twice, among names that other people's headers define as macros.
+set(alone_sources "")
+foreach(header IN LISTS headers)
+  string(REGEX REPLACE "[/.]" "_" stem "${header}")
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/alone/${stem}.${extension}")
+  configure_file(gates/alone.in "${source}" @ONLY)
+  list(APPEND alone_sources "${source}")
+endforeach()
+add_library(headers_alone OBJECT EXCLUDE_FROM_ALL ${alone_sources})
+target_link_libraries(headers_alone PRIVATE ${header_target} ${optional_targets} llmmem_warnings)
+set_target_properties(headers_alone PROPERTIES CUDA_ARCHITECTURES 80)
+llmmem_add_build_test(headers_alone headers_alone)
+
+# 2. One definition: two translation units with every header, in one program.
+list(TRANSFORM headers REPLACE "(.+)" "#include <\\1>" OUTPUT_VARIABLE include_lines)
+list(JOIN include_lines "\n" include_lines)
+set(odr_sources "")
+foreach(unit IN ITEMS first second)
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/odr/${unit}.${extension}")
+  configure_file(gates/odr_${unit}.in "${source}" @ONLY)
+  list(APPEND odr_sources "${source}")
+endforeach()
+add_executable(one_definition EXCLUDE_FROM_ALL ${odr_sources})
+target_link_libraries(one_definition PRIVATE ${header_target} ${optional_targets} llmmem_warnings)
+set_target_properties(one_definition PROPERTIES CUDA_ARCHITECTURES 80)
+llmmem_add_build_test(one_definition one_definition RUN)
+
+# 3. Misuse that must not compile, and says why.
+if(extension STREQUAL "cpp")
+  file(GLOB sources CONFIGURE_DEPENDS compile_fail/*.cpp)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM name)
+    set(test "${LLMMEM_TEST_PREFIX}compile_fail/${name}")
+    add_test(
+      NAME "${test}"
+      COMMAND "${CMAKE_COMMAND}" "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DSOURCE=${source}"
+              "-DINCLUDE=${PROJECT_SOURCE_DIR}/include" -P "${CMAKE_CURRENT_LIST_DIR}/compile_fail.cmake")
+    set_tests_properties("${test}" PROPERTIES LABELS gate TIMEOUT 120)
+  endforeach()
+endif()

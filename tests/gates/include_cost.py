@@ -1,0 +1,55 @@
+"""include_cost.py COMPILER: what including each public header costs. Run from the root of the checkout.
+
+Lines after preprocessing are exact and gated; seconds depend on the machine and are only told.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+LIMIT = 60_000
+UMBRELLA_LIMIT = 140_000
+UMBRELLA = "llmmem/llmmem.hpp"
+
+compiler = sys.argv[1]
+root = pathlib.Path("include")
+names = [p.relative_to(root).as_posix() for p in sorted(root.rglob("*.hpp")) if "detail" not in p.parts]
+# The umbrella names the headers that need an optional library: their cost is that library's.
+optional = set(re.findall(r"^//+ +<([^>]+)> needs llmmem::", (root / UMBRELLA).read_text(), re.MULTILINE))
+
+
+def measure(name):
+    command = [compiler, "-std=c++20", "-I", str(root), "-x", "c++", "-"]
+    source = f"#include <{name}>\n".encode()
+    text = subprocess.run([*command, "-E"], input=source, capture_output=True)
+    if text.returncode != 0:
+        return name, None, text.stderr.decode()
+    start = time.perf_counter()
+    parsed = subprocess.run([*command, "-fsyntax-only"], input=source, capture_output=True)
+    seconds = time.perf_counter() - start
+    if parsed.returncode != 0:
+        return name, None, parsed.stderr.decode()
+    return name, text.stdout.count(b"\n"), seconds
+
+
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    rows = list(pool.map(measure, [n for n in names if n not in optional]))
+
+failed = False
+print(f"{'header':<56}{'lines':>9}{'limit':>9}{'seconds':>9}")
+for name, lines, seconds in sorted(rows, key=lambda row: -(row[1] or 0)):
+    limit = UMBRELLA_LIMIT if name == UMBRELLA else LIMIT
+    if lines is None:
+        print(f"{name}: does not compile:\n{seconds}")
+        failed = True
+        continue
+    over = lines > limit
+    failed |= over
+    print(f"{name:<56}{lines:>9,}{limit:>9,}{seconds:>9.2f}{'  OVER THE LIMIT' if over else ''}")
+for name in sorted(optional):
+    print(f"{name}: not measured, needs an optional library")
+sys.exit(failed)
