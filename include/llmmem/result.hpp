@@ -29,6 +29,11 @@ enum class errc : std::uint8_t {
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
+  zero_bytes,       ///< an allocation of nothing
+  bad_alignment,    ///< wanted = the alignment, which is not a power of two
+  system_refused,   ///< wanted = bytes asked of what lies beneath, found = bytes left of the budget
+  dead_range,       ///< wanted = bytes of a range that is not inside a live one
+  overlapping_ranges,  ///< wanted = bytes to copy, found = bytes that source and destination share
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -42,8 +47,8 @@ struct failure {
   /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
-  /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles, else
-  /// `argument_error`.
+  /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles and dead ranges,
+  /// `length_error` for nothing asked, else `argument_error`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {
@@ -165,6 +170,19 @@ inline std::string failure::message() const {
     case errc::not_fresh:
       return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
              "; match first, then append the rest";
+    case errc::zero_bytes:
+      return who + ": an allocation of 0 bytes; ask for at least 1";
+    case errc::bad_alignment:
+      return who + ": alignment " + n(wanted) + " is not a power of two";
+    case errc::system_refused:
+      return who + ": the memory beneath it refused " + n(wanted) + " bytes, though its budget has " +
+             n(found) + " left; free memory elsewhere, or lower the budget";
+    case errc::dead_range:
+      return who + ": the range of " + n(wanted) +
+             " bytes is not inside a live one; it was deallocated before, or another space gave it out";
+    case errc::overlapping_ranges:
+      return who + ": source and destination of " + n(wanted) + " bytes share " + n(found) +
+             "; copy in parts";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -177,12 +195,16 @@ inline void failure::raise() const {
     case errc::sequence_full:
     case errc::too_many_shares:
     case errc::deferred_full:
+    case errc::system_refused:
       throw out_of_memory(message());
     case errc::null_handle:
     case errc::foreign_handle:
     case errc::stale_handle:
     case errc::double_free:
+    case errc::dead_range:
       throw handle_error(message());
+    case errc::zero_bytes:
+      throw length_error(message());
     default:
       throw argument_error(message());
   }
