@@ -220,7 +220,7 @@ class basic_host_space {
                      .where = options_.name};
     }
     wait_all(after);
-    if (to_bytes != 0) std::memcpy(to, from, static_cast<std::size_t>(to_bytes));
+    if (to_bytes != 0) std::memmove(to, from, static_cast<std::size_t>(to_bytes));
     return host_fence{};
   }
 
