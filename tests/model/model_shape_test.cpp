@@ -9,6 +9,7 @@
 #include <random>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 
 static_assert(std::is_trivially_copyable_v<host_fence>);
 static_assert(sizeof(host_fence) == 16);

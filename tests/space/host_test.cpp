@@ -21,6 +21,7 @@
 #include <vector>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include <string>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 
 namespace {
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 using namespace llmmem::testing;
 
 namespace {

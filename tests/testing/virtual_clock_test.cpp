@@ -11,6 +11,7 @@
 #include <vector>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 using namespace llmmem::testing;
 
 namespace {

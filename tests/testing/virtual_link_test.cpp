@@ -9,6 +9,7 @@
 #include <random>
 
 using namespace llmmem;
+using llmmem_tests::seeds;
 using namespace llmmem::testing;
 
 static_assert(transfer_ns({.bytes_per_second = 1'000'000'000}, 4096) == 4096);
