@@ -70,7 +70,7 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       free_slot_count_(options.max_sequences),
       owner_(detail::owner_tag(records_.data())),
       deferred_(options.max_deferred == unlimited ? options.blocks : options.max_deferred,
-                options.max_sequences, options.metadata) {
+                std::uint64_t{options.max_sequences} * 4, options.metadata) {
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
@@ -286,9 +286,11 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   const block_id cut = row(slot)[full];
   sequence.keyed = full;
   sequence.chain = full == 0 ? hash_.root(sequence.context) : index_.key(row(slot)[full - 1]);
-  sequence.tokens_known = used == 0 || verification_type::keeps_tokens;
-  if (used != 0 && sequence.tokens_known) {
-    std::memcpy(tail(slot), verification_.tokens(cut).data(), used * sizeof(token_id));
+  if constexpr (verification_type::keeps_tokens) {
+    if (used != 0) std::memcpy(tail(slot), verification_.tokens(cut).data(), used * sizeof(token_id));
+    sequence.tokens_known = true;
+  } else {
+    sequence.tokens_known = used == 0;
   }
 }
 
