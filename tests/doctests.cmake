@@ -4,7 +4,7 @@
 llmmem_need_doctest()
 llmmem_need_nlohmann_json()
 
-add_library(llmmem_doctest_main OBJECT support/doctest_main.cpp)
+add_library(llmmem_doctest_main OBJECT support/doctest_main.cpp support/heap_counter.cpp)
 target_link_libraries(llmmem_doctest_main PUBLIC doctest::doctest PRIVATE llmmem_test_support)
 
 function(llmmem_add_doctests target label)

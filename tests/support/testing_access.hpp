@@ -26,6 +26,22 @@ struct testing_access {
   static void withdraw_candidate(Pool& pool, block_id block) {
     pool.eviction_.erase(slot_id{to_index(block)});
   }
+  template <class Cache>
+  static void add_reference(Cache& cache, block_id block) {
+    static_cast<void>(cache.pool_.share(block));
+  }
+  template <class Cache>
+  static block_id& table_entry(Cache& cache, sequence_id sequence, std::size_t i) {
+    return cache.row(sequence.slot)[i];
+  }
+  template <class Cache>
+  static void forget_key(Cache& cache, block_id block) {
+    cache.index_.erase(block);
+  }
+  template <class Cache>
+  static void miscount_tokens(Cache& cache, sequence_id sequence) {
+    ++cache.at(sequence).tokens;
+  }
 };
 
 }  // namespace llmmem::inline v0

@@ -48,6 +48,8 @@ struct keyed_blocks {
 struct match_result {
   std::uint64_t tokens = 0;  ///< cached tokens, now the sequence's
   std::uint64_t blocks = 0;  ///< in as many blocks
+
+  friend constexpr bool operator==(const match_result&, const match_result&) noexcept = default;
 };
 
 /// Where the tokens of an `append` went.

@@ -1,0 +1,552 @@
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/sha256.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "support/counting_metadata.hpp"
+#include "support/testing_access.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+constexpr block_id operator""_b(unsigned long long i) {
+  return block_id{static_cast<std::uint32_t>(i)};
+}
+
+std::vector<token_id> counting(token_id first, std::size_t count) {
+  std::vector<token_id> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+std::vector<block_id> table(const paged_allocator<>& cache, sequence_id sequence) {
+  return {cache.blocks(sequence).begin(), cache.blocks(sequence).end()};
+}
+
+/// A sequence with `tokens`, their KV written.
+template <class Cache>
+sequence_id written(Cache& cache, const std::vector<token_id>& tokens, const prefix_context& context = {}) {
+  const sequence_id sequence = cache.create(context).value();
+  const auto hit = cache.match(sequence, tokens).value();
+  REQUIRE(cache.append(sequence, std::span(tokens).subspan(hit.tokens)));
+  REQUIRE(cache.commit(sequence));
+  return sequence;
+}
+
+const std::vector<std::string> sound{};
+
+}  // namespace
+
+TEST_CASE("a sequence takes blocks as it grows and gives them back") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id sequence = cache.create().value();
+  CHECK(cache.blocks(sequence).empty());
+  CHECK(cache.append(sequence, counting(0, 3)).value().new_blocks == 1);
+  CHECK(cache.append(sequence, counting(3, 1)).value().new_blocks == 0);
+  const append_result more = cache.append(sequence, counting(4, 6)).value();
+  CHECK(more.first == 4);
+  CHECK(more.new_blocks == 2);
+  CHECK_FALSE(more.copy);
+  CHECK(table(cache, sequence) == std::vector{1_b, 2_b, 3_b});
+  CHECK(cache.tokens(sequence) == 10);
+  CHECK(cache.stats().token_occupancy(4) == doctest::Approx(10.0 / 12.0));
+  REQUIRE(cache.release(sequence));
+  CHECK(cache.stats().free_blocks == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("appending nothing changes nothing") {
+  paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
+  const sequence_id sequence = cache.create().value();
+  CHECK(cache.append(sequence, {}).value().new_blocks == 0);
+  CHECK(cache.extend(sequence, 0).value().new_blocks == 0);
+  CHECK(cache.append(sequence, counting(0, 4)));
+  CHECK(cache.commit(sequence).value() == 1);  // extend(0) did not make the tokens unknown
+}
+
+TEST_CASE("what is not committed is not found") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id writer = cache.create().value();
+  REQUIRE(cache.append(writer, counting(0, 9)));
+  const sequence_id reader = cache.create().value();
+  CHECK(cache.match(reader, counting(0, 9)).value().tokens == 0);
+  CHECK(cache.commit(writer).value() == 2);  // two full blocks; the partial third never
+  CHECK(cache.match(reader, counting(0, 9)).value().tokens == 8);
+  CHECK(table(cache, reader) == std::vector{1_b, 2_b});
+  CHECK(cache.commit(writer).value() == 0);
+}
+
+TEST_CASE("released prefixes outlive their sequence, and are evicted tail first") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4});
+  REQUIRE(cache.release(written(cache, counting(0, 12))));
+  CHECK(cache.stats().idle_blocks == 3);
+  CHECK(cache.cached_tokens(counting(0, 12)) == 12);
+  const sequence_id other = cache.create().value();
+  REQUIRE(cache.extend(other, 8));  // one free block, one evicted
+  CHECK(cache.cached_tokens(counting(0, 12)) == 8);
+  REQUIRE(cache.extend(other, 4));
+  CHECK(cache.cached_tokens(counting(0, 12)) == 4);
+  CHECK(cache.stats().evictions == 2);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a fork shares every block until one side writes, and the writer is told what to copy") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id parent = cache.create().value();
+  REQUIRE(cache.append(parent, counting(0, 6)));
+  const sequence_id child = cache.fork(parent).value();
+  CHECK(table(cache, child) == table(cache, parent));
+  CHECK(cache.stats().active_blocks == 2);
+
+  const append_result first = cache.append(child, counting(90, 1)).value();
+  CHECK(first.copy == block_copy{2_b, 3_b, 2});
+  CHECK(first.new_blocks == 1);
+  CHECK(table(cache, child) == std::vector{1_b, 3_b});
+  CHECK(table(cache, parent) == std::vector{1_b, 2_b});
+  // The parent is alone with its block now: no copy.
+  CHECK_FALSE(cache.append(parent, counting(6, 1)).value().copy);
+  CHECK_FALSE(cache.append(child, counting(91, 1)).value().copy);
+  CHECK(cache.stats().copies == 1);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a copy and new blocks come in one step, or none does") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
+  const sequence_id parent = cache.create().value();
+  REQUIRE(cache.append(parent, counting(0, 6)));
+  const sequence_id child = cache.fork(parent).value();
+  const auto refused = cache.append(child, counting(6, 7));  // two new blocks and a copy
+  CHECK(refused.error().message() ==
+        "kv: 3 blocks needed, 2 free or evictable; release sequences, or build it with more blocks");
+  CHECK(table(cache, child) == table(cache, parent));
+  CHECK(cache.tokens(child) == 6);
+  CHECK(cache.audit() == sound);
+  const append_result fits = cache.append(child, counting(6, 6)).value();
+  CHECK(fits.copy == block_copy{2_b, 4_b, 2});
+  CHECK(table(cache, child) == std::vector{1_b, 4_b, 3_b});
+}
+
+TEST_CASE("a fork at a block's end copies nothing") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id parent = cache.create().value();
+  REQUIRE(cache.append(parent, counting(0, 4)));
+  const sequence_id child = cache.fork(parent).value();
+  CHECK_FALSE(cache.append(child, counting(4, 1)).value().copy);
+  CHECK(cache.blocks(child)[0] == cache.blocks(parent)[0]);
+}
+
+TEST_CASE("both twins can commit, and their contents are cached once") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id parent = cache.create().value();
+  REQUIRE(cache.append(parent, counting(0, 6)));
+  const sequence_id child = cache.fork(parent).value();
+  REQUIRE(cache.append(child, counting(6, 2)));
+  REQUIRE(cache.append(parent, counting(6, 2)));
+  CHECK(cache.commit(child).value() == 2);
+  CHECK(cache.commit(parent).value() == 0);
+  CHECK(cache.stats().duplicates == 1);  // the second block; the first is one and the same
+  REQUIRE(cache.release(parent));
+  CHECK(cache.stats().free_blocks == 6);  // the parent's own second block was worth nothing
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("speculation is rolled back by truncating, and the chain goes on from there") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id sequence = written(cache, counting(0, 6));
+  REQUIRE(cache.append(sequence, counting(50, 5)));
+  REQUIRE(cache.truncate(sequence, 6));
+  CHECK(cache.blocks(sequence).size() == 2);
+  REQUIRE(cache.append(sequence, counting(6, 2)));
+  CHECK(cache.commit(sequence).value() == 1);
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("writing into cached contents that nobody shares takes them out of the cache first") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id sequence = written(cache, counting(0, 8));
+  REQUIRE(cache.truncate(sequence, 6));
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);  // still whole
+  const append_result again = cache.append(sequence, counting(60, 1)).value();
+  CHECK_FALSE(again.copy);
+  CHECK(cache.cached_tokens(counting(0, 8)) == 4);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("writing into cached contents that somebody shares copies") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id sequence = written(cache, counting(0, 8));
+  const sequence_id other = written(cache, counting(0, 8));
+  REQUIRE(cache.truncate(sequence, 6));
+  CHECK(cache.append(sequence, counting(60, 1)).value().copy == block_copy{2_b, 3_b, 2});
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);
+  CHECK(cache.tokens(other) == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("different salts, adapters or engine keys never share") {
+  paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
+  written(cache, counting(0, 4));
+  const std::vector<prefix_context> others{
+      {.salt = {1, 0}}, {.salt = {0, 1}}, {.extra_keys = {1, 0}}, {.extra_keys = {0, 1}}};
+  for (const auto& context : others) {
+    CHECK(cache.cached_tokens(counting(0, 4), context) == 0);
+    written(cache, counting(0, 4), context);
+    CHECK(cache.cached_tokens(counting(0, 4), context) == 4);
+  }
+  CHECK(cache.stats().registrations == 5);
+}
+
+namespace {
+
+/// One key for everything: each lookup is a collision.
+struct constant_hash {
+  explicit constant_hash(hash_seed) noexcept {}
+  [[nodiscard]] block_key root(const prefix_context&) const noexcept { return {}; }
+  [[nodiscard]] block_key chain(const block_key&, std::span<const token_id>) const noexcept { return {}; }
+};
+struct constant_traits : paged_traits {
+  using hash = constant_hash;
+};
+struct constant_trusting_traits : constant_traits {
+  using verification = trust_hash;
+};
+
+}  // namespace
+
+TEST_CASE("a collision is no hit: the newest contents keep the key, and nobody gets another's") {
+  paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id mine = written(cache, counting(0, 4));
+  CHECK(cache.cached_tokens(counting(0, 4)) == 4);
+  CHECK(cache.cached_tokens(counting(1, 4)) == 0);
+  CHECK(cache.cached_tokens(counting(0, 4), {.salt = {1, 0}}) == 0);
+  const sequence_id other = written(cache, counting(1, 4));
+  CHECK(cache.stats().replaced == 1);
+  CHECK(cache.cached_tokens(counting(0, 4)) == 0);
+  CHECK(cache.cached_tokens(counting(1, 4)) == 4);
+  CHECK(cache.audit() == sound);
+  REQUIRE(cache.release(mine));
+  REQUIRE(cache.release(other));
+  CHECK(cache.stats().idle_blocks == 1);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("without verification the same collision would hand out another's blocks") {
+  // What verify_tokens is for, seen from the other side.
+  paged_allocator<constant_trusting_traits> cache({.blocks = 8, .block_tokens = 4});
+  written(cache, counting(0, 4));
+  CHECK(cache.cached_tokens(counting(1, 4)) == 4);
+}
+
+TEST_CASE("equal tokens behind a different prefix are no hit, even when the keys collide") {
+  paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 2});
+  written(cache, {1, 1});
+  CHECK(cache.cached_tokens(std::vector<token_id>{1, 1, 1, 1}) ==
+        2);  // the second block is no child of itself
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a child of a parent that was evicted and computed anew is registered anew") {
+  struct lfu_traits : paged_traits {
+    using eviction = any_eviction;
+  };
+  // LFU may evict a head before its tail: use the tail more often.
+  paged_allocator<lfu_traits> cache({.blocks = 3, .block_tokens = 2}, make_eviction("lfu", slot_count{4}));
+  REQUIRE(cache.release(written(cache, {1, 2, 3, 4})));
+  CHECK(cache.cached_tokens(std::vector<token_id>{1, 2, 3, 4}) == 4);
+  REQUIRE(cache.drop_idle() == 2);
+  const sequence_id again = written(cache, {1, 2, 3, 4});
+  CHECK(cache.cached_tokens(std::vector<token_id>{1, 2, 3, 4}) == 4);
+  CHECK(cache.audit() == sound);
+  REQUIRE(cache.release(again));
+}
+
+TEST_CASE("a sequence whose cached twin was evicted caches its own blocks in its place") {
+  paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
+  const sequence_id late = cache.create().value();
+  REQUIRE(cache.append(late, counting(0, 4)));  // computed beside the other, before that was committed
+  const sequence_id early = written(cache, counting(0, 4));
+  CHECK(cache.commit(late).value() == 0);  // duplicates
+  REQUIRE(cache.release(early));
+  cache.drop_idle();
+  CHECK(cache.cached_tokens(counting(0, 4)) == 0);
+  REQUIRE(cache.append(late, counting(4, 2)));
+  CHECK(cache.commit(late).value() == 3);
+  CHECK(cache.cached_tokens(counting(0, 6)) == 6);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("blocks behind a fence come back when it has passed, or when somebody needs them") {
+  paged_allocator<> cache({.blocks = 2, .block_tokens = 4});
+  host_timeline stream;
+  const sequence_id first = cache.create().value();
+  REQUIRE(cache.extend(first, 8));
+  const host_fence done = stream.issue();
+  REQUIRE(cache.release_after(first, done));
+  CHECK(cache.check(first).code() == errc::stale_handle);
+  CHECK(cache.stats().deferred == 2);
+  CHECK(cache.collect() == 0);
+  const sequence_id second = cache.create().value();
+  CHECK(cache.extend(second, 1).code() == errc::out_of_blocks);
+  REQUIRE(stream.pass(done));
+  CHECK(cache.extend(second, 1));  // collected on demand
+  CHECK(cache.stats().deferred == 0);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
+  host_timeline stream;
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.extend(sequence, 8));
+  const auto refused = cache.release_after(sequence, stream.issue());
+  CHECK(refused.error().message() ==
+        "kv: 2 deferred frees to queue, room for 1; call collect() once fences have passed, or raise "
+        "max_deferred");
+  CHECK(cache.tokens(sequence) == 8);
+  CHECK(cache.release(sequence));
+}
+
+TEST_CASE("no more idle blocks keep their contents than the options allow") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .max_idle_blocks = 2});
+  REQUIRE(cache.release(written(cache, counting(0, 16))));
+  CHECK(cache.stats().idle_blocks == 2);
+  CHECK(cache.cached_tokens(counting(0, 16)) == 8);  // the head stays
+  CHECK(cache.stats().evictions == 2);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("keys from outside name blocks, a partial last one included") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array keys{key_from_id(10), key_from_id(11), key_from_id(12)};
+  const keyed_blocks prompt{.keys = keys, .tokens = 10};
+  const sequence_id first = cache.create().value();
+  CHECK(cache.match(first, prompt).value().tokens == 0);
+  REQUIRE(cache.extend(first, 10));
+  CHECK(cache.commit(first, prompt).value() == 3);
+  CHECK_FALSE(cache.append(first, counting(0, 3)).value().copy);  // behind what the key stands for
+  REQUIRE(cache.release(first));
+  CHECK(cache.stats().idle_blocks == 3);
+  CHECK(cache.stats().free_blocks == 5);
+
+  const sequence_id second = cache.create().value();
+  CHECK(cache.match(second, prompt).value() == match_result{10, 3});
+  // The same key for a block of another length is not the same block.
+  const sequence_id third = cache.create().value();
+  CHECK(cache.match(third, {.keys = keys, .tokens = 11}).value() == match_result{8, 2});
+  // A key from outside says nothing about tokens.
+  CHECK(cache.cached_tokens(counting(0, 8)) == 0);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("the hints of keyed blocks reach the policy") {
+  struct min_traits : paged_traits {
+    using eviction = min_eviction;
+  };
+  paged_allocator<min_traits> cache({.blocks = 3, .block_tokens = 4});
+  const auto run = [&](std::uint64_t id, std::uint64_t next_use) {
+    const std::array keys{key_from_id(id)};
+    const std::array hints{access_hint{next_use}};
+    const keyed_blocks prompt{.keys = keys, .tokens = 4, .hints = hints};
+    const sequence_id sequence = cache.create().value();
+    const std::uint64_t hit = cache.match(sequence, prompt).value().tokens;
+    REQUIRE(cache.extend(sequence, 4 - hit));
+    REQUIRE(cache.commit(sequence, prompt));
+    REQUIRE(cache.release(sequence));
+    return hit == 4;
+  };
+  CHECK_FALSE(run(1, 10));
+  CHECK_FALSE(run(2, 20));
+  CHECK_FALSE(run(3, 30));
+  CHECK(run(3, 5));         // a hit renews the hint
+  CHECK_FALSE(run(4, 40));  // evicts 2, not 3
+  CHECK(run(1, 50));
+  CHECK(run(3, 50));
+}
+
+TEST_CASE("keys and counts that do not agree are refused") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
+  const sequence_id sequence = cache.create().value();
+  const std::array keys{key_from_id(1), key_from_id(2)};
+  const std::array<access_hint, 1> hints{};
+  CHECK(cache.match(sequence, {.keys = keys, .tokens = 9}).error().message() ==
+        "kv: spans that must agree have lengths 2 and 3");
+  CHECK(cache.match(sequence, {.keys = keys, .tokens = 4}).code() == errc::size_mismatch);
+  CHECK(cache.match(sequence, {.keys = keys, .tokens = 8, .hints = hints}).code() == errc::size_mismatch);
+  REQUIRE(cache.extend(sequence, 5));
+  CHECK(cache.commit(sequence, {.keys = keys, .tokens = 6}).code() == errc::past_the_end);
+  CHECK(cache.match(sequence, counting(0, 4)).error().message() ==
+        "kv: match needs a sequence without tokens, sequence 0 holds 5; match first, then append the rest");
+}
+
+TEST_CASE("every call refuses a handle that is null, stale or from another allocator") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
+  paged_allocator<> other({.blocks = 4, .block_tokens = 4});
+  const sequence_id foreign = other.create().value();
+  const sequence_id stale = cache.create().value();
+  REQUIRE(cache.release(stale));
+  const sequence_id reborn = cache.create().value();
+  REQUIRE(reborn.slot == stale.slot);
+  const auto refused_by_all = [&](sequence_id bad, errc why) {
+    CHECK(cache.check(bad).code() == why);
+    CHECK(cache.fork(bad).code() == why);
+    CHECK(cache.release(bad).code() == why);
+    CHECK(cache.release_after(bad, {}).code() == why);
+    CHECK(cache.match(bad, counting(0, 4)).code() == why);
+    CHECK(cache.match(bad, keyed_blocks{}).code() == why);
+    CHECK(cache.append(bad, counting(0, 4)).code() == why);
+    CHECK(cache.extend(bad, 4).code() == why);
+    CHECK(cache.truncate(bad, 0).code() == why);
+    CHECK(cache.commit(bad).code() == why);
+    CHECK(cache.commit(bad, keyed_blocks{}).code() == why);
+    CHECK(cache.tokens(bad) == 0);
+    CHECK(cache.blocks(bad).empty());
+  };
+  refused_by_all({}, errc::null_handle);
+  refused_by_all(stale, errc::stale_handle);
+  refused_by_all(foreign, errc::foreign_handle);
+  refused_by_all({1000, 1, reborn.owner}, errc::foreign_handle);
+  CHECK(cache.fork(stale).error().message() ==
+        "kv: stale handle to slot 0 (generation 1, now 3): it was released before; keep one owner for each "
+        "handle");
+  CHECK_THROWS_WITH_AS(cache.release(sequence_id{}).value(),
+                       "kv: null handle; it was never given a value, or was moved from", handle_error);
+  CHECK(cache.stats().sequences == 1);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("limits are told with their numbers") {
+  paged_allocator<> cache(
+      {.blocks = 8, .block_tokens = 4, .max_sequences = 1, .max_sequence_tokens = 6, .name = "kv"});
+  const sequence_id sequence = cache.create().value();
+  CHECK(cache.create().error().message() ==
+        "kv: all 1 sequences are alive; release one, or raise max_sequences");
+  CHECK(cache.fork(sequence).code() == errc::out_of_sequences);
+  REQUIRE(cache.extend(sequence, 5));
+  CHECK(cache.extend(sequence, 2).error().message() ==
+        "kv: sequence 0 would hold 7 tokens, the most is 6; raise max_sequence_tokens, or blocks");
+  CHECK(cache.extend(sequence, ~std::uint64_t{0}).code() == errc::sequence_full);
+  CHECK(cache.truncate(sequence, 6).error().message() ==
+        "kv: cannot truncate to 6 tokens, the sequence holds 5");
+  CHECK(cache.tokens(sequence) == 5);
+  CHECK(cache.extend(sequence, 1));
+}
+
+TEST_CASE("options that cannot be are refused, with the reason") {
+  const auto why = [](const paged_options& options) -> std::string {
+    try {
+      paged_allocator<> cache(options);
+    } catch (const length_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(why({.blocks = 0, .name = "kv"}) == "kv: 0 blocks; a pool needs at least one");
+  CHECK(why({.blocks = std::uint64_t{1} << 63, .name = "kv"}) ==
+        "kv: 9223372036854775808 blocks, the most is 2147483646 (block ids are non-negative int32)");
+  CHECK(why({.blocks = 1, .block_tokens = 0, .name = "kv"}) ==
+        "kv: blocks of 0 tokens; allowed are 1 to 65536");
+  CHECK(why({.blocks = 1, .block_tokens = 65'537, .name = "kv"}) ==
+        "kv: blocks of 65537 tokens; allowed are 1 to 65536");
+  CHECK(why({.blocks = 1, .max_sequences = 0, .name = "kv"}) ==
+        "kv: max_sequences is 0; at least 1 is needed");
+  CHECK(why({.blocks = 1, .max_sequence_tokens = 0, .name = "kv"}) ==
+        "kv: max_sequence_tokens is 0; at least 1 is needed");
+  CHECK(why({.blocks = 1, .block_tokens = 65'536, .max_sequence_tokens = unlimited}) == "accepted");
+}
+
+TEST_CASE("an allocator whose metadata cannot be had says so and leaks nothing, whichever part is refused") {
+  const std::int64_t parts = fail_each_allocation(
+      [](const metadata_source& source) { paged_allocator<> cache({.blocks = 10, .metadata = source}); });
+  CHECK(parts == 14);
+}
+
+TEST_CASE("metadata fits its budget: 64 bytes a block, verified tokens apart") {
+  constexpr std::uint64_t blocks = 50'000;
+  counting_metadata counted;
+  paged_allocator<> cache(
+      {.blocks = blocks, .max_sequences = 1, .max_sequence_tokens = 16, .metadata = counted.source()});
+  const paged_stats stats = cache.stats();
+  CHECK(stats.metadata_bytes + stats.verification_bytes == counted.live_bytes());
+  CHECK(stats.metadata_bytes <= 64 * blocks);
+  CHECK(stats.verification_bytes <= (16 * 4 + 48) * (blocks + 1));
+}
+
+namespace {
+
+struct recorder {
+  std::vector<std::string>* events;
+  void on_cached(block_id block, const block_key&) noexcept {
+    events->push_back("cached " + std::to_string(to_index(block)));
+  }
+  void on_dropped(block_id block, const block_key&) noexcept {
+    events->push_back("dropped " + std::to_string(to_index(block)));
+  }
+};
+struct recorded_traits : paged_traits {
+  using observer = recorder;
+};
+
+}  // namespace
+
+TEST_CASE("the observer hears what becomes findable and what is given up, in order") {
+  std::vector<std::string> events;
+  paged_allocator<recorded_traits> cache({.blocks = 2, .block_tokens = 4}, recorder{&events});
+  REQUIRE(cache.release(written(cache, counting(0, 8))));
+  written(cache, counting(50, 4));
+  CHECK(events == std::vector<std::string>{"cached 1", "cached 2", "dropped 2", "cached 2"});
+}
+
+TEST_CASE("another hash is a line of traits") {
+  struct sha_traits : paged_traits {
+    using hash = sha256_128;
+  };
+  paged_allocator<sha_traits> cache({.blocks = 4, .block_tokens = 4});
+  written(cache, counting(0, 8));
+  CHECK(cache.cached_tokens(counting(0, 9)) == 8);
+}
+
+TEST_CASE("audit names the block, its owners and what last happened to it") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
+  const sequence_id first = written(cache, counting(0, 8));
+  const sequence_id second = cache.fork(first).value();
+  REQUIRE(cache.audit() == sound);
+  SUBCASE("a reference too many") {
+    testing_access::add_reference(cache, 2_b);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: block 2 counts 3 references, 2 exist; held by sequence "
+                                   "0[1], sequence 1[1] (last: shared)"});
+  }
+  SUBCASE("a block table that points elsewhere") {
+    testing_access::table_entry(cache, second, 0) = 3_b;
+    const auto found = cache.audit();
+    REQUIRE(found.size() == 2);
+    CHECK(found[0] == "kv: block 1 counts 2 references, 1 exist; held by sequence 0[0] (last: shared)");
+    CHECK(found[1] == "kv: block 3 counts 0 references, 1 exist; held by sequence 1[0] (last: never used)");
+  }
+  SUBCASE("a block table that points nowhere") {
+    testing_access::table_entry(cache, second, 0) = 77_b;
+    CHECK(cache.audit()[0] == "kv: sequence 1 names block 77, which does not exist");
+  }
+  SUBCASE("cached, but not findable") {
+    testing_access::forget_key(cache, 1_b);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: block 1 is marked cached but not in the index; held by "
+                                   "sequence 0[0], sequence 1[0] (last: shared)"});
+  }
+  SUBCASE("a length that its blocks do not have") {
+    testing_access::miscount_tokens(cache, first);
+    const auto found = cache.audit();
+    REQUIRE(found.size() == 2);
+    CHECK(found[0] == "kv: sequence 0 holds 9 tokens in 2 blocks");
+    CHECK(found[1] == "kv: counts 2 sequences, 16 tokens, 4 table entries; there are 2, 17, 4");
+  }
+}
