@@ -43,3 +43,10 @@
 #else
 #define LLMMEM_COLD
 #endif
+
+/// Asks for the cache line at `address`; where the compiler cannot, nothing happens.
+#if defined(__GNUC__)
+#define LLMMEM_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define LLMMEM_PREFETCH(address) static_cast<void>(address)
+#endif

@@ -4,9 +4,43 @@
 ///
 /// The simulators and fault plans under `testing/` are not here, nor are headers that need an optional
 /// library. Those are named below as `<header> needs <target>`; the build reads these lines.
+
+// <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
 #pragma once
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/fifo.hpp>
+#include <llmmem/eviction/lfu.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/eviction/min.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/metadata_pmr.hpp>
+#include <llmmem/model/activations.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/model/model_shape.hpp>
+#include <llmmem/model/presets.hpp>
+#include <llmmem/model/training_state.hpp>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/sha256.hpp>
+#include <llmmem/paging/siphash.hpp>
+#include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/space/fence.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/space/live_ranges.hpp>
+#include <llmmem/space/pages.hpp>
+#include <llmmem/space/pmr.hpp>
 #include <llmmem/version.hpp>

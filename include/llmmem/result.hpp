@@ -18,16 +18,22 @@ enum class errc : std::uint8_t {
   out_of_blocks,     ///< wanted = blocks needed, found = blocks that could be had
   out_of_sequences,  ///< found = sequences alive, all the options allow
   out_of_bytes,      ///< wanted = bytes needed, found = bytes left
-  sequence_full,    ///< index = sequence slot, wanted = blocks it would hold, found = the most a sequence may
+  sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
   too_many_shares,  ///< index = block, found = its references, the most there may be
   null_handle,      ///< a default-constructed handle
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
-  past_the_start,   ///< truncate to more than there is: wanted = asked for, found = there
+  double_free,      ///< index = block: released already, nobody holds it
+  past_the_end,     ///< truncate to more than there is: wanted = asked for, found = there
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
+  zero_bytes,       ///< an allocation of nothing
+  bad_alignment,    ///< wanted = the alignment, which is not a power of two
+  system_refused,   ///< wanted = bytes asked of what lies beneath, found = bytes left of the budget
+  dead_range,       ///< wanted = bytes of a range that is not inside a live one
+  overlapping_ranges,  ///< wanted = bytes to copy, found = bytes that source and destination share
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -41,8 +47,8 @@ struct failure {
   /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
-  /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles, else
-  /// `argument_error`.
+  /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles and dead ranges,
+  /// `length_error` for nothing asked, else `argument_error`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {
@@ -137,8 +143,8 @@ inline std::string failure::message() const {
     case errc::out_of_bytes:
       return who + ": " + n(wanted) + " bytes needed, " + n(found) + " left of its budget";
     case errc::sequence_full:
-      return who + ": sequence " + n(index) + " would hold " + n(wanted) + " blocks, the most is " +
-             n(found) + "; raise max_sequence_tokens";
+      return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
+             n(found) + "; raise max_sequence_tokens, or blocks";
     case errc::too_many_shares:
       return who + ": block " + n(index) + " already has " + n(found) + " references, the most there may be";
     case errc::null_handle:
@@ -149,7 +155,10 @@ inline std::string failure::message() const {
     case errc::stale_handle:
       return who + ": stale handle to slot " + n(index) + " (generation " + n(wanted) + ", now " + n(found) +
              "): it was released before; keep one owner for each handle";
-    case errc::past_the_start:
+    case errc::double_free:
+      return who + ": double free: block " + n(index) +
+             " has no references left; release each reference once, through one owner";
+    case errc::past_the_end:
       return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
@@ -161,6 +170,19 @@ inline std::string failure::message() const {
     case errc::not_fresh:
       return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
              "; match first, then append the rest";
+    case errc::zero_bytes:
+      return who + ": an allocation of 0 bytes; ask for at least 1";
+    case errc::bad_alignment:
+      return who + ": alignment " + n(wanted) + " is not a power of two";
+    case errc::system_refused:
+      return who + ": the memory beneath it refused " + n(wanted) + " bytes, though its budget has " +
+             n(found) + " left; free memory elsewhere, or lower the budget";
+    case errc::dead_range:
+      return who + ": the range of " + n(wanted) +
+             " bytes is not inside a live one; it was deallocated before, or another space gave it out";
+    case errc::overlapping_ranges:
+      return who + ": source and destination of " + n(wanted) + " bytes share " + n(found) +
+             "; copy in parts";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -173,11 +195,16 @@ inline void failure::raise() const {
     case errc::sequence_full:
     case errc::too_many_shares:
     case errc::deferred_full:
+    case errc::system_refused:
       throw out_of_memory(message());
     case errc::null_handle:
     case errc::foreign_handle:
     case errc::stale_handle:
+    case errc::double_free:
+    case errc::dead_range:
       throw handle_error(message());
+    case errc::zero_bytes:
+      throw length_error(message());
     default:
       throw argument_error(message());
   }

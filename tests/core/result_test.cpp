@@ -12,7 +12,7 @@ using namespace llmmem;
 namespace {
 
 // Every refusal with distinct numbers, its whole text, and what raise() makes of it.
-enum class raises { out_of_memory, handle_error, argument_error };
+enum class raises { out_of_memory, handle_error, argument_error, length_error };
 
 struct refusal {
   errc code;
@@ -31,7 +31,7 @@ constexpr std::array refusals{
             "kv: all 12 sequences are alive; release one, or raise max_sequences"},
     refusal{errc::out_of_bytes, raises::out_of_memory, "kv: 30 bytes needed, 12 left of its budget"},
     refusal{errc::sequence_full, raises::out_of_memory,
-            "kv: sequence 7 would hold 30 blocks, the most is 12; raise max_sequence_tokens"},
+            "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
             "kv: block 7 already has 12 references, the most there may be"},
     refusal{errc::null_handle, raises::handle_error,
@@ -42,7 +42,10 @@ constexpr std::array refusals{
         errc::stale_handle, raises::handle_error,
         "kv: stale handle to slot 7 (generation 30, now 12): it was released before; keep one owner for each "
         "handle"},
-    refusal{errc::past_the_start, raises::argument_error,
+    refusal{
+        errc::double_free, raises::handle_error,
+        "kv: double free: block 7 has no references left; release each reference once, through one owner"},
+    refusal{errc::past_the_end, raises::argument_error,
             "kv: cannot truncate to 30 tokens, the sequence holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
@@ -52,13 +55,25 @@ constexpr std::array refusals{
     refusal{
         errc::not_fresh, raises::argument_error,
         "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
+    refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; ask for at least 1"},
+    refusal{errc::bad_alignment, raises::argument_error, "kv: alignment 30 is not a power of two"},
+    refusal{errc::system_refused, raises::out_of_memory,
+            "kv: the memory beneath it refused 30 bytes, though its budget has 12 left; free memory "
+            "elsewhere, or "
+            "lower the budget"},
+    refusal{errc::dead_range, raises::handle_error,
+            "kv: the range of 30 bytes is not inside a live one; it was deallocated before, or another space "
+            "gave it "
+            "out"},
+    refusal{errc::overlapping_ranges, raises::argument_error,
+            "kv: source and destination of 30 bytes share 12; copy in parts"},
 };
 
 }  // namespace
 
 TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
   // A new errc that has no row here fails: the table is as long as the enumeration.
-  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::not_fresh));
+  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::overlapping_ranges));
   for (const auto& [code, kind, text] : refusals) {
     CAPTURE(text);
     const failure why = refused(code);
@@ -72,6 +87,9 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
         break;
       case raises::argument_error:
         CHECK_THROWS_WITH_AS(why.raise(), text, argument_error);
+        break;
+      case raises::length_error:
+        CHECK_THROWS_WITH_AS(why.raise(), text, length_error);
         break;
     }
   }

@@ -1,0 +1,130 @@
+/// @file
+/// An eviction policy chosen by name at run time.
+#pragma once
+
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/fifo.hpp>
+#include <llmmem/eviction/lfu.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/eviction/min.hpp>
+
+#include <array>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// Any `eviction_policy` behind a table of functions: for engines that read the policy's name from a
+/// configuration.
+///
+/// One indirect call an operation more than the policy itself; no virtual functions, no RTTI. Movable; a
+/// moved-from object may only be destroyed or assigned to.
+///
+/// @par Thread safety   as the policy inside.
+/// @par Errors   construction throws what the policy's constructor throws; `make_eviction` also
+/// `argument_error`.
+class any_eviction {
+ public:
+  /// Holds an LRU: the library's default.
+  explicit any_eviction(slot_count capacity, const metadata_source& source = {})
+      : any_eviction(std::in_place_type<lru_eviction>, capacity, source) {}
+
+  /// Holds a `Policy`, one of ours or the engine's own.
+  template <eviction_policy Policy>
+  any_eviction(std::in_place_type_t<Policy>, slot_count capacity, const metadata_source& source = {})
+      : functions_(&functions_of<Policy>), source_(source) {
+    void* memory = detail::allocate_metadata(source_, sizeof(Policy), alignof(Policy), "any_eviction");
+    try {
+      policy_ = ::new (memory) Policy(capacity, source);
+    } catch (...) {
+      source_.deallocate(source_.context, memory, sizeof(Policy), alignof(Policy));
+      throw;
+    }
+  }
+
+  any_eviction(any_eviction&& other) noexcept
+      : functions_(other.functions_),
+        policy_(std::exchange(other.policy_, nullptr)),
+        source_(other.source_) {}
+
+  any_eviction& operator=(any_eviction&& other) noexcept {
+    std::swap(functions_, other.functions_);
+    std::swap(policy_, other.policy_);
+    std::swap(source_, other.source_);
+    return *this;
+  }
+
+  ~any_eviction() {
+    if (policy_ != nullptr) functions_->destroy(policy_, source_);
+  }
+
+  void insert(slot_id slot, access_hint hint = {}) noexcept { functions_->insert(policy_, slot, hint); }
+  void touch(slot_id slot, access_hint hint = {}) noexcept { functions_->touch(policy_, slot, hint); }
+  void pin(slot_id slot) noexcept { functions_->pin(policy_, slot); }
+  void unpin(slot_id slot) noexcept { functions_->unpin(policy_, slot); }
+  void erase(slot_id slot) noexcept { functions_->erase(policy_, slot); }
+
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return functions_->victim(policy_); }
+  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
+    return functions_->is_candidate(policy_, slot);
+  }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return functions_->metadata_bytes(policy_); }
+
+ private:
+  struct function_table {
+    void (*insert)(void*, slot_id, access_hint) noexcept;
+    void (*touch)(void*, slot_id, access_hint) noexcept;
+    void (*pin)(void*, slot_id) noexcept;
+    void (*unpin)(void*, slot_id) noexcept;
+    void (*erase)(void*, slot_id) noexcept;
+    std::optional<slot_id> (*victim)(const void*) noexcept;
+    bool (*is_candidate)(const void*, slot_id) noexcept;
+    std::size_t (*metadata_bytes)(const void*) noexcept;
+    void (*destroy)(void*, const metadata_source&) noexcept;
+  };
+
+  template <class P>
+  static constexpr function_table functions_of{
+      [](void* p, slot_id slot, access_hint hint) noexcept { static_cast<P*>(p)->insert(slot, hint); },
+      [](void* p, slot_id slot, access_hint hint) noexcept { static_cast<P*>(p)->touch(slot, hint); },
+      [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->pin(slot); },
+      [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->unpin(slot); },
+      [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->erase(slot); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->victim(); },
+      [](const void* p, slot_id slot) noexcept { return static_cast<const P*>(p)->is_candidate(slot); },
+      [](const void* p) noexcept { return sizeof(P) + static_cast<const P*>(p)->metadata_bytes(); },
+      [](void* p, const metadata_source& source) noexcept {
+        static_cast<P*>(p)->~P();
+        source.deallocate(source.context, p, sizeof(P), alignof(P));
+      }};
+
+  const function_table* functions_;
+  void* policy_ = nullptr;
+  metadata_source source_;
+};
+
+static_assert(eviction_policy<any_eviction>);
+
+/// The names `make_eviction` knows, in the order reports list them.
+inline constexpr std::array<std::string_view, 4> eviction_names{"lru", "fifo", "lfu", "min"};
+
+/// The policy called `name`.
+/// @throws argument_error for a name that is not in `eviction_names`, listing those that are.
+[[nodiscard]] inline any_eviction make_eviction(std::string_view name, slot_count capacity,
+                                                const metadata_source& source = {}) {
+  if (name == "lru") return any_eviction(std::in_place_type<lru_eviction>, capacity, source);
+  if (name == "fifo") return any_eviction(std::in_place_type<fifo_eviction>, capacity, source);
+  if (name == "lfu") return any_eviction(std::in_place_type<lfu_eviction>, capacity, source);
+  if (name == "min") return any_eviction(std::in_place_type<min_eviction>, capacity, source);
+  std::string known;
+  for (const std::string_view each : eviction_names)
+    known += (known.empty() ? "" : ", ") + std::string(each);
+  throw argument_error("make_eviction: no policy is called \"" + std::string(name) + "\"; known are " +
+                       known);
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,53 @@
+/// @file
+/// First-in-first-out eviction.
+#pragma once
+
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/detail/slot_heap.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace llmmem::inline v0 {
+
+/// Evicts the entry that was inserted first, however often it was used since.
+///
+/// A baseline to measure others against, and a fair choice where every entry is used about equally often. A
+/// slot's place in the order dates from its first `unpin`, so that blocks freed tail first leave tail first;
+/// being pinned again does not renew it.
+///
+/// @par Complexity   insert, touch O(1); pin, unpin, erase O(log n), because an entry that was pinned
+/// meanwhile returns
+///      to its old place; 16 bytes a slot, allocated once in the constructor.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+class fifo_eviction {
+ public:
+  explicit fifo_eviction(slot_count capacity, const metadata_source& source = {})
+      : candidates_(capacity, source, "fifo_eviction") {}
+
+  void insert(slot_id slot, access_hint = {}) noexcept { candidates_.set_rank(slot, unplaced); }
+  void touch(slot_id, access_hint = {}) noexcept {}
+  void pin(slot_id slot) noexcept { candidates_.remove(slot); }
+  void erase(slot_id slot) noexcept { candidates_.remove(slot); }
+
+  void unpin(slot_id slot) noexcept {
+    if (candidates_.rank(slot) == unplaced) candidates_.set_rank(slot, next_++);
+    candidates_.push(slot);
+  }
+
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
+  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
+
+ private:
+  static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
+
+  detail::slot_heap<std::uint64_t> candidates_;  // smallest arrival number first
+  std::uint64_t next_ = 0;
+};
+
+static_assert(eviction_policy<fifo_eviction>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,61 @@
+/// @file
+/// Least-frequently-used eviction.
+#pragma once
+
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/detail/slot_heap.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace llmmem::inline v0 {
+
+/// Evicts the entry used least often since it came in; among equals, the one without a user for longest.
+///
+/// Counts live and die with the entry (in-cache LFU): an entry that returns starts at one. Right where a few
+/// system prompts carry most of the traffic; wrong for conversations, where yesterday's favourites never age.
+///
+/// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+class lfu_eviction {
+ public:
+  explicit lfu_eviction(slot_count capacity, const metadata_source& source = {})
+      : candidates_(capacity, source, "lfu_eviction") {}
+
+  void insert(slot_id slot, access_hint = {}) noexcept { candidates_.set_rank(slot, {1, next_++}); }
+
+  void touch(slot_id slot, access_hint = {}) noexcept {
+    candidates_.set_rank(slot, {candidates_.rank(slot).uses + 1, next_++});
+  }
+
+  void pin(slot_id slot) noexcept { candidates_.remove(slot); }
+  void erase(slot_id slot) noexcept { candidates_.remove(slot); }
+
+  void unpin(slot_id slot) noexcept {
+    candidates_.set_rank(slot, {candidates_.rank(slot).uses, next_++});
+    candidates_.push(slot);
+  }
+
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
+  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
+
+ private:
+  struct frequency {
+    std::uint64_t uses = 0;
+    std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
+
+    friend bool operator<(const frequency& a, const frequency& b) noexcept {
+      return a.uses != b.uses ? a.uses < b.uses : a.last < b.last;
+    }
+  };
+
+  detail::slot_heap<frequency> candidates_;
+  std::uint64_t next_ = 0;
+};
+
+static_assert(eviction_policy<lfu_eviction>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,242 @@
+/// @file
+/// `paged_allocator`: sequences of tokens in blocks of fixed size, shared by prefix, copied on write, evicted
+/// by policy.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/sequence_record.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/siphash.hpp>
+#include <llmmem/paging/verification.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// The policies of a `paged_allocator`. Inherit, and shadow what is to be different:
+///
+///     struct my_traits : llmmem::paged_traits { using eviction = llmmem::lfu_eviction; };
+///     llmmem::paged_allocator<my_traits> cache({.blocks = 4096});
+struct paged_traits {
+  using eviction = lru_eviction;         ///< `eviction_policy`: which idle block loses its contents
+  using hash = siphash_128;              ///< `block_hash`: keys of the prefix chain
+  using verification = verify_tokens;    ///< `block_verification`: whether a hit is believed
+  using fence = host_fence;              ///< `fence`: what `release_after` waits for
+  using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
+};
+
+/// A paged KV cache's bookkeeping: which blocks hold the tokens of which sequence.
+///
+/// It deals in block ids; the keys and values live wherever the engine keeps `physical_blocks()` blocks, on a
+/// GPU or in a `block_storage`. A sequence grows by `append`, shares what is cached by `match`, splits by
+/// `fork` (copy on write), shrinks by `truncate` and ends by `release`. `commit` says that the KV of what was
+/// appended has been written: from then on its full blocks are found by `match`, and outlive the sequence
+/// until they are evicted.
+///
+///     llmmem::paged_allocator<> cache({.blocks = 4096, .block_tokens = 16});
+///     auto seq = cache.create().value();
+///     auto hit = cache.match(seq, prompt).value();             // blocks of equal prefixes, shared
+///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();
+///     ...                                                      // compute the KV of `rest`
+///     cache.commit(seq).value();                               // now others may share it
+///     auto twin = cache.fork(seq).value();                     // no copy until one of them writes
+///     cache.release(seq).value();                              // cached blocks stay, evictable
+///
+/// @tparam Traits  the policies, see `paged_traits`.
+///
+/// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
+/// allocation after
+///      construction. Metadata: 58 bytes a block with the default policies, 4 bytes for each table entry a
+///      sequence could have, and what the verification keeps (4 bytes a token, reported apart), committed as
+///      they are used.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
+/// short.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`
+/// and returns
+///      a `result`; one that fails leaves sequences and references as they were (a shortage may have
+///      collected deferred frees). A handle that is null, stale or from another allocator is named, never
+///      followed.
+/// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
+/// pool.
+template <class Traits = paged_traits>
+class paged_allocator {
+ public:
+  using eviction_type = typename Traits::eviction;
+  using hash_type = typename Traits::hash;
+  using verification_type = typename Traits::verification;
+  using fence_type = typename Traits::fence;
+  using observer_type = typename Traits::observer;
+
+  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
+  static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
+  static_assert(fence<fence_type>, "Traits::fence must be a fence");
+  static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
+
+  explicit paged_allocator(paged_options options, observer_type observer = {});
+
+  /// For policies chosen at run time: `eviction` must hold `options.blocks + 1` slots, all unknown.
+  paged_allocator(paged_options options, eviction_type eviction, observer_type observer = {});
+
+  // Sequences
+
+  /// A new sequence without tokens. Only sequences of equal `context` share blocks.
+  result<sequence_id> create(const prefix_context& context = {}) noexcept;
+
+  /// A sequence with the same tokens in the same blocks. Whichever of the two writes into a block both hold
+  /// gets a copy of its own first, see `append_result::copy`. O(blocks).
+  result<sequence_id> fork(sequence_id parent) noexcept;
+
+  /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, the others become free,
+  /// to be reused first.
+  result<void> release(sequence_id sequence) noexcept;
+
+  /// Ends a sequence whose blocks may still be read until `after` has passed. The handle is stale at once;
+  /// the blocks come back by `collect`, or when `append` runs short.
+  result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// Returns the blocks of ended sequences whose fences have passed; says how many references that were.
+  std::uint64_t collect() noexcept;
+
+  // Contents
+
+  /// Shares the longest cached prefix of `tokens` with a sequence that has none yet: full blocks only.
+  ///
+  /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
+  result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
+  /// The same by precomputed keys, one for each block, the last of which may be partial.
+  result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept;
+
+  /// Adds tokens, allocating what blocks they need, or nothing.
+  result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
+  /// Adds `count` tokens whose values are not told. Blocks from there on are shared by `fork` and by key
+  /// only.
+  result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
+
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them.
+  result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
+
+  /// Declares the KV of all tokens written: full blocks become visible to `match`. Says how many were
+  /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
+  result<std::uint64_t> commit(sequence_id sequence) noexcept;
+
+  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial.
+  result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
+
+  /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
+  [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
+                                            const prefix_context& context = {}) const noexcept;
+
+  /// Gives up the contents of all idle blocks; says how many. Blocks in use keep theirs.
+  std::uint64_t drop_idle() noexcept;
+
+  // What a sequence holds
+
+  /// Whether the handle names a living sequence of this allocator.
+  [[nodiscard]] result<void> check(sequence_id sequence) const noexcept;
+
+  /// Tokens of a sequence; 0 for a handle that `check` refuses.
+  [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;
+
+  /// Its block table, in order; empty for a handle that `check` refuses. Valid until the sequence is next
+  /// changed.
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept;
+
+  // The whole
+
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
+  /// Blocks the backing memory must have: the usable ones and the null block.
+  [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
+  [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const block_pool<eviction_type>& pool() const noexcept { return pool_; }
+  [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
+
+  [[nodiscard]] paged_stats stats() const noexcept;
+
+  /// Proves every invariant: those of the pool and the index, and that each block has exactly the references
+  /// that sequences and deferred frees hold. One sentence for each violation, naming block, owners and last
+  /// transition; none means proven. O(blocks + table entries); allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend struct testing_access;
+  using record = detail::sequence_record;
+
+  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+                                            std::uint64_t found) const noexcept {
+    return {code, index, wanted, found, name().c_str()};
+  }
+  [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
+  [[nodiscard]] const record& at(sequence_id sequence) const noexcept { return records_[sequence.slot]; }
+  // A row is one entry longer than a table may be: room for the block that a copy on write brings.
+  [[nodiscard]] block_id* row(std::uint32_t slot) noexcept {
+    return rows_.data() + slot * (max_table_blocks_ + 1);
+  }
+  [[nodiscard]] const block_id* row(std::uint32_t slot) const noexcept {
+    return rows_.data() + slot * (max_table_blocks_ + 1);
+  }
+  [[nodiscard]] token_id* tail(std::uint32_t slot) noexcept {
+    return tails_.data() + std::size_t{slot} * block_tokens_;
+  }
+
+  [[nodiscard]] auto forget_evicted() noexcept {
+    return [this](block_id block) noexcept { unregister(block); };
+  }
+  void end(std::uint32_t slot) noexcept;
+  void trim_idle() noexcept;
+  result<append_result> grow(std::uint32_t slot, std::uint64_t count) noexcept;
+  result<void> allocate(std::span<block_id> out) noexcept;
+  void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
+  void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
+  void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
+
+  [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
+  [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
+  void take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
+  match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  bool adopt(record& sequence, block_id block) noexcept;
+  [[nodiscard]] bool parent_is_current(const record& sequence) const noexcept;
+  void register_block(block_id block, std::uint32_t tokens, access_hint hint) noexcept;
+  void unregister(block_id block) noexcept;
+  void drop_contents(block_id block) noexcept;
+  void audit_blocks(const std::vector<std::uint64_t>& held, std::vector<std::string>& found) const;
+  [[nodiscard]] std::string owners(block_id block) const;
+
+  block_pool<eviction_type> pool_;
+  prefix_index index_;
+  verification_type verification_;
+  hash_type hash_;
+  LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
+  std::uint32_t block_tokens_;
+  std::uint64_t max_table_blocks_;
+  std::uint64_t max_sequence_tokens_;
+  std::uint64_t max_idle_blocks_;
+  detail::fixed_array<record> records_;            // by slot
+  detail::fixed_array<block_id> rows_;             // block tables, one after the other, see row()
+  detail::fixed_array<token_id> tails_;            // tokens of partial last blocks, block_tokens_ a slot
+  detail::fixed_array<std::uint32_t> free_slots_;  // a stack
+  std::uint32_t free_slot_count_;
+  std::uint32_t owner_;
+  deferred_frees<fence_type> deferred_;
+  paged_counters counters_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/paged_allocator_body.hpp>

@@ -1,0 +1,190 @@
+/// @file
+/// The block pool: which blocks are free, which are in use and by how many, which hold something worth
+/// keeping.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// How a block pool is built.
+struct block_pool_options {
+  std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`; the null block comes on top
+  std::string name = "block_pool";  ///< what error texts call it
+  metadata_source metadata{};       ///< where its tables come from
+};
+
+/// Counts since construction, and how the blocks are divided now: `active + idle + free == blocks`.
+struct block_pool_stats {
+  std::uint64_t blocks = 0;
+  std::uint64_t active = 0;        ///< referenced
+  std::uint64_t idle = 0;          ///< unreferenced, contents kept: eviction candidates
+  std::uint64_t free = 0;          ///< unreferenced, contents worthless
+  std::uint64_t allocations = 0;   ///< blocks handed out
+  std::uint64_t evictions = 0;     ///< idle blocks whose contents were given up
+  std::size_t metadata_bytes = 0;  ///< of the pool and its eviction policy
+};
+
+/// What an allocation calls for each block whose contents it gives up: `noexcept`, so that it cannot stop
+/// halfway.
+template <class F>
+concept eviction_callback = std::is_nothrow_invocable_v<F&, block_id>;
+
+/// The callback that does nothing.
+struct ignore_eviction {
+  void operator()(block_id) const noexcept {}
+};
+
+/// Blocks of one size, by index; the backing memory is somebody else's.
+///
+/// A block is *active* while it has references. When the last one goes, a block marked cached becomes *idle*:
+/// it keeps its contents and joins the eviction order. Any other becomes *free*. Allocation takes free blocks
+/// first, the one freed last before the others, then evicts idle ones: the free list and the eviction list
+/// are one queue with the worthless blocks in front (as in vLLM's block pool). Batches are released back to
+/// front, so of a sequence's blocks the tail is evicted before the head.
+///
+/// Blocks are named by `block_id`, checked for range, life and double release, or by `block_handle`, which
+/// also catches handles that are stale or from another pool. Calls that take several blocks do all or
+/// nothing.
+///
+/// @tparam Eviction  orders the idle blocks; slot i stands for block i.
+///
+/// @par Complexity   allocate and release O(1) a block (plus the policy's, when it evicts); about 12 bytes of
+/// metadata a
+///      block beside the policy's, allocated once; nothing is allocated later.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
+template <eviction_policy Eviction = lru_eviction>
+class block_pool {
+ public:
+  explicit block_pool(block_pool_options options);
+
+  /// For policies that are not built from a capacity alone: `eviction` must hold `blocks + 1` slots, all
+  /// unknown.
+  block_pool(block_pool_options options, Eviction eviction);
+
+  /// Gives out `out.size()` blocks with one reference each, or none.
+  /// @param on_evict  called, `noexcept`, with each idle block whose contents are given up, before it is
+  /// handed out.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {}) noexcept;
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {}) noexcept;
+
+  /// Gives out one block.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<block_handle> allocate(OnEvict&& on_evict = {}) noexcept;
+
+  /// Adds a reference to each block, reviving idle ones, or to none. A block that is free is refused.
+  result<void> share(std::span<const block_id> blocks) noexcept { return share_all(blocks); }
+  result<void> share(std::span<const block_handle> blocks) noexcept { return share_all(blocks); }
+  result<void> share(block_id block) noexcept { return share_all(std::span<const block_id>(&block, 1)); }
+  result<void> share(block_handle block) noexcept {
+    return share_all(std::span<const block_handle>(&block, 1));
+  }
+
+  /// Takes a reference from each block, the last of the span first, or from none.
+  result<void> release(std::span<const block_id> blocks) noexcept { return release_all(blocks); }
+  result<void> release(std::span<const block_handle> blocks) noexcept { return release_all(blocks); }
+  result<void> release(block_id block) noexcept { return release_all(std::span<const block_id>(&block, 1)); }
+  result<void> release(block_handle block) noexcept {
+    return release_all(std::span<const block_handle>(&block, 1));
+  }
+
+  /// Declares that an active block's contents are worth keeping after its last release. @pre active, not
+  /// cached.
+  void mark_cached(block_id block, access_hint hint = {}) noexcept;
+
+  /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
+  void unmark_cached(block_id block) noexcept;
+
+  /// Tells the policy of an access to a cached block.
+  void touch(block_id block, access_hint hint = {}) noexcept;
+
+  /// Evicts up to `count` idle blocks into the free list; says how many.
+  template <eviction_callback OnEvict = ignore_eviction>
+  std::uint64_t reclaim(std::uint64_t count, OnEvict&& on_evict = {}) noexcept;
+
+  /// The current handle of an active or idle block.
+  [[nodiscard]] block_handle handle(block_id block) const noexcept {
+    return {block, records_[to_index(block)].generation(), owner_};
+  }
+
+  /// Whether `handle` names a block of this pool in its present life, held by somebody.
+  [[nodiscard]] result<void> check(block_handle handle) const noexcept;
+  /// Whether `block` is a block of this pool held by somebody.
+  [[nodiscard]] result<void> check(block_id block) const noexcept;
+
+  /// What is known of one block. @pre `block` is at most `blocks()`.
+  [[nodiscard]] const block_record& record(block_id block) const noexcept {
+    return records_[to_index(block)];
+  }
+
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return records_.size() - 1; }
+  [[nodiscard]] std::uint64_t free() const noexcept { return free_count_; }
+  [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
+  /// Blocks that `allocate` could give out now.
+  [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + idle_count_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
+  [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
+
+  [[nodiscard]] block_pool_stats stats() const noexcept;
+
+  /// Proves the pool's invariants in O(blocks): each is counted exactly once as active, idle or free, and the
+  /// policy's candidates are exactly the idle ones. Returns one sentence for each violation, naming the block
+  /// and its last transition; none means proven. Allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend struct testing_access;  // tests corrupt a pool on purpose, to see audit() name it
+
+  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+                                            std::uint64_t found) const noexcept {
+    return {code, index, wanted, found, name_.c_str()};
+  }
+
+  [[nodiscard]] static block_id id_of(block_id block) noexcept { return block; }
+  [[nodiscard]] static block_id id_of(const block_handle& handle) noexcept { return handle.block; }
+  void give(block_id block, block_id& out) const noexcept { out = block; }
+  void give(block_id block, block_handle& out) const noexcept { out = handle(block); }
+
+  template <class Name, class OnEvict>
+  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict) noexcept;
+  template <class Name>
+  result<void> share_all(std::span<const Name> names) noexcept;
+  template <class Name>
+  result<void> release_all(std::span<const Name> names) noexcept;
+  void add_reference(block_id block) noexcept;
+  void drop_reference(block_id block) noexcept;
+  void undo_drop(block_id block) noexcept;
+  void push_free(block_id block) noexcept { free_[free_count_++] = block; }
+
+  std::string name_;
+  detail::fixed_array<block_record> records_;  // by block; record 0 is the null block's
+  detail::fixed_array<block_id> free_;         // a stack
+  std::uint64_t free_count_ = 0;
+  std::uint64_t idle_count_ = 0;
+  std::uint32_t owner_ = 0;
+  std::uint64_t allocations_ = 0;
+  std::uint64_t evictions_ = 0;
+  Eviction eviction_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/block_pool_body.hpp>

@@ -1,0 +1,105 @@
+/// @file
+/// What a pool knows of one block, in eight bytes.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <cstdint>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+/// The last thing that happened to a block: what an audit names beside a broken invariant.
+enum class transition : std::uint8_t {
+  never_used,
+  allocated,
+  shared,    ///< a reference was added while it had some
+  revived,   ///< a reference was added while it was idle
+  released,  ///< a reference went, others remain
+  cached,    ///< its contents were declared worth keeping
+  idled,     ///< its last reference went, contents kept
+  freed,     ///< its last reference went, contents not kept
+  uncached,  ///< its contents were declared worthless
+  evicted,   ///< its kept contents were given up for room
+};
+
+[[nodiscard]] constexpr std::string_view to_string(transition last) noexcept {
+  switch (last) {
+    case transition::never_used:
+      return "never used";
+    case transition::allocated:
+      return "allocated";
+    case transition::shared:
+      return "shared";
+    case transition::revived:
+      return "revived";
+    case transition::released:
+      return "released";
+    case transition::cached:
+      return "cached";
+    case transition::idled:
+      return "idled";
+    case transition::freed:
+      return "freed";
+    case transition::uncached:
+      return "uncached";
+    case transition::evicted:
+      return "evicted";
+  }
+  return "unknown";
+}
+
+/// References (up to 2^24 - 1), whether the contents are kept, the last transition, and the generation.
+class block_record {
+ public:
+  static constexpr std::uint32_t max_references = (1U << 24) - 1;
+
+  [[nodiscard]] constexpr std::uint32_t references() const noexcept { return state_ >> 8; }
+  [[nodiscard]] constexpr bool is_active() const noexcept { return state_ >= one_reference; }
+  [[nodiscard]] constexpr bool is_cached() const noexcept { return (state_ & cached_bit) != 0; }
+  [[nodiscard]] constexpr bool is_idle() const noexcept { return !is_active() && is_cached(); }
+  [[nodiscard]] constexpr transition last() const noexcept { return transition(state_ & transition_bits); }
+  [[nodiscard]] constexpr std::uint32_t generation() const noexcept { return generation_; }
+
+  /// One reference, nothing kept.
+  constexpr void allocate() noexcept { state_ = one_reference | bits(transition::allocated); }
+
+  constexpr void add_reference(transition why) noexcept { state_ = with(state_ + one_reference, why); }
+
+  /// Removes a reference; says whether it was the last.
+  constexpr bool drop_reference() noexcept {
+    state_ -= one_reference;
+    if (is_active()) {
+      state_ = with(state_, transition::released);
+      return false;
+    }
+    return true;
+  }
+
+  constexpr void note(transition why) noexcept { state_ = with(state_, why); }
+  constexpr void keep() noexcept { state_ = with(state_ | cached_bit, transition::cached); }
+  constexpr void give_up(transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
+
+  /// A new life: handles to the old one become stale.
+  constexpr void end_life() noexcept { ++generation_; }
+  constexpr void undo_end_life() noexcept { --generation_; }
+
+ private:
+  static constexpr std::uint32_t one_reference = 1U << 8;
+  static constexpr std::uint32_t cached_bit = 1U << 7;
+  static constexpr std::uint32_t transition_bits = cached_bit - 1;
+
+  [[nodiscard]] static constexpr std::uint32_t bits(transition why) noexcept {
+    return static_cast<std::uint32_t>(why);
+  }
+  [[nodiscard]] static constexpr std::uint32_t with(std::uint32_t state, transition why) noexcept {
+    return (state & ~transition_bits) | bits(why);
+  }
+
+  std::uint32_t state_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
+static_assert(sizeof(block_record) == 8);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,198 @@
+/// @file
+/// Block tables as attention kernels read them: CSR (FlashInfer), padded (vLLM), and the slot mapping of new
+/// tokens.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// Block tables of a batch, one behind the other: FlashInfer's `indptr`, `indices`, `last_page_len`.
+///
+/// Plain pointers, to host or device memory alike, so that the view can be passed to a kernel by value.
+struct csr_table_view {
+  const std::int32_t* indptr = nullptr;   ///< [num_sequences + 1], where each table begins in `indices`
+  const std::int32_t* indices = nullptr;  ///< [indptr[num_sequences]], block ids
+  const std::int32_t* last_page_len =
+      nullptr;  ///< [num_sequences], tokens in the last block; 0 without tokens
+  std::int32_t num_sequences = 0;
+  std::int32_t block_tokens = 0;
+
+  /// Tokens of sequence `i`.
+  [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept {
+    const std::int64_t blocks = indptr[i + 1] - indptr[i];
+    return blocks == 0 ? 0 : (blocks - 1) * block_tokens + last_page_len[i];
+  }
+
+  /// Slot of token `position` of sequence `i`: its place in an array of `physical_blocks x block_tokens`.
+  [[nodiscard]] LLMMEM_HD constexpr std::int64_t slot(std::int32_t i, std::int64_t position) const noexcept {
+    const std::int64_t block = indices[indptr[i] + position / block_tokens];
+    return block * block_tokens + position % block_tokens;
+  }
+};
+
+/// Block tables of a batch in rows of equal length: vLLM's `block_table[num_seqs, max_blocks]` and
+/// `seq_lens`.
+///
+/// Rows are filled up with the null block, which kernels may read.
+struct padded_table_view {
+  const std::int32_t* block_table = nullptr;  ///< [num_sequences, max_blocks], row-major
+  const std::int32_t* seq_lens = nullptr;     ///< [num_sequences], tokens
+  std::int32_t num_sequences = 0;
+  std::int32_t max_blocks = 0;
+  std::int32_t block_tokens = 0;
+
+  [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept { return seq_lens[i]; }
+
+  /// As `csr_table_view::slot`.
+  [[nodiscard]] LLMMEM_HD constexpr std::int64_t slot(std::int32_t i, std::int64_t position) const noexcept {
+    const std::int64_t block = block_table[std::int64_t{i} * max_blocks + position / block_tokens];
+    return block * block_tokens + position % block_tokens;
+  }
+};
+
+static_assert(std::is_trivially_copyable_v<csr_table_view> &&
+              std::is_trivially_copyable_v<padded_table_view>);
+
+/// What tables are written from; a `paged_allocator` is one.
+template <class C>
+concept block_table_source = requires(const C& cache, sequence_id sequence) {
+  { cache.check(sequence) } noexcept -> std::same_as<result<void>>;
+  { cache.blocks(sequence) } noexcept -> std::same_as<std::span<const block_id>>;
+  { cache.tokens(sequence) } noexcept -> std::same_as<std::uint64_t>;
+  { cache.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
+};
+
+/// How long the arrays of a batch's tables are.
+struct table_extent {
+  std::uint64_t num_sequences = 0;
+  std::uint64_t indices = 0;     ///< entries of all tables together: CSR
+  std::uint64_t max_blocks = 0;  ///< entries of the longest: padded
+};
+
+/// What `write_csr` and `write_padded` need for `sequences`, or why one of them cannot be read. O(sequences).
+template <block_table_source Cache>
+[[nodiscard]] result<table_extent> measure_tables(const Cache& cache,
+                                                  std::span<const sequence_id> sequences) noexcept {
+  table_extent extent{.num_sequences = sequences.size()};
+  for (const sequence_id sequence : sequences) {
+    if (const auto alive = cache.check(sequence); !alive) return alive.error();
+    const std::uint64_t blocks = cache.blocks(sequence).size();
+    extent.indices += blocks;
+    extent.max_blocks = blocks > extent.max_blocks ? blocks : extent.max_blocks;
+  }
+  constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
+  if (extent.indices > most || extent.num_sequences >= most) {
+    return failure{errc::out_of_range, 0, extent.indices, most, "block tables"};
+  }
+  return extent;
+}
+
+/// Host arrays that `write_csr` fills; they may be longer than needed.
+struct csr_buffers {
+  std::span<std::int32_t> indptr;         ///< at least num_sequences + 1
+  std::span<std::int32_t> indices;        ///< at least `table_extent::indices`
+  std::span<std::int32_t> last_page_len;  ///< at least num_sequences
+};
+
+/// Writes the block tables of `sequences` in order and returns the view of what was written. Nothing is
+/// written when a sequence is refused or a buffer is too short (`size_mismatch`: length needed, length
+/// given). O(blocks).
+template <block_table_source Cache>
+[[nodiscard]] result<csr_table_view> write_csr(const Cache& cache, std::span<const sequence_id> sequences,
+                                               const csr_buffers& out) noexcept {
+  const auto extent = measure_tables(cache, sequences);
+  if (!extent) return extent.error();
+  const auto fits = [](std::span<std::int32_t> buffer, std::uint64_t needed) {
+    return buffer.size() >= needed;
+  };
+  const auto too_short = [](std::span<std::int32_t> buffer, std::uint64_t needed) {
+    return failure{errc::size_mismatch, 0, needed, buffer.size(), "write_csr"};
+  };
+  if (!fits(out.indptr, sequences.size() + 1)) return too_short(out.indptr, sequences.size() + 1);
+  if (!fits(out.indices, extent->indices)) return too_short(out.indices, extent->indices);
+  if (!fits(out.last_page_len, sequences.size())) return too_short(out.last_page_len, sequences.size());
+
+  const std::uint32_t block_tokens = cache.block_tokens();
+  std::size_t end = 0;
+  out.indptr[0] = 0;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    for (const block_id block : cache.blocks(sequences[i])) {
+      out.indices[end++] = static_cast<std::int32_t>(to_index(block));
+    }
+    out.indptr[i + 1] = static_cast<std::int32_t>(end);
+    const std::uint64_t tokens = cache.tokens(sequences[i]);
+    out.last_page_len[i] = tokens == 0 ? 0 : static_cast<std::int32_t>((tokens - 1) % block_tokens + 1);
+  }
+  return csr_table_view{out.indptr.data(), out.indices.data(), out.last_page_len.data(),
+                        static_cast<std::int32_t>(sequences.size()), static_cast<std::int32_t>(block_tokens)};
+}
+
+/// Host arrays that `write_padded` fills; they may be longer than needed.
+struct padded_buffers {
+  std::span<std::int32_t> block_table;  ///< at least num_sequences x max_blocks
+  std::span<std::int32_t> seq_lens;     ///< at least num_sequences
+  std::uint32_t max_blocks = 0;         ///< length of a row, at least that of the longest table
+};
+
+/// As `write_csr`, in rows of `out.max_blocks` filled up with the null block. O(num_sequences x max_blocks).
+template <block_table_source Cache>
+[[nodiscard]] result<padded_table_view> write_padded(const Cache& cache,
+                                                     std::span<const sequence_id> sequences,
+                                                     const padded_buffers& out) noexcept {
+  const auto extent = measure_tables(cache, sequences);
+  if (!extent) return extent.error();
+  const auto mismatch = [](std::uint64_t needed, std::uint64_t given) {
+    return failure{errc::size_mismatch, 0, needed, given, "write_padded"};
+  };
+  if (out.max_blocks < extent->max_blocks) return mismatch(extent->max_blocks, out.max_blocks);
+  const std::uint64_t entries = sequences.size() * std::uint64_t{out.max_blocks};
+  if (out.block_table.size() < entries) return mismatch(entries, out.block_table.size());
+  if (out.seq_lens.size() < sequences.size()) return mismatch(sequences.size(), out.seq_lens.size());
+
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const std::span<const block_id> blocks = cache.blocks(sequences[i]);
+    for (std::size_t b = 0; b < out.max_blocks; ++b) {
+      out.block_table[at++] = static_cast<std::int32_t>(to_index(b < blocks.size() ? blocks[b] : null_block));
+    }
+    out.seq_lens[i] = static_cast<std::int32_t>(cache.tokens(sequences[i]));
+  }
+  return padded_table_view{
+      out.block_table.data(), out.seq_lens.data(), static_cast<std::int32_t>(sequences.size()),
+      static_cast<std::int32_t>(out.max_blocks), static_cast<std::int32_t>(cache.block_tokens())};
+}
+
+/// What kernels skip in a slot mapping: vLLM's PAD_SLOT_ID.
+inline constexpr std::int64_t padding_slot = -1;
+
+/// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel puts
+/// their keys and values. Nothing is written when the sequence does not hold them all. O(out.size()).
+template <block_table_source Cache>
+[[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
+                                              std::span<std::int64_t> out) noexcept {
+  if (const auto alive = cache.check(sequence); !alive) return alive.error();
+  const std::uint64_t tokens = cache.tokens(sequence);
+  if (first > tokens || out.size() > tokens - first) {
+    return failure{errc::out_of_range, sequence.slot, first + out.size(), tokens, "write_slot_mapping"};
+  }
+  const std::span<const block_id> blocks = cache.blocks(sequence);
+  const std::uint64_t block_tokens = cache.block_tokens();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::uint64_t position = first + i;
+    const std::uint64_t block = to_index(blocks[static_cast<std::size_t>(position / block_tokens)]);
+    out[i] = static_cast<std::int64_t>(block * block_tokens + position % block_tokens);
+  }
+  return {};
+}
+
+}  // namespace llmmem::inline v0

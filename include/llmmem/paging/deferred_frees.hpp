@@ -1,0 +1,96 @@
+/// @file
+/// Frees that wait for a fence: blocks a kernel may still read return to the pool only behind it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// A bounded queue of references, in groups, each group behind a fence.
+///
+/// Until its fence has passed a group still holds its references, so the pool counts the blocks as in use and
+/// nobody can be handed one. Groups leave in the order they came: give fences of one stream, or accept that a
+/// slow one holds back those behind it.
+///
+/// @par Complexity   O(1) a reference; 4 bytes for each of `references`, a fence and 8 bytes for each of
+/// `groups`.
+/// @par Thread safety   one caller at a time.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; a full queue is a `failure`.
+template <fence Fence>
+class deferred_frees {
+ public:
+  deferred_frees(std::uint64_t references, std::uint64_t groups, const metadata_source& source)
+      : references_(references, source, "deferred_frees: references"),
+        groups_(groups, group{}, source, "deferred_frees: groups") {}
+
+  /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none.
+  result<void> push(std::span<const block_id> blocks, const Fence& after) noexcept {
+    if (blocks.size() > room() || group_count_ == groups_.size()) {
+      return failure{errc::deferred_full, 0, blocks.size(), room(), "deferred_frees"};
+    }
+    for (const block_id block : blocks)
+      references_[wrap(first_ + held_++, references_.size())] = block;
+    groups_[wrap(first_group_ + group_count_++, groups_.size())] = {after, blocks.size()};
+    return {};
+  }
+
+  /// Hands the groups whose fences have passed, oldest first, to `release(block_id)`, `noexcept`, the last
+  /// block of each first; stops at the first fence that has not passed. Says how many references went.
+  template <class Release>
+  std::uint64_t collect(Release&& release) noexcept {
+    std::uint64_t gone = 0;
+    while (group_count_ != 0 && groups_[first_group_].after.ready()) {
+      const std::uint64_t count = groups_[first_group_].count;
+      for (std::uint64_t i = count; i > 0; --i)
+        release(references_[wrap(first_ + i - 1, references_.size())]);
+      first_ = wrap(first_ + count, references_.size());
+      held_ -= count;
+      gone += count;
+      first_group_ = wrap(first_group_ + 1, groups_.size());
+      --group_count_;
+    }
+    return gone;
+  }
+
+  /// Calls `visit(block_id)` for each reference that is still held.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (std::uint64_t i = 0; i < held_; ++i)
+      visit(references_[wrap(first_ + i, references_.size())]);
+  }
+
+  /// References that `push` could take now.
+  [[nodiscard]] std::uint64_t room() const noexcept {
+    return group_count_ == groups_.size() ? 0 : references_.size() - held_;
+  }
+  /// References still held.
+  [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return references_.bytes() + groups_.bytes(); }
+
+ private:
+  struct group {
+    Fence after{};
+    std::uint64_t count = 0;
+  };
+
+  [[nodiscard]] static std::uint64_t wrap(std::uint64_t i, std::uint64_t size) noexcept {
+    return i < size ? i : i - size;
+  }
+
+  detail::fixed_array<block_id> references_;  // rings, both
+  detail::fixed_array<group> groups_;
+  std::uint64_t first_ = 0;
+  std::uint64_t held_ = 0;
+  std::uint64_t first_group_ = 0;
+  std::uint64_t group_count_ = 0;
+};
+
+}  // namespace llmmem::inline v0

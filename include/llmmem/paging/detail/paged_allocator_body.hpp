@@ -1,0 +1,297 @@
+/// @file
+/// Bodies of paged_allocator.hpp: construction, the life of a sequence, growth. Included by it alone.
+#pragma once
+
+#include <llmmem/paged_allocator.hpp>
+
+#include <cstring>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// The pool that `options` ask for, once every number in them can be worked with.
+[[nodiscard]] inline block_pool_options checked_pool_options(const paged_options& options) {
+  if (options.block_tokens == 0 || options.block_tokens > max_block_tokens) {
+    throw length_error(options.name + ": blocks of " + std::to_string(options.block_tokens) +
+                       " tokens; allowed are 1 to " + std::to_string(max_block_tokens));
+  }
+  if (options.max_sequences == 0)
+    throw length_error(options.name + ": max_sequences is 0; at least 1 is needed");
+  if (options.max_sequence_tokens == 0) {
+    throw length_error(options.name + ": max_sequence_tokens is 0; at least 1 is needed");
+  }
+  block_pool_options pool{.blocks = options.blocks, .name = options.name, .metadata = options.metadata};
+  static_cast<void>(checked_blocks(pool));
+  return pool;
+}
+
+/// One slot for each block, the null block among them.
+[[nodiscard]] inline slot_count eviction_slots(const paged_options& options) {
+  return slot_count{checked_pool_options(options).blocks + 1};
+}
+
+/// Blocks that `tokens` tokens fill or begin.
+[[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_tokens) noexcept {
+  return tokens / block_tokens + (tokens % block_tokens != 0 ? 1 : 0);
+}
+
+[[nodiscard]] constexpr std::uint64_t lesser(std::uint64_t a, std::uint64_t b) noexcept {
+  return a < b ? a : b;
+}
+
+}  // namespace detail
+
+template <class Traits>
+paged_allocator<Traits>::paged_allocator(paged_options options, observer_type observer)
+    : paged_allocator(options, eviction_type(detail::eviction_slots(options), options.metadata),
+                      std::move(observer)) {}
+
+template <class Traits>
+paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type eviction,
+                                         observer_type observer)
+    : pool_(detail::checked_pool_options(options), std::move(eviction)),
+      index_(options.blocks, options.metadata),
+      verification_(options.blocks, options.block_tokens, options.metadata),
+      hash_(options.seed),
+      observer_(std::move(observer)),
+      block_tokens_(options.block_tokens),
+      max_table_blocks_(
+          detail::lesser(detail::blocks_for(options.max_sequence_tokens, block_tokens_), options.blocks)),
+      max_sequence_tokens_(detail::lesser(options.max_sequence_tokens, max_table_blocks_ * block_tokens_)),
+      max_idle_blocks_(options.max_idle_blocks),
+      records_(options.max_sequences, record{}, options.metadata, "paged_allocator: sequences"),
+      rows_(checked_multiply(max_table_blocks_ + 1, options.max_sequences, "paged_allocator: block tables"),
+            options.metadata, "paged_allocator: block tables"),
+      tails_(std::uint64_t{options.max_sequences} * block_tokens_, options.metadata,
+             "paged_allocator: tails"),
+      free_slots_(options.max_sequences, options.metadata, "paged_allocator: free slots"),
+      free_slot_count_(options.max_sequences),
+      owner_(detail::owner_tag(records_.data())),
+      deferred_(options.max_deferred == unlimited ? options.blocks : options.max_deferred,
+                options.max_sequences, options.metadata) {
+  for (std::uint32_t i = 0; i < free_slot_count_; ++i)
+    free_slots_[i] = free_slot_count_ - 1 - i;
+}
+
+// The life of a sequence
+
+template <class Traits>
+result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept {
+  if (sequence == sequence_id{}) return refusal(errc::null_handle, 0, 0, 0);
+  if (sequence.owner != owner_ || sequence.slot >= records_.size()) {
+    return refusal(errc::foreign_handle, sequence.slot, 0, 0);
+  }
+  const std::uint32_t now = records_[sequence.slot].generation;
+  if (sequence.generation != now) return refusal(errc::stale_handle, sequence.slot, sequence.generation, now);
+  return {};
+}
+
+template <class Traits>
+result<sequence_id> paged_allocator<Traits>::create(const prefix_context& context) noexcept {
+  if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
+  const std::uint32_t slot = free_slots_[--free_slot_count_];
+  record& fresh = records_[slot];
+  fresh = {.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
+  return sequence_id{slot, fresh.generation, owner_};
+}
+
+template <class Traits>
+result<sequence_id> paged_allocator<Traits>::fork(sequence_id parent) noexcept {
+  if (const auto alive = check(parent); !alive) return alive.error();
+  if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
+  const record& original = at(parent);
+  if (const auto shared = pool_.share(blocks(parent)); !shared) return shared.error();
+
+  const std::uint32_t slot = free_slots_[--free_slot_count_];
+  record& copy = records_[slot];
+  const std::uint32_t generation = copy.generation + 1;
+  copy = original;
+  copy.generation = generation;
+  std::memcpy(row(slot), row(parent.slot), original.blocks * sizeof(block_id));
+  std::memcpy(tail(slot), tail(parent.slot), (original.tokens % block_tokens_) * sizeof(token_id));
+  counters_.tokens += copy.tokens;
+  counters_.table_blocks += copy.blocks;
+  return sequence_id{slot, generation, owner_};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto released = pool_.release(blocks(sequence)); !released) return released.error();
+  end(sequence.slot);
+  trim_idle();
+  return {};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (!deferred_.push(blocks(sequence), after)) {
+    collect();  // fences may have passed since
+    if (!deferred_.push(blocks(sequence), after)) {
+      return refusal(errc::deferred_full, sequence.slot, at(sequence).blocks, deferred_.room());
+    }
+  }
+  end(sequence.slot);
+  return {};
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::collect() noexcept {
+  const std::uint64_t gone = deferred_.collect([this](block_id block) noexcept {
+    static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
+  });
+  trim_idle();
+  return gone;
+}
+
+template <class Traits>
+void paged_allocator<Traits>::end(std::uint32_t slot) noexcept {
+  record& ended = records_[slot];
+  counters_.tokens -= ended.tokens;
+  counters_.table_blocks -= ended.blocks;
+  ++ended.generation;
+  free_slots_[free_slot_count_++] = slot;
+}
+
+template <class Traits>
+void paged_allocator<Traits>::trim_idle() noexcept {
+  if (pool_.idle() > max_idle_blocks_) pool_.reclaim(pool_.idle() - max_idle_blocks_, forget_evicted());
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::drop_idle() noexcept {
+  return pool_.reclaim(pool_.idle(), forget_evicted());
+}
+
+// Growing and shrinking
+
+template <class Traits>
+result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
+                                                      std::span<const token_id> tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const auto grown = grow(sequence.slot, tokens.size());
+  if (grown && at(sequence).tokens_known) fill(sequence.slot, grown->first, tokens);
+  return grown;
+}
+
+template <class Traits>
+result<append_result> paged_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const auto grown = grow(sequence.slot, count);
+  if (grown && count != 0) at(sequence).tokens_known = false;
+  return grown;
+}
+
+template <class Traits>
+result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count) noexcept {
+  record& sequence = records_[slot];
+  append_result out{.first = sequence.tokens};
+  if (count == 0) return out;
+  if (count > max_sequence_tokens_ - sequence.tokens) {
+    const std::uint64_t wanted = count > max_bytes ? max_bytes : sequence.tokens + count;
+    return refusal(errc::sequence_full, slot, wanted, max_sequence_tokens_);
+  }
+
+  block_id* const table = row(slot);
+  const auto used = static_cast<std::uint32_t>(sequence.tokens % block_tokens_);
+  const std::uint64_t total = detail::blocks_for(sequence.tokens + count, block_tokens_);
+  const std::uint64_t more = total - sequence.blocks;
+  block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
+  const bool copies = used != 0 && pool_.record(*last).references() > 1;
+
+  // A copy's block comes behind the new ones, so that those stand in the order they were given out.
+  out.new_blocks = more + (copies ? 1 : 0);
+  if (const auto done = allocate({&table[sequence.blocks], out.new_blocks}); !done) return done.error();
+  if (copies) {
+    out.copy = {.source = *last, .destination = table[total], .tokens = used};
+    static_cast<void>(pool_.release(*last));  // cannot fail: this sequence held it
+    *last = out.copy.destination;
+    ++counters_.copies;
+  } else if (used != 0 && index_.contains(*last) && index_.tokens(*last) > used) {
+    // Cached contents are about to be overwritten (the sequence was truncated into them), and nobody shares
+    // them.
+    drop_contents(*last);
+    sequence.committed = static_cast<std::uint32_t>(detail::lesser(sequence.committed, sequence.blocks - 1));
+  }
+  sequence.blocks = static_cast<std::uint32_t>(total);
+  sequence.tokens += count;
+  counters_.tokens += count;
+  counters_.table_blocks += more;
+  return out;
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::allocate(std::span<block_id> out) noexcept {
+  if (out.size() > pool_.available()) collect();
+  return pool_.allocate(out, forget_evicted());
+}
+
+template <class Traits>
+void paged_allocator<Traits>::fill(std::uint32_t slot, std::uint64_t first,
+                                   std::span<const token_id> tokens) noexcept {
+  std::size_t used = static_cast<std::size_t>(first % block_tokens_);
+  while (!tokens.empty()) {
+    const std::size_t part = static_cast<std::size_t>(detail::lesser(tokens.size(), block_tokens_ - used));
+    if (part == block_tokens_) {
+      complete_block(slot, tokens.first(part));
+    } else {
+      std::memcpy(tail(slot) + used, tokens.data(), part * sizeof(token_id));
+      if (used + part == block_tokens_) complete_block(slot, {tail(slot), block_tokens_});
+    }
+    used = 0;
+    tokens = tokens.subspan(part);
+  }
+}
+
+template <class Traits>
+void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept {
+  record& sequence = records_[slot];
+  const block_id block = row(slot)[sequence.keyed++];
+  sequence.chain = hash_.chain(sequence.chain, tokens);
+  index_.stage(sequence.chain, block);
+  verification_.store(block, tokens);
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::truncate(sequence_id sequence, std::uint64_t tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  record& shrunk = at(sequence);
+  if (tokens > shrunk.tokens) return refusal(errc::past_the_end, sequence.slot, tokens, shrunk.tokens);
+  const std::uint64_t keep = detail::blocks_for(tokens, block_tokens_);
+  rewind_chain(sequence.slot, tokens);
+  static_cast<void>(pool_.release(blocks(sequence).subspan(keep)));  // cannot fail: this sequence held them
+  counters_.tokens -= shrunk.tokens - tokens;
+  counters_.table_blocks -= shrunk.blocks - keep;
+  shrunk.tokens = tokens;
+  shrunk.blocks = static_cast<std::uint32_t>(keep);
+  trim_idle();
+  return {};
+}
+
+template <class Traits>
+void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept {
+  record& sequence = records_[slot];
+  const auto full = static_cast<std::uint32_t>(tokens / block_tokens_);
+  const auto used = static_cast<std::size_t>(tokens % block_tokens_);
+  if (full < sequence.committed) {
+    // Which cached block stands for the new last one is not recorded; the next commit finds out from the
+    // start.
+    sequence.committed = sequence.keyed == 0 ? full : 0;
+    sequence.parent = {};
+  }
+  if (full >= sequence.keyed) return;
+  const block_id cut = row(slot)[full];
+  sequence.keyed = full;
+  sequence.chain = full == 0 ? hash_.root(sequence.context) : index_.key(row(slot)[full - 1]);
+  sequence.tokens_known = used == 0 || verification_type::keeps_tokens;
+  if (used != 0 && sequence.tokens_known) {
+    std::memcpy(tail(slot), verification_.tokens(cut).data(), used * sizeof(token_id));
+  }
+}
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/paged_allocator_cache.hpp>

@@ -1,0 +1,318 @@
+/// @file
+/// Bodies of paged_allocator.hpp: what is cached, found and proved. Included by it alone.
+#pragma once
+
+#include <llmmem/paged_allocator.hpp>
+
+#include <cstring>
+
+namespace llmmem::inline v0 {
+
+template <class Traits>
+result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
+                                                    std::span<const token_id> tokens) noexcept {
+  if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
+  record& taker = at(sequence);
+  ++counters_.matches;
+  const std::uint64_t limit = detail::lesser(tokens.size() / block_tokens_, max_table_blocks_);
+  for (std::uint64_t i = 0; i < limit; ++i) {
+    const auto part = tokens.subspan(static_cast<std::size_t>(i * block_tokens_), block_tokens_);
+    const block_key key = hash_.chain(taker.chain, part);
+    const auto found = index_.find(key);
+    if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
+    take(sequence.slot, *found, {});
+    taker.chain = key;
+    taker.parent = verification_.link(*found);
+    ++taker.keyed;
+  }
+  return found_so_far(sequence.slot, std::uint64_t{taker.blocks} * block_tokens_);
+}
+
+template <class Traits>
+result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
+                                                    const keyed_blocks& prompt) noexcept {
+  if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
+  if (const auto fit = check_keys(prompt); !fit) return fit.error();
+  ++counters_.matches;
+  // Lookups are independent here: each asks for a later one's first cache line before it waits for its own.
+  constexpr std::size_t ahead = 4;
+  std::uint64_t tokens = 0;
+  for (std::size_t i = 0; i < prompt.keys.size() && i < max_table_blocks_; ++i) {
+    if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
+    const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
+    const auto found = index_.find(prompt.keys[i]);
+    if (!found || index_.tokens(*found) != part) break;
+    take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i]);
+    tokens += part;
+  }
+  if (tokens != 0) at(sequence).tokens_known = false;
+  return found_so_far(sequence.slot, tokens);
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::check_fresh(sequence_id sequence) const noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (at(sequence).tokens != 0) return refusal(errc::not_fresh, sequence.slot, 0, at(sequence).tokens);
+  return {};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) const noexcept {
+  const std::uint64_t needed = detail::blocks_for(blocks.tokens, block_tokens_);
+  if (blocks.keys.size() != needed) return refusal(errc::size_mismatch, 0, blocks.keys.size(), needed);
+  if (!blocks.hints.empty() && blocks.hints.size() != blocks.keys.size()) {
+    return refusal(errc::size_mismatch, 0, blocks.hints.size(), blocks.keys.size());
+  }
+  return {};
+}
+
+template <class Traits>
+void paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
+  record& sequence = records_[slot];
+  static_cast<void>(pool_.share(found));  // cannot fail: what is in the index is active or idle
+  pool_.touch(found, hint);
+  row(slot)[sequence.blocks++] = found;
+  sequence.committed = sequence.blocks;
+}
+
+template <class Traits>
+match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept {
+  record& sequence = records_[slot];
+  sequence.tokens = tokens;
+  counters_.tokens += tokens;
+  counters_.table_blocks += sequence.blocks;
+  counters_.hit_tokens += tokens;
+  counters_.hit_blocks += sequence.blocks;
+  return {.tokens = tokens, .blocks = sequence.blocks};
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::cached_tokens(std::span<const token_id> tokens,
+                                                     const prefix_context& context) const noexcept {
+  block_key key = hash_.root(context);
+  chain_link parent{};
+  std::uint64_t cached = 0;
+  while (tokens.size() - cached >= block_tokens_) {
+    const auto part = tokens.subspan(static_cast<std::size_t>(cached), block_tokens_);
+    key = hash_.chain(key, part);
+    const auto found = index_.find(key);
+    if (!found || !verification_.holds(*found, part, parent, context)) break;
+    parent = verification_.link(*found);
+    cached += block_tokens_;
+  }
+  return cached;
+}
+
+template <class Traits>
+result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  record& writer = at(sequence);
+  if (writer.committed < writer.keyed && !parent_is_current(writer)) {
+    writer.committed = 0;
+    writer.parent = {};
+  }
+  std::uint64_t registered = 0;
+  for (; writer.committed < writer.keyed; ++writer.committed) {
+    registered += adopt(writer, row(sequence.slot)[writer.committed]) ? 1 : 0;
+  }
+  return registered;
+}
+
+/// Makes `block` findable after the sequence's last committed block, unless its contents already are; says
+/// which.
+template <class Traits>
+bool paged_allocator<Traits>::adopt(record& sequence, block_id block) noexcept {
+  const auto existing = index_.find(index_.key(block));
+  if (existing) {
+    if (*existing == block ||
+        verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
+      if (*existing != block) ++counters_.duplicates;
+      sequence.parent = verification_.link(*existing);
+      return false;
+    }
+    // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
+    drop_contents(*existing);
+    ++counters_.replaced;
+  }
+  verification_.enrol(block, sequence.parent, sequence.context);
+  register_block(block, block_tokens_, {});
+  sequence.parent = verification_.link(block);
+  return true;
+}
+
+template <class Traits>
+result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
+                                                      const keyed_blocks& contents) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto fit = check_keys(contents); !fit) return fit.error();
+  record& writer = at(sequence);
+  if (contents.tokens > writer.tokens)
+    return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
+  std::uint64_t registered = 0;
+  for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
+    const access_hint hint = contents.hints.empty() ? access_hint{} : contents.hints[i];
+    const block_id block = row(sequence.slot)[i];
+    if (const auto existing = index_.find(contents.keys[i])) {
+      pool_.touch(*existing, hint);
+      ++counters_.duplicates;
+    } else if (!index_.contains(block)) {
+      const std::uint64_t part =
+          detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
+      index_.stage(contents.keys[i], block);
+      verification_.enrol_by_key(block);
+      register_block(block, static_cast<std::uint32_t>(part), hint);
+      ++registered;
+    }
+  }
+  return registered;
+}
+
+/// Whether the cached block that the last committed one was equal to still has the contents it had.
+template <class Traits>
+bool paged_allocator<Traits>::parent_is_current(const record& sequence) const noexcept {
+  const chain_link parent = sequence.parent;
+  return parent == chain_link{} ||
+         (index_.contains(parent.block) && verification_.link(parent.block) == parent);
+}
+
+template <class Traits>
+void paged_allocator<Traits>::register_block(block_id block, std::uint32_t tokens,
+                                             access_hint hint) noexcept {
+  index_.insert(block, tokens);
+  pool_.mark_cached(block, hint);
+  observer_.on_cached(block, index_.key(block));
+  ++counters_.registrations;
+}
+
+template <class Traits>
+void paged_allocator<Traits>::unregister(block_id block) noexcept {
+  observer_.on_dropped(block, index_.key(block));
+  index_.erase(block);
+}
+
+template <class Traits>
+void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
+  unregister(block);
+  pool_.unmark_cached(block);
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::tokens(sequence_id sequence) const noexcept {
+  return check(sequence) ? at(sequence).tokens : 0;
+}
+
+template <class Traits>
+std::span<const block_id> paged_allocator<Traits>::blocks(sequence_id sequence) const noexcept {
+  if (!check(sequence)) return {};
+  return {row(sequence.slot), at(sequence).blocks};
+}
+
+template <class Traits>
+paged_stats paged_allocator<Traits>::stats() const noexcept {
+  const block_pool_stats pool = pool_.stats();
+  return {.sequences = records_.size() - free_slot_count_,
+          .tokens = counters_.tokens,
+          .table_blocks = counters_.table_blocks,
+          .blocks = pool.blocks,
+          .active_blocks = pool.active,
+          .idle_blocks = pool.idle,
+          .free_blocks = pool.free,
+          .cached_blocks = index_.size(),
+          .deferred = deferred_.held(),
+          .matches = counters_.matches,
+          .hit_blocks = counters_.hit_blocks,
+          .hit_tokens = counters_.hit_tokens,
+          .allocations = pool.allocations,
+          .evictions = pool.evictions,
+          .registrations = counters_.registrations,
+          .duplicates = counters_.duplicates,
+          .replaced = counters_.replaced,
+          .copies = counters_.copies,
+          .metadata_bytes = pool.metadata_bytes + index_.metadata_bytes() + deferred_.metadata_bytes() +
+                            records_.bytes() + rows_.bytes() + tails_.bytes() + free_slots_.bytes(),
+          .verification_bytes = verification_.metadata_bytes()};
+}
+
+template <class Traits>
+std::vector<std::string> paged_allocator<Traits>::audit() const {
+  std::vector<std::string> found = pool_.audit();
+  for (const std::string& each : index_.audit())
+    found.push_back(name() + ": " + each);
+
+  // Who holds what, counted anew from the tables and the queue.
+  std::vector<std::uint64_t> held(physical_blocks());
+  std::uint64_t tokens = 0;
+  std::uint64_t table_blocks = 0;
+  std::uint64_t alive = 0;
+  for (std::uint32_t slot = 0; slot < records_.size(); ++slot) {
+    const record& sequence = records_[slot];
+    if (!sequence.alive()) continue;
+    ++alive;
+    tokens += sequence.tokens;
+    table_blocks += sequence.blocks;
+    if (sequence.blocks != detail::blocks_for(sequence.tokens, block_tokens_)) {
+      found.push_back(name() + ": sequence " + std::to_string(slot) + " holds " +
+                      std::to_string(sequence.tokens) + " tokens in " + std::to_string(sequence.blocks) +
+                      " blocks");
+    }
+    for (std::uint32_t i = 0; i < sequence.blocks; ++i) {
+      const std::uint32_t block = to_index(row(slot)[i]);
+      if (block == 0 || block >= held.size()) {
+        found.push_back(name() + ": sequence " + std::to_string(slot) + " names block " +
+                        std::to_string(block) + ", which does not exist");
+      } else {
+        ++held[block];
+      }
+    }
+  }
+  deferred_.for_each([&](block_id block) { ++held[to_index(block)]; });
+  audit_blocks(held, found);
+
+  if (alive != records_.size() - free_slot_count_ || tokens != counters_.tokens ||
+      table_blocks != counters_.table_blocks) {
+    found.push_back(name() + ": counts " + std::to_string(records_.size() - free_slot_count_) +
+                    " sequences, " + std::to_string(counters_.tokens) + " tokens, " +
+                    std::to_string(counters_.table_blocks) + " table entries; there are " +
+                    std::to_string(alive) + ", " + std::to_string(tokens) + ", " +
+                    std::to_string(table_blocks));
+  }
+  return found;
+}
+
+template <class Traits>
+void paged_allocator<Traits>::audit_blocks(const std::vector<std::uint64_t>& held,
+                                           std::vector<std::string>& found) const {
+  for (std::uint32_t i = 1; i < held.size(); ++i) {
+    const block_record& block = pool_.record(block_id{i});
+    const auto blame = [&](const std::string& what) {
+      found.push_back(name() + ": block " + std::to_string(i) + " " + what + "; held by " +
+                      owners(block_id{i}) + " (last: " + std::string(to_string(block.last())) + ")");
+    };
+    if (block.references() != held[i]) {
+      blame("counts " + std::to_string(block.references()) + " references, " + std::to_string(held[i]) +
+            " exist");
+    }
+    if (block.is_cached() != index_.contains(block_id{i})) {
+      blame(block.is_cached() ? "is marked cached but not in the index"
+                              : "is in the index but not marked cached");
+    }
+  }
+}
+
+template <class Traits>
+std::string paged_allocator<Traits>::owners(block_id block) const {
+  std::string names;
+  const auto add = [&](const std::string& who) { names += (names.empty() ? "" : ", ") + who; };
+  for (std::uint32_t slot = 0; slot < records_.size(); ++slot) {
+    if (!records_[slot].alive()) continue;
+    for (std::uint32_t i = 0; i < records_[slot].blocks; ++i) {
+      if (row(slot)[i] == block) add("sequence " + std::to_string(slot) + "[" + std::to_string(i) + "]");
+    }
+  }
+  deferred_.for_each([&](block_id each) {
+    if (each == block) add("a deferred free");
+  });
+  return names.empty() ? "nobody" : names;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,44 @@
+/// @file
+/// What a paged_allocator knows of one sequence, beside its block table.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/verification.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+struct sequence_record {
+  std::uint64_t tokens = 0;
+  std::uint32_t blocks = 0;      // entries of its block table
+  std::uint32_t generation = 0;  // of the slot; odd while a sequence lives in it
+  std::uint32_t keyed = 0;       // leading full blocks whose tokens, and so whose keys, are known
+  std::uint32_t committed = 0;   // leading blocks that are cached, here or as an equal block elsewhere
+  bool tokens_known = true;      // whether all tokens behind `keyed` blocks are in the tail
+  block_key chain{};             // key of block keyed - 1, or the root's
+  chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
+  prefix_context context{};
+
+  [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
+};
+
+}  // namespace detail
+
+/// Counts since construction, see `paged_stats`.
+struct paged_counters {
+  std::uint64_t tokens = 0;
+  std::uint64_t table_blocks = 0;
+  std::uint64_t matches = 0;
+  std::uint64_t hit_blocks = 0;
+  std::uint64_t hit_tokens = 0;
+  std::uint64_t registrations = 0;
+  std::uint64_t duplicates = 0;
+  std::uint64_t replaced = 0;
+  std::uint64_t copies = 0;
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,74 @@
+/// @file
+/// The names of things in a paged cache: blocks, sequences, tokens, and the handles that catch stale ones.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// Index of a block: which `block_bytes` of the backing memory it is. Same width as the int32 the kernels
+/// read.
+enum class block_id : std::uint32_t {};
+
+/// Block 0 is never allocated: padding of block tables points at it, so that a kernel may always read there.
+inline constexpr block_id null_block{0};
+
+/// The most blocks a pool may have: ids fit a non-negative int32, what FlashInfer's and vLLM's kernels index
+/// with.
+inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
+
+/// A token as the tokenizer numbers it.
+using token_id = std::int32_t;
+
+[[nodiscard]] constexpr std::uint32_t to_index(block_id block) noexcept {
+  return static_cast<std::uint32_t>(block);
+}
+
+/// A block together with the life it was allocated in.
+///
+/// The pool raises a block's generation each time it becomes free, so a handle kept too long is told from the
+/// block's next owner (wrap-around after 2^32 reuses of one block). `owner` tells pools apart: it is derived
+/// from the address of the pool's metadata, so two pools alive at once share one with a chance of 2^-31.
+struct block_handle {
+  block_id block = null_block;
+  std::uint32_t generation = 0;
+  std::uint32_t owner = 0;
+
+  friend constexpr bool operator==(const block_handle&, const block_handle&) noexcept = default;
+};
+
+/// A sequence of a `paged_allocator`; a default-constructed one names none.
+struct sequence_id {
+  std::uint32_t slot = 0;
+  std::uint32_t generation = 0;
+  std::uint32_t owner = 0;
+
+  friend constexpr bool operator==(const sequence_id&, const sequence_id&) noexcept = default;
+};
+
+/// Copy the first `tokens` slots of `source` to `destination` before anything is written to the latter.
+struct block_copy {
+  block_id source = null_block;
+  block_id destination = null_block;
+  std::uint32_t tokens = 0;  ///< 0: there is nothing to copy
+
+  [[nodiscard]] constexpr explicit operator bool() const noexcept { return tokens != 0; }
+  friend constexpr bool operator==(const block_copy&, const block_copy&) noexcept = default;
+};
+
+namespace detail {
+
+/// A tag for handles, never 0, that differs between objects alive at the same time.
+[[nodiscard]] inline std::uint32_t owner_tag(const void* address) noexcept {
+  // The finaliser of MurmurHash3: neighbouring addresses get unrelated tags.
+  auto bits = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(address));
+  bits = (bits ^ (bits >> 33)) * 0xFF51'AFD7'ED55'8CCDULL;
+  bits = (bits ^ (bits >> 33)) * 0xC4CE'B9FE'1A85'EC53ULL;
+  return static_cast<std::uint32_t>(bits >> 32) | 1U;
+}
+
+}  // namespace detail
+
+}  // namespace llmmem::inline v0

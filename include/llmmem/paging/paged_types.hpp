@@ -1,0 +1,108 @@
+/// @file
+/// What goes into a `paged_allocator` and comes out of it: options, results, statistics, the observer.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// No limit, where an option has one.
+inline constexpr std::uint64_t unlimited = ~std::uint64_t{0};
+
+/// The most tokens a block may hold.
+inline constexpr std::uint32_t max_block_tokens = 65'536;
+
+/// How a `paged_allocator` is built.
+struct paged_options {
+  std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
+  std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
+  std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
+  std::uint64_t max_sequence_tokens =
+      131'072;  ///< the longest a sequence may become; bounded by the pool anyway
+  std::uint64_t max_idle_blocks = unlimited;  ///< how many idle blocks may keep their contents
+  std::uint64_t max_deferred =
+      unlimited;     ///< references `release_after` may hold; unlimited: one for each block
+  hash_seed seed{};  ///< keys the hash chain
+  std::string name = "paged_allocator";  ///< what error texts call it
+  metadata_source metadata{};            ///< where its tables come from
+};
+
+/// The blocks of a prompt by keys that came with it, as traces and other services have them.
+struct keyed_blocks {
+  std::span<const block_key> keys;       ///< key i names block i and all before it
+  std::uint64_t tokens = 0;              ///< of all blocks together; the last may be partial
+  std::span<const access_hint> hints{};  ///< for the eviction policy, one for each key, or none
+};
+
+/// What `match` found.
+struct match_result {
+  std::uint64_t tokens = 0;  ///< cached tokens, now the sequence's
+  std::uint64_t blocks = 0;  ///< in as many blocks
+};
+
+/// Where the tokens of an `append` went.
+struct append_result {
+  std::uint64_t first = 0;       ///< position of the first new token
+  std::uint64_t new_blocks = 0;  ///< blocks allocated, that of `copy` included
+  block_copy copy{};             ///< copy on write: to be carried out before the new tokens are written
+};
+
+/// A `paged_allocator` now, and since its construction.
+struct paged_stats {
+  std::uint64_t sequences = 0;      ///< alive
+  std::uint64_t tokens = 0;         ///< of living sequences, shared ones counted for each
+  std::uint64_t table_blocks = 0;   ///< entries of their block tables
+  std::uint64_t blocks = 0;         ///< usable; active + idle + free
+  std::uint64_t active_blocks = 0;  ///< in use, by sequences or behind a fence
+  std::uint64_t idle_blocks = 0;    ///< cached, evictable
+  std::uint64_t free_blocks = 0;
+  std::uint64_t cached_blocks = 0;  ///< findable by `match`, active or idle
+  std::uint64_t deferred = 0;       ///< references waiting for a fence
+
+  std::uint64_t matches = 0;     ///< calls of `match`
+  std::uint64_t hit_blocks = 0;  ///< blocks that `match` shared
+  std::uint64_t hit_tokens = 0;
+  std::uint64_t allocations = 0;    ///< blocks handed out
+  std::uint64_t evictions = 0;      ///< blocks whose cached contents were given up for room
+  std::uint64_t registrations = 0;  ///< blocks made findable
+  std::uint64_t duplicates = 0;     ///< commits that found equal contents cached already
+  std::uint64_t replaced = 0;       ///< entries that a commit with the same key and other contents replaced
+  std::uint64_t copies = 0;         ///< copies on write
+
+  std::size_t metadata_bytes = 0;      ///< pool, index, tables and queue
+  std::size_t verification_bytes = 0;  ///< what the verification keeps, apart
+
+  /// Share of the slots in block tables that hold a token; 1 when there are none.
+  [[nodiscard]] double token_occupancy(std::uint32_t block_tokens) const noexcept {
+    const auto slots = static_cast<double>(table_blocks) * block_tokens;
+    return slots == 0 ? 1.0 : static_cast<double>(tokens) / slots;
+  }
+};
+
+/// Told, `noexcept`, which contents become findable and which are given up: what a router's event stream is
+/// made of.
+template <class O>
+concept cache_observer = std::movable<O> && requires(O& observer, block_id block, const block_key& key) {
+  { observer.on_cached(block, key) } noexcept;
+  { observer.on_dropped(block, key) } noexcept;
+};
+
+/// The observer that costs nothing.
+struct ignore_cache_events {
+  void on_cached(block_id, const block_key&) const noexcept {}
+  void on_dropped(block_id, const block_key&) const noexcept {}
+};
+
+static_assert(cache_observer<ignore_cache_events>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,139 @@
+/// @file
+/// Whether a hit in the prefix index is believed: by its tokens, or by its hash alone.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// Identity of a block's registered contents: the block, and how often it had been registered. Unlike a key
+/// it cannot collide. The root of every chain is the null block.
+struct chain_link {
+  block_id block = null_block;
+  std::uint32_t stamp = 0;
+
+  friend constexpr bool operator==(const chain_link&, const chain_link&) noexcept = default;
+};
+
+/// What a prefix index asks before it believes a key.
+///
+/// `store` keeps a full block's tokens; `enrol` says that they are now registered, as the child of `parent`
+/// in `context`; `holds` answers whether a registered block has exactly these tokens after exactly that
+/// parent.
+template <class V>
+concept block_verification =
+    std::constructible_from<V, std::uint64_t, std::uint32_t, const metadata_source&> && std::movable<V> &&
+    requires(V verify, const V& read, block_id block, std::span<const token_id> tokens, chain_link parent,
+             const prefix_context& context) {
+      { V::keeps_tokens } -> std::convertible_to<bool>;
+      { verify.store(block, tokens) } noexcept;
+      { verify.enrol(block, parent, context) } noexcept;
+      { verify.enrol_by_key(block) } noexcept;
+      { read.tokens(block) } noexcept -> std::same_as<std::span<const token_id>>;
+      { read.link(block) } noexcept -> std::same_as<chain_link>;
+      { read.holds(block, tokens, parent, context) } noexcept -> std::same_as<bool>;
+      { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
+    };
+
+/// The default: a hit counts only if the block's own tokens, its context and the *identity* of the block
+/// before it are equal. By induction from the root the whole prefix is then equal, whatever the hash does:
+/// one tenant never gets another's KV, and a collision costs a hit.
+///
+/// A child whose parent was evicted and computed anew is the child of another identity, and so no hit:
+/// policies that evict tails first (all of ours but LFU and MIN under pressure) lose nothing by it.
+///
+/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 44 a block, committed as they
+/// are used.
+class verify_tokens {
+ public:
+  static constexpr bool keeps_tokens = true;
+
+  verify_tokens(std::uint64_t blocks, std::uint32_t block_tokens, const metadata_source& source)
+      : tokens_(checked_multiply(blocks + 1, block_tokens, "verify_tokens: blocks x tokens a block"), source,
+                "verify_tokens: tokens"),
+        records_(blocks + 1, record{}, source, "verify_tokens: records"),
+        block_tokens_(block_tokens) {}
+
+  /// @pre `tokens` fill the block, and are not the block's own.
+  void store(block_id block, std::span<const token_id> tokens) noexcept {
+    std::memcpy(tokens_.data() + first(block), tokens.data(), tokens.size_bytes());
+  }
+
+  void enrol(block_id block, chain_link parent, const prefix_context& context) noexcept {
+    record& at = records_[to_index(block)];
+    at = {.context = context, .parent = parent, .stamp = at.stamp + 1};
+  }
+
+  /// Registered by a key from outside: its tokens are unknown, so it never answers a question about tokens.
+  void enrol_by_key(block_id block) noexcept { enrol(block, unknown_parent, {}); }
+
+  [[nodiscard]] std::span<const token_id> tokens(block_id block) const noexcept {
+    return {tokens_.data() + first(block), block_tokens_};
+  }
+
+  [[nodiscard]] chain_link link(block_id block) const noexcept {
+    return {block, records_[to_index(block)].stamp};
+  }
+
+  [[nodiscard]] bool holds(block_id block, std::span<const token_id> tokens, chain_link parent,
+                           const prefix_context& context) const noexcept {
+    const record& at = records_[to_index(block)];
+    return at.parent == parent && at.context == context &&
+           std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0;
+  }
+
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return tokens_.bytes() + records_.bytes(); }
+
+ private:
+  struct record {
+    prefix_context context{};
+    chain_link parent{};
+    std::uint32_t stamp = 0;
+  };
+
+  // No chain passes through the null block with a stamp: that is the root's alone, and it has none.
+  static constexpr chain_link unknown_parent{null_block, 1};
+
+  [[nodiscard]] std::size_t first(block_id block) const noexcept {
+    return std::size_t{to_index(block)} * block_tokens_;
+  }
+
+  detail::fixed_array<token_id> tokens_;  // by block
+  detail::fixed_array<record> records_;   // by block
+  std::uint32_t block_tokens_;
+};
+
+static_assert(block_verification<verify_tokens>);
+
+/// Believes equal keys: no tokens are kept. For keys that come from elsewhere (traces, another service), and
+/// for engines that accept a 128-bit keyed hash as proof.
+class trust_hash {
+ public:
+  static constexpr bool keeps_tokens = false;
+
+  trust_hash(std::uint64_t, std::uint32_t, const metadata_source&) noexcept {}
+
+  void store(block_id, std::span<const token_id>) noexcept {}
+  void enrol(block_id, chain_link, const prefix_context&) noexcept {}
+  void enrol_by_key(block_id) noexcept {}
+  [[nodiscard]] std::span<const token_id> tokens(block_id) const noexcept { return {}; }
+  [[nodiscard]] chain_link link(block_id) const noexcept { return {}; }
+  [[nodiscard]] bool holds(block_id, std::span<const token_id>, chain_link,
+                           const prefix_context&) const noexcept {
+    return true;
+  }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
+};
+
+static_assert(block_verification<trust_hash>);
+
+}  // namespace llmmem::inline v0

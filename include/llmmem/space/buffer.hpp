@@ -1,0 +1,79 @@
+/// @file
+/// `space_buffer`: owns one range of a space, and gives it back.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/space/concepts.hpp>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// The owner of a range; `range()` is its trivially copyable view. The space outlives it.
+///
+/// Destroying a buffer gives the range back at once: wait for the copies that touch it first.
+///
+/// @par Thread safety   as a plain value; the space as it says.
+/// @par Errors          the constructors throw; nothing else does.
+template <memory_space Space>
+class space_buffer {
+ public:
+  using range_type = typename Space::range_type;
+
+  /// Owns nothing.
+  space_buffer() noexcept = default;
+
+  /// @throws out_of_memory   when the space has not got them; the text carries the shortage.
+  /// @throws length_error    for 0 bytes.
+  /// @throws argument_error  for an alignment that is not a power of two.
+  space_buffer(Space& space, std::uint64_t bytes, std::uint64_t alignment)
+      : space_(&space), range_(space.try_allocate(bytes, alignment).value()) {}
+
+  /// Room for `count` elements of `bytes_each`.
+  /// @throws length_error  also when the product passes 2^63 - 1.
+  space_buffer(Space& space, std::uint64_t count, std::uint64_t bytes_each, std::uint64_t alignment)
+      : space_buffer(space,
+                     checked_multiply(count, bytes_each,
+                                      (std::string(space.name()) + ": elements x bytes an element").c_str()),
+                     alignment) {}
+
+  space_buffer(space_buffer&& other) noexcept
+      : space_(std::exchange(other.space_, nullptr)), range_(std::exchange(other.range_, range_type{})) {}
+
+  space_buffer& operator=(space_buffer&& other) noexcept {
+    if (this != &other) {
+      reset();
+      space_ = std::exchange(other.space_, nullptr);
+      range_ = std::exchange(other.range_, range_type{});
+    }
+    return *this;
+  }
+
+  ~space_buffer() { reset(); }
+
+  /// Gives the range back now.
+  void reset() noexcept {
+    if (space_ != nullptr) space_->deallocate(range_);
+    space_ = nullptr;
+    range_ = range_type{};
+  }
+
+  /// Hands the range to the caller, who gives it back.
+  [[nodiscard]] range_type release() noexcept {
+    space_ = nullptr;
+    return std::exchange(range_, range_type{});
+  }
+
+  [[nodiscard]] range_type range() const noexcept { return range_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return range_.bytes; }
+  [[nodiscard]] explicit operator bool() const noexcept { return space_ != nullptr; }
+
+ private:
+  Space* space_ = nullptr;
+  range_type range_{};
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,98 @@
+/// @file
+/// What a space of memory is: `memory_space`, the ranges it gives out, and the copies in and out of it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+/// Bytes inside a `Space`: an address in that space's own terms, and a length. Trivially copyable, owns
+/// nothing, and a range of one space does not convert to a range of another.
+///
+/// The address is dereferenceable only where `Space::is_host_accessible`; elsewhere it is what the space's
+/// kernels or its copies understand (a device pointer, a file offset).
+template <class Space>
+struct memory_range {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+
+  [[nodiscard]] constexpr bool empty() const noexcept { return bytes == 0; }
+
+  /// `count` bytes from `offset` on, or `errc::out_of_range` when they reach past the end.
+  [[nodiscard]] constexpr result<memory_range> subrange(std::uint64_t offset,
+                                                        std::uint64_t count) const noexcept {
+    if (offset > bytes || count > bytes - offset) {
+      const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
+      return failure{.code = errc::out_of_range, .wanted = end, .found = bytes, .where = "memory_range"};
+    }
+    return memory_range{data + offset, count};
+  }
+
+  /// The bytes themselves, where the host may touch them.
+  [[nodiscard]] constexpr std::span<std::byte> span() const noexcept
+    requires(Space::is_host_accessible)
+  {
+    return {data, static_cast<std::size_t>(bytes)};
+  }
+
+  friend constexpr bool operator==(const memory_range&, const memory_range&) noexcept = default;
+};
+
+/// A place where bytes live, with a hard budget.
+///
+/// - `range_type` is what it gives out: `memory_range<S>` (an adaptor passes on its upstream's).
+/// - `is_host_accessible` says whether the host may dereference a range.
+/// - `try_allocate(bytes, alignment)` gives a range of at least one byte, its address a multiple of
+/// `alignment`
+///   (a power of two), or a `failure` that carries the shortage: `errc::out_of_bytes` past the budget,
+///   `errc::system_refused` when the budget would allow it but what is beneath it does not,
+///   `errc::zero_bytes`, `errc::bad_alignment`. A refusal changes nothing.
+/// - `deallocate(range)` takes back a whole range that `try_allocate` gave. It does not throw; what a space
+/// does
+///   with a range that is not its own, it says. An empty range is no change. Operations on the range must be
+///   behind their last fence.
+/// - `used() <= capacity()` at all times; both are bytes, metadata not included.
+/// - `name()` is what error texts call it.
+template <class S>
+concept memory_space = requires(S& space, const S& seen, typename S::range_type range, std::uint64_t n) {
+  { range.data } -> std::convertible_to<std::byte*>;
+  { range.bytes } -> std::convertible_to<std::uint64_t>;
+  { space.try_allocate(n, n) } noexcept -> std::same_as<result<typename S::range_type>>;
+  { space.deallocate(range) } noexcept;
+  { seen.capacity() } noexcept -> std::same_as<std::uint64_t>;
+  { seen.used() } noexcept -> std::same_as<std::uint64_t>;
+  { seen.name() } noexcept -> std::convertible_to<std::string_view>;
+  requires std::same_as<std::remove_cv_t<decltype(S::is_host_accessible)>, bool>;
+};
+
+/// Runs copies between host memory and a space, and inside that space. The line along which they go is an
+/// object: a space that has only one (`host_space`, `testing::simulated_space`) is its own queue, elsewhere
+/// it is a stream or a ring that the caller makes. There is no default one.
+///
+/// Each call starts when all of `after` have passed, and returns the fence that passes when the copy is done.
+/// Until then source and destination belong to the copy: neither may be written, and the destination not
+/// read. The span `after` itself need only live through the call. Copies of one queue that touch the same
+/// bytes are ordered by `after` and by nothing else.
+///
+/// A refusal is a value and starts nothing: `errc::size_mismatch` when the two lengths differ,
+/// `errc::dead_range` when the range is not inside a live one of the space. Source and destination inside a
+/// space must not overlap: `errc::overlapping_ranges`.
+template <class Q, class Space>
+concept copy_queue =
+    memory_space<Space> && fence<typename Q::fence_type> &&
+    requires(Q& queue, typename Space::range_type range, std::span<std::byte> host,
+             std::span<const std::byte> constant, std::span<const typename Q::fence_type> after) {
+      { queue.copy_in_async(range, constant, after) } -> std::same_as<result<typename Q::fence_type>>;
+      { queue.copy_out_async(host, range, after) } -> std::same_as<result<typename Q::fence_type>>;
+      { queue.copy_within_async(range, range, after) } -> std::same_as<result<typename Q::fence_type>>;
+    };
+
+}  // namespace llmmem::inline v0

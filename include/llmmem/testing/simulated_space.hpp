@@ -1,0 +1,358 @@
+/// @file
+/// `simulated_space`: a device without a device. Its memory crashes the host that touches it, its copies take
+/// virtual time, and bytes used before their fence are an error.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/space/live_ranges.hpp>
+#include <llmmem/testing/aliased_pages.hpp>
+#include <llmmem/testing/virtual_clock.hpp>
+#include <llmmem/testing/virtual_link.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmmem::inline v0::testing {
+
+/// A copy that touches bytes another copy has not finished with: the text names both, the bytes and the
+/// times.
+class fence_error : public error {
+ public:
+  using error::error;
+};
+
+/// How a simulated space is set up.
+struct simulated_options {
+  std::uint64_t budget = 0;              ///< most bytes; 0 is refused
+  const char* name = "simulated_space";  ///< for error texts; outlives the space
+  link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};        ///< to and from the host
+  link_model internal{.bytes_per_second = 1'000'000'000'000, .latency_ns = 2'000};  ///< copies within
+  std::optional<std::byte> fresh = std::byte{0xCD};  ///< what new ranges hold; nullopt leaves pages untouched
+  misuse_handler on_misuse = &abort_on_misuse;       ///< called instead of taking back a wrong range
+  void* misuse_context = nullptr;
+};
+
+/// Counters of a simulated space.
+struct simulated_stats {
+  space_stats memory;
+  std::uint64_t copies_in = 0;
+  std::uint64_t copies_out = 0;
+  std::uint64_t copies_within = 0;
+  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_out = 0;
+  std::uint64_t bytes_within = 0;
+  std::uint64_t in_flight = 0;  ///< copies that have not finished
+};
+
+/// A device's memory and its link, simulated so strictly that an engine which runs on it waits where it must.
+///
+/// - **The host cannot touch it.** The addresses it gives out are PROT_NONE, for good; its copies use an
+/// alias.
+/// - **Copies take time.** Those in and out queue on one link, those within on another:
+///   `finish = max(now, link free, after) + latency + bytes / bandwidth` on a clock that the test drives.
+/// - **Bytes move late.** A copy reads its source when it *finishes*, and fills its destination with `0xDD`
+/// when it
+///   starts: host code that reuses a source or reads a destination too early gets wrong bytes, every time.
+/// - **Order must be asked for.** A copy that reads what an unfinished copy writes, or writes what one reads
+/// or
+///   writes, without its fence waited for or passed in `after`, throws `fence_error`, although the link would
+///   have put them in order. Both ends count, on the host as in the space.
+///
+/// Order is judged by virtual time: a wait for something later also passes what is earlier. Run a test with
+/// several bandwidths where that could hide a missing fence.
+///
+/// @par Complexity      O(copies in flight) for a copy; a few system calls for an allocation.
+/// @par Thread safety   none: one thread drives the clock and its spaces, and a run repeats bit for bit.
+/// @par Errors          the constructor throws `length_error` and `argument_error`; copies throw
+/// `fence_error`, and
+///                      `length_error` past the end of time; what a real space refuses is a value.
+class simulated_space {
+ public:
+  using range_type = memory_range<simulated_space>;
+  using fence_type = virtual_fence;
+  static constexpr bool is_host_accessible = false;
+
+  /// What destinations hold while their copy is under way.
+  static constexpr std::byte in_flight_fill{0xDD};
+
+  /// @param clock  outlives the space.
+  simulated_space(virtual_clock& clock, const simulated_options& options)
+      : clock_(&clock), options_(options), link_(options.link), internal_(options.internal) {
+    if (options.budget == 0) {
+      throw length_error(std::string(options.name) + ": the budget is 0 bytes; say how much it may hold");
+    }
+    if (options.budget > max_bytes) {
+      throw length_error(std::string(options.name) + ": a budget of " + std::to_string(options.budget) +
+                         " bytes passes the limit of 2^63 - 1");
+    }
+  }
+
+  simulated_space(const simulated_space&) = delete;
+  simulated_space& operator=(const simulated_space&) = delete;
+
+  /// Drops the copies under way, and unmaps everything.
+  ~simulated_space() {
+    clock_->forget(this);
+    for (const auto& live : live_) {
+      aliased_pages pages = live.payload.pages;
+      pages.unmap();
+    }
+  }
+
+  [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept;
+  void deallocate(range_type range) noexcept;
+
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
+  [[nodiscard]] std::uint64_t used() const noexcept { return stats_.memory.used; }
+  [[nodiscard]] std::string_view name() const noexcept { return options_.name; }
+
+  /// @name Copies   see `copy_queue`
+  /// @{
+  [[nodiscard]] result<virtual_fence> copy_in_async(range_type destination, std::span<const std::byte> source,
+                                                    std::span<const virtual_fence> after) {
+    if (!holds(destination)) return dead(destination);
+    return start(direction::in, {source.data(), source.size()}, {destination.data, destination.bytes}, after);
+  }
+  [[nodiscard]] result<virtual_fence> copy_out_async(std::span<std::byte> destination, range_type source,
+                                                     std::span<const virtual_fence> after) {
+    if (!holds(source)) return dead(source);
+    return start(direction::out, {source.data, source.bytes}, {destination.data(), destination.size()},
+                 after);
+  }
+  [[nodiscard]] result<virtual_fence> copy_within_async(range_type destination, range_type source,
+                                                        std::span<const virtual_fence> after) {
+    if (!holds(source)) return dead(source);
+    if (!holds(destination)) return dead(destination);
+    return start(direction::within, {source.data, source.bytes}, {destination.data, destination.bytes},
+                 after);
+  }
+  /// @}
+
+  /// Whether all of `range` lies inside one live range; an empty one lies in any.
+  [[nodiscard]] bool holds(range_type range) const noexcept {
+    return range.bytes == 0 || live_.holding(range.data, range.bytes) != nullptr;
+  }
+
+  [[nodiscard]] simulated_stats stats() const noexcept {
+    simulated_stats now = stats_;
+    now.memory.ranges = live_.size();
+    now.memory.metadata_bytes = live_.metadata_bytes();
+    now.in_flight = in_flight_.size();
+    return now;
+  }
+
+  /// The links, for when they are free and how long they were taken.
+  [[nodiscard]] const virtual_link& link() const noexcept { return link_; }
+  [[nodiscard]] const virtual_link& internal() const noexcept { return internal_; }
+
+ private:
+  enum class direction : std::uint8_t { in, out, within };
+
+  struct placed {
+    aliased_pages pages;
+    std::uint64_t number =
+        0;  // how many ranges were given out before it: a name that repeats from run to run
+  };
+
+  /// Bytes at one end of a copy, on the host or in the space: handed-out addresses lie apart from the host's.
+  struct interval {
+    const std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+
+    [[nodiscard]] bool overlaps(const interval& other) const noexcept {
+      const auto a = reinterpret_cast<std::uintptr_t>(data);
+      const auto b = reinterpret_cast<std::uintptr_t>(other.data);
+      return a < b ? b - a < bytes && other.bytes != 0 : a - b < other.bytes && bytes != 0;
+    }
+  };
+
+  struct copy {
+    std::uint64_t number = 0;
+    direction way = direction::in;
+    interval from;
+    interval to;
+    virtual_time finish;
+  };
+
+  [[nodiscard]] failure dead(range_type range) const noexcept {
+    return {.code = errc::dead_range, .wanted = range.bytes, .where = options_.name};
+  }
+
+  [[nodiscard]] result<virtual_fence> start(direction way, interval from, interval to,
+                                            std::span<const virtual_fence> after);
+  void check_order(const copy& wanted, virtual_time ready) const;
+  [[nodiscard]] std::string describe(const interval& bytes) const;
+  [[nodiscard]] std::byte* touchable(const interval& bytes) const noexcept;
+  void begin(std::uint64_t number) noexcept;
+  void finish(std::uint64_t number) noexcept;
+  [[nodiscard]] std::size_t find(std::uint64_t number) const noexcept {
+    std::size_t i = 0;
+    while (in_flight_[i].number != number)
+      ++i;
+    return i;
+  }
+
+  virtual_clock* clock_;
+  simulated_options options_;
+  virtual_link link_;
+  virtual_link internal_;
+  live_ranges<placed> live_;
+  std::vector<copy> in_flight_;
+  std::uint64_t copies_ = 0;
+  simulated_stats stats_;
+};
+
+static_assert(memory_space<simulated_space>);
+static_assert(copy_queue<simulated_space, simulated_space>);
+
+inline result<simulated_space::range_type> simulated_space::try_allocate(std::uint64_t bytes,
+                                                                         std::uint64_t alignment) noexcept {
+  space_stats& memory = stats_.memory;
+  const auto refuse = [&](errc code, std::uint64_t wanted) {
+    ++memory.refusals;
+    return failure{
+        .code = code, .wanted = wanted, .found = options_.budget - memory.used, .where = options_.name};
+  };
+  if (bytes == 0) return refuse(errc::zero_bytes, 0);
+  if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, alignment);
+  if (bytes > options_.budget - memory.used) return refuse(errc::out_of_bytes, bytes);
+  if (!live_.reserve_one()) return refuse(errc::system_refused, bytes);
+  const aliased_pages pages = aliased_pages::map(bytes, alignment);
+  if (pages.address == nullptr) return refuse(errc::system_refused, bytes);
+  if (options_.fresh)
+    std::memset(pages.alias, static_cast<int>(*options_.fresh), static_cast<std::size_t>(bytes));
+  live_.insert(pages.address, bytes, {pages, memory.allocations});
+  memory.used += bytes;
+  if (memory.used > memory.peak) memory.peak = memory.used;
+  ++memory.allocations;
+  return range_type{pages.address, bytes};
+}
+
+inline void simulated_space::deallocate(range_type range) noexcept {
+  if (range.data == nullptr && range.bytes == 0) return;
+  misuse wrong = live_.check(options_.name, range.data, range.bytes);
+  if (wrong.what == misuse::kind::none) {
+    const interval whole{range.data, range.bytes};
+    for (const copy& c : in_flight_) {
+      if (c.from.overlaps(whole) || c.to.overlaps(whole)) wrong.what = misuse::kind::in_flight;
+    }
+  }
+  if (wrong.what != misuse::kind::none) {
+    ++stats_.memory.misuses;
+    options_.on_misuse(wrong, options_.misuse_context);
+    return;
+  }
+  auto removed = live_.remove(range.data);
+  stats_.memory.used -= removed.bytes;
+  removed.payload.pages.unmap();
+}
+
+inline result<virtual_fence> simulated_space::start(direction way, interval from, interval to,
+                                                    std::span<const virtual_fence> after) {
+  if (from.bytes != to.bytes) {
+    return failure{
+        .code = errc::size_mismatch, .wanted = to.bytes, .found = from.bytes, .where = options_.name};
+  }
+  if (from.overlaps(to)) {
+    const std::uint64_t apart = from.data < to.data ? static_cast<std::uint64_t>(to.data - from.data)
+                                                    : static_cast<std::uint64_t>(from.data - to.data);
+    return failure{.code = errc::overlapping_ranges,
+                   .wanted = to.bytes,
+                   .found = to.bytes - apart,
+                   .where = options_.name};
+  }
+  virtual_time ready = clock_->now();
+  for (const virtual_fence& f : after) {
+    if (f.clock() == nullptr) continue;
+    if (f.clock() != clock_) return failure{.code = errc::foreign_handle, .where = options_.name};
+    if (f.time() > ready) ready = f.time();
+  }
+  copy wanted{.number = copies_, .way = way, .from = from, .to = to, .finish = {}};
+  check_order(wanted, ready);
+
+  in_flight_.reserve(in_flight_.size() + 1);
+  clock_->reserve(2);
+  virtual_link& link = way == direction::within ? internal_ : link_;
+  const virtual_link::span taken = link.schedule(ready, from.bytes);
+  wanted.finish = taken.finish;
+  in_flight_.push_back(wanted);
+  ++copies_;
+  auto& [memory, in, out, within, bytes_in, bytes_out, bytes_within, flying] = stats_;
+  ++(way == direction::in ? in : way == direction::out ? out : within);
+  (way == direction::in ? bytes_in : way == direction::out ? bytes_out : bytes_within) += from.bytes;
+
+  const auto on_begin = [](void* self, std::uint64_t number) noexcept {
+    static_cast<simulated_space*>(self)->begin(number);
+  };
+  const auto on_finish = [](void* self, std::uint64_t number) noexcept {
+    static_cast<simulated_space*>(self)->finish(number);
+  };
+  clock_->at(taken.start, on_begin, this, wanted.number);
+  clock_->at(taken.finish, on_finish, this, wanted.number);
+  clock_->advance_to(clock_->now());  // what starts, or even ends, at once
+  return virtual_fence{*clock_, taken.finish};
+}
+
+/// Throws when `wanted`, which may start at `ready`, touches what an unfinished copy touches, one of them
+/// writing.
+inline void simulated_space::check_order(const copy& wanted, virtual_time ready) const {
+  static constexpr const char* names[] = {"copy in", "copy out", "copy within"};
+  for (const copy& other : in_flight_) {
+    if (other.finish <= ready) continue;
+    const bool reads_written = wanted.from.overlaps(other.to);
+    const bool writes_written = wanted.to.overlaps(other.to);
+    const bool writes_read = wanted.to.overlaps(other.from);
+    if (!reads_written && !writes_written && !writes_read) continue;
+    throw fence_error(std::string(options_.name) + ": " + names[static_cast<int>(wanted.way)] +
+                      (reads_written ? " reads " : " writes ") +
+                      describe(reads_written ? wanted.from : wanted.to) + " from " +
+                      std::to_string(ready.ns) + " ns on, but the " + names[static_cast<int>(other.way)] +
+                      (reads_written || writes_written ? " that writes " : " that reads ") +
+                      describe(reads_written || writes_written ? other.to : other.from) + " finishes at " +
+                      std::to_string(other.finish.ns) + " ns; wait for its fence, or pass it in `after`");
+  }
+}
+
+inline std::string simulated_space::describe(const interval& bytes) const {
+  const auto* live = live_.holding(bytes.data, bytes.bytes);
+  if (live == nullptr) return std::to_string(bytes.bytes) + " bytes of the host";
+  const auto offset = static_cast<std::uint64_t>(bytes.data - live->data);
+  return "bytes [" + std::to_string(offset) + ", " + std::to_string(offset + bytes.bytes) + ") of range " +
+         std::to_string(live->payload.number);
+}
+
+/// Where the simulator itself may touch these bytes: the alias of a range, or the host's bytes as they are.
+inline std::byte* simulated_space::touchable(const interval& bytes) const noexcept {
+  const auto* live = live_.holding(bytes.data, bytes.bytes);
+  return live == nullptr ? const_cast<std::byte*>(bytes.data)
+                         : live->payload.pages.alias + (bytes.data - live->data);
+}
+
+inline void simulated_space::begin(std::uint64_t number) noexcept {
+  const copy& c = in_flight_[find(number)];
+  if (c.to.bytes != 0) {
+    std::memset(touchable(c.to), static_cast<int>(in_flight_fill), static_cast<std::size_t>(c.to.bytes));
+  }
+}
+
+inline void simulated_space::finish(std::uint64_t number) noexcept {
+  const std::size_t i = find(number);
+  const copy done = in_flight_[i];
+  in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+  if (done.to.bytes != 0) {
+    std::memcpy(touchable(done.to), touchable(done.from), static_cast<std::size_t>(done.to.bytes));
+  }
+}
+
+}  // namespace llmmem::inline v0::testing
