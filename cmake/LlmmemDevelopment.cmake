@@ -35,15 +35,16 @@ function(llmmem_dependency name)
   if(TARGET ${name}::${name})
     return()
   endif()
+  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # so that our options reach projects of older CMake policies
   set(system "")
   if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.25)
     set(system SYSTEM) # so that our warnings stop at its headers
   endif()
   FetchContent_Declare(
-    ${name}
+    ${name} ${system}
     URL "${arg_URL}"
     URL_HASH "SHA256=${arg_SHA256}"
-    DOWNLOAD_EXTRACT_TIMESTAMP TRUE ${system}
+    DOWNLOAD_EXTRACT_TIMESTAMP TRUE
     FIND_PACKAGE_ARGS ${arg_VERSION} QUIET GLOBAL)
   find_package(${name} ${arg_VERSION} QUIET GLOBAL)
   if(NOT ${name}_FOUND)

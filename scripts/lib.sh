@@ -151,10 +151,21 @@ logged() {
   sed -nE '/^CMake Warning/,/^$/p; /^-- (gates|benchmarks): /p' "$log"
 }
 
+# configure NAME CMAKE_ARGUMENT...
+configure() {
+  local log=$1-configure
+  shift
+  logged "$log" cmake "$@"
+  # Given another compiler than last time, CMake starts anew and forgets every other setting, the tests' kinds too.
+  if grep -q "require your cache to be deleted" "build/log/$log"; then
+    logged "$log" cmake "$@"
+  fi
+}
+
 # build_preset PRESET [CMAKE_ARGUMENT...]
 build_preset() {
   local preset=$1
   shift
-  logged "$preset-configure" cmake --preset "$preset" "$@"
+  configure "$preset" --preset "$preset" "$@"
   logged "$preset-build" cmake --build --preset "$preset" --parallel "$jobs"
 }

@@ -22,7 +22,7 @@ function(llmmem_add_doctests target label)
     set(test "${LLMMEM_TEST_PREFIX}${name}")
     add_test(NAME "${test}" COMMAND ${target} "--source-file=*tests/${source}" --no-intro)
     # doctest calls it a success when no test ran.
-    set_tests_properties("${test}" PROPERTIES LABELS ${label} TIMEOUT 600 FAIL_REGULAR_EXPRESSION
+    set_tests_properties("${test}" PROPERTIES LABELS ${label} TIMEOUT ${LLMMEM_TEST_TIMEOUT} FAIL_REGULAR_EXPRESSION
                                               "test cases: +0 [|] +0 passed")
   endforeach()
 endfunction()

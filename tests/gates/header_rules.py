@@ -23,17 +23,21 @@ def without_comments(text):
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()) if m.group()[0] == "/" else '""', text)
 
 
-def mutable_static(line):
-    """Is this line the definition of a variable that lives as long as the program and can change?"""
-    if re.search(r"\b(constexpr|constinit const|static_assert|using|typedef|namespace|template|operator)\b", line):
-        return False
-    start = re.match(r"\s*(?:static\s+thread_local|thread_local\s+static|static\s+inline|inline\s+static|static|thread_local|inline|extern)\s+(.*)", line)
-    if not start:
-        return False
-    declarator = re.split(r"[={;]", start.group(1), maxsplit=1)[0]
-    if "(" in declarator or not re.search(r"[={;]", start.group(1)):
-        return False  # a function, or the line goes on
-    return not re.match(r"const\b(?!.*\*\s*\w+\s*$)", declarator)
+def mutable_statics(code):
+    """Yields line and text of each variable that lives as long as the program and can change. `code` has no comments."""
+    code = re.sub(r"(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m.group()), code)
+    for statement in re.finditer(r"[^;{}]+[;{]", code):
+        text = re.sub(r"^(?:\s*(?:public|private|protected)\s*:)*\s*", "", statement.group())
+        if re.search(r"\b(constexpr|constinit const|using|typedef|namespace|template|operator)\b", text):
+            continue
+        start = re.match(r"(?:(?:static|inline|thread_local|extern)\s+)+(?!\")(.*)[;{]$", text, re.DOTALL)
+        if not start:
+            continue
+        declarator = re.split(r"=", start.group(1), maxsplit=1)[0].strip()
+        constant = re.match(r"const\b", declarator) and not re.search(r"\*\s*\w+$", declarator)
+        if "(" not in declarator and not constant:
+            line = code.count("\n", 0, statement.end() - len(text.lstrip())) + 1
+            yield line, " ".join(text.split())
 
 
 headers = sorted(p for p in ROOT.rglob("*") if p.suffix in {".hpp", ".cuh"})
@@ -49,12 +53,13 @@ for path in headers:
     if raw.count("#pragma once\n") != 1:
         report(path, 1, "must say `#pragma once`, once")
 
-    for number, line in enumerate(without_comments(raw).splitlines(), 1):
+    code = without_comments(raw)
+    for number, text in mutable_statics(code):
+        report(path, number, f"mutable static state: {text}")
+    for number, line in enumerate(code.splitlines(), 1):
         if macro := re.match(r"\s*#\s*(?:define|undef)\s+(\w+)", line):
             if not macro.group(1).startswith("LLMMEM_"):
                 report(path, number, f"macro {macro.group(1)} must be named LLMMEM_...")
-        elif mutable_static(line):
-            report(path, number, f"mutable static state: {line.strip()}")
         if re.search(r"\busing\s+namespace\b", line):
             report(path, number, "using namespace in a header")
 
