@@ -27,6 +27,7 @@
 #include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/ids.hpp>

@@ -27,10 +27,10 @@ namespace {
 struct entry {
   bool pinned = true;
   std::uint64_t inserted = 0;
-  std::uint64_t first_unpinned = never;
+  std::uint64_t first_unpinned = access_hint::never;
   std::uint64_t last_event = 0;  // of any kind that makes it recent
   std::uint64_t uses = 1;
-  std::uint64_t next_use = never;
+  std::uint64_t next_use = access_hint::never;
 };
 
 class oracle {
@@ -51,7 +51,7 @@ class oracle {
     entry& e = entries_.at(slot);
     e.pinned = false;
     e.last_event = ++now_;
-    if (e.first_unpinned == never) e.first_unpinned = now_;
+    if (e.first_unpinned == access_hint::never) e.first_unpinned = now_;
   }
   void erase(slot_id slot) { entries_.erase(slot); }
 
@@ -70,7 +70,7 @@ class oracle {
     if (policy_ == "lru") return {e.last_event, 0};
     if (policy_ == "fifo") return {e.first_unpinned, 0};
     if (policy_ == "lfu") return {e.uses, e.last_event};
-    return {never - e.next_use, e.last_event};
+    return {access_hint::never - e.next_use, e.last_event};
   }
 
   std::string_view policy_;
@@ -82,7 +82,7 @@ class oracle {
 template <class Policy>
 void step(Policy& policy, oracle& model, random_numbers& random, std::uint32_t slots) {
   const slot_id slot{random.below(slots)};
-  const access_hint hint{random.once_in(4) ? never : random.below(std::uint64_t{50})};
+  const access_hint hint{random.once_in(4) ? access_hint::never : random.below(std::uint64_t{50})};
   if (!model.known(slot)) {
     policy.insert(slot, hint);
     model.insert(slot, hint);
@@ -190,8 +190,7 @@ TEST_CASE("a policy whose metadata cannot be had says so and leaks nothing") {
         1);
   CHECK(fail_each_allocation([](const metadata_source& source) { lfu_eviction(slot_count{8}, source); }) ==
         3);
-  CHECK(fail_each_allocation(
-            [](const metadata_source& source) {
+  CHECK(fail_each_allocation([](const metadata_source& source) {
           static_cast<void>(make_eviction("lfu", slot_count{8}, source));
         }) == 4);
   counting_metadata failing(1);

@@ -30,12 +30,12 @@ inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
   return static_cast<std::uint64_t>(count);
 }
 
-/// A next use that will not come, or that nobody knows.
-inline constexpr std::uint64_t never = ~std::uint64_t{0};
-
 /// What the caller knows about an access. A policy takes from it what it ranks by and ignores the rest, at no
 /// cost.
 struct access_hint {
+  /// A next use that will not come, or that nobody knows.
+  static constexpr std::uint64_t never = ~std::uint64_t{0};
+
   std::uint64_t next_use = never;  ///< when this entry is next used, in the caller's own monotonic count
 };
 

@@ -46,7 +46,7 @@ class min_eviction {
 
  private:
   struct distance {
-    std::uint64_t next_use = never;
+    std::uint64_t next_use = access_hint::never;
     std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
 
     friend bool operator<(const distance& a, const distance& b) noexcept {
