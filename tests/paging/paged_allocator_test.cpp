@@ -171,14 +171,17 @@ TEST_CASE("speculation is rolled back by truncating, and the chain goes on from 
 }
 
 TEST_CASE("writing into cached contents that nobody shares takes them out of the cache first") {
-  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
-  const sequence_id sequence = written(cache, counting(0, 8));
-  REQUIRE(cache.truncate(sequence, 6));
-  CHECK(cache.cached_tokens(counting(0, 8)) == 8);  // still whole
-  const append_result again = cache.append(sequence, counting(60, 1)).value();
-  CHECK_FALSE(again.copy);
-  CHECK(cache.cached_tokens(counting(0, 8)) == 4);
-  CHECK(cache.audit() == sound);
+  for (const std::uint64_t keep : {5U, 6U, 7U}) {
+    CAPTURE(keep);
+    paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+    const sequence_id sequence = written(cache, counting(0, 8));
+    REQUIRE(cache.truncate(sequence, keep));
+    CHECK(cache.cached_tokens(counting(0, 8)) == 8);  // still whole
+    const append_result again = cache.append(sequence, counting(60, 1)).value();
+    CHECK_FALSE(again.copy);
+    CHECK(cache.cached_tokens(counting(0, 8)) == 4);
+    CHECK(cache.audit() == sound);
+  }
 }
 
 TEST_CASE("writing into cached contents that somebody shares copies") {
