@@ -80,16 +80,16 @@ class [[nodiscard]] result {
   [[nodiscard]] constexpr T* operator->() noexcept { return &value_; }
   [[nodiscard]] constexpr const T* operator->() const noexcept { return &value_; }
 
-  /// The value, or an exception with the failure's text.
-  [[nodiscard]] constexpr T& value() & {
+  /// The value, or an exception with the failure's text. May be called for the exception alone.
+  constexpr T& value() & {
     check();
     return value_;
   }
-  [[nodiscard]] constexpr const T& value() const& {
+  constexpr const T& value() const& {
     check();
     return value_;
   }
-  [[nodiscard]] constexpr T&& value() && {
+  constexpr T&& value() && {
     check();
     return std::move(value_);
   }
