@@ -49,6 +49,9 @@ TEST_CASE("a share that does not divide evenly is rounded up") {
   constexpr model_shape tiny{.name = "tiny", .vocabulary = 1, .hidden = 1, .layers = 1, .heads = 3};
   // 34 bytes over three ranks is 12, and 15 bytes of scores is 5.
   CHECK(activation_bytes_per_layer(tiny, {.sequence = 1, .tensor_parallel = 3, .split = on}) == 17);
+  // 10 bytes whole, 24 over five ranks is 5, and 25 bytes of scores is 5.
+  constexpr model_shape five{.name = "five", .vocabulary = 1, .hidden = 1, .layers = 1, .heads = 5};
+  CHECK(activation_bytes_per_layer(five, {.sequence = 1, .tensor_parallel = 5}) == 20);
 }
 
 TEST_CASE("a training step that cannot be run is refused with the reason") {

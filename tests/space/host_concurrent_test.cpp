@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -45,4 +46,24 @@ TEST_CASE("threads that allocate at once never get the same bytes nor pass the b
     CHECK(mistakes == 0);
   CHECK(space.used() == 0);
   CHECK(space.stats().peak <= budget);
+}
+
+TEST_CASE("a copy behind a fence waits for it, and then sees what was written before it") {
+  host_space space{host_options{.budget = 4096}};
+  const auto range = space.try_allocate(64, 64).value();
+  std::vector<std::byte> source(64);
+  std::vector<std::byte> back(64);
+  for (int round = 1; round <= 50; ++round) {
+    host_timeline timeline;
+    const std::array written{timeline.issue()};
+    std::thread writer([&] {
+      std::this_thread::yield();
+      std::memset(source.data(), round, source.size());
+      timeline.pass(written[0]).value();
+    });
+    CHECK(space.copy_in_async(range, source, written).value().ready());
+    CHECK(space.copy_out_async(back, range, {}).value().ready());
+    writer.join();
+    REQUIRE(back == source);
+  }
 }

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <random>
 #include <span>
 #include <string>
@@ -31,6 +32,20 @@ struct recorder {
   static void record(const misuse& what, void* self) noexcept {
     static_cast<recorder*>(self)->seen.push_back(what);
   }
+};
+
+/// A source that gives out addresses which are not aligned as asked.
+struct crooked_source {
+  std::uint64_t footprint(std::uint64_t bytes, std::uint64_t) const noexcept { return bytes; }
+  std::byte* take(std::uint64_t bytes, std::uint64_t) noexcept {
+    ++live;
+    return static_cast<std::byte*>(::operator new(bytes + 1)) + 1;
+  }
+  void give_back(std::byte* data, std::uint64_t, std::uint64_t) noexcept {
+    --live;
+    ::operator delete(data - 1);
+  }
+  int live = 0;
 };
 
 constexpr std::uint64_t mib = 1024 * 1024;
@@ -70,8 +85,9 @@ TEST_CASE("allocations are aligned, writable, disjoint and never past the budget
         live.emplace_back(*range, mark);
       } else {
         const std::size_t i = random() % live.size();
-        for (const std::byte b : live[i].first.span())
-          REQUIRE(b == live[i].second);
+        const auto held = live[i].first.span();
+        REQUIRE(std::count(held.begin(), held.end(), live[i].second) ==
+                static_cast<std::ptrdiff_t>(held.size()));
         space.deallocate(live[i].first);
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
       }
@@ -142,6 +158,16 @@ TEST_CASE("what the operating system refuses is a value too") {
   CHECK(space.try_allocate(max_bytes, 1).error().message() ==  // whole pages, one byte too many
         "greedy: 9223372036854775808 bytes needed, 9223372036854775807 left of its budget");
   CHECK(space.used() == 0);
+}
+
+TEST_CASE("a source that ignores the alignment is caught, and gets its bytes back") {
+  basic_host_space<crooked_source> space{host_options{.budget = 1000, .name = "arena"}};
+  CHECK(space.try_allocate(10, 8).error().message() ==
+        "arena: the memory beneath it refused 10 bytes, though its budget has 1000 left; free memory "
+        "elsewhere, or "
+        "lower the budget");
+  CHECK(space.used() == 0);
+  CHECK(space.source().live == 0);
 }
 
 TEST_CASE("every request may be the one that fails, and the space is as it was") {

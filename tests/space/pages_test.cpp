@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 using namespace llmmem;
 
@@ -49,6 +50,26 @@ TEST_CASE("a NUMA hint is granted or refused, never fatal, and the report says w
     if (node == page_source::max_numa_node) CHECK(report.numa_refused == 1);  // no such machine
     source.give_back(data, 100, 8);
   }
+}
+
+TEST_CASE("what was mapped to meet an alignment and is not needed goes back at once") {
+  const auto address_space_pages = [] {
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages;
+  };
+  const std::uint64_t before = address_space_pages();
+  if (before == 0) {
+    MESSAGE("skipped: no /proc/self/statm");
+    return;
+  }
+  page_source source;
+  for (int i = 0; i < 100; ++i) {
+    std::byte* const data = source.take(1, 1 << 28);
+    REQUIRE(data != nullptr);
+    source.give_back(data, 1, 1 << 28);
+  }
+  CHECK((address_space_pages() - before) * source.report().page_bytes < (std::uint64_t{1} << 30));
 }
 
 TEST_CASE("a NUMA node that no kernel has is refused at once") {

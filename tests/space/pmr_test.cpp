@@ -36,17 +36,6 @@ class counting_resource : public std::pmr::memory_resource {
   int refuse_at_;
 };
 
-/// Gives out addresses that are not aligned as asked.
-class crooked_resource : public std::pmr::memory_resource {
-  void* do_allocate(std::size_t bytes, std::size_t) override {
-    return static_cast<std::byte*>(::operator new(bytes + 1)) + 1;
-  }
-  void do_deallocate(void* data, std::size_t, std::size_t) override {
-    ::operator delete(static_cast<std::byte*>(data) - 1);
-  }
-  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
-};
-
 }  // namespace
 
 TEST_CASE("bytes come from the resource and go back to it, the last ones with the space") {
@@ -90,16 +79,6 @@ TEST_CASE("a resource that throws at any request has refused, and no exception p
     CHECK(space.used() == 70);
     CHECK(upstream.live_bytes == 70);
   }
-}
-
-TEST_CASE("an upstream that ignores the alignment is caught") {
-  crooked_resource upstream;
-  pmr_space space{pmr_source{&upstream}, host_options{.budget = 1000, .name = "arena"}};
-  CHECK(space.try_allocate(10, 8).error().message() ==
-        "arena: the memory beneath it refused 10 bytes, though its budget has 1000 left; free memory "
-        "elsewhere, or "
-        "lower the budget");
-  CHECK(space.used() == 0);
 }
 
 TEST_CASE("a null resource is refused") {

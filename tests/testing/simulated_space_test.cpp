@@ -146,6 +146,15 @@ TEST_CASE("reading bytes before the copy that writes them has finished is caught
     gpu.copy_out_async(back, part, {}).value().wait();
     CHECK(all_are(back, std::byte{1}));
   }
+  SUBCASE("bytes that only touch at the edge are other bytes") {
+    const auto whole = gpu.try_allocate(32, 64).value();
+    const std::span<const std::byte> half(source.data(), 16);
+    static_cast<void>(gpu.copy_in_async(whole.subrange(8, 16).value(), half, in).value());
+    CHECK_NOTHROW(
+        static_cast<void>(gpu.copy_in_async(whole.subrange(0, 8).value(), half.first(8), {}).value()));
+    CHECK_NOTHROW(
+        static_cast<void>(gpu.copy_in_async(whole.subrange(24, 8).value(), half.first(8), {}).value()));
+  }
   SUBCASE("another range is another matter") {
     back.resize(64);
     CHECK_NOTHROW(gpu.copy_out_async(back, first, {}).value().wait());

@@ -128,7 +128,7 @@ class basic_host_space {
       if (wrong.what == misuse::kind::none) {
         const auto removed = live_.remove(range.data);
         stats_.used -= source_.footprint(removed.bytes, removed.payload);
-        source_.give_back(range.data, removed.bytes, removed.payload);
+        source_.give_back(to_mutable(removed.data), removed.bytes, removed.payload);
         return;
       }
       ++stats_.misuses;

@@ -1,6 +1,6 @@
 /// @file
 /// Host memory from any `std::pmr::memory_resource`. Apart from host.hpp, so that only its users pay for
-/// <memory_resource>.
+/// `<memory_resource>`.
 #pragma once
 
 #include <llmmem/config.hpp>

@@ -21,6 +21,7 @@ class failing_source {
  public:
   /// @param first  the call to refuse; 0 refuses none.
   /// @param every  distance to the next; 0 refuses only the first.
+  /// @param source  where the other requests go.
   explicit failing_source(std::uint64_t first, std::uint64_t every = 0, Source source = Source{}) noexcept
       : source_(std::move(source)), next_(first), every_(every) {}
 

@@ -87,6 +87,7 @@ class simulated_space {
   static constexpr std::byte in_flight_fill{0xDD};
 
   /// @param clock  outlives the space.
+  /// @param options  budget and links; the name is kept by address.
   simulated_space(virtual_clock& clock, const simulated_options& options)
       : clock_(&clock), options_(options), link_(options.link), internal_(options.internal) {
     if (options.budget == 0) {
