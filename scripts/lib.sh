@@ -167,5 +167,9 @@ build_preset() {
   local preset=$1
   shift
   configure "$preset" --preset "$preset" "$@"
-  logged "$preset-build" cmake --build --preset "$preset" --parallel "$jobs"
+  local keep_going=()
+  if [[ -f build/$preset/build.ninja ]]; then
+    keep_going=(-- -k 0) # show every error, not the first
+  fi
+  logged "$preset-build" cmake --build --preset "$preset" --parallel "$jobs" "${keep_going[@]}"
 }

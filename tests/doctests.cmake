@@ -5,6 +5,8 @@ llmmem_need_doctest()
 llmmem_need_nlohmann_json()
 
 add_library(llmmem_doctest_main OBJECT support/doctest_main.cpp support/heap_counter.cpp)
+# CHECK_THROWS of a [[nodiscard]] function is no value ignored.
+target_compile_definitions(llmmem_doctest_main PUBLIC DOCTEST_CONFIG_VOID_CAST_EXPRESSIONS)
 target_link_libraries(llmmem_doctest_main PUBLIC doctest::doctest PRIVATE llmmem_test_support)
 
 function(llmmem_add_doctests target label)

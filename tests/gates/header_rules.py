@@ -10,6 +10,9 @@ FORBIDDEN = {"iostream", "functional", "regex"}
 # Costly to include, or not for a memory library's core: only where the work is about files or threads.
 RESTRICTED = {"filesystem": ("transfer/", "comm/", "async_checkpointer"), "thread": ("transfer/", "comm/", "async_checkpointer")}
 
+# Macros of others that must be defined before their header is included.
+CONFIGURES = {"XXH_INLINE_ALL"}
+
 findings = []
 
 
@@ -58,7 +61,7 @@ for path in headers:
         report(path, number, f"mutable static state: {text}")
     for number, line in enumerate(code.splitlines(), 1):
         if macro := re.match(r"\s*#\s*(?:define|undef)\s+(\w+)", line):
-            if not macro.group(1).startswith("LLMMEM_"):
+            if not macro.group(1).startswith("LLMMEM_") and macro.group(1) not in CONFIGURES:
                 report(path, number, f"macro {macro.group(1)} must be named LLMMEM_...")
         if re.search(r"\busing\s+namespace\b", line):
             report(path, number, "using namespace in a header")

@@ -53,7 +53,7 @@ llmmem_add_gate(
   doxygen
   NEEDS doxygen
   DEBIAN doxygen
-  COMMAND bash "${gates}/doxygen.sh" PROGRAM "${work}/doxygen")
+  COMMAND Python3::Interpreter "${gates}/doxygen.py" PROGRAM "${work}/doxygen")
 llmmem_add_gate(
   shellcheck
   NEEDS shellcheck
