@@ -255,7 +255,8 @@ TEST_CASE("eviction tells who loses contents, in order, before the block is hand
   REQUIRE(pool.allocate(
       out, [&](std::span<const block_id> gone) noexcept { told.assign(gone.begin(), gone.end()); }));
   CHECK(told == std::vector{3_b, 2_b});
-  CHECK(pool.share(first).code() == errc::stale_handle);  // what it named is gone, though somebody holds the block
+  CHECK(pool.share(first).code() ==
+        errc::stale_handle);  // what it named is gone, though somebody holds the block
   CHECK(pool.stats().evictions == 2);
   CHECK(pool.stats().idle == 1);
 }
