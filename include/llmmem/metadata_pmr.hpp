@@ -1,6 +1,6 @@
 /// @file
-/// Metadata from a `std::pmr::memory_resource`. Apart from metadata.hpp because <memory_resource> is a heavy
-/// include.
+/// Metadata from a `std::pmr::memory_resource`. Apart from metadata.hpp because `<memory_resource>` is a
+/// heavy include.
 #pragma once
 
 #include <llmmem/metadata.hpp>

@@ -5,8 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <new>
 #include <string_view>
-#include <vector>
 
 #include "support/heap_counter.hpp"
 #include "support/random.hpp"
@@ -66,7 +66,6 @@ TEST_CASE("nothing is allocated from the heap after construction, whatever the p
 
 TEST_CASE("the counter counts") {
   const std::uint64_t before = heap_allocations();
-  const std::vector<int> some(100);
-  CHECK(heap_allocations() > before);
-  CHECK(some.size() == 100);
+  ::operator delete(::operator new(100));  // a new-expression whose memory nobody reads may be left out
+  CHECK(heap_allocations() == before + 1);
 }

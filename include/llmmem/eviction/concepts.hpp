@@ -23,6 +23,7 @@ enum class slot_count : std::uint64_t {};
 /// The most slots a policy can order. Links are 32 bits wide, and one value is the list's own end.
 inline constexpr std::uint64_t max_slots = 0xFFFF'FFFF;
 
+/// The number in a strong type, to index or compute with.
 [[nodiscard]] constexpr std::uint32_t to_index(slot_id slot) noexcept {
   return static_cast<std::uint32_t>(slot);
 }

@@ -23,6 +23,7 @@ enum class transition : std::uint8_t {
   evicted,   ///< its kept contents were given up for room
 };
 
+/// A word or two for an audit's text.
 [[nodiscard]] constexpr std::string_view to_string(transition last) noexcept {
   switch (last) {
     case transition::never_used:

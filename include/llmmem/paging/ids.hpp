@@ -22,6 +22,7 @@ inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
 /// A token as the tokenizer numbers it.
 using token_id = std::int32_t;
 
+/// The number in the id, to index with.
 [[nodiscard]] constexpr std::uint32_t to_index(block_id block) noexcept {
   return static_cast<std::uint32_t>(block);
 }

@@ -41,7 +41,7 @@ struct misuse {
       return std::string(text);
     };
     const auto n = [](std::uint64_t value) { return std::to_string(value); };
-    const std::string start = std::string(where) + ": deallocate of " + n(bytes) + " bytes at " + at(address);
+    std::string start = std::string(where) + ": deallocate of " + n(bytes) + " bytes at " + at(address);
     switch (what) {
       case kind::none:
         return start + ": nothing is wrong";

@@ -171,7 +171,7 @@ class page_source {
     constexpr unsigned bits = 8 * sizeof(unsigned long);
     unsigned long nodes[(max_numa_node + 2) / bits] = {};
     nodes[node / bits] |= 1UL << (node % bits);
-    count(::syscall(SYS_mbind, data, length, prefer, nodes, static_cast<unsigned long>(max_numa_node + 2),
+    count(::syscall(SYS_mbind, data, length, prefer, nodes, static_cast<unsigned long>(max_numa_node) + 2,
                     0U) == 0,
           report_.numa_bound, report_.numa_refused);
 #else

@@ -239,9 +239,9 @@ result<void> paged_allocator<Traits>::allocate(std::span<block_id> out) noexcept
 template <class Traits>
 void paged_allocator<Traits>::fill(std::uint32_t slot, std::uint64_t first,
                                    std::span<const token_id> tokens) noexcept {
-  std::size_t used = static_cast<std::size_t>(first % block_tokens_);
+  auto used = static_cast<std::size_t>(first % block_tokens_);
   while (!tokens.empty()) {
-    const std::size_t part = static_cast<std::size_t>(detail::lesser(tokens.size(), block_tokens_ - used));
+    const auto part = static_cast<std::size_t>(detail::lesser(tokens.size(), block_tokens_ - used));
     if (part == block_tokens_) {
       complete_block(slot, tokens.first(part));
     } else {
