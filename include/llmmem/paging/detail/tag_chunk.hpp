@@ -23,7 +23,7 @@ class tag_matches {
     return static_cast<std::size_t>(low_ != 0 ? std::countr_zero(low_) : 64 + std::countr_zero(high_)) / 8;
   }
   [[nodiscard]] constexpr std::size_t count() const noexcept {
-    return static_cast<std::size_t>(std::popcount(low_) + std::popcount(high_));
+    return static_cast<std::size_t>(std::popcount(low_)) + static_cast<std::size_t>(std::popcount(high_));
   }
   constexpr void pop() noexcept {
     if (low_ != 0) {
@@ -45,7 +45,7 @@ class alignas(64) tag_chunk {
 
   [[nodiscard]] tag_matches places_of(std::uint8_t tag) const noexcept {
     const std::uint64_t pattern = tag * std::uint64_t{0x0101'0101'0101'0101};
-    std::array<std::uint64_t, 2> words;
+    std::array<std::uint64_t, 2> words{};
     std::memcpy(words.data(), tags_.data(), sizeof(words));
     return {zero_bytes(words[0] ^ pattern), zero_bytes(words[1] ^ pattern) & tags_of_high_word};
   }
