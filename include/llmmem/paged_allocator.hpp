@@ -89,7 +89,7 @@ class paged_allocator {
 
   explicit paged_allocator(paged_options options, observer_type observer = {});
 
-  /// For policies chosen at run time: `eviction` must hold `options.blocks + 1` slots, all unknown.
+  /// For policies chosen at run time: `eviction` must hold at least `options.blocks + 1` slots, all unknown.
   paged_allocator(paged_options options, eviction_type eviction, observer_type observer = {});
 
   // Sequences
@@ -136,7 +136,8 @@ class paged_allocator {
   /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
-  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial.
+  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. A sequence
+  /// is committed by tokens or by keys, not by both in turn.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
   /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.

@@ -286,6 +286,13 @@ TEST_CASE("sizes that cannot be are refused, with the reason") {
       length_error);
 }
 
+TEST_CASE("a policy that is too small for the pool is refused before it is used") {
+  CHECK_THROWS_WITH_AS(block_pool<>({.blocks = 9, .name = "kv"}, lru_eviction(slot_count{9})),
+                       "kv: an eviction policy of 9 slots, 10 are needed: one a block and the null block's",
+                       length_error);
+  CHECK_NOTHROW(block_pool<>({.blocks = 9}, lru_eviction(slot_count{10})));
+}
+
 TEST_CASE("a pool whose metadata cannot be had says so and leaks nothing") {
   CHECK(fail_each_allocation(
             [](const metadata_source& source) { block_pool<>({.blocks = 10, .metadata = source}); }) == 3);

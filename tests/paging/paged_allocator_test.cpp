@@ -170,6 +170,22 @@ TEST_CASE("speculation is rolled back by truncating, and the chain goes on from 
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE("a sequence of untold tokens that is cut back to told ones caches again") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.append(sequence, counting(0, 4)));
+  REQUIRE(cache.extend(sequence, 7));
+  REQUIRE(cache.truncate(sequence, 4));
+  REQUIRE(cache.append(sequence, counting(4, 4)));
+  CHECK(cache.commit(sequence).value() == 2);
+  REQUIRE(cache.extend(sequence, 1));
+  REQUIRE(cache.truncate(sequence, 0));
+  CHECK(cache.match(sequence, counting(0, 8)).value().tokens == 8);  // its own, from the cache
+  REQUIRE(cache.append(sequence, counting(8, 4)));
+  CHECK(cache.commit(sequence).value() == 1);
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("writing into cached contents that nobody shares takes them out of the cache first") {
   for (const std::uint64_t keep : {5U, 6U, 7U}) {
     CAPTURE(keep);

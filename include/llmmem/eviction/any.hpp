@@ -72,6 +72,7 @@ class any_eviction {
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
     return functions_->is_candidate(policy_, slot);
   }
+  [[nodiscard]] slot_count capacity() const noexcept { return functions_->capacity(policy_); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return functions_->metadata_bytes(policy_); }
 
  private:
@@ -83,6 +84,7 @@ class any_eviction {
     void (*erase)(void*, slot_id) noexcept;
     std::optional<slot_id> (*victim)(const void*) noexcept;
     bool (*is_candidate)(const void*, slot_id) noexcept;
+    slot_count (*capacity)(const void*) noexcept;
     std::size_t (*metadata_bytes)(const void*) noexcept;
     void (*destroy)(void*, const metadata_source&) noexcept;
   };
@@ -96,6 +98,7 @@ class any_eviction {
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->erase(slot); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->victim(); },
       [](const void* p, slot_id slot) noexcept { return static_cast<const P*>(p)->is_candidate(slot); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->capacity(); },
       [](const void* p) noexcept { return sizeof(P) + static_cast<const P*>(p)->metadata_bytes(); },
       [](void* p, const metadata_source& source) noexcept {
         static_cast<P*>(p)->~P();

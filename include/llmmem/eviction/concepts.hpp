@@ -69,6 +69,7 @@ concept eviction_policy = std::constructible_from<P, slot_count, const metadata_
                             { policy.erase(slot) } noexcept -> std::same_as<void>;
                             { read.victim() } noexcept -> std::same_as<std::optional<slot_id>>;
                             { read.is_candidate(slot) } noexcept -> std::same_as<bool>;
+                            { read.capacity() } noexcept -> std::same_as<slot_count>;
                             { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
                           };
 

@@ -39,6 +39,7 @@ class fifo_eviction {
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
+  [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
 
  private:

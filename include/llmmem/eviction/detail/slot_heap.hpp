@@ -62,6 +62,7 @@ class slot_heap {
     return slot_id{heap_[0]};
   }
 
+  [[nodiscard]] slot_count capacity() const noexcept { return slot_count{heap_.size()}; }
   [[nodiscard]] std::size_t bytes() const noexcept {
     return heap_.bytes() + places_.bytes() + ranks_.bytes();
   }

@@ -54,6 +54,7 @@ class slot_list {
     return slot_id{first};
   }
 
+  [[nodiscard]] slot_count capacity() const noexcept { return slot_count{end_}; }
   [[nodiscard]] std::size_t bytes() const noexcept { return nodes_.bytes(); }
 
  private:

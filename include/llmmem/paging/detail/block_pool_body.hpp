@@ -31,6 +31,11 @@ block_pool<Eviction>::block_pool(block_pool_options options, Eviction eviction)
       free_count_(options.blocks),
       owner_(detail::owner_tag(records_.data())),
       eviction_(std::move(eviction)) {
+  if (to_number(eviction_.capacity()) < records_.size()) {
+    throw length_error(name_ + ": an eviction policy of " + std::to_string(to_number(eviction_.capacity())) +
+                       " slots, " + std::to_string(records_.size()) +
+                       " are needed: one a block and the null block's");
+  }
   // A fresh pool hands out 1, 2, 3...: neighbours in a sequence are neighbours in memory.
   for (std::uint64_t i = 0; i < free_count_; ++i)
     free_[i] = block_id{static_cast<std::uint32_t>(free_count_ - i)};

@@ -289,7 +289,11 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
     sequence.committed = sequence.keyed == 0 ? full : 0;
     sequence.parent = {};
   }
-  if (full >= sequence.keyed) return;
+  if (full >= sequence.keyed) {
+    if (full == sequence.keyed && used == 0)
+      sequence.tokens_known = true;  // nothing is left that was not told
+    return;
+  }
   const block_id cut = row(slot)[full];
   sequence.keyed = full;
   sequence.chain = full == 0 ? hash_.root(sequence.context) : index_.key(row(slot)[full - 1]);
