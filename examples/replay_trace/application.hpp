@@ -1,0 +1,217 @@
+/// @file
+/// The program but for the replay itself: load, replay what is needed, print.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "replay_trace/chart.hpp"
+#include "replay_trace/command_line.hpp"
+#include "replay_trace/generator.hpp"
+#include "replay_trace/json_output.hpp"
+#include "replay_trace/progress.hpp"
+#include "replay_trace/read_trace.hpp"
+#include "replay_trace/replay.hpp"
+#include "replay_trace/report.hpp"
+
+namespace replay_trace {
+
+/// The exit statuses.
+enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+
+/// What the program writes to. Results go to `out`, everything else to `notes`.
+struct console {
+  std::FILE* out = stdout;
+  std::FILE* notes = stderr;
+  progress_style progress = progress_style::lines;
+  bar_style bars = bar_style::unicode;
+};
+
+/// `replay`, or a stand-in for it in a test.
+using replay_function =
+    std::function<replay_result(const trace&, const replay_options&, const replay_progress&)>;
+
+namespace detail {
+
+using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+/// Opens `path` for writing, leaving what it holds until something is written.
+[[nodiscard]] inline file_handle open_for_writing(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "ab");
+  if (file == nullptr) {
+    throw llmmem::system_error(printable(path, 512) +
+                               ": cannot write it: " + std::generic_category().message(errno));
+  }
+  return {file, &std::fclose};
+}
+
+inline void write_file(const std::string& path, std::string_view text) {
+  file_handle file{std::fopen(path.c_str(), "wb"), &std::fclose};
+  const bool written = file != nullptr &&
+                       std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
+                       std::fclose(file.release()) == 0;
+  if (!written) {
+    throw llmmem::system_error(printable(path, 512) +
+                               ": cannot write it: " + std::generic_category().message(errno));
+  }
+}
+
+/// Capacities to draw: 1, 2 and 5 of each power of ten from where the trace can be served to where nothing is
+/// evicted, that end included.
+[[nodiscard]] inline std::vector<std::uint64_t> chart_capacities(const trace& from) {
+  const std::uint64_t distinct = std::max<std::uint64_t>(distinct_blocks(from), 1);
+  const std::uint64_t least = std::max<std::uint64_t>(longest_request_blocks(from), distinct / 1000);
+  std::vector<std::uint64_t> capacities;
+  for (std::uint64_t power = 1; power <= distinct; power *= 10) {
+    for (const std::uint64_t step : {1, 2, 5}) {
+      if (power * step >= least && power * step < distinct) capacities.push_back(power * step);
+    }
+  }
+  capacities.push_back(std::max(distinct, least));
+  return capacities;
+}
+
+/// The replays of one run of the program, with progress over all of them.
+class replay_runner {
+ public:
+  replay_runner(const trace& from, const command_line& asked, const replay_function& replay,
+                const console& to, std::uint64_t replays)
+      : from_(&from),
+        asked_(&asked),
+        replay_(&replay),
+        meter_(to.notes, to.progress, replays * from.size()) {}
+
+  [[nodiscard]] replay_result run(const std::string& policy, std::optional<std::uint64_t> capacity) {
+    meter_.begin(policy + (capacity ? " at " + grouped(*capacity) + " blocks" : " without limit"));
+    const replay_options options{policy, capacity, from_->block_tokens(), asked_->seed};
+    const auto result =
+        (*replay_)(*from_, options, [&](std::uint64_t done) { meter_.update(before_ + done); });
+    before_ += from_->size();
+    return result;
+  }
+
+  void finish() noexcept { meter_.finish(); }
+
+ private:
+  const trace* from_;
+  const command_line* asked_;
+  const replay_function* replay_;
+  progress_meter meter_;
+  std::uint64_t before_ = 0;
+};
+
+[[nodiscard]] inline trace load_trace(const command_line& asked) {
+  if (!asked.trace_file) {
+    generator_options options{.seed = asked.seed};
+    if (asked.block_tokens) options.block_tokens = *asked.block_tokens;
+    return generate_trace(options);
+  }
+  return read_trace_file(*asked.trace_file,
+                         {.format = asked.format,
+                          .block_tokens = asked.block_tokens,
+                          .on_bad_line = asked.skip_bad ? bad_lines::skip : bad_lines::refuse});
+}
+
+inline void run_checked(const command_line& asked, const replay_function& replay, const console& to) {
+  const trace from = load_trace(asked);
+  if (asked.chart_file && !from.has_block_ids()) {
+    throw trace_error(printable(from.name(), 512) +
+                      ": has lengths only, so no hit ratio to draw; leave out --chart");
+  }
+  if (asked.chart_file)
+    static_cast<void>(open_for_writing(*asked.chart_file));  // fail before the work, not after it
+  if (from.skipped().count > 0) {
+    fmt::print(to.notes, "replay_trace: skipped {} malformed lines, the first: {}\n", from.skipped().count,
+               from.skipped().first);
+  }
+
+  const auto asked_for = [&](std::string_view policy) {
+    return std::find(asked.policies.begin(), asked.policies.end(), policy) != asked.policies.end();
+  };
+  std::vector<std::string> compared;  // without eviction all policies are the same
+  const bool compares = !asked.json && asked.capacity_blocks && from.has_block_ids();
+  for (const char* policy : {"lru", "min"}) {
+    if (compares && !asked_for(policy)) compared.push_back(policy);
+  }
+  const bool ceiling_wanted = from.has_block_ids() && (compares || asked.chart_file);
+  const auto capacities = asked.chart_file ? chart_capacities(from) : std::vector<std::uint64_t>{};
+
+  replay_runner runner(from, asked, replay, to,
+                       asked.policies.size() + compared.size() + (ceiling_wanted ? 1 : 0) +
+                           capacities.size() * std::size(policy_names));
+  std::vector<replay_result> results;
+  for (const auto& policy : asked.policies)
+    results.push_back(runner.run(policy, asked.capacity_blocks));
+  std::vector<reference_line> references;
+  for (const auto& policy : compared) {
+    references.push_back({policy, runner.run(policy, asked.capacity_blocks).hit_ratio().value_or(0)});
+  }
+  std::optional<double> ceiling;
+  if (ceiling_wanted) ceiling = runner.run("lru", std::nullopt).hit_ratio();
+  if (asked.chart_file) {
+    hit_ratio_chart chart{"Block hit ratio by cache capacity", {}, ceiling};
+    for (const std::string_view policy : policy_names) {
+      chart_series line{std::string(policy), {}};
+      for (const std::uint64_t capacity : capacities) {
+        line.points.push_back({capacity, runner.run(line.name, capacity).hit_ratio().value_or(0)});
+      }
+      chart.series.push_back(std::move(line));
+    }
+    write_file(*asked.chart_file, draw_svg(chart));
+  }
+  runner.finish();
+
+  std::string text;
+  if (asked.json) {
+    text = asked.policies.size() > 1 ? to_json(from.name(), results) : to_json(from.name(), results.front());
+    text += '\n';
+  } else {
+    text = report_text({&from, results, references, ceiling, asked.model, to.bars});
+  }
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), to.out) == text.size() && std::fflush(to.out) == 0;
+  if (!written) {
+    throw llmmem::system_error("standard output: cannot write it: " + std::generic_category().message(errno));
+  }
+  if (asked.chart_file)
+    fmt::print(to.notes, "replay_trace: chart in {}\n", printable(*asked.chart_file, 512));
+}
+
+}  // namespace detail
+
+/// Runs the program. Errors become one line on `to.notes` and an exit status; with `--json`, `to.out` gets
+/// the JSON or nothing.
+[[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments,
+                                                 const replay_function& replay, const console& to) {
+  try {
+    const auto parsed = parse_command_line(arguments);
+    if (parsed.help) {
+      std::fputs(parsed.help->c_str(), to.out);
+      return exit_status::success;
+    }
+    detail::run_checked(parsed.asked, replay, to);
+    return exit_status::success;
+  } catch (const usage_error& wrong) {
+    fmt::print(to.notes, "replay_trace: {}\nrun replay_trace --help for the options\n", wrong.what());
+    return exit_status::wrong_usage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(to.notes,
+               "replay_trace: out of memory; the trace or the capacity is too large for this machine\n");
+  } catch (const std::exception& failed) {
+    fmt::print(to.notes, "replay_trace: {}\n", failed.what());
+  }
+  return exit_status::failure;
+}
+
+}  // namespace replay_trace

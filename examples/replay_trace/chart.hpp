@@ -1,0 +1,164 @@
+/// @file
+/// Hit ratio against capacity as an SVG picture.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace replay_trace {
+
+struct chart_point {
+  std::uint64_t capacity;  ///< blocks, at least 1
+  double ratio;            ///< 0 to 1
+};
+
+struct chart_series {
+  std::string name;
+  std::vector<chart_point> points;  ///< in rising order of capacity
+};
+
+struct hit_ratio_chart {
+  std::string title;
+  std::vector<chart_series> series;
+  std::optional<double> ceiling;  ///< the ratio that no capacity passes
+};
+
+namespace detail {
+
+/// `text` as XML text: markup escaped, what XML 1.0 cannot hold (and all non-ASCII) as `?`.
+[[nodiscard]] inline std::string xml_text(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += byte < 0x20 || byte >= 0x7f ? '?' : c;
+    }
+  }
+  return out;
+}
+
+/// 50000 as `50k`.
+[[nodiscard]] inline std::string tick_text(std::uint64_t value) {
+  if (value >= 1'000'000'000 && value % 1'000'000'000 == 0) return fmt::format("{}G", value / 1'000'000'000);
+  if (value >= 1'000'000 && value % 1'000'000 == 0) return fmt::format("{}M", value / 1'000'000);
+  if (value >= 1'000 && value % 1'000 == 0) return fmt::format("{}k", value / 1'000);
+  return fmt::format("{}", value);
+}
+
+/// Where labels wanted at `wanted` go so that neighbours are `gap` apart and all lie within [top, bottom] if
+/// they can: each as near its place as the order allows.
+[[nodiscard]] inline std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
+                                                       double top, double bottom) {
+  std::vector<std::size_t> order(wanted.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return wanted[a] < wanted[b]; });
+  std::vector<double> placed(wanted);
+  double least = top;
+  for (const std::size_t i : order) {
+    placed[i] = std::max(placed[i], least);
+    least = placed[i] + gap;
+  }
+  double most = bottom;
+  for (auto i = order.rbegin(); i != order.rend(); ++i) {
+    placed[*i] = std::min(placed[*i], most);
+    most = placed[*i] - gap;
+  }
+  return placed;
+}
+
+/// Maps capacities (by logarithm) and ratios to the plot's pixels.
+struct chart_frame {
+  static constexpr double width = 790, height = 440;
+  static constexpr double left = 66, right = 652, top = 56, bottom = 376;
+
+  double log_low, log_high;
+  double ratio_step, ratio_high;
+
+  explicit chart_frame(const hit_ratio_chart& chart) {
+    std::uint64_t low = ~std::uint64_t{0};
+    std::uint64_t high = 0;
+    double most = chart.ceiling.value_or(0);
+    for (const chart_series& line : chart.series) {
+      for (const chart_point& point : line.points) {
+        low = std::min(low, point.capacity);
+        high = std::max(high, point.capacity);
+        most = std::max(most, point.ratio);
+      }
+    }
+    log_low = std::log10(static_cast<double>(low));
+    log_high = std::log10(static_cast<double>(high));
+    if (const double missing = 1 - (log_high - log_low); missing > 0) {  // a power of ten has three ticks
+      log_low -= missing / 2;
+      log_high += missing / 2;
+    }
+    ratio_step = 0.2;
+    for (const double step : {0.1, 0.05, 0.02, 0.01}) {
+      if (most <= step * 6) ratio_step = step;
+    }
+    ratio_high = ratio_step * std::max(1.0, std::ceil(most / ratio_step + 0.2));
+    if (ratio_high > 1) ratio_high = 1;
+  }
+
+  [[nodiscard]] double x(std::uint64_t capacity) const {
+    return left +
+           (std::log10(static_cast<double>(capacity)) - log_low) / (log_high - log_low) * (right - left);
+  }
+  [[nodiscard]] double y(double ratio) const { return bottom - ratio / ratio_high * (bottom - top); }
+};
+
+inline void check_chart(const hit_ratio_chart& chart) {
+  for (const chart_series& line : chart.series) {
+    if (line.points.empty())
+      throw llmmem::argument_error("chart: series \"" + line.name + "\" has no points");
+    for (const chart_point& point : line.points) {
+      if (point.capacity == 0) {
+        throw llmmem::argument_error("chart: series \"" + line.name +
+                                     "\" has a point at capacity 0, which a logarithmic axis cannot show");
+      }
+      if (!(point.ratio >= 0 && point.ratio <= 1)) {
+        throw llmmem::argument_error(
+            fmt::format("chart: series \"{}\" has the hit ratio {} at capacity {}; it lies between 0 and 1",
+                        line.name, point.ratio, point.capacity));
+      }
+    }
+  }
+  if (chart.series.empty()) throw llmmem::argument_error("chart: nothing to draw, there is no series");
+  if (chart.ceiling && !(*chart.ceiling >= 0 && *chart.ceiling <= 1)) {
+    throw llmmem::argument_error(
+        fmt::format("chart: the ceiling is {}; it lies between 0 and 1", *chart.ceiling));
+  }
+}
+
+}  // namespace detail
+
+/// Draws `chart` as a self-contained SVG without background, fonts or scripts of its own.
+///
+/// All colours are mid-tones with a contrast of 3 or more against white and against near-black, so that the
+/// picture serves light and dark pages; lines differ in dash and marker as well as in colour.
+///
+/// @throws llmmem::argument_error  no series, a series without points, capacity 0, a ratio outside [0, 1].
+[[nodiscard]] std::string draw_svg(const hit_ratio_chart& chart);
+
+}  // namespace replay_trace
+
+#include "replay_trace/detail/chart_svg.hpp"

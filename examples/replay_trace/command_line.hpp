@@ -1,0 +1,151 @@
+/// @file
+/// What `replay_trace` was asked to do.
+#pragma once
+
+#include <llmmem/error.hpp>
+#include <llmmem/model/presets.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/paged_types.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "replay_trace/replay.hpp"
+#include "replay_trace/text.hpp"
+#include "replay_trace/trace.hpp"
+
+namespace replay_trace {
+
+/// The command line asks for something that cannot be: exit status 2.
+class usage_error : public llmmem::error {
+ public:
+  using error::error;
+};
+
+struct command_line {
+  std::optional<std::string> trace_file;         ///< empty: generate one
+  std::optional<trace_format> format;            ///< empty: tell it from the content
+  std::optional<std::uint64_t> capacity_blocks;  ///< empty: unlimited
+  std::vector<std::string> policies{"lru"};      ///< all of them for `--policy all`
+  std::optional<std::uint32_t> block_tokens;     ///< empty: the trace's own
+  llmmem::model_shape model = llmmem::find_model("llama3-70b");
+  std::optional<std::string> chart_file;
+  std::uint64_t seed = 1;
+  bool json = false;
+  bool skip_bad = false;
+};
+
+/// A command line, or the help text that was asked for instead.
+struct parsed_command_line {
+  command_line asked;
+  std::optional<std::string> help;
+};
+
+namespace detail {
+
+[[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text,
+                                               std::uint64_t least, std::uint64_t most) {
+  const auto value = parse_count(text);
+  if (!value || *value < least || *value > most) {
+    throw usage_error(fmt::format("{} {}: must be a whole number from {} to {}", option,
+                                  text.empty() ? "\"\"" : printable(text, 40), least, most));
+  }
+  return *value;
+}
+
+[[nodiscard]] inline std::vector<std::string> usage_policies(const std::string& name) {
+  if (name == "all") return {std::begin(policy_names), std::end(policy_names)};
+  if (std::find(std::begin(policy_names), std::end(policy_names), name) != std::end(policy_names))
+    return {name};
+  throw usage_error("--policy " + printable(name, 40) +
+                    ": no such policy; there are lru, fifo, lfu, min and all");
+}
+
+/// All models' names, for an error text: `a, b, c`.
+[[nodiscard]] inline std::string model_names() {
+  std::string names;
+  for (const llmmem::model_shape& model : llmmem::all_models()) {
+    names += (names.empty() ? "" : ", ") + std::string(model.name);
+  }
+  return names;
+}
+
+}  // namespace detail
+
+/// Reads `arguments`, the program's name left out.
+/// @throws usage_error  with a text that names the option, what was given and what would be right.
+[[nodiscard]] inline parsed_command_line parse_command_line(std::vector<std::string> arguments) {
+  CLI::App app("Replays a trace of LLM requests through a paged KV cache with prefix sharing and eviction.",
+               "replay_trace");
+  std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed;
+  std::string policy = "lru";
+  bool generate = false;
+  command_line asked;
+  app.add_option("--trace", trace_file, "the trace: Mooncake JSONL, Azure CSV or Qwen-Bailian JSONL");
+  app.add_flag("--generate", generate, "replay a built-in synthetic trace instead");
+  app.add_option("--format", format, "mooncake, azure or bailian (default: told from the content)");
+  app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)");
+  app.add_option("--policy", policy, "lru, fifo, lfu, min (knows the future), or all (default: lru)");
+  app.add_option(
+      "--block-tokens", block_tokens,
+      "tokens a block holds, and a hash id of the trace stands for (default: 512 for mooncake, else 16)");
+  app.add_option("--model", model,
+                 "model whose KV cache is sized (default: llama3-70b): " + detail::model_names());
+  app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
+  app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file");
+  app.add_option("--seed", seed, "of the generator and of whatever else is drawn at random (default: 1)");
+  app.add_flag("--skip-bad", asked.skip_bad,
+               "count malformed lines and go on, instead of stopping at the first");
+  try {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    return {asked, app.help()};
+  } catch (const CLI::ParseError& wrong) {
+    throw usage_error(printable(wrong.what(), 200));
+  }
+
+  if (trace_file && generate) throw usage_error("--trace and --generate exclude each other; give one");
+  if (!trace_file && !generate) throw usage_error("nothing to replay; give --trace FILE or --generate");
+  if (generate && (format || asked.skip_bad)) {
+    throw usage_error(std::string(format ? "--format" : "--skip-bad") +
+                      " is about a file; --generate reads none");
+  }
+  asked.trace_file = trace_file;
+  if (format) {
+    asked.format = find_format(*format);
+    if (!asked.format) {
+      throw usage_error("--format " + printable(*format, 40) +
+                        ": no such format; there are mooncake, azure and bailian");
+    }
+  }
+  if (capacity) {
+    asked.capacity_blocks = detail::usage_count("--capacity-blocks", *capacity, 1, llmmem::max_blocks);
+  }
+  if (block_tokens) {
+    asked.block_tokens = static_cast<std::uint32_t>(
+        detail::usage_count("--block-tokens", *block_tokens, 1, llmmem::max_block_tokens));
+  }
+  if (seed) asked.seed = detail::usage_count("--seed", *seed, 0, ~std::uint64_t{0});
+  asked.policies = detail::usage_policies(policy);
+  if (model) {
+    const auto models = llmmem::all_models();
+    const auto chosen =
+        std::find_if(models.begin(), models.end(), [&](const auto& each) { return each.name == *model; });
+    if (chosen == models.end()) {
+      throw usage_error("--model " + printable(*model, 40) + ": no such model; there are " +
+                        detail::model_names());
+    }
+    asked.model = *chosen;
+  }
+  asked.chart_file = chart;
+  return {asked, std::nullopt};
+}
+
+}  // namespace replay_trace

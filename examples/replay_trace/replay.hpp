@@ -1,0 +1,68 @@
+/// @file
+/// The seam between what reads and reports a trace and what drives the allocator with it.
+#pragma once
+
+#include <llmmem/eviction/any.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "replay_trace/trace.hpp"
+
+namespace replay_trace {
+
+/// One replay: a trace against one eviction policy at one capacity.
+struct replay_options {
+  std::string policy = "lru";                    ///< one of `policy_names`
+  std::optional<std::uint64_t> capacity_blocks;  ///< empty: as many as are ever needed, nothing is evicted
+  std::uint32_t block_tokens = 16;               ///< the trace's own for a trace with block ids
+  std::uint64_t seed = 1;                        ///< of whatever is drawn at random
+};
+
+/// The policies, in the order of reports.
+inline constexpr auto policy_names = llmmem::eviction_names;
+
+/// What one replay counted. Every field is a plain sum, so that results can be compared and printed anywhere.
+struct replay_result {
+  std::string policy;
+  std::optional<std::uint64_t> capacity_limit;  ///< what was asked for; empty for unlimited
+  std::uint64_t capacity_blocks = 0;            ///< the limit, or for unlimited the trace's distinct blocks
+  std::uint32_t block_tokens = 0;
+
+  std::uint64_t requests = 0;
+  std::uint64_t block_refs = 0;      ///< prompt blocks asked for, a short last one counted as one
+  std::uint64_t hits = 0;            ///< of these, found at their place in an unbroken cached prefix
+  std::uint64_t input_tokens = 0;    ///< prompt tokens
+  std::uint64_t output_tokens = 0;   ///< answer tokens
+  std::uint64_t matched_tokens = 0;  ///< prompt tokens in hit blocks, which need not be computed again
+  std::uint64_t evictions = 0;       ///< cached blocks dropped for room
+
+  std::uint64_t useful_tokens = 0;    ///< sum over requests, at their end, of tokens held
+  std::uint64_t reserved_tokens = 0;  ///< sum over requests, at their end, of token slots reserved for them
+
+  std::uint64_t elapsed_ns = 0;           ///< of the replay loop alone
+  std::uint64_t peak_metadata_bytes = 0;  ///< pool, index and policy at their largest
+
+  /// Empty when the trace asked for no block.
+  [[nodiscard]] std::optional<double> hit_ratio() const noexcept { return ratio(hits, block_refs); }
+  /// 1 less the internal fragmentation; empty when nothing was reserved.
+  [[nodiscard]] std::optional<double> useful_over_reserved() const noexcept {
+    return ratio(useful_tokens, reserved_tokens);
+  }
+  [[nodiscard]] std::optional<double> ns_per_block_ref() const noexcept {
+    return ratio(elapsed_ns, block_refs);
+  }
+
+ private:
+  static std::optional<double> ratio(std::uint64_t part, std::uint64_t whole) noexcept {
+    if (whole == 0) return std::nullopt;
+    return static_cast<double>(part) / static_cast<double>(whole);
+  }
+};
+
+/// Told from time to time how many of the trace's requests are done; at least once, at the end.
+using replay_progress = std::function<void(std::uint64_t requests_done)>;
+
+}  // namespace replay_trace
