@@ -114,8 +114,12 @@ trace random_trace(std::uint64_t seed) {
       path = path * 3 + random.below(std::uint64_t{2});
       ids.push_back(path);
     }
-    // The last block may be short, always by the same length: an id names contents.
-    const std::uint64_t tokens = ids.empty() ? 0 : ids.size() * 4 - path % 4;
+    std::uint64_t tokens = ids.size() * 4;
+    if (!ids.empty() && random.once_in(3)) {
+      // A short last block has an id of its own: an id names contents, their length among them.
+      ids.back() += 1'000'000;
+      tokens -= 1 + path % 3;
+    }
     out.add(r, tokens, random.below(std::uint64_t{9}), ids);
   }
   return out;
