@@ -32,22 +32,38 @@ enum class bad_lines : std::uint8_t {
 };
 
 struct read_options {
-  std::optional<trace_format> format;         ///< told from the content when empty
-  std::optional<std::uint32_t> block_tokens;  ///< tokens a hash id stands for; the format's own when empty
+  std::optional<trace_format> format{};         ///< told from the content when empty
+  std::optional<std::uint32_t> block_tokens{};  ///< tokens a hash id stands for; the format's own when empty
   bad_lines on_bad_line = bad_lines::refuse;
   std::size_t max_line_bytes = std::size_t{16} << 20;  ///< a longer line is malformed; bounds the memory
 };
 
 namespace detail {
 
-/// The format of a trace whose first line is `line`.
+/// Whether `line` is a JSON request whose ids stand for `block_tokens` tokens each.
+[[nodiscard]] inline bool fits_blocks(std::string_view line, std::uint32_t block_tokens) {
+  parsed_line unused;
+  try {
+    parse_json_request(line, 1, block_tokens, unused);
+    return true;
+  } catch (const line_fault&) {
+    return false;
+  }
+}
+
+/// The format of a trace whose first line is `line`. The two JSON formats are told apart by Bailian's
+/// `chat_id`, or by how many ids the prompt's length has.
 [[nodiscard]] inline trace_format tell_format(std::string_view line) {
   if (is_azure_header(line)) return trace_format::azure;
   if (line.find_first_not_of(" \t") != line.npos && line[line.find_first_not_of(" \t")] == '{') {
     for (const std::string_view key : {"\"chat_id\"", "\"parent_chat_id\""}) {
       if (line.find(key) != line.npos) return trace_format::bailian;
     }
-    return trace_format::mooncake;
+    constexpr auto bailian = trace_format::bailian;
+    return fits_blocks(line, default_block_tokens(bailian)) &&
+                   !fits_blocks(line, default_block_tokens(trace_format::mooncake))
+               ? bailian
+               : trace_format::mooncake;
   }
   if (line.starts_with("\x1f\x8b")) throw line_fault(0, "this is gzip data; unpack it first");
   if (line.starts_with("version https://git-lfs")) {

@@ -15,10 +15,10 @@ namespace replay_trace {
 
 /// One replay: a trace against one eviction policy at one capacity.
 struct replay_options {
-  std::string policy = "lru";                    ///< one of `policy_names`
-  std::optional<std::uint64_t> capacity_blocks;  ///< empty: as many as are ever needed, nothing is evicted
-  std::uint32_t block_tokens = 16;               ///< the trace's own for a trace with block ids
-  std::uint64_t seed = 1;                        ///< of whatever is drawn at random
+  std::string policy = "lru";                      ///< one of `policy_names`
+  std::optional<std::uint64_t> capacity_blocks{};  ///< empty: as many as are ever needed, nothing is evicted
+  std::uint32_t block_tokens = 16;                 ///< the trace's own for a trace with block ids
+  std::uint64_t seed = 1;                          ///< of whatever is drawn at random
 };
 
 /// The policies, in the order of reports.

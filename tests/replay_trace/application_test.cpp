@@ -1,0 +1,202 @@
+#include "replay_trace/application.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "replay_trace/paged_replay.hpp"
+
+using namespace replay_trace;
+using nlohmann::json;
+
+namespace {
+
+/// What the program wrote and how it ended.
+struct outcome {
+  exit_status status;
+  std::string out;
+  std::string notes;
+};
+
+std::string contents(std::FILE* file) {
+  std::rewind(file);
+  std::string text;
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
+    text += static_cast<char>(c);
+  return text;
+}
+
+outcome run(const std::vector<std::string>& arguments) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), &std::fclose);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> notes(std::tmpfile(), &std::fclose);
+  REQUIRE(out);
+  REQUIRE(notes);
+  const exit_status status =
+      run_application(arguments, replay, {out.get(), notes.get(), progress_style::silent, bar_style::ascii});
+  return {status, contents(out.get()), contents(notes.get())};
+}
+
+/// A file in a folder of its own, gone at the end.
+class scratch_file {
+ public:
+  explicit scratch_file(const std::string& text) {
+    std::string folder = (std::filesystem::temp_directory_path() / "replay_trace_test_XXXXXX").string();
+    REQUIRE(::mkdtemp(folder.data()) != nullptr);
+    folder_ = folder;
+    std::ofstream(path()) << text;
+  }
+  scratch_file(const scratch_file&) = delete;
+  scratch_file& operator=(const scratch_file&) = delete;
+  ~scratch_file() { std::filesystem::remove_all(folder_); }
+  [[nodiscard]] std::string path() const { return folder_ + "/trace"; }
+  [[nodiscard]] std::string beside(const char* name) const { return folder_ + "/" + name; }
+
+ private:
+  std::string folder_;
+};
+
+const std::string three_requests =
+    R"({"timestamp": 0, "input_length": 1024, "output_length": 9, "hash_ids": [1, 2]}
+{"timestamp": 1, "input_length": 1024, "output_length": 9, "hash_ids": [1, 3]}
+{"timestamp": 2, "input_length": 1000, "output_length": 9, "hash_ids": [1, 4]}
+)";
+
+}  // namespace
+
+TEST_CASE("--json writes one object with every field and nothing else") {
+  const scratch_file file(three_requests);
+  const outcome got = run({"--trace", file.path(), "--json", "--capacity-blocks", "10"});
+  CHECK(got.status == exit_status::success);
+  CHECK(got.notes.empty());
+  const json object = json::parse(got.out);
+  CHECK(object.at("trace") == file.path());
+  CHECK(object.at("requests") == 3);
+  CHECK(object.at("block_refs") == 6);
+  CHECK(object.at("hits") == 2);
+  CHECK(object.at("hit_ratio").get<double>() == doctest::Approx(1.0 / 3));
+  CHECK(object.at("capacity_blocks") == 10);
+  CHECK(object.at("policy") == "lru");
+  CHECK(object.at("evictions") == 0);
+  CHECK(object.at("useful_over_reserved").get<double>() ==
+        doctest::Approx((1033 + 1033 + 1009) / (8 * 512.0)));
+  CHECK(object.at("ns_per_block_ref").is_number());
+  CHECK(object.at("peak_metadata_bytes").get<std::uint64_t>() > 0);
+  CHECK(object.size() == 11);
+}
+
+TEST_CASE("--policy all writes an array, one object for each policy") {
+  const scratch_file file(three_requests);
+  const json array = json::parse(run({"--trace", file.path(), "--json", "--policy", "all"}).out);
+  REQUIRE(array.size() == 4);
+  for (std::size_t i = 0; i < 4; ++i)
+    CHECK(array[i].at("policy") == std::string(policy_names[i]));
+  CHECK(array[0].at("capacity_blocks") == 4);  // unlimited: what it came to hold
+}
+
+TEST_CASE("a trace's name survives JSON whatever bytes it has") {
+  CHECK(json::parse(to_json("a\"b\\c\n\x01\xff\xc3\xa9", replay_result{})).at("trace") ==
+        "a\"b\\c\n\x01\xef\xbf\xbd\xc3\xa9");
+}
+
+TEST_CASE("the report compares with LRU, MIN and the ceiling") {
+  const scratch_file file(three_requests);
+  const outcome got = run({"--trace", file.path(), "--policy", "fifo", "--capacity-blocks", "2"});
+  CHECK(got.status == exit_status::success);
+  for (const char* part : {"requests       3", "fifo", "lru", "min", "ceiling", "33.33 %",
+                           "llama3-70b keeps 320 KiB", "fragmentation", "metadata"}) {
+    CAPTURE(part);
+    CHECK(got.out.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("--chart draws every policy") {
+  const scratch_file file(three_requests);
+  const std::string chart = file.beside("chart.svg");
+  CHECK(run({"--trace", file.path(), "--chart", chart}).status == exit_status::success);
+  std::ifstream in(chart);
+  const std::string svg{std::istreambuf_iterator<char>(in), {}};
+  CHECK(svg.starts_with("<svg "));
+  CHECK(svg.ends_with("</svg>\n"));
+  for (const char* part : {">lru<", ">fifo<", ">lfu<", ">min<", "ceiling"}) {
+    CAPTURE(part);
+    CHECK(svg.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("what a chart cannot show is refused") {
+  CHECK_THROWS_WITH_AS(draw_svg({"t", {}, {}}), "chart: nothing to draw, there is no series",
+                       llmmem::argument_error);
+  CHECK_THROWS_WITH_AS(draw_svg({"t", {{"lru", {}}}, {}}), "chart: series \"lru\" has no points",
+                       llmmem::argument_error);
+  CHECK_THROWS_AS(draw_svg({"t", {{"lru", {{0, 0.5}}}}, {}}), llmmem::argument_error);
+  CHECK_THROWS_AS(draw_svg({"t", {{"lru", {{1, 1.5}}}}, {}}), llmmem::argument_error);
+  CHECK(draw_svg({"<&>", {{"lru", {{1, 0.5}}}}, 0.5}).find("&lt;&amp;&gt;") != std::string::npos);
+}
+
+TEST_CASE("wrong usage ends with status 2 and names the option") {
+  const scratch_file file(three_requests);
+  const auto wrong = [&](std::vector<std::string> arguments, const char* text) {
+    CAPTURE(text);
+    const outcome got = run(arguments);
+    CHECK(got.status == exit_status::wrong_usage);
+    CHECK(got.out.empty());
+    CHECK(got.notes.starts_with(std::string("replay_trace: ") + text));
+  };
+  wrong({}, "nothing to replay; give --trace FILE or --generate");
+  wrong({"--trace", file.path(), "--generate"}, "--trace and --generate exclude each other; give one");
+  wrong({"--generate", "--policy", "mru"},
+        "--policy mru: no such policy; there are lru, fifo, lfu, min and all");
+  wrong({"--generate", "--capacity-blocks", "0"},
+        "--capacity-blocks 0: must be a whole number from 1 to 2147483646");
+  wrong({"--generate", "--capacity-blocks", "-1"}, "--capacity-blocks -1: must be a whole number");
+  wrong({"--generate", "--block-tokens", "0"}, "--block-tokens 0: must be a whole number from 1 to 65536");
+  wrong({"--generate", "--model", "gpt-9"}, "--model gpt-9: no such model; there are gpt2-124m, ");
+  wrong({"--generate", "--seed", "x"}, "--seed x: must be a whole number");
+  wrong({"--trace", file.path(), "--format", "csv"},
+        "--format csv: no such format; there are mooncake, azure");
+  wrong({"--generate", "--format", "azure"}, "--format is about a file; --generate reads none");
+  wrong({"--generate", "--nonsense"}, "The following argument was not expected: --nonsense");
+}
+
+TEST_CASE("bad data ends with status 1, and with --json writes no half of an object") {
+  const scratch_file file("{\"timestamp\": 0}\n");
+  for (const std::vector<std::string>& extra : {std::vector<std::string>{}, {"--json"}}) {
+    std::vector<std::string> arguments{"--trace", file.path()};
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    const outcome got = run(arguments);
+    CHECK(got.status == exit_status::failure);
+    CHECK(got.out.empty());
+    CHECK(got.notes.find(file.path() + ":1:1: field input_length is missing") != std::string::npos);
+  }
+  const outcome skipped = run({"--trace", file.path(), "--skip-bad"});
+  CHECK(skipped.status == exit_status::failure);  // nothing is left
+  const outcome missing = run({"--trace", file.beside("no such file")});
+  CHECK(missing.status == exit_status::failure);
+  CHECK(missing.notes.find("cannot open it: No such file or directory") != std::string::npos);
+  const outcome unwritable = run({"--generate", "--chart", "/nonexistent/chart.svg"});
+  CHECK(unwritable.status == exit_status::failure);
+  CHECK(unwritable.notes.find("/nonexistent/chart.svg: cannot write it") != std::string::npos);
+}
+
+TEST_CASE("--skip-bad says how many lines it passed over, and why the first") {
+  const scratch_file file(three_requests + "rubbish\n{}\n");
+  CHECK(run({"--trace", file.path()}).status == exit_status::failure);
+  const outcome got = run({"--trace", file.path(), "--skip-bad"});
+  CHECK(got.status == exit_status::success);
+  CHECK(got.notes.find("skipped 2 malformed lines, the first: " + file.path() + ":4:1: ") !=
+        std::string::npos);
+  CHECK(got.out.find("skipped        2 malformed lines") != std::string::npos);
+}
+
+TEST_CASE("help is a success") {
+  const outcome got = run({"--help"});
+  CHECK(got.status == exit_status::success);
+  CHECK(got.out.find("--capacity-blocks") != std::string::npos);
+}

@@ -1,0 +1,262 @@
+#include "replay_trace/read_trace.hpp"
+
+#include <doctest/doctest.h>
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "replay_trace/generator.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace replay_trace;
+
+namespace {
+
+trace read(std::string_view text, const read_options& options = {}) {
+  memory_source source(text, "t");
+  return read_trace(source, options);
+}
+
+std::vector<std::uint64_t> ids(const trace& from, std::size_t request) {
+  return {from[request].block_ids.begin(), from[request].block_ids.end()};
+}
+
+constexpr std::string_view good =
+    R"({"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]})";
+constexpr std::string_view header = "TIMESTAMP,ContextTokens,GeneratedTokens";
+
+}  // namespace
+
+TEST_CASE("a Mooncake trace is read as it stands") {
+  const trace from =
+      read(R"({"timestamp": 27000, "input_length": 1025, "output_length": 52, "hash_ids": [0, 1, 2]}
+{"hash_ids":[0],"output_length":1,"input_length":512,"timestamp":3000,"extra":{"a":[1,{"b":null}],"c":"\u00e9"}}
+)");
+  CHECK(from.format() == trace_format::mooncake);
+  CHECK(from.block_tokens() == 512);
+  REQUIRE(from.size() == 2);
+  CHECK(from[0].timestamp_us == 27'000'000);
+  CHECK(from[0].input_tokens == 1025);
+  CHECK(from[0].output_tokens == 52);
+  CHECK(ids(from, 0) == std::vector<std::uint64_t>{0, 1, 2});
+  CHECK(ids(from, 1) == std::vector<std::uint64_t>{0});
+  CHECK(distinct_blocks(from) == 3);
+  CHECK(longest_request_blocks(from) == 3);
+}
+
+TEST_CASE("a Bailian trace is told by its chat_id, or by sixteen tokens an id") {
+  const trace named = read(R"({"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 17, )"
+                           R"("output_length": 9, "type": "text", "turn": 1, "hash_ids": [5, 5]})");
+  CHECK(named.format() == trace_format::bailian);
+  CHECK(named.block_tokens() == 16);
+  CHECK(named[0].timestamp_us == 61'500'000);
+  CHECK(ids(named, 0) == std::vector<std::uint64_t>{5, 5});
+  CHECK(read(R"({"timestamp": 1, "input_length": 33, "output_length": 9, "hash_ids": [1, 2, 3]})").format() ==
+        trace_format::bailian);
+  CHECK(read(R"({"timestamp": 1, "input_length": 9, "output_length": 9, "hash_ids": [1]})").format() ==
+        trace_format::mooncake);  // fits both
+  CHECK(read(good, {.format = trace_format::bailian, .block_tokens = 300}).block_tokens() == 300);
+}
+
+TEST_CASE("an Azure trace has lengths only") {
+  const std::string text =
+      "\xef\xbb\xbfTIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+      "2023-11-16 18:15:46.6805900,374,44\r\n"
+      "\r\n"
+      "\"2023-11-16 18:15:47\",\"396\",109";
+  const trace from = read(text);
+  CHECK(from.format() == trace_format::azure);
+  CHECK_FALSE(from.has_block_ids());
+  REQUIRE(from.size() == 2);
+  CHECK(from[0].input_tokens == 374);
+  CHECK(from[0].output_tokens == 44);
+  CHECK(from[1].input_tokens == 396);
+  CHECK(from[1].timestamp_us - from[0].timestamp_us == 319'410);
+}
+
+TEST_CASE("a malformed JSON line is refused by file, line, column and reason") {
+  const std::string before = std::string(good) + "\n";
+  const auto why = [&](std::string_view line) -> std::string {
+    try {
+      static_cast<void>(read(before + std::string(line) + "\n" + std::string(good)));
+    } catch (const trace_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(
+      why(R"({"timestamp": 5, "input_length": -600, "output_length": 3, "hash_ids": [7, 8]})") ==
+      R"(t:2:34: input_length is negative: -600; near "...mp\": 5, \"input_length\": -600, \"output_length\": 3, \"hash_...")");
+  CHECK(why(R"({"timestamp": 5, "input_length": 600, "hash_ids": [7, 8]})")
+            .starts_with("t:2:1: field output_length is missing; near "));
+  CHECK(why(R"({"input_length": 600, "output_length": 3, "hash_ids": [7, 8]})")
+            .starts_with("t:2:1: field timestamp is missing"));
+  CHECK(why(R"({"timestamp": 5, "input_length": 600, "output_length": 3})")
+            .starts_with("t:2:1: field hash_ids is missing"));
+  CHECK(
+      why(R"({"timestamp": 5, "timestamp": 6, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]})")
+          .starts_with("t:2:18: field timestamp stands there twice"));
+  CHECK(why(R"({"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7]})")
+            .starts_with("t:2:59: hash_ids has 1 ids, but input_length 600 makes 2 blocks of 512 tokens"));
+  CHECK(why(R"({"timestamp": 5, "input_length": "600", "output_length": 3, "hash_ids": [7, 8]})")
+            .starts_with("t:2:34: input_length is not a number: \\\"600\\\""));
+  CHECK(why(R"({"timestamp": 5, "input_length": 600.5, "output_length": 3, "hash_ids": [7, 8]})")
+            .starts_with("t:2:34: input_length is not a whole number: 600.5"));
+  CHECK(why(R"({"timestamp": 5, "input_length": 18446744073709551616, "output_length": 3, "hash_ids": []})")
+            .starts_with("t:2:34: input_length passes 2^64 - 1: 18446744073709551616"));
+  CHECK(why(R"({"timestamp": 5, "input_length": 99999999, "output_length": 3, "hash_ids": []})")
+            .starts_with("t:2:18: input_length is 99999999, the most a request may have is 16777216 tokens"));
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-1]})")
+            .find("hash_ids is negative: -1") != std::string::npos);
+  CHECK(why(R"({"timestamp": -5, "input_length": 1, "output_length": 3, "hash_ids": [1]})")
+            .find("timestamp is negative: -5") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]} x)")
+            .find("something follows the end of the object") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5,)").find("but the line ends") != std::string::npos);
+  CHECK(why("[1, 2]").find("a JSON object must begin with '{'") != std::string::npos);
+  CHECK(why(std::string("{\"timestamp\": 5,\0}", 17)).find("a NUL byte: the file is binary or damaged") !=
+        std::string::npos);
+  CHECK(why("{\"a\": " + std::string(100, '[') + std::string(100, ']') + "}")
+            .find("nested more than 64 levels deep") != std::string::npos);
+  CHECK(why("{\"a\xff\": 1}") != "accepted");
+  CHECK(why("{\"a\\ud800\": 1}") != "accepted");
+  CHECK(why("{\"a\": 01}") != "accepted");
+  CHECK(why("{\"a\": nul}") != "accepted");
+  CHECK(why("{\"a\": 1,}") != "accepted");
+}
+
+TEST_CASE("a malformed CSV line is refused by file, line, column and reason") {
+  const auto why = [&](std::string_view line) -> std::string {
+    try {
+      static_cast<void>(read(std::string(header) + "\n" + std::string(line) + "\n"));
+    } catch (const trace_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(why("2023-11-16 18:15:46,-374,44") ==
+        R"(t:2:21: ContextTokens is negative: -374; near "2023-11-16 18:15:46,-374,44")");
+  CHECK(why("2023-11-16 18:15:46,374").find("2 of 3 fields: GeneratedTokens is missing") !=
+        std::string::npos);
+  CHECK(why("2023-11-16 18:15:46,374,44,5").find("more than 3 fields") != std::string::npos);
+  CHECK(why("2023-11-16 18:15:46,,44").find("ContextTokens is not a whole number: nothing there") !=
+        std::string::npos);
+  CHECK(why("2023-11-16 18:15:46,3e2,44").find("ContextTokens is not a whole number: 3e2") !=
+        std::string::npos);
+  CHECK(why("2023-13-16 18:15:46,374,44") != "accepted");
+  CHECK(why("2023-02-30 18:15:46,374,44") != "accepted");
+  CHECK(why("yesterday,374,44") != "accepted");
+  CHECK(why("\"2023-11-16 18:15:46,374,44").find("a quote is not closed") != std::string::npos);
+}
+
+TEST_CASE("a file that holds no trace says what it is") {
+  CHECK_THROWS_WITH_AS(read(""), "t: no request in it: it is empty", trace_error);
+  CHECK_THROWS_WITH_AS(read("\n \n"), "t: no request in it: it is empty", trace_error);
+  CHECK_THROWS_WITH_AS(read(header), "t: no request in it, only the header", trace_error);
+  CHECK_THROWS_WITH_AS(read("hello\n"),
+                       "t:1:1: cannot tell the format: neither a JSON object nor the header "
+                       "TIMESTAMP,ContextTokens,GeneratedTokens; name it with --format; near \"hello\"",
+                       trace_error);
+  CHECK_THROWS_AS(read("\x1f\x8b"), trace_error);
+  CHECK_THROWS_AS(read(good, {.format = trace_format::azure}), trace_error);
+  CHECK_THROWS_AS(read(good, {.block_tokens = 0}), llmmem::length_error);
+  CHECK_THROWS_WITH_AS(read_trace_file("/nonexistent/trace"),
+                       "/nonexistent/trace: cannot open it: No such file or directory", llmmem::system_error);
+  CHECK_THROWS_WITH_AS(read_trace_file("/"), "/: is a directory; name one trace file", llmmem::system_error);
+}
+
+TEST_CASE("malformed lines are skipped when asked for, counted, and the first is kept") {
+  const trace from =
+      read(std::string(good) + "\n{\n" + std::string(good) + "\nrubbish\n", {.on_bad_line = bad_lines::skip});
+  CHECK(from.size() == 2);
+  CHECK(from.skipped().count == 2);
+  CHECK(from.skipped().first.starts_with("t:2:2: "));
+  CHECK_THROWS_AS(read("{\n{\n", {.on_bad_line = bad_lines::skip}), trace_error);  // nothing is left
+}
+
+namespace {
+
+/// A gigabyte without a newline, made as it is read.
+struct endless_source {
+  std::uint64_t left = std::uint64_t{1} << 30;
+  std::uint64_t given = 0;
+  std::size_t read(std::span<char> into) {
+    const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(into.size(), left));
+    std::fill_n(into.begin(), count, 'x');
+    left -= count;
+    given += count;
+    return count;
+  }
+  [[nodiscard]] std::string_view name() const { return "endless"; }
+};
+
+}  // namespace
+
+TEST_CASE("a line of a gigabyte is refused after the limit, not read into memory") {
+  endless_source source;
+  CHECK_THROWS_WITH_AS(read_trace(source, {.max_line_bytes = 1 << 20}),
+                       doctest::Contains("endless:1:1: the line is longer than 1048576 bytes"), trace_error);
+  CHECK(source.given < (2U << 20));
+}
+
+TEST_CASE("a line at the limit is read, one byte more is not") {
+  const std::string text(good);
+  CHECK(read(text + "\r\n", {.max_line_bytes = text.size()}).size() == 1);
+  CHECK_THROWS_AS(read(text, {.max_line_bytes = text.size() - 1}), trace_error);
+}
+
+TEST_CASE("lines come out the same however the source cuts them") {
+  struct dripping_source {
+    std::string_view rest;
+    llmmem_tests::random_numbers random;
+    std::size_t read(std::span<char> into) {
+      const std::size_t count =
+          std::min({into.size(), rest.size(), static_cast<std::size_t>(1 + random.below(std::uint64_t{7}))});
+      std::copy_n(rest.begin(), count, into.begin());
+      rest.remove_prefix(count);
+      return count;
+    }
+    [[nodiscard]] std::string_view name() const { return "drip"; }
+  };
+  for (const auto seed : llmmem_tests::seeds(50)) {
+    CAPTURE(seed);
+    llmmem_tests::random_numbers random(seed);
+    std::vector<std::string> lines;
+    std::string text;
+    for (int i = 0; i < 20; ++i) {
+      lines.emplace_back(random.below(std::uint64_t{12}), static_cast<char>('a' + i));
+      text += lines.back() + (random.once_in(2) ? "\n" : "\r\n");
+    }
+    dripping_source source{text, llmmem_tests::random_numbers(seed)};
+    line_reader reader(source, 8);
+    for (const std::string& expected : lines) {
+      const auto line = reader.next();
+      REQUIRE(line);
+      REQUIRE(line->whole == (expected.size() <= 8));
+      REQUIRE(line->text == expected.substr(0, 8));
+    }
+    CHECK_FALSE(reader.next());
+  }
+}
+
+TEST_CASE("the real traces have the counts that their description states") {
+  const char* folder = std::getenv("LLMMEM_DATA_DIR");
+  const std::string data = folder == nullptr ? "" : folder;
+  if (data.empty() || !std::filesystem::exists(data + "/mooncake_conversation_trace.jsonl")) {
+    MESSAGE("NOT CHECKED on real data: LLMMEM_DATA_DIR has no traces");
+    return;
+  }
+  const trace mooncake = read_trace_file(data + "/mooncake_conversation_trace.jsonl");
+  CHECK(mooncake.format() == trace_format::mooncake);
+  CHECK(mooncake.size() == 12'031);
+  CHECK(mooncake.block_ids().size() == 288'500);
+  CHECK(distinct_blocks(mooncake) == 182'790);
+  const trace azure = read_trace_file(data + "/azure_llm_inference_2023_conv.csv");
+  CHECK(azure.format() == trace_format::azure);
+  CHECK(azure.size() == 19'366);
+}
