@@ -16,6 +16,11 @@ if [[ -z ${LLMMEM_DATA_DIR+set} ]]; then
 fi
 export LLMMEM_DATA_DIR
 
+# addr2line comes with every compiler; clang's runtime takes it only when told, for stacks with names.
+export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1:strict_string_checks=1:allow_addr2line=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
+
 say() { printf '%s\n' "$*"; }
 die() {
   say "error: $*" >&2
