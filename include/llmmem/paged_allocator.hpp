@@ -59,7 +59,7 @@ struct paged_traits {
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
 /// allocation after
-///      construction. Metadata: 58 bytes a block with the default policies, 4 bytes for each table entry a
+///      construction. Metadata: 59 bytes a block with the default policies, 4 bytes for each table entry a
 ///      sequence could have, and what the verification keeps (4 bytes a token, reported apart), committed as
 ///      they are used.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -196,7 +196,11 @@ class paged_allocator {
   }
 
   [[nodiscard]] auto forget_evicted() noexcept {
-    return [this](block_id block) noexcept { unregister(block); };
+    return [this](std::span<const block_id> blocks) noexcept {
+      for (const block_id block : blocks)
+        observer_.on_dropped(block, index_.key(block));
+      index_.erase(blocks);
+    };
   }
   void end(std::uint32_t slot) noexcept;
   void trim_idle() noexcept;

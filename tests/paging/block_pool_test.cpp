@@ -247,12 +247,16 @@ TEST_CASE("eviction tells who loses contents, in order, before the block is hand
   REQUIRE(pool.allocate(ids));
   for (const block_id id : ids)
     pool.mark_cached(id);
+  const block_handle first = pool.handle(3_b);
   REQUIRE(pool.release(ids));  // back to front: 3 is evicted first
   std::vector<block_id> told;
   told.reserve(3);
   std::array<block_id, 2> out;
-  REQUIRE(pool.allocate(out, [&](block_id block) noexcept { told.push_back(block); }));
+  REQUIRE(pool.allocate(
+      out, [&](std::span<const block_id> gone) noexcept { told.assign(gone.begin(), gone.end()); }));
   CHECK(told == std::vector{3_b, 2_b});
+  CHECK(pool.share(first).code() ==
+        errc::stale_handle);  // what it named is gone, though somebody holds the block
   CHECK(pool.stats().evictions == 2);
   CHECK(pool.stats().idle == 1);
 }

@@ -39,14 +39,14 @@ struct block_pool_stats {
   std::size_t metadata_bytes = 0;  ///< of the pool and its eviction policy
 };
 
-/// What an allocation calls for each block whose contents it gives up: `noexcept`, so that it cannot stop
+/// What an allocation calls with the blocks whose contents it gives up: `noexcept`, so that it cannot stop
 /// halfway.
 template <class F>
-concept eviction_callback = std::is_nothrow_invocable_v<F&, block_id>;
+concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;
 
 /// The callback that does nothing.
 struct ignore_eviction {
-  void operator()(block_id) const noexcept {}
+  void operator()(std::span<const block_id>) const noexcept {}
 };
 
 /// Blocks of one size, by index; the backing memory is somebody else's.

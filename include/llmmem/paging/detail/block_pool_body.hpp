@@ -81,12 +81,11 @@ result<void> block_pool<Eviction>::allocate_all(std::span<Name> out, OnEvict& on
 template <eviction_policy Eviction>
 template <eviction_callback OnEvict>
 std::uint64_t block_pool<Eviction>::reclaim(std::uint64_t count, OnEvict&& on_evict) noexcept {
-  std::uint64_t done = 0;
-  for (; done < count && idle_count_ != 0; ++done) {
+  const std::uint64_t first = free_count_;
+  while (free_count_ - first < count && idle_count_ != 0) {
     const auto victim = eviction_.victim();
     if (!victim) break;
     const block_id block{to_index(*victim)};
-    on_evict(block);
     eviction_.erase(*victim);
     block_record& record = records_[to_index(block)];
     record.give_up(transition::evicted);
@@ -94,6 +93,8 @@ std::uint64_t block_pool<Eviction>::reclaim(std::uint64_t count, OnEvict&& on_ev
     push_free(block);
     --idle_count_;
   }
+  const std::uint64_t done = free_count_ - first;
+  if (done != 0) on_evict(std::span<const block_id>(free_.data() + first, static_cast<std::size_t>(done)));
   evictions_ += done;
   return done;
 }

@@ -11,7 +11,21 @@ namespace llmmem::inline v0 {
 
 namespace detail {
 
-/// The pool that `options` ask for, once every number in them can be worked with.
+/// Blocks that `tokens` tokens fill or begin.
+[[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_tokens) noexcept {
+  return tokens / block_tokens + (tokens % block_tokens != 0 ? 1 : 0);
+}
+
+[[nodiscard]] constexpr std::uint64_t lesser(std::uint64_t a, std::uint64_t b) noexcept {
+  return a < b ? a : b;
+}
+
+/// Entries of the longest block table.
+[[nodiscard]] constexpr std::uint64_t table_blocks(const paged_options& options) noexcept {
+  return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), options.blocks);
+}
+
+/// The pool that `options` ask for, once every number in them, and every product, can be worked with.
 [[nodiscard]] inline block_pool_options checked_pool_options(const paged_options& options) {
   if (options.block_tokens == 0 || options.block_tokens > max_block_tokens) {
     throw length_error(options.name + ": blocks of " + std::to_string(options.block_tokens) +
@@ -24,21 +38,15 @@ namespace detail {
   }
   block_pool_options pool{.blocks = options.blocks, .name = options.name, .metadata = options.metadata};
   static_cast<void>(checked_blocks(pool));
+  const std::uint64_t table_bytes = (table_blocks(options) + 1) * sizeof(block_id);
+  static_cast<void>(
+      checked_multiply(table_bytes, options.max_sequences, (options.name + ": block tables").c_str()));
   return pool;
 }
 
 /// One slot for each block, the null block among them.
 [[nodiscard]] inline slot_count eviction_slots(const paged_options& options) {
   return slot_count{checked_pool_options(options).blocks + 1};
-}
-
-/// Blocks that `tokens` tokens fill or begin.
-[[nodiscard]] constexpr std::uint64_t blocks_for(std::uint64_t tokens, std::uint32_t block_tokens) noexcept {
-  return tokens / block_tokens + (tokens % block_tokens != 0 ? 1 : 0);
-}
-
-[[nodiscard]] constexpr std::uint64_t lesser(std::uint64_t a, std::uint64_t b) noexcept {
-  return a < b ? a : b;
 }
 
 }  // namespace detail
@@ -57,13 +65,12 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       hash_(options.seed),
       observer_(std::move(observer)),
       block_tokens_(options.block_tokens),
-      max_table_blocks_(
-          detail::lesser(detail::blocks_for(options.max_sequence_tokens, block_tokens_), options.blocks)),
+      max_table_blocks_(detail::table_blocks(options)),
       max_sequence_tokens_(detail::lesser(options.max_sequence_tokens, max_table_blocks_ * block_tokens_)),
       max_idle_blocks_(options.max_idle_blocks),
       records_(options.max_sequences, record{}, options.metadata, "paged_allocator: sequences"),
-      rows_(checked_multiply(max_table_blocks_ + 1, options.max_sequences, "paged_allocator: block tables"),
-            options.metadata, "paged_allocator: block tables"),
+      rows_((max_table_blocks_ + 1) * options.max_sequences, options.metadata,
+            "paged_allocator: block tables"),
       tails_(std::uint64_t{options.max_sequences} * block_tokens_, options.metadata,
              "paged_allocator: tails"),
       free_slots_(options.max_sequences, options.metadata, "paged_allocator: free slots"),

@@ -34,7 +34,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   if (const auto fit = check_keys(prompt); !fit) return fit.error();
   ++counters_.matches;
-  // Lookups are independent here: each asks for a later one's first cache line before it waits for its own.
+  // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
   std::uint64_t tokens = 0;
   for (std::size_t i = 0; i < prompt.keys.size() && i < max_table_blocks_; ++i) {
