@@ -16,8 +16,10 @@ if [[ -z ${LLMMEM_DATA_DIR+set} ]]; then
 fi
 export LLMMEM_DATA_DIR
 
-# addr2line comes with every compiler; clang's runtime takes it only when told, for stacks with names.
-export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1:strict_string_checks=1:allow_addr2line=1}
+# clang's runtime names the functions on a stack only by a program it is told of.
+ASAN_SYMBOLIZER_PATH=${ASAN_SYMBOLIZER_PATH-$(command -v llvm-symbolizer || command -v addr2line || true)}
+export ASAN_SYMBOLIZER_PATH
+export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1:strict_string_checks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
 
