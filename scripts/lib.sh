@@ -16,6 +16,13 @@ if [[ -z ${LLMMEM_DATA_DIR+set} ]]; then
 fi
 export LLMMEM_DATA_DIR
 
+# clang's runtime names the functions on a stack only by a program it is told of.
+ASAN_SYMBOLIZER_PATH=${ASAN_SYMBOLIZER_PATH-$(command -v llvm-symbolizer || command -v addr2line || true)}
+export ASAN_SYMBOLIZER_PATH
+export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1:strict_string_checks=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
+
 say() { printf '%s\n' "$*"; }
 die() {
   say "error: $*" >&2
