@@ -11,10 +11,11 @@ if(NOT LLMMEM_HAS_LIBFUZZER)
   message(FATAL_ERROR "LLMMEM_TESTS asks for fuzz, which needs clang++ and its runtime (Debian: libclang-rt-19-dev)")
 endif()
 
+llmmem_need_fmt()
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
-  target_link_libraries(${name} PRIVATE llmmem_test_support)
+  target_link_libraries(${name} PRIVATE llmmem_test_support fmt::fmt) # the examples' headers print with it
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
   string(REGEX REPLACE "_fuzz$" "" stem "${name}")

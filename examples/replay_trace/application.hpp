@@ -74,7 +74,7 @@ inline void write_file(const std::string& path, std::string_view text) {
   const std::uint64_t least = std::max<std::uint64_t>(longest_request_blocks(from), distinct / 1000);
   std::vector<std::uint64_t> capacities;
   for (std::uint64_t power = 1; power <= distinct; power *= 10) {
-    for (const std::uint64_t step : {1, 2, 5}) {
+    for (const std::uint64_t step : {1U, 2U, 5U}) {
       if (power * step >= least && power * step < distinct) capacities.push_back(power * step);
     }
   }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace replay_trace {
@@ -71,7 +72,8 @@ namespace detail {
   std::vector<std::size_t> order(wanted.size());
   for (std::size_t i = 0; i < order.size(); ++i)
     order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return wanted[a] < wanted[b]; });
+  std::sort(order.begin(), order.end(),
+            [&](auto a, auto b) { return std::pair(wanted[a], a) < std::pair(wanted[b], b); });
   std::vector<double> placed(wanted);
   double least = top;
   for (const std::size_t i : order) {

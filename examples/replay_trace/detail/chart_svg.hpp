@@ -51,7 +51,7 @@ inline void draw_axes(std::string& svg, const chart_frame& frame) {
   const bool few = frame.log_high - frame.log_low <= 3.2;
   std::uint64_t power = 1;
   for (int digit = 0; digit <= 18; ++digit, power *= 10) {
-    for (const std::uint64_t step : {1, 2, 5}) {
+    for (const std::uint64_t step : {1U, 2U, 5U}) {
       const double at = std::log10(static_cast<double>(power) * static_cast<double>(step));
       if (at < frame.log_low - 1e-9 || at > frame.log_high + 1e-9) continue;
       const double x = frame.x(power * step);
