@@ -52,12 +52,18 @@ inline peer load_mimalloc() {
 }  // namespace detail
 #endif
 
-/// The peers this build has, glibc first. Call once, before anything is timed: it stops glibc from giving
-/// memory back to the system, so that blocks of 64 KiB come from its heap like everybody else's.
-inline std::vector<peer> peers() {
+/// Stops glibc from giving memory back to the system, so that blocks of 64 KiB come from its heap like
+/// everybody else's, and what a row builds anew does not fault its pages in again. Call before anything is
+/// timed.
+inline void keep_freed_memory() {
   if (mallopt(M_MMAP_THRESHOLD, 1 << 30) != 1 || mallopt(M_TRIM_THRESHOLD, INT_MAX) != 1) {
     throw std::runtime_error("mallopt refused to turn trimming off");
   }
+}
+
+/// The peers this build has, glibc first, set to keep what is freed.
+inline std::vector<peer> peers() {
+  keep_freed_memory();
   std::vector<peer> all{{"glibc", std::malloc, std::free}};
 #ifdef LLMMEM_BENCH_MIMALLOC
   all.push_back(detail::load_mimalloc());

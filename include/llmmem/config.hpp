@@ -44,6 +44,13 @@
 #define LLMMEM_COLD
 #endif
 
+/// Keeps a function that callers reach seldom, but then for real work, out of their code.
+#if defined(__GNUC__)
+#define LLMMEM_OUTLINED [[gnu::noinline]]
+#else
+#define LLMMEM_OUTLINED
+#endif
+
 /// Asks for the cache line at `address`; where the compiler cannot, nothing happens.
 #if defined(__GNUC__)
 #define LLMMEM_PREFETCH(address) __builtin_prefetch(address)

@@ -165,6 +165,9 @@ class block_pool {
 
   template <class Name, class OnEvict>
   result<void> allocate_all(std::span<Name> out, OnEvict& on_evict) noexcept;
+  // Brings the free list to `count` blocks, evicting what is missing.
+  template <class OnEvict>
+  LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
   template <class Name>
   result<void> share_all(std::span<const Name> names) noexcept;
   template <class Name>
@@ -172,6 +175,7 @@ class block_pool {
   void add_reference(block_id block) noexcept;
   void drop_reference(block_id block) noexcept;
   void undo_drop(block_id block) noexcept;
+  block_id take_free() noexcept;
   void push_free(block_id block) noexcept { free_[free_count_++] = block; }
 
   std::string name_;

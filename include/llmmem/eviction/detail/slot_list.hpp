@@ -42,9 +42,12 @@ class slot_list {
   /// Nothing happens to a slot that is not in the list.
   void remove(slot_id slot) noexcept {
     const std::uint32_t i = to_index(slot);
-    const node at = nodes_[i];
-    nodes_[at.previous].next = at.next;
-    nodes_[at.next].previous = at.previous;
+    // Read apart: the removal of a neighbour has often just written one of the two, and a load of both would
+    // wait until that store has left the processor's buffer.
+    const std::uint32_t previous = nodes_[i].previous;
+    const std::uint32_t next = nodes_[i].next;
+    nodes_[previous].next = next;
+    nodes_[next].previous = previous;
     nodes_[i] = {i, i};
   }
 

@@ -56,30 +56,38 @@ result<void> block_pool<Eviction>::allocate(std::span<block_handle> out, OnEvict
 template <eviction_policy Eviction>
 template <eviction_callback OnEvict>
 result<block_handle> block_pool<Eviction>::allocate(OnEvict&& on_evict) noexcept {
-  block_handle handle;
-  if (const auto done = allocate_all(std::span<block_handle>(&handle, 1), on_evict); !done)
-    return done.error();
-  return handle;
+  if (free_count_ == 0) {
+    if (const auto done = make_free(1, on_evict); !done) return done.error();
+  }
+  return handle(take_free());
 }
 
 template <eviction_policy Eviction>
 template <class Name, class OnEvict>
 result<void> block_pool<Eviction>::allocate_all(std::span<Name> out, OnEvict& on_evict) noexcept {
   if (out.size() > free_count_) {
-    if (out.size() > available()) return refusal(errc::out_of_blocks, 0, out.size(), available());
-    const std::uint64_t missing = out.size() - free_count_;
-    // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
-    if (reclaim(missing, on_evict) != missing)
-      return refusal(errc::out_of_blocks, 0, out.size(), free_count_);
+    if (const auto done = make_free(out.size(), on_evict); !done) return done;
   }
-  const block_id* top = free_.data() + free_count_;
-  for (Name& name : out) {
-    const block_id block = *--top;
-    records_[to_index(block)].allocate();
-    give(block, name);
-  }
-  free_count_ -= out.size();
-  allocations_ += out.size();
+  for (Name& name : out)
+    give(take_free(), name);
+  return {};
+}
+
+template <eviction_policy Eviction>
+inline block_id block_pool<Eviction>::take_free() noexcept {
+  const block_id block = free_[--free_count_];
+  records_[to_index(block)].allocate();
+  ++allocations_;
+  return block;
+}
+
+template <eviction_policy Eviction>
+template <class OnEvict>
+result<void> block_pool<Eviction>::make_free(std::uint64_t count, OnEvict& on_evict) noexcept {
+  if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
+  const std::uint64_t missing = count - free_count_;
+  // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
+  if (reclaim(missing, on_evict) != missing) return refusal(errc::out_of_blocks, 0, count, free_count_);
   return {};
 }
 

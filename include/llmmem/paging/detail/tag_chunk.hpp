@@ -11,43 +11,68 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace llmmem::inline v0::detail {
 
-/// Places in a chunk whose tag matched, lowest first. Bit 7 of byte i stands for place i.
+/// Sixteen bytes, to be compared with one all at once.
+using tag_bytes = std::array<std::uint8_t, 16>;
+
+/// Bit i is set where byte i equals `tag`: in ordinary registers, for every processor.
+[[nodiscard]] inline std::uint32_t equal_bytes_portable(const tag_bytes& bytes, std::uint8_t tag) noexcept {
+  static_assert(std::endian::native == std::endian::little, "byte i of memory is byte i of a word");
+  const std::uint64_t pattern = tag * std::uint64_t{0x0101'0101'0101'0101};
+  const auto equal_in_word = [&](std::size_t first) noexcept {
+    std::uint64_t x = 0;
+    std::memcpy(&x, bytes.data() + first, sizeof(x));
+    x ^= pattern;
+    // Bit 7 of each byte that is zero now, exactly: no carry runs from one byte into the next (Warren,
+    // Hacker's Delight). The product gathers those bits in the top byte.
+    constexpr std::uint64_t low_bits = 0x7F7F'7F7F'7F7F'7F7F;
+    const std::uint64_t zero = ~(((x & low_bits) + low_bits) | x | low_bits);
+    return static_cast<std::uint32_t>(((zero >> 7) * 0x0102'0408'1020'4080) >> 56);
+  };
+  return equal_in_word(0) | equal_in_word(8) << 8;
+}
+
+/// The same as the processor does it best.
+[[nodiscard]] inline std::uint32_t equal_bytes(const tag_bytes& bytes, std::uint8_t tag) noexcept {
+#if defined(__SSE2__)
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes.data()));
+  const __m128i equal = _mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag)));
+  return static_cast<std::uint32_t>(_mm_movemask_epi8(equal));
+#else
+  return equal_bytes_portable(bytes, tag);
+#endif
+}
+
+/// Places in a chunk whose tag matched, lowest first. Bit i stands for place i.
 class tag_matches {
  public:
-  constexpr tag_matches(std::uint64_t low, std::uint64_t high) noexcept : low_(low), high_(high) {}
+  constexpr explicit tag_matches(std::uint32_t places) noexcept : places_(places) {}
 
-  [[nodiscard]] constexpr bool any() const noexcept { return (low_ | high_) != 0; }
+  [[nodiscard]] constexpr bool any() const noexcept { return places_ != 0; }
   [[nodiscard]] constexpr std::size_t first() const noexcept {
-    return static_cast<std::size_t>(low_ != 0 ? std::countr_zero(low_) : 64 + std::countr_zero(high_)) / 8;
+    return static_cast<std::size_t>(std::countr_zero(places_));
   }
   [[nodiscard]] constexpr std::size_t count() const noexcept {
-    return static_cast<std::size_t>(std::popcount(low_)) + static_cast<std::size_t>(std::popcount(high_));
+    return static_cast<std::size_t>(std::popcount(places_));
   }
-  constexpr void pop() noexcept {
-    if (low_ != 0) {
-      low_ &= low_ - 1;
-    } else {
-      high_ &= high_ - 1;
-    }
-  }
+  constexpr void pop() noexcept { places_ &= places_ - 1; }
 
  private:
-  std::uint64_t low_;
-  std::uint64_t high_;
+  std::uint32_t places_;
 };
 
-/// Tags are compared eight at a time in ordinary registers, so the same code runs on every processor.
+/// Where a block stands does not matter: a place is free, or holds a tag and its block.
 class alignas(64) tag_chunk {
  public:
   static constexpr std::size_t places = 12;
 
   [[nodiscard]] tag_matches places_of(std::uint8_t tag) const noexcept {
-    const std::uint64_t pattern = tag * std::uint64_t{0x0101'0101'0101'0101};
-    std::array<std::uint64_t, 2> words{};
-    std::memcpy(words.data(), tags_.data(), sizeof(words));
-    return {zero_bytes(words[0] ^ pattern), zero_bytes(words[1] ^ pattern) & tags_of_high_word};
+    return tag_matches(equal_bytes(tags_, tag) & tag_places);
   }
 
   [[nodiscard]] block_id block(std::size_t place) const noexcept { return blocks_[place]; }
@@ -89,23 +114,13 @@ class alignas(64) tag_chunk {
 
  private:
   static constexpr std::uint8_t empty = 0;
-
-  /// Bit 7 of each byte that is zero, exactly: no carry runs from one byte into the next (Warren, Hacker's
-  /// Delight).
-  [[nodiscard]] static constexpr std::uint64_t zero_bytes(std::uint64_t x) noexcept {
-    constexpr std::uint64_t low_bits = 0x7F7F'7F7F'7F7F'7F7F;
-    return ~(((x & low_bits) + low_bits) | x | low_bits);
-  }
-
-  // Four of the high word's bytes are tags, the others the count.
-  static constexpr std::uint64_t tags_of_high_word = 0x0000'0000'FFFF'FFFF;
-  static_assert(std::endian::native == std::endian::little, "place i is byte i of a word");
+  static constexpr std::uint32_t tag_places = (1U << places) - 1;  // the bytes behind are the count
 
   void set_passed_by(std::uint32_t count) noexcept {
     std::memcpy(tags_.data() + places, &count, sizeof(count));
   }
 
-  std::array<std::uint8_t, 16> tags_{};  // twelve tags, then the count of those who passed by
+  tag_bytes tags_{};  // twelve tags, then the count of those who passed by
   std::array<block_id, places> blocks_{};
 };
 

@@ -1,0 +1,122 @@
+// What it costs to replay a whole trace (requests.hpp) through the paged allocator.
+//
+//   replay/who/blocks   an item is one block of a prompt; every pass begins with an empty cache
+//
+// Ours is the real thing: create, match by keys, extend, commit, extend by the answer, release. `llmmem` has
+// the LRU built in, `llmmem_any_eviction` the same one chosen by name. The peers do the lookups alone,
+// without sequences, block tables, answers and references.
+
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/paged_allocator.hpp>
+
+#include <benchmark/benchmark.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "support/heap_counter.hpp"
+#include "support/lru_peers.hpp"
+#include "support/peers.hpp"
+#include "support/requests.hpp"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_benchmarks;
+
+struct keyed_traits : paged_traits {
+  using verification = trust_hash;  // there are no tokens to compare
+};
+
+struct any_traits : keyed_traits {
+  using eviction = any_eviction;
+};
+
+/// Every figure is of calls that succeed.
+void require(bool succeeded) {
+  if (!succeeded) std::abort();
+}
+
+/// Passes of the whole trace through `serve(cache, prompt)`, which says how many blocks were there, each with
+/// a new cache from `make`. Returns the last cache.
+auto replay(benchmark::State& state, auto make, auto serve) {
+  std::uint64_t hits = 0;
+  std::uint64_t calls = 0;
+  decltype(make()) cache;
+  for ([[maybe_unused]] auto _ : state) {
+    state.PauseTiming();
+    cache = make();
+    const heap_watch heap;
+    state.ResumeTiming();
+    for (const prompt& asked : requests())
+      hits += serve(*cache, asked);
+    calls += heap.calls();
+  }
+  const std::uint64_t items = static_cast<std::uint64_t>(state.iterations()) * requests().block_refs();
+  state.SetItemsProcessed(static_cast<std::int64_t>(items));
+  state.counters["hit_ratio"] = static_cast<double>(hits) / static_cast<double>(items);
+  state.counters["heap_calls"] = static_cast<double>(calls) / static_cast<double>(items);
+  return cache;
+}
+
+template <class Traits>
+std::uint64_t serve(paged_allocator<Traits>& cache, const prompt& asked) {
+  const keyed_blocks blocks{.keys = asked.keys, .tokens = asked.input_tokens};
+  const auto sequence = cache.create();
+  const auto hit = cache.match(*sequence, blocks);
+  require(hit && cache.extend(*sequence, asked.input_tokens - hit->tokens));
+  require(cache.commit(*sequence, blocks) && cache.extend(*sequence, asked.output_tokens));
+  require(cache.release(*sequence).has_value());
+  return hit->blocks;
+}
+
+template <class Traits>
+void paged(benchmark::State& state) {
+  const paged_options options{.blocks = static_cast<std::uint64_t>(state.range(0)),
+                              .block_tokens = requests().block_tokens(),
+                              .max_sequences = 4,
+                              .max_sequence_tokens = requests().longest_tokens()};
+  const auto cache =
+      replay(state, [&] { return std::make_unique<paged_allocator<Traits>>(options); }, serve<Traits>);
+  state.counters["bytes_a_block"] =
+      static_cast<double>(cache->stats().metadata_bytes) / static_cast<double>(options.blocks);
+}
+
+template <class Lru>
+void peer_lru(benchmark::State& state) {
+  replay(
+      state, [&] { return std::make_unique<Lru>(static_cast<std::size_t>(state.range(0))); },
+      [](Lru& cache, const prompt& asked) {
+        std::uint64_t hits = 0;
+        for (const block_key& key : asked.keys)
+          hits += cache.access(key.low) ? 1 : 0;
+        return hits;
+      });
+}
+
+void floor(benchmark::State& state) {
+  const auto blocks = static_cast<std::size_t>(state.range(0));
+  replay(
+      state, [&] { return std::make_unique<dense_lru>(blocks, requests().distinct_blocks()); },
+      [](dense_lru& cache, const prompt& asked) {
+        std::uint64_t hits = 0;
+        for (const std::uint32_t number : asked.numbers)
+          hits += cache.access(number) ? 1 : 0;
+        return hits;
+      });
+}
+
+void both_sizes(benchmark::internal::Benchmark* rows) {
+  keep_freed_memory();
+  rows->Arg(10'000)->Arg(50'000)->Unit(benchmark::kMillisecond);
+}
+
+BENCHMARK(paged<keyed_traits>)->Name("replay/llmmem")->Apply(both_sizes);
+BENCHMARK(paged<any_traits>)->Name("replay/llmmem_any_eviction")->Apply(both_sizes);
+BENCHMARK(peer_lru<list_map_lru>)->Name("replay/list_map")->Apply(both_sizes);
+BENCHMARK(peer_lru<reusing_list_map_lru>)->Name("replay/list_map_reusing")->Apply(both_sizes);
+BENCHMARK(floor)->Name("replay/floor")->Apply(both_sizes);
+
+}  // namespace
