@@ -213,7 +213,7 @@ class paged_allocator {
 
   [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
   [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
-  void take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
+  bool take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
   match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
   bool adopt(record& sequence, block_id block) noexcept;
   [[nodiscard]] bool parent_is_current(const record& sequence) const noexcept;

@@ -391,6 +391,40 @@ TEST_CASE("the hints of keyed blocks reach the policy") {
   CHECK(run(3, 50));
 }
 
+TEST_CASE("keys that name blocks out of their place make no sequence longer than allowed") {
+  paged_allocator<> cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 6});
+  const std::array keys{key_from_id(1), key_from_id(2)};
+  for (const block_key& key : keys) {  // both as the first block of a sequence
+    const sequence_id sequence = cache.create().value();
+    REQUIRE(cache.extend(sequence, 4));
+    REQUIRE(cache.commit(sequence, {.keys = std::span(&key, 1), .tokens = 4}));
+  }
+  const sequence_id both = cache.create().value();
+  CHECK(cache.match(both, {.keys = keys, .tokens = 8}).value() == match_result{4, 1});
+  CHECK(cache.extend(both, 200).code() == errc::sequence_full);
+  CHECK(cache.extend(both, 2));
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a cached block that has all the references there may be is no hit") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array keys{key_from_id(1)};
+  const keyed_blocks prompt{.keys = keys, .tokens = 4};
+  const sequence_id told = written(cache, counting(0, 4));
+  const sequence_id named = cache.create().value();
+  REQUIRE(cache.extend(named, 4));
+  REQUIRE(cache.commit(named, prompt));
+  for (const sequence_id each : {told, named}) {
+    for (std::uint32_t i = 1; i < block_record::max_references; ++i)
+      testing_access::add_reference(cache, cache.blocks(each)[0]);
+  }
+  const sequence_id late = cache.create().value();
+  CHECK(cache.match(late, counting(0, 4)).value() == match_result{});
+  CHECK(cache.match(late, prompt).value() == match_result{});
+  CHECK(cache.blocks(late).empty());
+  CHECK(cache.fork(told).code() == errc::too_many_shares);
+}
+
 TEST_CASE("keys and counts that do not agree are refused") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
   const sequence_id sequence = cache.create().value();

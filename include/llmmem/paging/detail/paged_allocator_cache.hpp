@@ -14,13 +14,13 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
   ++counters_.matches;
-  const std::uint64_t limit = detail::lesser(tokens.size() / block_tokens_, max_table_blocks_);
+  const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   for (std::uint64_t i = 0; i < limit; ++i) {
     const auto part = tokens.subspan(static_cast<std::size_t>(i * block_tokens_), block_tokens_);
     const block_key key = hash_.chain(taker.chain, part);
     const auto found = index_.find(key);
     if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
-    take(sequence.slot, *found, {});
+    if (!take(sequence.slot, *found, {})) break;
     taker.chain = key;
     taker.parent = verification_.link(*found);
     ++taker.keyed;
@@ -37,12 +37,13 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
   std::uint64_t tokens = 0;
-  for (std::size_t i = 0; i < prompt.keys.size() && i < max_table_blocks_; ++i) {
+  for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
     if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
     const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
     const auto found = index_.find(prompt.keys[i]);
     if (!found || index_.tokens(*found) != part) break;
-    take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i]);
+    if (part > max_sequence_tokens_ - tokens) break;  // keys may name any block at any place
+    if (!take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i])) break;
     tokens += part;
   }
   if (tokens != 0) at(sequence).tokens_known = false;
@@ -66,13 +67,15 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
+/// Adds a cached block to a sequence; not one that has all the references there may be.
 template <class Traits>
-void paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
+bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
   record& sequence = records_[slot];
-  static_cast<void>(pool_.share(found));  // cannot fail: what is in the index is active or idle
+  if (!pool_.share(found)) return false;
   pool_.touch(found, hint);
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
+  return true;
 }
 
 template <class Traits>
