@@ -206,7 +206,6 @@ class paged_allocator {
   void end(std::uint32_t slot) noexcept;
   void trim_idle() noexcept;
   result<append_result> grow(std::uint32_t slot, std::uint64_t count) noexcept;
-  result<void> allocate(std::span<block_id> out) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
   void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
   void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;

@@ -321,6 +321,18 @@ TEST_CASE("blocks behind a fence come back when it has passed, or when somebody 
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE("a twin that has gone behind a passed fence is no reason to copy where there is no room for it") {
+  paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.append(sequence, counting(0, 2)));
+  REQUIRE(cache.release_after(cache.fork(sequence).value(), {}));
+  const append_result grown = cache.append(sequence, counting(2, 2)).value();
+  CHECK(grown.new_blocks == 0);
+  CHECK_FALSE(grown.copy);
+  CHECK(table(cache, sequence) == std::vector{1_b});
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
   host_timeline stream;
