@@ -226,8 +226,9 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
     // Cached contents are about to be overwritten (the sequence was truncated into them), and nobody shares
     // them.
     drop_contents(*last);
-    sequence.committed = static_cast<std::uint32_t>(detail::lesser(sequence.committed, sequence.blocks - 1));
   }
+  // What is cached of the last block is not what it will hold.
+  if (used != 0 && sequence.committed == sequence.blocks) --sequence.committed;
   sequence.blocks = static_cast<std::uint32_t>(total);
   sequence.tokens += count;
   counters_.tokens += count;
@@ -257,6 +258,8 @@ void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const
   record& sequence = records_[slot];
   const block_id block = row(slot)[sequence.keyed++];
   sequence.chain = hash_.chain(sequence.chain, tokens);
+  // A fork that was committed by keys may have cached the block while it was partial.
+  if (index_.contains(block)) drop_contents(block);
   index_.stage(sequence.chain, block);
   verification_.store(block, tokens);
 }

@@ -151,16 +151,21 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   record& writer = at(sequence);
   if (contents.tokens > writer.tokens)
     return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
+  if (!contents.keys.empty()) forget_tokens(writer);
   std::uint64_t registered = 0;
   for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
     const access_hint hint = contents.hints.empty() ? access_hint{} : contents.hints[i];
     const block_id block = row(sequence.slot)[i];
+    const std::uint64_t part =
+        detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
     if (const auto existing = index_.find(contents.keys[i])) {
       pool_.touch(*existing, hint);
-      ++counters_.duplicates;
-    } else if (!index_.contains(block)) {
-      const std::uint64_t part =
-          detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
+      if (*existing != block) ++counters_.duplicates;
+      continue;
+    }
+    // The key of fewer tokens makes way for that of the block as it stands now.
+    if (index_.contains(block) && index_.tokens(block) < part) drop_contents(block);
+    if (!index_.contains(block)) {
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block);
       register_block(block, static_cast<std::uint32_t>(part), hint);
@@ -168,6 +173,17 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     }
   }
   return registered;
+}
+
+/// From now on the sequence is known by keys alone: its blocks' own keys may have made way for those.
+template <class Traits>
+void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
+  if (sequence.keyed != 0) {
+    sequence.keyed = 0;
+    sequence.chain = hash_.root(sequence.context);
+    sequence.parent = {};
+  }
+  sequence.tokens_known = false;
 }
 
 /// Whether the cached block that the last committed one was equal to still has the contents it had.
