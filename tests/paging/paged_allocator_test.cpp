@@ -224,6 +224,30 @@ TEST_CASE("different salts, adapters or engine keys never share") {
   CHECK(cache.stats().registrations == 5);
 }
 
+TEST_CASE("different contexts never share by keys either") {
+  paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
+  const std::array keys{key_from_id(1)};
+  const keyed_blocks prompt{.keys = keys, .tokens = 3};
+  const auto hit = [&](const prefix_context& context) {
+    const sequence_id sequence = cache.create(context).value();
+    const std::uint64_t tokens = cache.match(sequence, prompt).value().tokens;
+    REQUIRE(cache.extend(sequence, 3 - tokens));
+    REQUIRE(cache.commit(sequence, prompt));
+    REQUIRE(cache.release(sequence));
+    CHECK(cache.audit() == sound);
+    return tokens == 3;
+  };
+  const prefix_context mine{.salt = {1, 0}};
+  const prefix_context yours{.salt = {2, 0}};
+  CHECK_FALSE(hit(mine));
+  CHECK(hit(mine));
+  CHECK_FALSE(hit(yours));  // and takes the key over
+  CHECK(hit(yours));
+  CHECK_FALSE(hit(mine));
+  CHECK(cache.stats().replaced == 2);
+  CHECK(cache.stats().idle_blocks == 1);
+}
+
 namespace {
 
 /// One key for everything: each lookup is a collision.

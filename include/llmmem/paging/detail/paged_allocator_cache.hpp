@@ -42,6 +42,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
     const auto found = index_.find(prompt.keys[i]);
     if (!found || index_.tokens(*found) != part) break;
+    if (!verification_.holds_key(*found, at(sequence).context)) break;
     if (part > max_sequence_tokens_ - tokens) break;  // keys may name any block at any place
     if (!take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i])) break;
     tokens += part;
@@ -159,15 +160,19 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     const std::uint64_t part =
         detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
     if (const auto existing = index_.find(contents.keys[i])) {
-      pool_.touch(*existing, hint);
-      if (*existing != block) ++counters_.duplicates;
-      continue;
+      if (verification_.holds_key(*existing, writer.context)) {
+        pool_.touch(*existing, hint);
+        if (*existing != block) ++counters_.duplicates;
+        continue;
+      }
+      drop_contents(*existing);  // the same key in another context
+      ++counters_.replaced;
     }
     // The key of fewer tokens makes way for that of the block as it stands now.
     if (index_.contains(block) && index_.tokens(block) < part) drop_contents(block);
     if (!index_.contains(block)) {
       index_.stage(contents.keys[i], block);
-      verification_.enrol_by_key(block);
+      verification_.enrol_by_key(block, writer.context);
       register_block(block, static_cast<std::uint32_t>(part), hint);
       ++registered;
     }
