@@ -136,8 +136,9 @@ class paged_allocator {
   /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
-  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. A sequence
-  /// is committed by tokens or by keys, not by both in turn.
+  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
+  /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
+  /// nothing to do.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
   /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
@@ -206,16 +207,16 @@ class paged_allocator {
   void end(std::uint32_t slot) noexcept;
   void trim_idle() noexcept;
   result<append_result> grow(std::uint32_t slot, std::uint64_t count) noexcept;
-  result<void> allocate(std::span<block_id> out) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
   void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
   void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
 
   [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
   [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
-  void take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
+  bool take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
   match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
   bool adopt(record& sequence, block_id block) noexcept;
+  void forget_tokens(record& sequence) noexcept;
   [[nodiscard]] bool parent_is_current(const record& sequence) const noexcept;
   void register_block(block_id block, std::uint32_t tokens, access_hint hint) noexcept;
   void unregister(block_id block) noexcept;

@@ -137,3 +137,24 @@ static_assert([] {
   const csr_table_view view{indptr.data(), indices.data(), last.data(), 2, 4};
   return view.tokens(0) == 5 && view.tokens(1) == 4 && view.slot(0, 4) == 20 && view.slot(1, 3) == 39;
 }());
+
+TEST_CASE("a length that its 32 bits cannot hold is refused, not cut") {
+  struct untold_traits : paged_traits {
+    using verification = trust_hash;
+  };
+  paged_allocator<untold_traits> cache({.blocks = 32'768,
+                                        .block_tokens = max_block_tokens,
+                                        .max_sequences = 1,
+                                        .max_sequence_tokens = unlimited});
+  const sequence_id sequence = cache.create().value();
+  std::vector<std::int32_t> table(32'768, 7);
+  std::array<std::int32_t, 1> length{7};
+  REQUIRE(cache.extend(sequence, (std::uint64_t{1} << 31) - 1));
+  const auto longest = write_padded(cache, std::span(&sequence, 1), {table, length, 32'768});
+  REQUIRE(longest);
+  CHECK(longest->tokens(0) == 0x7FFF'FFFF);
+  REQUIRE(cache.extend(sequence, 1));
+  length[0] = 7;
+  CHECK(write_padded(cache, std::span(&sequence, 1), {table, length, 32'768}).code() == errc::out_of_range);
+  CHECK(length[0] == 7);
+}

@@ -224,6 +224,30 @@ TEST_CASE("different salts, adapters or engine keys never share") {
   CHECK(cache.stats().registrations == 5);
 }
 
+TEST_CASE("different contexts never share by keys either") {
+  paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
+  const std::array keys{key_from_id(1)};
+  const keyed_blocks prompt{.keys = keys, .tokens = 3};
+  const auto hit = [&](const prefix_context& context) {
+    const sequence_id sequence = cache.create(context).value();
+    const std::uint64_t tokens = cache.match(sequence, prompt).value().tokens;
+    REQUIRE(cache.extend(sequence, 3 - tokens));
+    REQUIRE(cache.commit(sequence, prompt));
+    REQUIRE(cache.release(sequence));
+    CHECK(cache.audit() == sound);
+    return tokens == 3;
+  };
+  const prefix_context mine{.salt = {1, 0}};
+  const prefix_context yours{.salt = {2, 0}};
+  CHECK_FALSE(hit(mine));
+  CHECK(hit(mine));
+  CHECK_FALSE(hit(yours));  // and takes the key over
+  CHECK(hit(yours));
+  CHECK_FALSE(hit(mine));
+  CHECK(cache.stats().replaced == 2);
+  CHECK(cache.stats().idle_blocks == 1);
+}
+
 namespace {
 
 /// One key for everything: each lookup is a collision.
@@ -321,6 +345,18 @@ TEST_CASE("blocks behind a fence come back when it has passed, or when somebody 
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE("a twin that has gone behind a passed fence is no reason to copy where there is no room for it") {
+  paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.append(sequence, counting(0, 2)));
+  REQUIRE(cache.release_after(cache.fork(sequence).value(), {}));
+  const append_result grown = cache.append(sequence, counting(2, 2)).value();
+  CHECK(grown.new_blocks == 0);
+  CHECK_FALSE(grown.copy);
+  CHECK(table(cache, sequence) == std::vector{1_b});
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
   host_timeline stream;
@@ -389,6 +425,114 @@ TEST_CASE("the hints of keyed blocks reach the policy") {
   CHECK_FALSE(run(4, 40));  // evicts 2, not 3
   CHECK(run(1, 50));
   CHECK(run(3, 50));
+}
+
+TEST_CASE("a partial block that was committed by key may grow, by told tokens as by untold ones") {
+  for (const bool told : {true, false}) {
+    CAPTURE(told);
+    paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+    const std::array keys{key_from_id(1)};
+    const std::array keys_then{key_from_id(2)};
+    const keyed_blocks before{.keys = keys, .tokens = 3};
+    const keyed_blocks then{.keys = keys_then, .tokens = 4};
+    const auto grow = [&](sequence_id sequence, token_id first, std::size_t count) {
+      return told ? cache.append(sequence, counting(first, count)) : cache.extend(sequence, count);
+    };
+    const auto found = [&](const keyed_blocks& prompt) {
+      const sequence_id probe = cache.create().value();
+      const std::uint64_t tokens = cache.match(probe, prompt).value().tokens;
+      REQUIRE(cache.release(probe));
+      return tokens;
+    };
+    const sequence_id sequence = cache.create().value();
+    REQUIRE(grow(sequence, 0, 3));
+    CHECK(cache.commit(sequence, before).value() == 1);
+    REQUIRE(grow(sequence, 3, 1));
+    CHECK(cache.audit() == sound);
+    CHECK(found(before) == 3);
+    CHECK(cache.commit(sequence).value() == 0);  // known by keys alone
+    CHECK(cache.commit(sequence, then).value() == 1);
+    CHECK(found(then) == 4);
+    CHECK(found(before) == 0);
+    CHECK(cache.commit(sequence, then).value() == 0);
+    CHECK(cache.stats().duplicates == 0);
+    REQUIRE(grow(sequence, 4, 9));
+    REQUIRE(cache.release(sequence));
+    CHECK(cache.stats().idle_blocks == 1);
+    CHECK(cache.audit() == sound);
+  }
+}
+
+TEST_CASE("the copy of a partial block that was committed by key can be committed as it grows") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array keys{key_from_id(1)};
+  const std::array keys_then{key_from_id(2)};
+  const sequence_id first = cache.create().value();
+  REQUIRE(cache.extend(first, 3));
+  REQUIRE(cache.commit(first, {.keys = keys, .tokens = 3}));
+  const sequence_id second = cache.create().value();
+  REQUIRE(cache.match(second, keyed_blocks{.keys = keys, .tokens = 3}).value().tokens == 3);
+  CHECK(cache.extend(second, 1).value().copy == block_copy{1_b, 2_b, 3});
+  CHECK(cache.commit(second, {.keys = keys_then, .tokens = 4}).value() == 1);
+  const sequence_id third = cache.create().value();
+  CHECK(cache.match(third, keyed_blocks{.keys = keys_then, .tokens = 4}).value().tokens == 4);
+  CHECK(table(cache, third) == std::vector{2_b});
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("of two forks one may be committed by keys and the other by tokens") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array keys{key_from_id(1), key_from_id(2)};
+  const sequence_id by_key = cache.create().value();
+  REQUIRE(cache.append(by_key, counting(0, 6)));
+  const sequence_id by_token = cache.fork(by_key).value();
+  CHECK(cache.commit(by_key, {.keys = keys, .tokens = 6}).value() == 2);
+  REQUIRE(cache.release(by_key));
+  // Alone with a block that is cached by the key of its first two tokens.
+  CHECK_FALSE(cache.append(by_token, counting(6, 2)).value().copy);
+  CHECK(cache.audit() == sound);
+  CHECK(cache.commit(by_token));
+  REQUIRE(cache.append(by_token, counting(8, 4)));
+  CHECK(cache.commit(by_token));
+  CHECK(cache.audit() == sound);
+  REQUIRE(cache.release(by_token));
+  cache.drop_idle();
+  CHECK(cache.stats().free_blocks == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("keys that name blocks out of their place make no sequence longer than allowed") {
+  paged_allocator<> cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 6});
+  const std::array keys{key_from_id(1), key_from_id(2)};
+  for (const block_key& key : keys) {  // both as the first block of a sequence
+    const sequence_id sequence = cache.create().value();
+    REQUIRE(cache.extend(sequence, 4));
+    REQUIRE(cache.commit(sequence, {.keys = std::span(&key, 1), .tokens = 4}));
+  }
+  const sequence_id both = cache.create().value();
+  CHECK(cache.match(both, {.keys = keys, .tokens = 8}).value() == match_result{4, 1});
+  CHECK(cache.extend(both, 200).code() == errc::sequence_full);
+  CHECK(cache.extend(both, 2));
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a cached block that has all the references there may be is no hit") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array keys{key_from_id(1)};
+  const keyed_blocks prompt{.keys = keys, .tokens = 4};
+  const sequence_id told = written(cache, counting(0, 4));
+  const sequence_id named = cache.create().value();
+  REQUIRE(cache.extend(named, 4));
+  REQUIRE(cache.commit(named, prompt));
+  for (const sequence_id each : {told, named}) {
+    for (std::uint32_t i = 1; i < block_record::max_references; ++i)
+      testing_access::add_reference(cache, cache.blocks(each)[0]);
+  }
+  const sequence_id late = cache.create().value();
+  CHECK(cache.match(late, counting(0, 4)).value() == match_result{});
+  CHECK(cache.match(late, prompt).value() == match_result{});
+  CHECK(cache.blocks(late).empty());
+  CHECK(cache.fork(told).code() == errc::too_many_shares);
 }
 
 TEST_CASE("keys and counts that do not agree are refused") {

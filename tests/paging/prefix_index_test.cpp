@@ -79,3 +79,31 @@ TEST_CASE("sizes that cannot be are refused, and missing metadata is told") {
                        "prefix_index: 2147483647 blocks, allowed are 1 to 2147483646", length_error);
   CHECK(fail_each_allocation([](const metadata_source& source) { prefix_index(10, source); }) == 2);
 }
+
+TEST_CASE("a search ends where it began when blocks went on from every line") {
+  constexpr std::uint32_t blocks = 17;  // three lines
+  constexpr std::uint64_t lines = 3;
+  prefix_index index(blocks);
+  std::uint64_t number = 0;
+  const auto key_of_line = [&](std::uint64_t line) {
+    ++number;
+    return block_key{.low = number, .high = (((line << 32) / lines + (1U << 20)) << 32) | number};
+  };
+  // Each line is filled until one block goes on to the next, then emptied of all that began there.
+  for (std::uint64_t line = 0; line < lines; ++line) {
+    std::vector<block_id> here;
+    const std::uint64_t went_on = index.size();
+    for (std::uint32_t i = 1; index.size() < went_on + 13 - (line == 0 ? 0 : 1); ++i) {
+      if (index.contains(block_id{i})) continue;
+      index.stage(key_of_line(line), block_id{i});
+      index.insert(block_id{i}, 1);
+      here.push_back(block_id{i});
+    }
+    here.pop_back();
+    index.erase(here);
+    REQUIRE(index.size() == line + 1);
+  }
+  REQUIRE(index.audit() == std::vector<std::string>{});
+  for (std::uint64_t line = 0; line < lines; ++line)
+    CHECK(index.find(key_of_line(line)) == std::nullopt);
+}

@@ -77,6 +77,7 @@ struct table_extent {
   std::uint64_t num_sequences = 0;
   std::uint64_t indices = 0;     ///< entries of all tables together: CSR
   std::uint64_t max_blocks = 0;  ///< entries of the longest: padded
+  std::uint64_t max_tokens = 0;  ///< of the longest sequence: padded tables hold up to 2^31 - 1
 };
 
 /// What `write_csr` and `write_padded` need for `sequences`, or why one of them cannot be read. O(sequences).
@@ -87,8 +88,10 @@ template <block_table_source Cache>
   for (const sequence_id sequence : sequences) {
     if (const auto alive = cache.check(sequence); !alive) return alive.error();
     const std::uint64_t blocks = cache.blocks(sequence).size();
+    const std::uint64_t tokens = cache.tokens(sequence);
     extent.indices += blocks;
     extent.max_blocks = blocks > extent.max_blocks ? blocks : extent.max_blocks;
+    extent.max_tokens = tokens > extent.max_tokens ? tokens : extent.max_tokens;
   }
   constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
   if (extent.indices > most || extent.num_sequences >= most) {
@@ -144,7 +147,8 @@ struct padded_buffers {
   std::uint32_t max_blocks = 0;         ///< length of a row, at least that of the longest table
 };
 
-/// As `write_csr`, in rows of `out.max_blocks` filled up with the null block. O(num_sequences x max_blocks).
+/// As `write_csr`, in rows of `out.max_blocks` filled up with the null block. A sequence of more than
+/// 2^31 - 1 tokens is refused, `out_of_range`. O(num_sequences x max_blocks).
 template <block_table_source Cache>
 [[nodiscard]] result<padded_table_view> write_padded(const Cache& cache,
                                                      std::span<const sequence_id> sequences,
@@ -154,6 +158,10 @@ template <block_table_source Cache>
   const auto mismatch = [](std::uint64_t needed, std::uint64_t given) {
     return failure{errc::size_mismatch, 0, needed, given, "write_padded"};
   };
+  constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
+  if (extent->max_tokens > most) {
+    return failure{errc::out_of_range, 0, extent->max_tokens, most, "write_padded"};
+  }
   if (out.max_blocks < extent->max_blocks) return mismatch(extent->max_blocks, out.max_blocks);
   const std::uint64_t entries = sequences.size() * std::uint64_t{out.max_blocks};
   if (out.block_table.size() < entries) return mismatch(entries, out.block_table.size());

@@ -40,14 +40,17 @@ class prefix_index {
   /// The block that `key` names, if any.
   [[nodiscard]] std::optional<block_id> find(const block_key& key) const noexcept {
     const std::uint8_t tag = tag_of(key);
-    for (std::uint64_t i = home(key);; i = next(i)) {
+    std::uint64_t i = home(key);
+    // Somebody may have gone on from every line of a small table: then the search ends where it began.
+    for (std::uint64_t lines = chunks_.size(); lines > 0; --lines, i = next(i)) {
       const detail::tag_chunk& chunk = chunks_[i];
       for (auto places = chunk.places_of(tag); places.any(); places.pop()) {
         const block_id block = chunk.block(places.first());
         if (entries_[to_index(block)].key == key) return block;
       }
-      if (chunk.passed_by() == 0) return std::nullopt;
+      if (chunk.passed_by() == 0) break;
     }
+    return std::nullopt;
   }
 
   /// Fetches what `find(key)` will read first. Worth calling some lookups ahead.

@@ -28,7 +28,8 @@ struct chain_link {
 ///
 /// `store` keeps a full block's tokens; `enrol` says that they are now registered, as the child of `parent`
 /// in `context`; `holds` answers whether a registered block has exactly these tokens after exactly that
-/// parent.
+/// parent. `enrol_by_key` says that it was registered by a key from outside, `holds_key` answers whether a
+/// sequence in `context` may have a block that its key was found for.
 template <class V>
 concept block_verification =
     std::constructible_from<V, std::uint64_t, std::uint32_t, const metadata_source&> && std::movable<V> &&
@@ -37,10 +38,11 @@ concept block_verification =
       { V::keeps_tokens } -> std::convertible_to<bool>;
       { verify.store(block, tokens) } noexcept;
       { verify.enrol(block, parent, context) } noexcept;
-      { verify.enrol_by_key(block) } noexcept;
+      { verify.enrol_by_key(block, context) } noexcept;
       { read.tokens(block) } noexcept -> std::same_as<std::span<const token_id>>;
       { read.link(block) } noexcept -> std::same_as<chain_link>;
       { read.holds(block, tokens, parent, context) } noexcept -> std::same_as<bool>;
+      { read.holds_key(block, context) } noexcept -> std::same_as<bool>;
       { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
     };
 
@@ -51,7 +53,7 @@ concept block_verification =
 /// A child whose parent was evicted and computed anew is the child of another identity, and so no hit:
 /// policies that evict tails first (all of ours but LFU and MIN under pressure) lose nothing by it.
 ///
-/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 44 a block, committed as they
+/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 48 a block, committed as they
 /// are used.
 class verify_tokens {
  public:
@@ -74,7 +76,9 @@ class verify_tokens {
   }
 
   /// Registered by a key from outside: its tokens are unknown, so it never answers a question about tokens.
-  void enrol_by_key(block_id block) noexcept { enrol(block, unknown_parent, {}); }
+  void enrol_by_key(block_id block, const prefix_context& context) noexcept {
+    enrol(block, unknown_parent, context);
+  }
 
   [[nodiscard]] std::span<const token_id> tokens(block_id block) const noexcept {
     return {tokens_.data() + first(block), block_tokens_};
@@ -89,6 +93,11 @@ class verify_tokens {
     const record& at = records_[to_index(block)];
     return at.parent == parent && at.context == context &&
            std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0;
+  }
+
+  /// A key from outside says nothing of the context.
+  [[nodiscard]] bool holds_key(block_id block, const prefix_context& context) const noexcept {
+    return records_[to_index(block)].context == context;
   }
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return tokens_.bytes() + records_.bytes(); }
@@ -114,7 +123,8 @@ class verify_tokens {
 
 static_assert(block_verification<verify_tokens>);
 
-/// Believes equal keys: no tokens are kept. For keys that come from elsewhere (traces, another service), and
+/// Believes equal keys: no tokens are kept, and no contexts, so that keys from outside must tell tenants and
+/// adapters apart themselves. For keys that come from elsewhere (traces, another service), and
 /// for engines that accept a 128-bit keyed hash as proof.
 class trust_hash {
  public:
@@ -124,13 +134,14 @@ class trust_hash {
 
   void store(block_id, std::span<const token_id>) noexcept {}
   void enrol(block_id, chain_link, const prefix_context&) noexcept {}
-  void enrol_by_key(block_id) noexcept {}
+  void enrol_by_key(block_id, const prefix_context&) noexcept {}
   [[nodiscard]] std::span<const token_id> tokens(block_id) const noexcept { return {}; }
   [[nodiscard]] chain_link link(block_id) const noexcept { return {}; }
   [[nodiscard]] bool holds(block_id, std::span<const token_id>, chain_link,
                            const prefix_context&) const noexcept {
     return true;
   }
+  [[nodiscard]] bool holds_key(block_id, const prefix_context&) const noexcept { return true; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
 };
 

@@ -207,11 +207,16 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   const std::uint64_t total = detail::blocks_for(sequence.tokens + count, block_tokens_);
   const std::uint64_t more = total - sequence.blocks;
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
-  const bool copies = used != 0 && pool_.record(*last).references() > 1;
+  bool copies = used != 0 && pool_.record(*last).references() > 1;
+  if (more + (copies ? 1 : 0) > pool_.available()) {
+    collect();  // what comes back may be blocks, or the reason to copy
+    copies = used != 0 && pool_.record(*last).references() > 1;
+  }
 
   // A copy's block comes behind the new ones, so that those stand in the order they were given out.
   out.new_blocks = more + (copies ? 1 : 0);
-  if (const auto done = allocate({&table[sequence.blocks], out.new_blocks}); !done) return done.error();
+  const std::span<block_id> fresh(&table[sequence.blocks], out.new_blocks);
+  if (const auto done = pool_.allocate(fresh, forget_evicted()); !done) return done.error();
   if (copies) {
     out.copy = {.source = *last, .destination = table[total], .tokens = used};
     static_cast<void>(pool_.release(*last));  // cannot fail: this sequence held it
@@ -221,19 +226,14 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
     // Cached contents are about to be overwritten (the sequence was truncated into them), and nobody shares
     // them.
     drop_contents(*last);
-    sequence.committed = static_cast<std::uint32_t>(detail::lesser(sequence.committed, sequence.blocks - 1));
   }
+  // What is cached of the last block is not what it will hold.
+  if (used != 0 && sequence.committed == sequence.blocks) --sequence.committed;
   sequence.blocks = static_cast<std::uint32_t>(total);
   sequence.tokens += count;
   counters_.tokens += count;
   counters_.table_blocks += more;
   return out;
-}
-
-template <class Traits>
-result<void> paged_allocator<Traits>::allocate(std::span<block_id> out) noexcept {
-  if (out.size() > pool_.available()) collect();
-  return pool_.allocate(out, forget_evicted());
 }
 
 template <class Traits>
@@ -258,6 +258,8 @@ void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const
   record& sequence = records_[slot];
   const block_id block = row(slot)[sequence.keyed++];
   sequence.chain = hash_.chain(sequence.chain, tokens);
+  // A fork that was committed by keys may have cached the block while it was partial.
+  if (index_.contains(block)) drop_contents(block);
   index_.stage(sequence.chain, block);
   verification_.store(block, tokens);
 }

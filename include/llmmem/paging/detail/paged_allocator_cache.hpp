@@ -14,13 +14,13 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
   ++counters_.matches;
-  const std::uint64_t limit = detail::lesser(tokens.size() / block_tokens_, max_table_blocks_);
+  const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   for (std::uint64_t i = 0; i < limit; ++i) {
     const auto part = tokens.subspan(static_cast<std::size_t>(i * block_tokens_), block_tokens_);
     const block_key key = hash_.chain(taker.chain, part);
     const auto found = index_.find(key);
     if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
-    take(sequence.slot, *found, {});
+    if (!take(sequence.slot, *found, {})) break;
     taker.chain = key;
     taker.parent = verification_.link(*found);
     ++taker.keyed;
@@ -37,12 +37,14 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
   std::uint64_t tokens = 0;
-  for (std::size_t i = 0; i < prompt.keys.size() && i < max_table_blocks_; ++i) {
+  for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
     if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
     const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
     const auto found = index_.find(prompt.keys[i]);
     if (!found || index_.tokens(*found) != part) break;
-    take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i]);
+    if (!verification_.holds_key(*found, at(sequence).context)) break;
+    if (part > max_sequence_tokens_ - tokens) break;  // keys may name any block at any place
+    if (!take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i])) break;
     tokens += part;
   }
   if (tokens != 0) at(sequence).tokens_known = false;
@@ -66,13 +68,15 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
+/// Adds a cached block to a sequence; not one that has all the references there may be.
 template <class Traits>
-void paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
+bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
   record& sequence = records_[slot];
-  static_cast<void>(pool_.share(found));  // cannot fail: what is in the index is active or idle
+  if (!pool_.share(found)) return false;
   pool_.touch(found, hint);
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
+  return true;
 }
 
 template <class Traits>
@@ -148,23 +152,43 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   record& writer = at(sequence);
   if (contents.tokens > writer.tokens)
     return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
+  if (!contents.keys.empty()) forget_tokens(writer);
   std::uint64_t registered = 0;
   for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
     const access_hint hint = contents.hints.empty() ? access_hint{} : contents.hints[i];
     const block_id block = row(sequence.slot)[i];
+    const std::uint64_t part =
+        detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
     if (const auto existing = index_.find(contents.keys[i])) {
-      pool_.touch(*existing, hint);
-      ++counters_.duplicates;
-    } else if (!index_.contains(block)) {
-      const std::uint64_t part =
-          detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
+      if (verification_.holds_key(*existing, writer.context)) {
+        pool_.touch(*existing, hint);
+        if (*existing != block) ++counters_.duplicates;
+        continue;
+      }
+      drop_contents(*existing);  // the same key in another context
+      ++counters_.replaced;
+    }
+    // The key of fewer tokens makes way for that of the block as it stands now.
+    if (index_.contains(block) && index_.tokens(block) < part) drop_contents(block);
+    if (!index_.contains(block)) {
       index_.stage(contents.keys[i], block);
-      verification_.enrol_by_key(block);
+      verification_.enrol_by_key(block, writer.context);
       register_block(block, static_cast<std::uint32_t>(part), hint);
       ++registered;
     }
   }
   return registered;
+}
+
+/// From now on the sequence is known by keys alone: its blocks' own keys may have made way for those.
+template <class Traits>
+void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
+  if (sequence.keyed != 0) {
+    sequence.keyed = 0;
+    sequence.chain = hash_.root(sequence.context);
+    sequence.parent = {};
+  }
+  sequence.tokens_known = false;
 }
 
 /// Whether the cached block that the last committed one was equal to still has the contents it had.

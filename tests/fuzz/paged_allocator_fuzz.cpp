@@ -1,0 +1,58 @@
+/// Any order of calls: the allocator keeps its promises about the memory behind its blocks, see
+/// support/paged_world.hpp. A broken one leaves as an exception, which the fuzzer reports with its input.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "support/paged_world.hpp"
+
+namespace {
+
+using namespace llmmem_tests;
+
+/// A byte a choice; when they have run out, always the first.
+class choice_bytes {
+ public:
+  explicit choice_bytes(std::span<const std::uint8_t> bytes) noexcept : bytes_(bytes) {}
+
+  [[nodiscard]] bool empty() const noexcept { return bytes_.empty(); }
+
+  std::uint64_t below(std::uint64_t bound) noexcept {
+    if (bytes_.empty()) return 0;
+    const std::uint64_t byte = bytes_.front();
+    bytes_ = bytes_.subspan(1);
+    return byte % bound;
+  }
+  std::uint32_t below(std::uint32_t bound) noexcept {
+    return static_cast<std::uint32_t>(below(std::uint64_t{bound}));
+  }
+  bool once_in(std::uint64_t times) noexcept { return below(times) == 0; }
+
+ private:
+  std::span<const std::uint8_t> bytes_;
+};
+
+template <class Traits>
+void live(choice_bytes choices) {
+  paged_world<Traits, choice_bytes> world(choices);
+  while (!world.choices().empty())
+    world.step();
+  world.end();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  choice_bytes choices({data, size});
+  switch (choices.below(std::uint32_t{3})) {
+    case 0:
+      live<world_traits>(choices);
+      break;
+    case 1:
+      live<weak_world_traits>(choices);
+      break;
+    default:
+      live<trusting_world_traits>(choices);
+  }
+  return 0;
+}

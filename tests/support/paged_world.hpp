@@ -1,0 +1,374 @@
+/// @file
+/// A `paged_allocator` and the memory behind its blocks, driven by choices from anywhere: a seed, a fuzzer's
+/// bytes.
+#pragma once
+
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/paged_allocator.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <source_location>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/random.hpp"
+
+namespace llmmem_tests {
+
+/// What the world found broken; the text has the line of the rule.
+struct broken_promise : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+inline void must(bool holds, const std::source_location& rule = std::source_location::current()) {
+  if (!holds) throw broken_promise("paged_world.hpp:" + std::to_string(rule.line()) + " does not hold");
+}
+
+/// Every block gets one of two keys: collisions all the time.
+struct weak_hash {
+  explicit weak_hash(llmmem::hash_seed) noexcept {}
+  [[nodiscard]] llmmem::block_key root(const llmmem::prefix_context&) const noexcept { return {}; }
+  [[nodiscard]] llmmem::block_key chain(const llmmem::block_key&,
+                                        std::span<const llmmem::token_id> tokens) const noexcept {
+    return {.low = static_cast<std::uint64_t>(tokens[0] & 1), .high = 0};
+  }
+};
+
+/// The contents that the allocator says are findable, as they were when it began to say so.
+struct cached_contents {
+  std::map<llmmem::block_id, std::vector<std::uint64_t>> blocks;
+  const std::vector<std::uint64_t>* memory = nullptr;
+  std::uint32_t block_tokens = 0;
+};
+
+struct content_recorder {
+  cached_contents* contents;
+  void on_cached(llmmem::block_id block, const llmmem::block_key&) noexcept {
+    const auto first = contents->memory->begin() +
+                       static_cast<std::ptrdiff_t>(llmmem::to_index(block)) * contents->block_tokens;
+    must(contents->blocks.emplace(block, std::vector(first, first + contents->block_tokens)).second);
+  }
+  void on_dropped(llmmem::block_id block, const llmmem::block_key&) noexcept {
+    must(contents->blocks.erase(block) == 1);
+  }
+};
+
+struct world_traits : llmmem::paged_traits {
+  using eviction = llmmem::any_eviction;
+  using observer = content_recorder;
+};
+struct weak_world_traits : world_traits {
+  using hash = weak_hash;
+};
+struct trusting_world_traits : world_traits {
+  using verification = llmmem::trust_hash;
+};
+
+/// Each slot of memory is given the one value that its token's KV could have, a function of the context and
+/// all tokens so far; whatever the allocator does, every living sequence must read its own values back, and
+/// what is cached must stay as it was. A broken rule throws `broken_promise` (or, from an observer, ends the
+/// program).
+///
+/// @tparam Choices  `below(n)` and `once_in(n)` as `random_numbers` has them.
+template <class Traits, class Choices>
+class paged_world {
+ public:
+  using cache_type = llmmem::paged_allocator<Traits>;
+
+  explicit paged_world(Choices choices)
+      : choices_(choices),
+        options_(choose_options(choices_)),
+        limit_(
+            std::min<std::uint64_t>(options_.max_sequence_tokens, options_.blocks * options_.block_tokens)),
+        memory_((options_.blocks + 1) * options_.block_tokens),
+        contents_{.blocks = {}, .memory = &memory_, .block_tokens = options_.block_tokens},
+        cache_(options_,
+               llmmem::make_eviction(
+                   llmmem::eviction_names[choices_.below(std::uint64_t{llmmem::eviction_names.size()})],
+                   llmmem::slot_count{options_.blocks + 1}),
+               content_recorder{&contents_}) {}
+  paged_world(const paged_world&) = delete;
+  paged_world& operator=(const paged_world&) = delete;
+
+  /// One operation, and every rule after it.
+  void step() {
+    act();
+    must(cache_.audit().empty());
+    for (const held_sequence& each : living_)
+      check_contents(each);
+    check_cached();
+  }
+
+  /// Everything can be given back, and then nothing is in use.
+  void end() {
+    while (!living_.empty())
+      release(living_.size() - 1);
+    must(stream_.pass(stream_.issue()).has_value());
+    cache_.collect();
+    must(cache_.stats().active_blocks == 0 && cache_.stats().tokens == 0 && cache_.stats().deferred == 0);
+    cache_.drop_idle();
+    must(cache_.stats().free_blocks == cache_.stats().blocks);
+    must(cache_.index().size() == 0 && contents_.blocks.empty());
+    must(cache_.audit().empty());
+  }
+
+  [[nodiscard]] Choices& choices() { return choices_; }
+  /// Blocks shared by `match` so far, by tokens and by keys.
+  [[nodiscard]] std::uint64_t hits() const { return hits_; }
+  [[nodiscard]] std::uint64_t hits_by_key() const { return hits_by_key_; }
+
+ private:
+  static constexpr std::uint32_t most_sequences = 6;
+
+  struct held_sequence {
+    llmmem::sequence_id id;
+    llmmem::prefix_context context;
+    std::vector<llmmem::token_id> tokens;
+    std::vector<std::uint64_t> expected;  // KV of each token
+  };
+
+  static llmmem::paged_options choose_options(Choices& choices) {
+    llmmem::paged_options options{.blocks = 1 + choices.below(std::uint64_t{32}),
+                                  .block_tokens = 1 + choices.below(std::uint32_t{5}),
+                                  .max_sequences = most_sequences,
+                                  .max_sequence_tokens = choices.once_in(4) ? 7U : 40U,
+                                  .name = "kv"};
+    if (choices.once_in(3)) options.max_idle_blocks = choices.below(options.blocks);
+    if (choices.once_in(3)) options.max_deferred = choices.below(options.blocks);
+    return options;
+  }
+
+  /// KV of a token that follows a token whose KV is `before`.
+  static std::uint64_t kv(std::uint64_t before, llmmem::token_id token) {
+    return random_numbers(before * 31 + static_cast<std::uint64_t>(token) + 1).next();
+  }
+  static std::uint64_t kv_of_context(const llmmem::prefix_context& context) {
+    return random_numbers(context.salt[0] * 7 + context.extra_keys[1]).next();
+  }
+  static std::uint64_t last_kv(const held_sequence& sequence) {
+    return sequence.expected.empty() ? kv_of_context(sequence.context) : sequence.expected.back();
+  }
+
+  /// Prompts from a small tree, so that prefixes are shared often.
+  std::vector<llmmem::token_id> prompt() {
+    std::vector<llmmem::token_id> tokens;
+    const std::uint64_t length = choices_.below(std::uint64_t{18});
+    for (std::uint64_t i = 0; i < length; ++i)
+      tokens.push_back(choices_.once_in(12) ? 2 : 1);
+    return tokens;
+  }
+
+  /// Keys as another service would give them: of all tokens up to a block's end. They know the context only
+  /// where nobody verifies it.
+  [[nodiscard]] std::vector<llmmem::block_key> keys(std::span<const llmmem::token_id> tokens,
+                                                    const llmmem::prefix_context& context) const {
+    std::vector<llmmem::block_key> out;
+    std::uint64_t all = Traits::verification::keeps_tokens ? 0 : kv_of_context(context);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      all = kv(all, tokens[i]);
+      if ((i + 1) % options_.block_tokens == 0 || i + 1 == tokens.size())
+        out.push_back(llmmem::key_from_id(all));
+    }
+    return out;
+  }
+
+  std::uint64_t& slot(llmmem::sequence_id id, std::uint64_t position) {
+    const std::uint64_t block = llmmem::to_index(cache_.blocks(id)[position / options_.block_tokens]);
+    return memory_[block * options_.block_tokens + position % options_.block_tokens];
+  }
+
+  void check_contents(const held_sequence& sequence) {
+    must(cache_.tokens(sequence.id) == sequence.expected.size());
+    for (std::uint64_t i = 0; i < sequence.expected.size(); ++i)
+      must(slot(sequence.id, i) == sequence.expected[i]);
+  }
+
+  void check_cached() {
+    must(cache_.index().size() == contents_.blocks.size());
+    must(cache_.stats().idle_blocks <= options_.max_idle_blocks);
+    for (const auto& [block, then] : contents_.blocks) {
+      must(cache_.index().contains(block));
+      const std::uint32_t tokens = cache_.index().tokens(block);
+      for (std::uint32_t i = 0; i < tokens; ++i)
+        must(memory_[std::size_t{llmmem::to_index(block)} * options_.block_tokens + i] == then[i]);
+    }
+  }
+
+  void begin() {
+    held_sequence fresh;
+    if (choices_.once_in(3)) fresh.context.salt[0] = 1;
+    if (choices_.once_in(8)) fresh.context.extra_keys[1] = 9;
+    const auto id = cache_.create(fresh.context);
+    must(id.has_value() == (living_.size() < most_sequences));
+    if (!id) return must(id.code() == llmmem::errc::out_of_sequences);
+    fresh.id = *id;
+    living_.push_back(fresh);
+    fill(living_.back());
+  }
+
+  /// Match and append: what an engine does with a prompt.
+  void fill(held_sequence& fresh) {
+    const std::vector<llmmem::token_id> tokens = prompt();
+    const bool by_key = choices_.once_in(3);
+    llmmem::match_result hit;
+    if (by_key) {
+      const auto named = keys(tokens, fresh.context);
+      hit = cache_.match(fresh.id, llmmem::keyed_blocks{.keys = named, .tokens = tokens.size()}).value();
+      hits_by_key_ += hit.blocks;
+    } else {
+      const std::uint64_t whole = limit_ / options_.block_tokens * options_.block_tokens;
+      const std::uint64_t foretold = cache_.cached_tokens(tokens, fresh.context);
+      hit = cache_.match(fresh.id, tokens).value();
+      must(hit.tokens == std::min(foretold, whole));
+    }
+    must(hit.tokens <= tokens.size() && hit.tokens <= limit_);
+    for (std::uint64_t i = 0; i < hit.tokens; ++i) {
+      fresh.tokens.push_back(tokens[i]);
+      fresh.expected.push_back(kv(last_kv(fresh), tokens[i]));
+    }
+    hits_ += hit.blocks;
+    check_contents(fresh);
+    append(fresh, std::span(tokens).subspan(hit.tokens), by_key && choices_.once_in(2));
+  }
+
+  void append(held_sequence& sequence, std::span<const llmmem::token_id> tokens, bool untold = false) {
+    const llmmem::paged_stats before = cache_.stats();
+    const auto done = untold ? cache_.extend(sequence.id, tokens.size()) : cache_.append(sequence.id, tokens);
+    if (!done) return check_refused(sequence, tokens.size(), done.code(), before);
+    must(done->first == sequence.expected.size());
+    if (const llmmem::block_copy copy = done->copy) {
+      for (std::uint32_t i = 0; i < copy.tokens; ++i) {
+        memory_[std::size_t{llmmem::to_index(copy.destination)} * options_.block_tokens + i] =
+            memory_[std::size_t{llmmem::to_index(copy.source)} * options_.block_tokens + i];
+      }
+    }
+    for (const llmmem::token_id token : tokens) {
+      sequence.tokens.push_back(token);
+      sequence.expected.push_back(kv(last_kv(sequence), token));
+      slot(sequence.id, sequence.expected.size() - 1) = sequence.expected.back();
+    }
+  }
+
+  /// Nothing was changed, and there really was no room.
+  void check_refused(const held_sequence& sequence, std::uint64_t more, llmmem::errc why,
+                     const llmmem::paged_stats& before) {
+    const llmmem::paged_stats now = cache_.stats();
+    must(now.tokens == before.tokens && now.table_blocks == before.table_blocks);
+    const std::uint64_t tokens = sequence.expected.size() + more;
+    if (why == llmmem::errc::sequence_full) return must(tokens > limit_);
+    must(why == llmmem::errc::out_of_blocks && tokens <= limit_);
+    const std::span<const llmmem::block_id> held = cache_.blocks(sequence.id);
+    std::uint64_t needed = (tokens + options_.block_tokens - 1) / options_.block_tokens - held.size();
+    if (sequence.expected.size() % options_.block_tokens != 0 &&
+        cache_.pool().record(held.back()).references() > 1) {
+      ++needed;  // a copy
+    }
+    must(needed > now.free_blocks + now.idle_blocks);
+  }
+
+  void commit(held_sequence& sequence) {
+    if (!choices_.once_in(3)) return must(cache_.commit(sequence.id).has_value());
+    const std::uint64_t count =
+        choices_.once_in(3) ? choices_.below(sequence.tokens.size() + 1) : sequence.tokens.size();
+    const auto named = keys(std::span(sequence.tokens).first(count), sequence.context);
+    std::vector<llmmem::access_hint> hints;
+    if (choices_.once_in(2)) {
+      for (std::size_t i = 0; i < named.size(); ++i)
+        hints.push_back({choices_.below(std::uint64_t{50})});
+    }
+    must(cache_.commit(sequence.id, {.keys = named, .tokens = count, .hints = hints}).has_value());
+  }
+
+  void fork(const held_sequence& sequence) {
+    const auto twin = cache_.fork(sequence.id);
+    must(twin.has_value() == (living_.size() < most_sequences));
+    if (!twin) return;
+    held_sequence copy = sequence;
+    copy.id = *twin;
+    living_.push_back(copy);
+  }
+
+  void truncate(held_sequence& sequence) {
+    const std::uint64_t keep = choices_.below(sequence.expected.size() + 1);
+    must(cache_.truncate(sequence.id, keep).has_value());
+    sequence.expected.resize(keep);
+    sequence.tokens.resize(keep);
+    if (keep == 0 && choices_.once_in(2)) fill(sequence);
+  }
+
+  void release(std::size_t i) {
+    const llmmem::sequence_id id = living_[i].id;
+    bool done = false;
+    if (choices_.once_in(3)) {
+      const llmmem::host_fence after = choices_.once_in(2) ? stream_.issue() : llmmem::host_fence{};
+      const auto deferred = cache_.release_after(id, after);
+      done = deferred.has_value();
+      if (!done) {
+        must(deferred.code() == llmmem::errc::deferred_full);
+        check_contents(living_[i]);  // it lives on
+      }
+    }
+    if (!done) must(cache_.release(id).has_value());
+    must(cache_.release(id).code() == llmmem::errc::stale_handle);
+    living_.erase(living_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+
+  /// There and back: handles, tables and what is cached go along.
+  void move() {
+    cache_type elsewhere(std::move(cache_));
+    cache_ = std::move(elsewhere);
+  }
+
+  void act() {
+    if (living_.size() == most_sequences && choices_.once_in(2))
+      release(choices_.below(std::uint64_t{living_.size()}));
+    if (living_.empty() || choices_.once_in(4)) return begin();
+    const std::size_t i = choices_.below(std::uint64_t{living_.size()});
+    held_sequence& sequence = living_[i];
+    switch (choices_.below(std::uint32_t{11})) {
+      case 0:
+      case 1:
+        return append(sequence, prompt());
+      case 2: {
+        const std::vector<llmmem::token_id> one{choices_.once_in(2) ? 1 : 2};
+        return append(sequence, one);
+      }
+      case 3:
+      case 4:
+      case 5:
+        return commit(sequence);
+      case 6:
+        return fork(sequence);
+      case 7:
+        return truncate(sequence);
+      case 8:
+        if (choices_.once_in(4)) return append(sequence, prompt(), true);
+        return must(stream_.pass(stream_.issue()).has_value());
+      case 9:
+        if (choices_.once_in(6)) return static_cast<void>(cache_.drop_idle());
+        if (choices_.once_in(6)) return move();
+        return static_cast<void>(cache_.collect());
+      default:
+        return release(i);
+    }
+  }
+
+  Choices choices_;
+  llmmem::paged_options options_;
+  std::uint64_t limit_;  // tokens of the longest sequence
+  std::vector<std::uint64_t> memory_;
+  cached_contents contents_;
+  cache_type cache_;
+  std::vector<held_sequence> living_;
+  llmmem::host_timeline stream_;
+  std::uint64_t hits_ = 0;
+  std::uint64_t hits_by_key_ = 0;
+};
+
+}  // namespace llmmem_tests
