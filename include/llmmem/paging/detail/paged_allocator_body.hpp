@@ -100,7 +100,7 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const std::uint32_t slot = free_slots_[--free_slot_count_];
   record& fresh = records_[slot];
-  fresh = {.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
+  fresh = record{.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
   return sequence_id{slot, fresh.generation, owner_};
 }
 
