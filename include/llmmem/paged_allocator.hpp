@@ -217,7 +217,7 @@ class paged_allocator {
   match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
   bool adopt(record& sequence, block_id block) noexcept;
   void forget_tokens(record& sequence) noexcept;
-  [[nodiscard]] bool parent_is_current(const record& sequence) const noexcept;
+  [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
   void register_block(block_id block, std::uint32_t tokens, access_hint hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;

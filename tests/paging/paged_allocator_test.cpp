@@ -197,6 +197,12 @@ TEST_CASE("writing into cached contents that nobody shares takes them out of the
     CHECK_FALSE(again.copy);
     CHECK(cache.cached_tokens(counting(0, 8)) == 4);
     CHECK(cache.audit() == sound);
+
+    const sequence_id untold = written(cache, counting(20, 8));
+    REQUIRE(cache.truncate(untold, keep));
+    REQUIRE(cache.extend(untold, 1));
+    CHECK(cache.cached_tokens(counting(20, 8)) == 4);
+    CHECK(cache.audit() == sound);
   }
 }
 
@@ -324,6 +330,47 @@ TEST_CASE("a sequence whose cached twin was evicted caches its own blocks in its
   REQUIRE(cache.append(late, counting(4, 2)));
   CHECK(cache.commit(late).value() == 3);
   CHECK(cache.cached_tokens(counting(0, 6)) == 6);
+  CHECK(cache.audit() == sound);
+}
+
+namespace {
+
+struct trusting_traits : paged_traits {
+  using verification = trust_hash;
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cached twin was evicted", Traits,
+                   paged_traits, trusting_traits) {
+  paged_allocator<Traits> cache({.blocks = 5, .block_tokens = 2});
+  const sequence_id late = cache.create().value();
+  REQUIRE(cache.append(late, counting(0, 2)));  // computed beside the other, before that was committed
+  const sequence_id early = written(cache, counting(0, 2));
+  REQUIRE(cache.append(late, counting(2, 4)));
+  CHECK(cache.commit(late).value() == 2);  // behind the other's block, which is the one that is cached
+  REQUIRE(cache.release(early));
+  const sequence_id other = cache.create().value();
+  REQUIRE(cache.extend(other, 4));  // evicts it
+  CHECK(cache.cached_tokens(counting(0, 6)) == 0);
+  REQUIRE(cache.release(other));
+  REQUIRE(cache.append(late, counting(6, 2)));
+  CHECK(cache.commit(late).value() == 2);  // the first and the last; those between follow the first
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a fork's commit takes along blocks that were registered behind contents that are gone") {
+  paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
+  const sequence_id late = cache.create().value();
+  REQUIRE(cache.append(late, counting(0, 4)));
+  const sequence_id twin = cache.fork(late).value();
+  const sequence_id early = written(cache, counting(0, 2));
+  CHECK(cache.commit(late).value() == 1);
+  REQUIRE(cache.release(early));
+  cache.drop_idle();
+  CHECK(cache.commit(twin).value() == 1);
+  CHECK(cache.cached_tokens(counting(0, 4)) == 4);
   CHECK(cache.audit() == sound);
 }
 

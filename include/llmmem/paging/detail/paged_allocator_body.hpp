@@ -288,8 +288,7 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   if (full < sequence.committed) {
     // Which cached block stands for the new last one is not recorded; the next commit finds out from the
     // start.
-    sequence.committed = sequence.keyed == 0 ? full : 0;
-    sequence.parent = {};
+    sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
   if (full >= sequence.keyed) {
     if (full == sequence.keyed && used == 0)

@@ -111,10 +111,7 @@ template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   record& writer = at(sequence);
-  if (writer.committed < writer.keyed && !parent_is_current(writer)) {
-    writer.committed = 0;
-    writer.parent = {};
-  }
+  if (writer.committed < writer.keyed && !chain_is_current(sequence.slot)) writer.recommit_from(0);
   std::uint64_t registered = 0;
   for (; writer.committed < writer.keyed; ++writer.committed) {
     registered += adopt(writer, row(sequence.slot)[writer.committed]) ? 1 : 0;
@@ -128,10 +125,18 @@ template <class Traits>
 bool paged_allocator<Traits>::adopt(record& sequence, block_id block) noexcept {
   const auto existing = index_.find(index_.key(block));
   if (existing) {
-    if (*existing == block ||
-        verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
-      if (*existing != block) ++counters_.duplicates;
+    if (verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
       sequence.parent = verification_.link(*existing);
+      if (*existing != block) {
+        sequence.borrowed = sequence.committed + 1;
+        sequence.lender = sequence.parent;
+        ++counters_.duplicates;
+      }
+      return false;
+    }
+    if (*existing == block) {  // registered behind contents that are gone: now behind those in their place
+      verification_.enrol(block, sequence.parent, sequence.context);
+      sequence.parent = verification_.link(block);
       return false;
     }
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
@@ -186,17 +191,24 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   if (sequence.keyed != 0) {
     sequence.keyed = 0;
     sequence.chain = hash_.root(sequence.context);
-    sequence.parent = {};
+    sequence.recommit_from(sequence.committed);
   }
   sequence.tokens_known = false;
 }
 
-/// Whether the cached block that the last committed one was equal to still has the contents it had.
+/// Whether the cached blocks that the last committed one, and the last that was cached elsewhere already,
+/// were equal to still have the contents they had. Tails are evicted first: those before them then do too.
 template <class Traits>
-bool paged_allocator<Traits>::parent_is_current(const record& sequence) const noexcept {
+bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcept {
+  const record& sequence = records_[slot];
   const chain_link parent = sequence.parent;
-  return parent == chain_link{} ||
-         (index_.contains(parent.block) && verification_.link(parent.block) == parent);
+  if (parent != chain_link{} &&
+      !(index_.contains(parent.block) && verification_.link(parent.block) == parent)) {
+    return false;
+  }
+  if (sequence.borrowed == 0) return true;
+  const auto lender = index_.find(index_.key(row(slot)[sequence.borrowed - 1]));
+  return lender && verification_.link(*lender) == sequence.lender;
 }
 
 template <class Traits>
