@@ -34,7 +34,7 @@ struct paged_traits {
   using eviction = lru_eviction;         ///< `eviction_policy`: which idle block loses its contents
   using hash = siphash_128;              ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;    ///< `block_verification`: whether a hit is believed
-  using fence = host_fence;              ///< `fence`: what `release_after` waits for
+  using fence = host_fence;              ///< `fence`, trivially copyable: what `release_after` waits for
   using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
 };
 

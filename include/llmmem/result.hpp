@@ -162,7 +162,8 @@ inline std::string failure::message() const {
       return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
-             "; call collect() once fences have passed, or raise max_deferred";
+             "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "
+             "each)";
     case errc::size_mismatch:
       return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
     case errc::out_of_range:

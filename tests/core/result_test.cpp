@@ -49,7 +49,7 @@ constexpr std::array refusals{
             "kv: cannot truncate to 30 tokens, the sequence holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
-            "max_deferred"},
+            "max_deferred, or max_sequences (4 releases each)"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
     refusal{

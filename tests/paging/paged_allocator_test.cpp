@@ -412,9 +412,19 @@ TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   const auto refused = cache.release_after(sequence, stream.issue());
   CHECK(refused.error().message() ==
         "kv: 2 deferred frees to queue, room for 1; call collect() once fences have passed, or raise "
-        "max_deferred");
+        "max_deferred, or max_sequences (4 releases each)");
   CHECK(cache.tokens(sequence) == 8);
   CHECK(cache.release(sequence));
+}
+
+TEST_CASE("a sequence without blocks ends behind a fence without waiting for it") {
+  paged_allocator<> cache({.blocks = 4, .max_sequences = 1, .max_deferred = 0});
+  host_timeline stream;
+  const host_fence after = stream.issue();
+  for (int i = 0; i < 10; ++i)
+    REQUIRE(cache.release_after(cache.create().value(), after));
+  CHECK(cache.stats().sequences == 0);
+  CHECK(cache.audit() == sound);
 }
 
 TEST_CASE("no more idle blocks keep their contents than the options allow") {

@@ -135,7 +135,7 @@ result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
 template <class Traits>
 result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  if (!deferred_.push(blocks(sequence), after)) {
+  if (at(sequence).blocks != 0 && !deferred_.push(blocks(sequence), after)) {
     collect();  // fences may have passed since
     if (!deferred_.push(blocks(sequence), after)) {
       return refusal(errc::deferred_full, sequence.slot, at(sequence).blocks, deferred_.room());
