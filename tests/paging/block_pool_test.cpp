@@ -353,6 +353,13 @@ TEST_CASE("audit names the block that is wrong and what last happened to it") {
     CHECK(pool.audit() ==
           std::vector<std::string>{"kv: block 2 is idle but no eviction candidate (last: idled)"});
   }
+  SUBCASE("the null block in use") {
+    auto pool = fresh();
+    corrupt::hold_null_block(pool);
+    CHECK(pool.audit() ==
+          std::vector<std::string>{
+              "kv: block 0 is the null block, which nobody may hold or keep (last: allocated)"});
+  }
   SUBCASE("miscounted") {
     auto pool = fresh();
     corrupt::miscount_idle(pool);

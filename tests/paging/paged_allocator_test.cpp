@@ -772,6 +772,32 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
           std::vector<std::string>{"kv: block 1 is marked cached but not in the index; held by "
                                    "sequence 0[0], sequence 1[0] (last: shared)"});
   }
+  SUBCASE("a table longer than tables are") {
+    testing_access::miscount_blocks(cache, second);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: sequence 1 holds 5 blocks, the longest table has 4"});
+  }
+  SUBCASE("more committed than held") {
+    testing_access::miscount_committed(cache, second);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: sequence 1 counts 3 blocks committed and 2 keyed, of 2"});
+  }
+  SUBCASE("a living sequence among the free slots") {
+    testing_access::list_slot_as_free(cache, second);
+    CHECK(cache.audit() == std::vector<std::string>{
+                               "kv: the free slots name sequence 1, which is alive, named twice or none"});
+  }
+  SUBCASE("more idle blocks than allowed") {
+    REQUIRE(cache.release(first));
+    REQUIRE(cache.release(second));
+    testing_access::allow_no_idle_blocks(cache);
+    CHECK(cache.audit() == std::vector<std::string>{"kv: 2 blocks are idle, at most 0 may be"});
+  }
+  SUBCASE("a deferred free of no block") {
+    testing_access::defer(cache, 77_b);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: a deferred free names block 77, which does not exist"});
+  }
   SUBCASE("a length that its blocks do not have") {
     testing_access::miscount_tokens(cache, first);
     const auto found = cache.audit();

@@ -308,4 +308,5 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
 
 }  // namespace llmmem::inline v0
 
+#include <llmmem/paging/detail/paged_allocator_audit.hpp>
 #include <llmmem/paging/detail/paged_allocator_cache.hpp>
