@@ -63,6 +63,8 @@ struct paged_traits {
 ///      sequence could have, and what the verification keeps (4 bytes a token, reported apart), committed as
 ///      they are used.
 /// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
+/// to.
 /// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
 /// short.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`

@@ -42,7 +42,8 @@ struct failure {
   std::uint32_t index = 0;   ///< block or sequence slot, where the reason names one
   std::uint64_t wanted = 0;  ///< see `errc`
   std::uint64_t found = 0;   ///< see `errc`
-  const char* where = "";    ///< name given to the object at construction; lives as long as it does
+  const char* where = "";    ///< name given to the object at construction; valid until that is moved from or
+                             ///< destroyed: take `message()` before
 
   /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
