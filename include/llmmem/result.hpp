@@ -19,7 +19,7 @@ enum class errc : std::uint8_t {
   out_of_sequences,  ///< found = sequences alive, all the options allow
   out_of_bytes,      ///< wanted = bytes needed, found = bytes left
   sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
-  too_many_shares,  ///< index = block, found = its references, the most there may be
+  too_many_shares,  ///< index = block, wanted = references to add at most, found = those it has
   null_handle,      ///< a default-constructed handle
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
@@ -147,7 +147,8 @@ inline std::string failure::message() const {
       return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
              n(found) + "; raise max_sequence_tokens, or blocks";
     case errc::too_many_shares:
-      return who + ": block " + n(index) + " already has " + n(found) + " references, the most there may be";
+      return who + ": block " + n(index) + " has " + n(found) + " references; " + n(wanted) +
+             " more could pass the most there may be, 2^24 - 1";
     case errc::null_handle:
       return who + ": null handle; it was never given a value, or was moved from";
     case errc::foreign_handle:

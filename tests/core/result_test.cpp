@@ -33,7 +33,7 @@ constexpr std::array refusals{
     refusal{errc::sequence_full, raises::out_of_memory,
             "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
-            "kv: block 7 already has 12 references, the most there may be"},
+            "kv: block 7 has 12 references; 30 more could pass the most there may be, 2^24 - 1"},
     refusal{errc::null_handle, raises::handle_error,
             "kv: null handle; it was never given a value, or was moved from"},
     refusal{errc::foreign_handle, raises::handle_error,

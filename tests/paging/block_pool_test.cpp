@@ -237,7 +237,7 @@ TEST_CASE("references stop at their limit instead of wrapping round") {
     REQUIRE(pool.share(block.block).has_value());
   CHECK(pool.record(block.block).references() == block_record::max_references);
   CHECK(pool.share(block).error().message() ==
-        "kv: block 1 already has 16777215 references, the most there may be");
+        "kv: block 1 has 16777215 references; 1 more could pass the most there may be, 2^24 - 1");
   CHECK(pool.check(block));
 }
 
