@@ -634,6 +634,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   refused_by_all(stale, errc::stale_handle);
   refused_by_all(foreign, errc::foreign_handle);
   refused_by_all({1000, 1, reborn.owner}, errc::foreign_handle);
+  refused_by_all({3, 0, reborn.owner}, errc::stale_handle);  // of a slot that nobody lived in yet
   CHECK(cache.fork(stale).error().message() ==
         "kv: stale handle to slot 0 (generation 1, now 3): it was released before; keep one owner for each "
         "handle");

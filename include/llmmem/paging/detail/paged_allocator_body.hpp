@@ -91,7 +91,8 @@ result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept
     return refusal(errc::foreign_handle, sequence.slot, 0, 0);
   }
   const std::uint32_t now = records_[sequence.slot].generation;
-  if (sequence.generation != now) return refusal(errc::stale_handle, sequence.slot, sequence.generation, now);
+  if (sequence.generation != now || !at(sequence).alive())
+    return refusal(errc::stale_handle, sequence.slot, sequence.generation, now);
   return {};
 }
 
