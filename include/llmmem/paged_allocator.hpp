@@ -34,7 +34,7 @@ struct paged_traits {
   using eviction = lru_eviction;         ///< `eviction_policy`: which idle block loses its contents
   using hash = siphash_128;              ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;    ///< `block_verification`: whether a hit is believed
-  using fence = host_fence;              ///< `fence`: what `release_after` waits for
+  using fence = host_fence;              ///< `fence`, trivially copyable: what `release_after` waits for
   using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
 };
 
@@ -63,6 +63,8 @@ struct paged_traits {
 ///      sequence could have, and what the verification keeps (4 bytes a token, reported apart), committed as
 ///      they are used.
 /// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
+/// to.
 /// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
 /// short.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`
@@ -217,7 +219,7 @@ class paged_allocator {
   match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
   bool adopt(record& sequence, block_id block) noexcept;
   void forget_tokens(record& sequence) noexcept;
-  [[nodiscard]] bool parent_is_current(const record& sequence) const noexcept;
+  [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
   void register_block(block_id block, std::uint32_t tokens, access_hint hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;

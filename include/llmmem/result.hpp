@@ -19,7 +19,7 @@ enum class errc : std::uint8_t {
   out_of_sequences,  ///< found = sequences alive, all the options allow
   out_of_bytes,      ///< wanted = bytes needed, found = bytes left
   sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
-  too_many_shares,  ///< index = block, found = its references, the most there may be
+  too_many_shares,  ///< index = block, wanted = references to add at most, found = those it has
   null_handle,      ///< a default-constructed handle
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
@@ -42,7 +42,8 @@ struct failure {
   std::uint32_t index = 0;   ///< block or sequence slot, where the reason names one
   std::uint64_t wanted = 0;  ///< see `errc`
   std::uint64_t found = 0;   ///< see `errc`
-  const char* where = "";    ///< name given to the object at construction; lives as long as it does
+  const char* where = "";    ///< name given to the object at construction; valid until that is moved from or
+                             ///< destroyed: take `message()` before
 
   /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
@@ -146,7 +147,8 @@ inline std::string failure::message() const {
       return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
              n(found) + "; raise max_sequence_tokens, or blocks";
     case errc::too_many_shares:
-      return who + ": block " + n(index) + " already has " + n(found) + " references, the most there may be";
+      return who + ": block " + n(index) + " has " + n(found) + " references; " + n(wanted) +
+             " more could pass the most there may be, 2^24 - 1";
     case errc::null_handle:
       return who + ": null handle; it was never given a value, or was moved from";
     case errc::foreign_handle:
@@ -162,7 +164,8 @@ inline std::string failure::message() const {
       return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
-             "; call collect() once fences have passed, or raise max_deferred";
+             "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "
+             "each)";
     case errc::size_mismatch:
       return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
     case errc::out_of_range:

@@ -33,7 +33,7 @@ constexpr std::array refusals{
     refusal{errc::sequence_full, raises::out_of_memory,
             "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
-            "kv: block 7 already has 12 references, the most there may be"},
+            "kv: block 7 has 12 references; 30 more could pass the most there may be, 2^24 - 1"},
     refusal{errc::null_handle, raises::handle_error,
             "kv: null handle; it was never given a value, or was moved from"},
     refusal{errc::foreign_handle, raises::handle_error,
@@ -49,7 +49,7 @@ constexpr std::array refusals{
             "kv: cannot truncate to 30 tokens, the sequence holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
-            "max_deferred"},
+            "max_deferred, or max_sequences (4 releases each)"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
     refusal{

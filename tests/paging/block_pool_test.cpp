@@ -237,7 +237,7 @@ TEST_CASE("references stop at their limit instead of wrapping round") {
     REQUIRE(pool.share(block.block).has_value());
   CHECK(pool.record(block.block).references() == block_record::max_references);
   CHECK(pool.share(block).error().message() ==
-        "kv: block 1 already has 16777215 references, the most there may be");
+        "kv: block 1 has 16777215 references; 1 more could pass the most there may be, 2^24 - 1");
   CHECK(pool.check(block));
 }
 
@@ -352,6 +352,13 @@ TEST_CASE("audit names the block that is wrong and what last happened to it") {
     corrupt::withdraw_candidate(pool, 2_b);
     CHECK(pool.audit() ==
           std::vector<std::string>{"kv: block 2 is idle but no eviction candidate (last: idled)"});
+  }
+  SUBCASE("the null block in use") {
+    auto pool = fresh();
+    corrupt::hold_null_block(pool);
+    CHECK(pool.audit() ==
+          std::vector<std::string>{
+              "kv: block 0 is the null block, which nobody may hold or keep (last: allocated)"});
   }
   SUBCASE("miscounted") {
     auto pool = fresh();

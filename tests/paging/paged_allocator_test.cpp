@@ -197,6 +197,12 @@ TEST_CASE("writing into cached contents that nobody shares takes them out of the
     CHECK_FALSE(again.copy);
     CHECK(cache.cached_tokens(counting(0, 8)) == 4);
     CHECK(cache.audit() == sound);
+
+    const sequence_id untold = written(cache, counting(20, 8));
+    REQUIRE(cache.truncate(untold, keep));
+    REQUIRE(cache.extend(untold, 1));
+    CHECK(cache.cached_tokens(counting(20, 8)) == 4);
+    CHECK(cache.audit() == sound);
   }
 }
 
@@ -327,6 +333,47 @@ TEST_CASE("a sequence whose cached twin was evicted caches its own blocks in its
   CHECK(cache.audit() == sound);
 }
 
+namespace {
+
+struct trusting_traits : paged_traits {
+  using verification = trust_hash;
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cached twin was evicted", Traits,
+                   paged_traits, trusting_traits) {
+  paged_allocator<Traits> cache({.blocks = 5, .block_tokens = 2});
+  const sequence_id late = cache.create().value();
+  REQUIRE(cache.append(late, counting(0, 2)));  // computed beside the other, before that was committed
+  const sequence_id early = written(cache, counting(0, 2));
+  REQUIRE(cache.append(late, counting(2, 4)));
+  CHECK(cache.commit(late).value() == 2);  // behind the other's block, which is the one that is cached
+  REQUIRE(cache.release(early));
+  const sequence_id other = cache.create().value();
+  REQUIRE(cache.extend(other, 4));  // evicts it
+  CHECK(cache.cached_tokens(counting(0, 6)) == 0);
+  REQUIRE(cache.release(other));
+  REQUIRE(cache.append(late, counting(6, 2)));
+  CHECK(cache.commit(late).value() == 2);  // the first and the last; those between follow the first
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("a fork's commit takes along blocks that were registered behind contents that are gone") {
+  paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
+  const sequence_id late = cache.create().value();
+  REQUIRE(cache.append(late, counting(0, 4)));
+  const sequence_id twin = cache.fork(late).value();
+  const sequence_id early = written(cache, counting(0, 2));
+  CHECK(cache.commit(late).value() == 1);
+  REQUIRE(cache.release(early));
+  cache.drop_idle();
+  CHECK(cache.commit(twin).value() == 1);
+  CHECK(cache.cached_tokens(counting(0, 4)) == 4);
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("blocks behind a fence come back when it has passed, or when somebody needs them") {
   paged_allocator<> cache({.blocks = 2, .block_tokens = 4});
   host_timeline stream;
@@ -365,9 +412,19 @@ TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   const auto refused = cache.release_after(sequence, stream.issue());
   CHECK(refused.error().message() ==
         "kv: 2 deferred frees to queue, room for 1; call collect() once fences have passed, or raise "
-        "max_deferred");
+        "max_deferred, or max_sequences (4 releases each)");
   CHECK(cache.tokens(sequence) == 8);
   CHECK(cache.release(sequence));
+}
+
+TEST_CASE("a sequence without blocks ends behind a fence without waiting for it") {
+  paged_allocator<> cache({.blocks = 4, .max_sequences = 1, .max_deferred = 0});
+  host_timeline stream;
+  const host_fence after = stream.issue();
+  for (int i = 0; i < 10; ++i)
+    REQUIRE(cache.release_after(cache.create().value(), after));
+  CHECK(cache.stats().sequences == 0);
+  CHECK(cache.audit() == sound);
 }
 
 TEST_CASE("no more idle blocks keep their contents than the options allow") {
@@ -577,6 +634,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   refused_by_all(stale, errc::stale_handle);
   refused_by_all(foreign, errc::foreign_handle);
   refused_by_all({1000, 1, reborn.owner}, errc::foreign_handle);
+  refused_by_all({3, 0, reborn.owner}, errc::stale_handle);  // of a slot that nobody lived in yet
   CHECK(cache.fork(stale).error().message() ==
         "kv: stale handle to slot 0 (generation 1, now 3): it was released before; keep one owner for each "
         "handle");
@@ -714,6 +772,32 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
     CHECK(cache.audit() ==
           std::vector<std::string>{"kv: block 1 is marked cached but not in the index; held by "
                                    "sequence 0[0], sequence 1[0] (last: shared)"});
+  }
+  SUBCASE("a table longer than tables are") {
+    testing_access::miscount_blocks(cache, second);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: sequence 1 holds 5 blocks, the longest table has 4"});
+  }
+  SUBCASE("more committed than held") {
+    testing_access::miscount_committed(cache, second);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: sequence 1 counts 3 blocks committed and 2 keyed, of 2"});
+  }
+  SUBCASE("a living sequence among the free slots") {
+    testing_access::list_slot_as_free(cache, second);
+    CHECK(cache.audit() == std::vector<std::string>{
+                               "kv: the free slots name sequence 1, which is alive, named twice or none"});
+  }
+  SUBCASE("more idle blocks than allowed") {
+    REQUIRE(cache.release(first));
+    REQUIRE(cache.release(second));
+    testing_access::allow_no_idle_blocks(cache);
+    CHECK(cache.audit() == std::vector<std::string>{"kv: 2 blocks are idle, at most 0 may be"});
+  }
+  SUBCASE("a deferred free of no block") {
+    testing_access::defer(cache, 77_b);
+    CHECK(cache.audit() ==
+          std::vector<std::string>{"kv: a deferred free names block 77, which does not exist"});
   }
   SUBCASE("a length that its blocks do not have") {
     testing_access::miscount_tokens(cache, first);

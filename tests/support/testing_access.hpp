@@ -26,6 +26,30 @@ struct testing_access {
   static void withdraw_candidate(Pool& pool, block_id block) {
     pool.eviction_.erase(slot_id{to_index(block)});
   }
+  template <class Pool>
+  static void hold_null_block(Pool& pool) {
+    pool.records_[0].allocate();
+  }
+  template <class Cache>
+  static void list_slot_as_free(Cache& cache, sequence_id sequence) {
+    cache.free_slots_[0] = sequence.slot;
+  }
+  template <class Cache>
+  static void miscount_blocks(Cache& cache, sequence_id sequence) {
+    cache.at(sequence).blocks = static_cast<std::uint32_t>(cache.max_table_blocks_ + 1);
+  }
+  template <class Cache>
+  static void miscount_committed(Cache& cache, sequence_id sequence) {
+    cache.at(sequence).committed = 3;
+  }
+  template <class Cache>
+  static void allow_no_idle_blocks(Cache& cache) {
+    cache.max_idle_blocks_ = 0;
+  }
+  template <class Cache>
+  static void defer(Cache& cache, block_id block) {
+    static_cast<void>(cache.deferred_.push(std::span<const block_id>(&block, 1), {}));
+  }
   template <class Cache>
   static void add_reference(Cache& cache, block_id block) {
     static_cast<void>(cache.pool_.share(block));

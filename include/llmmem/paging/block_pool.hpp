@@ -67,6 +67,7 @@ struct ignore_eviction {
 /// metadata a
 ///      block beside the policy's, allocated once; nothing is allocated later.
 /// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 template <eviction_policy Eviction = lru_eviction>
 class block_pool {

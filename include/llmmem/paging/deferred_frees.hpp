@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace llmmem::inline v0 {
 
@@ -27,6 +28,9 @@ namespace llmmem::inline v0 {
 template <fence Fence>
 class deferred_frees {
  public:
+  static_assert(std::is_trivially_copyable_v<Fence>,
+                "a fence that waits in a queue must be trivially copyable");
+
   deferred_frees(std::uint64_t references, std::uint64_t groups, const metadata_source& source)
       : references_(references, source, "deferred_frees: references"),
         groups_(groups, group{}, source, "deferred_frees: groups") {}

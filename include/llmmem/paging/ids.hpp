@@ -49,7 +49,9 @@ struct sequence_id {
   friend constexpr bool operator==(const sequence_id&, const sequence_id&) noexcept = default;
 };
 
-/// Copy the first `tokens` slots of `source` to `destination` before anything is written to the latter.
+/// Copy the first `tokens` slots of `source` to `destination` before anything is written to either. The
+/// source may be handed out again by the next call that allocates, so copies that are carried out later keep
+/// the order of the calls, with the writes between them: on one stream, say.
 struct block_copy {
   block_id source = null_block;
   block_id destination = null_block;

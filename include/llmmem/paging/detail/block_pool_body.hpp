@@ -265,6 +265,9 @@ std::vector<std::string> block_pool<Eviction>::audit() const {
     if (listed[block]) blame(block, "is twice in the free list");
     listed[block] = true;
   }
+  if (records_[0].is_active() || records_[0].is_cached() || eviction_.is_candidate(slot_id{0})) {
+    blame(0, "is the null block, which nobody may hold or keep");
+  }
   std::uint64_t idle = 0;
   for (std::uint64_t i = 1; i < records_.size(); ++i) {
     const block_record& record = records_[i];

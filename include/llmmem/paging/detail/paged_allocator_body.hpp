@@ -91,7 +91,8 @@ result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept
     return refusal(errc::foreign_handle, sequence.slot, 0, 0);
   }
   const std::uint32_t now = records_[sequence.slot].generation;
-  if (sequence.generation != now) return refusal(errc::stale_handle, sequence.slot, sequence.generation, now);
+  if (sequence.generation != now || !at(sequence).alive())
+    return refusal(errc::stale_handle, sequence.slot, sequence.generation, now);
   return {};
 }
 
@@ -100,7 +101,7 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const std::uint32_t slot = free_slots_[--free_slot_count_];
   record& fresh = records_[slot];
-  fresh = {.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
+  fresh = record{.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
   return sequence_id{slot, fresh.generation, owner_};
 }
 
@@ -135,7 +136,7 @@ result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
 template <class Traits>
 result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  if (!deferred_.push(blocks(sequence), after)) {
+  if (at(sequence).blocks != 0 && !deferred_.push(blocks(sequence), after)) {
     collect();  // fences may have passed since
     if (!deferred_.push(blocks(sequence), after)) {
       return refusal(errc::deferred_full, sequence.slot, at(sequence).blocks, deferred_.room());
@@ -288,8 +289,7 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   if (full < sequence.committed) {
     // Which cached block stands for the new last one is not recorded; the next commit finds out from the
     // start.
-    sequence.committed = sequence.keyed == 0 ? full : 0;
-    sequence.parent = {};
+    sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
   if (full >= sequence.keyed) {
     if (full == sequence.keyed && used == 0)
@@ -309,4 +309,5 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
 
 }  // namespace llmmem::inline v0
 
+#include <llmmem/paging/detail/paged_allocator_audit.hpp>
 #include <llmmem/paging/detail/paged_allocator_cache.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of paged_allocator.hpp: what is cached, found and proved. Included by it alone.
+/// Bodies of paged_allocator.hpp: what is cached and found. Included by it alone.
 #pragma once
 
 #include <llmmem/paged_allocator.hpp>
@@ -111,10 +111,7 @@ template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   record& writer = at(sequence);
-  if (writer.committed < writer.keyed && !parent_is_current(writer)) {
-    writer.committed = 0;
-    writer.parent = {};
-  }
+  if (writer.committed < writer.keyed && !chain_is_current(sequence.slot)) writer.recommit_from(0);
   std::uint64_t registered = 0;
   for (; writer.committed < writer.keyed; ++writer.committed) {
     registered += adopt(writer, row(sequence.slot)[writer.committed]) ? 1 : 0;
@@ -128,10 +125,18 @@ template <class Traits>
 bool paged_allocator<Traits>::adopt(record& sequence, block_id block) noexcept {
   const auto existing = index_.find(index_.key(block));
   if (existing) {
-    if (*existing == block ||
-        verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
-      if (*existing != block) ++counters_.duplicates;
+    if (verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
       sequence.parent = verification_.link(*existing);
+      if (*existing != block) {
+        sequence.borrowed = sequence.committed + 1;
+        sequence.lender = sequence.parent;
+        ++counters_.duplicates;
+      }
+      return false;
+    }
+    if (*existing == block) {  // registered behind contents that are gone: now behind those in their place
+      verification_.enrol(block, sequence.parent, sequence.context);
+      sequence.parent = verification_.link(block);
       return false;
     }
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
@@ -186,17 +191,24 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   if (sequence.keyed != 0) {
     sequence.keyed = 0;
     sequence.chain = hash_.root(sequence.context);
-    sequence.parent = {};
+    sequence.recommit_from(sequence.committed);
   }
   sequence.tokens_known = false;
 }
 
-/// Whether the cached block that the last committed one was equal to still has the contents it had.
+/// Whether the cached blocks that the last committed one, and the last that was cached elsewhere already,
+/// were equal to still have the contents they had. Tails are evicted first: those before them then do too.
 template <class Traits>
-bool paged_allocator<Traits>::parent_is_current(const record& sequence) const noexcept {
+bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcept {
+  const record& sequence = records_[slot];
   const chain_link parent = sequence.parent;
-  return parent == chain_link{} ||
-         (index_.contains(parent.block) && verification_.link(parent.block) == parent);
+  if (parent != chain_link{} &&
+      !(index_.contains(parent.block) && verification_.link(parent.block) == parent)) {
+    return false;
+  }
+  if (sequence.borrowed == 0) return true;
+  const auto lender = index_.find(index_.key(row(slot)[sequence.borrowed - 1]));
+  return lender && verification_.link(*lender) == sequence.lender;
 }
 
 template <class Traits>
@@ -255,88 +267,6 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .metadata_bytes = pool.metadata_bytes + index_.metadata_bytes() + deferred_.metadata_bytes() +
                             records_.bytes() + rows_.bytes() + tails_.bytes() + free_slots_.bytes(),
           .verification_bytes = verification_.metadata_bytes()};
-}
-
-template <class Traits>
-std::vector<std::string> paged_allocator<Traits>::audit() const {
-  std::vector<std::string> found = pool_.audit();
-  for (const std::string& each : index_.audit())
-    found.push_back(name() + ": " + each);
-
-  // Who holds what, counted anew from the tables and the queue.
-  std::vector<std::uint64_t> held(physical_blocks());
-  std::uint64_t tokens = 0;
-  std::uint64_t table_blocks = 0;
-  std::uint64_t alive = 0;
-  for (std::uint32_t slot = 0; slot < records_.size(); ++slot) {
-    const record& sequence = records_[slot];
-    if (!sequence.alive()) continue;
-    ++alive;
-    tokens += sequence.tokens;
-    table_blocks += sequence.blocks;
-    if (sequence.blocks != detail::blocks_for(sequence.tokens, block_tokens_)) {
-      found.push_back(name() + ": sequence " + std::to_string(slot) + " holds " +
-                      std::to_string(sequence.tokens) + " tokens in " + std::to_string(sequence.blocks) +
-                      " blocks");
-    }
-    for (std::uint32_t i = 0; i < sequence.blocks; ++i) {
-      const std::uint32_t block = to_index(row(slot)[i]);
-      if (block == 0 || block >= held.size()) {
-        found.push_back(name() + ": sequence " + std::to_string(slot) + " names block " +
-                        std::to_string(block) + ", which does not exist");
-      } else {
-        ++held[block];
-      }
-    }
-  }
-  deferred_.for_each([&](block_id block) { ++held[to_index(block)]; });
-  audit_blocks(held, found);
-
-  if (alive != records_.size() - free_slot_count_ || tokens != counters_.tokens ||
-      table_blocks != counters_.table_blocks) {
-    found.push_back(name() + ": counts " + std::to_string(records_.size() - free_slot_count_) +
-                    " sequences, " + std::to_string(counters_.tokens) + " tokens, " +
-                    std::to_string(counters_.table_blocks) + " table entries; there are " +
-                    std::to_string(alive) + ", " + std::to_string(tokens) + ", " +
-                    std::to_string(table_blocks));
-  }
-  return found;
-}
-
-template <class Traits>
-void paged_allocator<Traits>::audit_blocks(const std::vector<std::uint64_t>& held,
-                                           std::vector<std::string>& found) const {
-  for (std::uint32_t i = 1; i < held.size(); ++i) {
-    const block_record& block = pool_.record(block_id{i});
-    const auto blame = [&](const std::string& what) {
-      found.push_back(name() + ": block " + std::to_string(i) + " " + what + "; held by " +
-                      owners(block_id{i}) + " (last: " + std::string(to_string(block.last())) + ")");
-    };
-    if (block.references() != held[i]) {
-      blame("counts " + std::to_string(block.references()) + " references, " + std::to_string(held[i]) +
-            " exist");
-    }
-    if (block.is_cached() != index_.contains(block_id{i})) {
-      blame(block.is_cached() ? "is marked cached but not in the index"
-                              : "is in the index but not marked cached");
-    }
-  }
-}
-
-template <class Traits>
-std::string paged_allocator<Traits>::owners(block_id block) const {
-  std::string names;
-  const auto add = [&](const std::string& who) { names += (names.empty() ? "" : ", ") + who; };
-  for (std::uint32_t slot = 0; slot < records_.size(); ++slot) {
-    if (!records_[slot].alive()) continue;
-    for (std::uint32_t i = 0; i < records_[slot].blocks; ++i) {
-      if (row(slot)[i] == block) add("sequence " + std::to_string(slot) + "[" + std::to_string(i) + "]");
-    }
-  }
-  deferred_.for_each([&](block_id each) {
-    if (each == block) add("a deferred free");
-  });
-  return names.empty() ? "nobody" : names;
 }
 
 }  // namespace llmmem::inline v0

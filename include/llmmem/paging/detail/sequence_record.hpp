@@ -20,10 +20,20 @@ struct sequence_record {
   std::uint32_t committed = 0;   // leading blocks that are cached, here or as an equal block elsewhere
   bool tokens_known = true;      // whether all tokens behind `keyed` blocks are in the tail
   block_key chain{};             // key of block keyed - 1, or the root's
+  std::uint32_t borrowed = 0;    // how many leading blocks end in the last that is cached elsewhere only
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
+  chain_link lender{};           // identity of the cached contents that block borrowed - 1 is equal to
   prefix_context context{};
 
   [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
+
+  /// Only the first `block` blocks count as cached now; after 0, the next commit looks at all again.
+  void recommit_from(std::uint32_t block) noexcept {
+    committed = block;
+    borrowed = 0;
+    parent = {};
+    lender = {};
+  }
 };
 
 }  // namespace detail
