@@ -83,6 +83,8 @@ namespace detail {
 [[nodiscard]] inline parsed_command_line parse_command_line(std::vector<std::string> arguments) {
   CLI::App app("Replays a trace of LLM requests through a paged KV cache with prefix sharing and eviction.",
                "replay_trace");
+  // The last of several wins: scripts that pass arguments on may have given some already.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed;
   std::string policy = "lru";
   bool generate = false;

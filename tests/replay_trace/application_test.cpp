@@ -195,6 +195,15 @@ TEST_CASE("--skip-bad says how many lines it passed over, and why the first") {
   CHECK(got.out.find("skipped        2 malformed lines") != std::string::npos);
 }
 
+TEST_CASE("of an option given twice the last counts") {
+  const scratch_file file(three_requests);
+  const outcome got = run({"--trace", file.path(), "--policy", "all", "--capacity-blocks", "10", "--json",
+                           "--capacity-blocks", "2", "--policy", "min"});
+  CHECK(got.status == exit_status::success);
+  CHECK(json::parse(got.out).at("capacity_blocks") == 2);
+  CHECK(json::parse(got.out).at("policy") == "min");
+}
+
 TEST_CASE("help is a success") {
   const outcome got = run({"--help"});
   CHECK(got.status == exit_status::success);
