@@ -30,7 +30,7 @@ struct engine {
   /// and then the word that it is written.
   void append(llmmem::sequence_id sequence, std::string_view text) {
     const llmmem::append_result room = cache.append(sequence, tokens_of(text)).value();
-    if (room.copy) storage.copy_async(host, room.copy).value().wait();
+    storage.copy_async(host, room.copy).value().wait();
     for (std::uint64_t i = 0; i < text.size(); ++i)
       kv(sequence, room.first + i) = std::byte(text[i]);
     cache.commit(sequence).value();

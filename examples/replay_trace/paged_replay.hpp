@@ -104,8 +104,7 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
 /// is a miss, and `block_refs` counts ceil(prompt / block_tokens).
 ///
 /// @par Errors   `llmmem::argument_error` for an unknown policy; `llmmem::length_error` for a capacity of 0
-/// blocks or
-///      one that cannot be indexed, and for blocks of 0 tokens.
+///      blocks or one that cannot be indexed, and for blocks of 0 tokens.
 /// @par Determinism   same arguments, same counts; `elapsed_ns` alone differs.
 [[nodiscard]] inline replay_result replay(const trace& from, const replay_options& options,
                                           const replay_progress& progress) {

@@ -62,6 +62,13 @@ TEST_CASE("blocks in a simulated device are copied without the host touching the
   CHECK(back == bytes);
 }
 
+TEST_CASE("where there is nothing to copy, nothing is started") {
+  host_space host({.budget = 1 << 20});
+  const block_storage storage(host, 3, 64);
+  CHECK(storage.copy_async(host, {}).value().ready());
+  CHECK(storage.copy_async(host, {block_id{7}, block_id{1}, 1}).code() == errc::out_of_range);
+}
+
 TEST_CASE("sizes that cannot be are refused, with the reason") {
   host_space host({.budget = 1 << 20, .name = "host"});
   CHECK_THROWS_WITH_AS(block_storage(host, 4, 0), "host: an allocation of 0 bytes; ask for at least 1",

@@ -57,8 +57,7 @@ struct access_hint {
 /// Everything but the constructor is `noexcept`, free of allocation and O(1) or O(log n).
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`; throws `length_error` for a capacity
-/// of 0 or
-///      above `max_slots`, `out_of_memory` when the source has no memory.
+///      of 0 or above `max_slots`, `out_of_memory` when the source has no memory.
 template <class P>
 concept eviction_policy = std::constructible_from<P, slot_count, const metadata_source&> && std::movable<P> &&
                           requires(P policy, const P& read, slot_id slot, access_hint hint) {

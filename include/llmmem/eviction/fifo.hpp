@@ -18,8 +18,7 @@ namespace llmmem::inline v0 {
 /// being pinned again does not renew it.
 ///
 /// @par Complexity   insert, touch O(1); pin, unpin, erase O(log n), because an entry that was pinned
-/// meanwhile returns
-///      to its old place; 16 bytes a slot, allocated once in the constructor.
+///      meanwhile returns to its old place; 16 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class fifo_eviction {

@@ -57,15 +57,14 @@ struct ignore_eviction {
 /// are one queue with the worthless blocks in front (as in vLLM's block pool). Batches are released back to
 /// front, so of a sequence's blocks the tail is evicted before the head.
 ///
-/// Blocks are named by `block_id`, checked for range, life and double release, or by `block_handle`, which
-/// also catches handles that are stale or from another pool. Calls that take several blocks do all or
-/// nothing.
+/// To `share` and `release`, blocks are named by `block_id`, checked for range, life and double release, or
+/// by `block_handle`, which also catches handles that are stale or from another pool. Calls that take several
+/// blocks do all or nothing. To free blocks that a kernel may still read, see `deferred_frees`.
 ///
 /// @tparam Eviction  orders the idle blocks; slot i stands for block i.
 ///
 /// @par Complexity   allocate and release O(1) a block (plus the policy's, when it evicts); about 12 bytes of
-/// metadata a
-///      block beside the policy's, allocated once; nothing is allocated later.
+///      metadata a block beside the policy's, allocated once; nothing is allocated later.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.

@@ -21,12 +21,11 @@ namespace llmmem::inline v0 {
 ///     host_space host({.budget = 1 << 30});
 ///     block_storage keys_and_values(host, cache.physical_blocks(), block_bytes);
 ///     auto grown = cache.append(sequence, tokens).value();
-///     if (grown.copy) keys_and_values.copy_async(host, grown.copy).value().wait();
+///     keys_and_values.copy_async(host, grown.copy).value().wait();
 ///
 /// @par Thread safety   const calls may run together; ordering of copies is the queue's, see `copy_queue`.
 /// @par Errors   the constructor throws `length_error` for 0 or for a product past 2^63 - 1, and
-/// `out_of_memory` with
-///      the shortage.
+///      `out_of_memory` with the shortage.
 template <memory_space Space>
 class block_storage {
  public:
@@ -53,12 +52,14 @@ class block_storage {
     return (*this)[block];
   }
 
-  /// Carries out a copy on write, once all of `after` have passed.
+  /// Carries out a copy on write, once all of `after` have passed. Where there is nothing to copy it starts
+  /// nothing.
   /// @return the fence behind which the copy is done; `errc::out_of_range` for a block that is not here.
   template <copy_queue<Space> Queue>
   [[nodiscard]] auto copy_async(Queue& queue, const block_copy& copy,
                                 std::span<const typename Queue::fence_type> after = {}) const
       -> result<typename Queue::fence_type> {
+    if (!copy) return typename Queue::fence_type{};
     const auto source = at(copy.source);
     if (!source) return source.error();
     const auto destination = at(copy.destination);

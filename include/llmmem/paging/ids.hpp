@@ -31,7 +31,8 @@ using token_id = std::int32_t;
 ///
 /// The pool raises a block's generation each time it becomes free, so a handle kept too long is told from the
 /// block's next owner (wrap-around after 2^32 reuses of one block). `owner` tells pools apart: it is derived
-/// from the address of the pool's metadata, so two pools alive at once share one with a chance of 2^-31.
+/// from the address of the pool's metadata, so two pools alive at once share one with a chance of 2^-31. A
+/// handle that outlives its pool may match a later one at the same address.
 struct block_handle {
   block_id block = null_block;
   std::uint32_t generation = 0;

@@ -125,7 +125,8 @@ static_assert(block_verification<verify_tokens>);
 
 /// Believes equal keys: no tokens are kept, and no contexts, so that keys from outside must tell tenants and
 /// adapters apart themselves. For keys that come from elsewhere (traces, another service), and
-/// for engines that accept a 128-bit keyed hash as proof.
+/// for engines that accept a 128-bit keyed hash as proof. A sequence that is truncated into a full block
+/// caches nothing from there on: the block's tokens are not known.
 class trust_hash {
  public:
   static constexpr bool keeps_tokens = false;

@@ -51,14 +51,12 @@ struct memory_range {
 /// - `range_type` is what it gives out: `memory_range<S>` (an adaptor passes on its upstream's).
 /// - `is_host_accessible` says whether the host may dereference a range.
 /// - `try_allocate(bytes, alignment)` gives a range of at least one byte, its address a multiple of
-/// `alignment`
-///   (a power of two), or a `failure` that carries the shortage: `errc::out_of_bytes` past the budget,
-///   `errc::system_refused` when the budget would allow it but what is beneath it does not,
+///   `alignment` (a power of two), or a `failure` that carries the shortage: `errc::out_of_bytes` past the
+///   budget, `errc::system_refused` when the budget would allow it but what is beneath it does not,
 ///   `errc::zero_bytes`, `errc::bad_alignment`. A refusal changes nothing.
 /// - `deallocate(range)` takes back a whole range that `try_allocate` gave. It does not throw; what a space
-/// does
-///   with a range that is not its own, it says. An empty range is no change. Operations on the range must be
-///   behind their last fence.
+///   does with a range that is not its own, it says. An empty range is no change. Operations on the range
+///   must be behind their last fence.
 /// - `used() <= capacity()` at all times; both are bytes, metadata not included.
 /// - `name()` is what error texts call it.
 template <class S>

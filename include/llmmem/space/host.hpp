@@ -56,8 +56,7 @@ struct space_stats {
 /// @par Thread safety   any number of threads; one mutex. Copies run on the calling thread, outside the
 /// mutex.
 /// @par Errors          the constructor throws `length_error`; `audit` throws `corruption_error`; nothing
-/// else
-///                      throws.
+///                      else throws.
 /// @tparam Source  where bytes come from: `page_source`, `pmr_source` (space/pmr.hpp), or your own.
 template <byte_source Source>
 class basic_host_space {

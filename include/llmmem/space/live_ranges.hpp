@@ -73,8 +73,7 @@ using misuse_handler = void (*)(const misuse&, void* context) noexcept;
 /// The live ranges of a space, ordered by address, each with a `Payload` (how to give it back).
 ///
 /// @par Complexity      look-up O(log n), insertion and removal O(n) moves of one entry: spaces give out
-/// slabs and
-///                      arenas, hundreds of ranges, not millions.
+///                      slabs and arenas, hundreds of ranges, not millions.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          nothing throws but `audit`.
 template <class Payload>

@@ -26,8 +26,7 @@ namespace llmmem::inline v0 {
 /// What lies beneath a host space.
 ///
 /// - `footprint(bytes, alignment)`: the bytes that such a request takes, at least `bytes`; the space charges
-/// these
-///   to its budget.
+///   these to its budget.
 /// - `take(bytes, alignment)`: an aligned address, or null. Never throws.
 /// - `give_back(data, bytes, alignment)`: as they were taken.
 template <class S>

@@ -17,8 +17,7 @@ namespace llmmem::inline v0 {
 /// throws has refused; no exception passes.
 ///
 /// @par Thread safety   the space holds its lock around every call; a resource that others use at the same
-/// time must
-///                      be synchronised itself.
+///                      time must be synchronised itself.
 /// @par Errors          the constructor throws `argument_error` on null.
 class pmr_source {
  public:

@@ -62,12 +62,11 @@ struct simulated_stats {
 /// - **Copies take time.** Those in and out queue on one link, those within on another:
 ///   `finish = max(now, link free, after) + latency + bytes / bandwidth` on a clock that the test drives.
 /// - **Bytes move late.** A copy reads its source when it *finishes*, and fills its destination with `0xDD`
-/// when it
-///   starts: host code that reuses a source or reads a destination too early gets wrong bytes, every time.
+///   when it starts: host code that reuses a source or reads a destination too early gets wrong bytes, every
+///   time.
 /// - **Order must be asked for.** A copy that reads what an unfinished copy writes, or writes what one reads
-/// or
-///   writes, without its fence waited for or passed in `after`, throws `fence_error`, although the link would
-///   have put them in order. Both ends count, on the host as in the space.
+///   or writes, without its fence waited for or passed in `after`, throws `fence_error`, although the link
+///   would have put them in order. Both ends count, on the host as in the space.
 ///
 /// Order is judged by virtual time: a wait for something later also passes what is earlier. Run a test with
 /// several bandwidths where that could hide a missing fence.
@@ -75,8 +74,8 @@ struct simulated_stats {
 /// @par Complexity      O(copies in flight) for a copy; a few system calls for an allocation.
 /// @par Thread safety   none: one thread drives the clock and its spaces, and a run repeats bit for bit.
 /// @par Errors          the constructor throws `length_error` and `argument_error`; copies throw
-/// `fence_error`, and
-///                      `length_error` past the end of time; what a real space refuses is a value.
+///                      `fence_error`, and `length_error` past the end of time; what a real space refuses is
+///                      a value.
 class simulated_space {
  public:
   using range_type = memory_range<simulated_space>;

@@ -39,8 +39,7 @@ struct link_model {
 /// @par Complexity      O(1).
 /// @par Thread safety   none.
 /// @par Errors          the constructor throws `argument_error`; `schedule` throws `length_error` past the
-/// end of
-///                      time and leaves the link as it was.
+///                      end of time and leaves the link as it was.
 class virtual_link {
  public:
   /// Start and end of a copy.

@@ -19,8 +19,7 @@ namespace llmmem::inline v0::detail {
 /// influence of caches on the performance of heaps", 1996).
 ///
 /// @tparam Rank  trivially copyable, totally ordered by `<`. Ties go to whichever stands higher: give
-/// distinct ranks
-///         where the order must be reproducible.
+///         distinct ranks where the order must be reproducible.
 template <class Rank>
 class slot_heap {
  public:
