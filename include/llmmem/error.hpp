@@ -45,12 +45,6 @@ class handle_error : public error {
   using error::error;
 };
 
-/// An invariant of a data structure does not hold: memory was overwritten, or the library has a bug.
-class corruption_error : public error {
- public:
-  using error::error;
-};
-
 /// The operating system refused a call; the text carries the call, its argument and `errno`'s meaning.
 class system_error : public error {
  public:

@@ -93,7 +93,7 @@ TEST_CASE("allocations are aligned, writable, disjoint and never past the budget
       }
       REQUIRE(space.used() <= budget);
       REQUIRE(space.stats().ranges == live.size());
-      REQUIRE_NOTHROW(space.audit());
+      REQUIRE(space.audit().empty());
     }
     for (const auto& [range, mark] : live)
       space.deallocate(range);
@@ -186,7 +186,7 @@ TEST_CASE("every request may be the one that fails, and the space is as it was")
         REQUIRE(range.code() == errc::system_refused);
         REQUIRE(space.used() == before);
       }
-      REQUIRE_NOTHROW(space.audit());
+      REQUIRE(space.audit().empty());
     }
     for (const auto& range : live)
       space.deallocate(range);

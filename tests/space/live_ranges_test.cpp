@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <vector>
 
 using namespace llmmem;
 using llmmem_tests::seeds;
@@ -53,7 +54,7 @@ TEST_CASE("the table behaves as a map from start to length") {
         oracle.erase(found);
       }
       REQUIRE(table.size() == oracle.size());
-      REQUIRE_NOTHROW(table.audit("table"));
+      REQUIRE(table.audit("table").empty());
 
       const std::size_t from = random() % 280;
       const std::size_t bytes = 1 + random() % 20;
@@ -99,10 +100,9 @@ TEST_CASE("the audit names a range that overlaps the one before it, or is empty"
   table.insert(memory.data(), 32, 0);
   REQUIRE(table.reserve_one());
   table.insert(memory.data() + 31, 32, 0);
-  CHECK_THROWS_WITH_AS(table.audit("pool"), "pool: live range 1 overlaps the one before it",
-                       corruption_error);
+  CHECK(table.audit("pool") == std::vector<std::string>{"pool: live range 1 overlaps the one before it"});
   live_ranges<int> empty;
   REQUIRE(empty.reserve_one());
   empty.insert(memory.data(), 0, 0);
-  CHECK_THROWS_WITH_AS(empty.audit("pool"), "pool: live range 0 is empty", corruption_error);
+  CHECK(empty.audit("pool") == std::vector<std::string>{"pool: live range 0 is empty"});
 }

@@ -20,6 +20,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace llmmem::inline v0 {
 
@@ -55,8 +56,7 @@ struct space_stats {
 /// @par Complexity      O(log n) look-up and O(n) bookkeeping in the number of live ranges, plus the source.
 /// @par Thread safety   any number of threads; one mutex. Copies run on the calling thread, outside the
 /// mutex.
-/// @par Errors          the constructor throws `length_error`; `audit` throws `corruption_error`; nothing
-///                      else throws.
+/// @par Errors          the constructor throws `length_error`; nothing else throws.
 /// @tparam Source  where bytes come from: `page_source`, `pmr_source` (space/pmr.hpp), or your own.
 template <byte_source Source>
 class basic_host_space {
@@ -175,18 +175,20 @@ class basic_host_space {
   }
 
   /// Proves that the live ranges do not overlap and that their bytes are what the budget was charged with.
-  void audit() {
+  /// Returns one sentence for each violation; none means proven. O(ranges); allocates.
+  [[nodiscard]] std::vector<std::string> audit() {
     const std::lock_guard lock(mutex_);
-    live_.audit(options_.name);
+    std::vector<std::string> found = live_.audit(options_.name);
     std::uint64_t charged = 0;
     for (const auto& live : live_) {
       charged += source_.footprint(live.bytes, live.payload);
     }
     if (charged != stats_.used || charged > options_.budget) {
-      throw corruption_error(std::string(options_.name) + ": live ranges take " + std::to_string(charged) +
-                             " bytes, the budget of " + std::to_string(options_.budget) +
-                             " was charged with " + std::to_string(stats_.used));
+      found.push_back(std::string(options_.name) + ": live ranges take " + std::to_string(charged) +
+                      " bytes, the budget of " + std::to_string(options_.budget) + " was charged with " +
+                      std::to_string(stats_.used));
     }
+    return found;
   }
 
   /// What lies beneath, for its report. Not while another thread allocates.
