@@ -27,7 +27,7 @@ namespace llmmem::inline v0 {
 /// How a host space is set up.
 struct host_options {
   std::uint64_t budget = 0;                     ///< most bytes it may hold; there is no default, 0 is refused
-  const char* name = "host_space";              ///< for error texts; outlives the space
+  std::string name = "host_space";              ///< for error texts
   misuse_handler on_misuse = &abort_on_misuse;  ///< called instead of taking back a wrong range
   void* misuse_context = nullptr;               ///< passed to the handler
 };
@@ -72,10 +72,10 @@ class basic_host_space {
   basic_host_space(Source source, const host_options& options)
       : source_(std::move(source)), options_(options) {
     if (options_.budget == 0) {
-      throw length_error(std::string(options_.name) + ": the budget is 0 bytes; say how much it may hold");
+      throw length_error(options_.name + ": the budget is 0 bytes; say how much it may hold");
     }
     if (options_.budget > max_bytes) {
-      throw length_error(std::string(options_.name) + ": a budget of " + std::to_string(options_.budget) +
+      throw length_error(options_.name + ": a budget of " + std::to_string(options_.budget) +
                          " bytes passes the limit of 2^63 - 1");
     }
   }
@@ -94,8 +94,10 @@ class basic_host_space {
     const std::lock_guard lock(mutex_);
     const auto refuse = [&](errc code, std::uint64_t wanted) {
       ++stats_.refusals;
-      return failure{
-          .code = code, .wanted = wanted, .found = options_.budget - stats_.used, .where = options_.name};
+      return failure{.code = code,
+                     .wanted = wanted,
+                     .found = options_.budget - stats_.used,
+                     .where = options_.name.c_str()};
     };
     if (bytes == 0) return refuse(errc::zero_bytes, 0);
     if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, alignment);
@@ -123,7 +125,7 @@ class basic_host_space {
     misuse wrong;
     {
       const std::lock_guard lock(mutex_);
-      wrong = live_.check(options_.name, range.data, range.bytes);
+      wrong = live_.check(options_.name.c_str(), range.data, range.bytes);
       if (wrong.what == misuse::kind::none) {
         const auto removed = live_.remove(range.data);
         stats_.used -= source_.footprint(removed.bytes, removed.payload);
@@ -178,13 +180,13 @@ class basic_host_space {
   /// Returns one sentence for each violation; none means proven. O(ranges); allocates.
   [[nodiscard]] std::vector<std::string> audit() {
     const std::lock_guard lock(mutex_);
-    std::vector<std::string> found = live_.audit(options_.name);
+    std::vector<std::string> found = live_.audit(options_.name.c_str());
     std::uint64_t charged = 0;
     for (const auto& live : live_) {
       charged += source_.footprint(live.bytes, live.payload);
     }
     if (charged != stats_.used || charged > options_.budget) {
-      found.push_back(std::string(options_.name) + ": live ranges take " + std::to_string(charged) +
+      found.push_back(options_.name + ": live ranges take " + std::to_string(charged) +
                       " bytes, the budget of " + std::to_string(options_.budget) + " was charged with " +
                       std::to_string(stats_.used));
     }
@@ -200,15 +202,17 @@ class basic_host_space {
   }
 
   [[nodiscard]] failure dead(range_type range) const noexcept {
-    return {.code = errc::dead_range, .wanted = range.bytes, .where = options_.name};
+    return {.code = errc::dead_range, .wanted = range.bytes, .where = options_.name.c_str()};
   }
 
   [[nodiscard]] result<host_fence> copy(range_type ours, std::byte* to, std::uint64_t to_bytes,
                                         const std::byte* from, std::uint64_t from_bytes,
                                         std::span<const host_fence> after) const noexcept {
     if (to_bytes != from_bytes) {
-      return failure{
-          .code = errc::size_mismatch, .wanted = to_bytes, .found = from_bytes, .where = options_.name};
+      return failure{.code = errc::size_mismatch,
+                     .wanted = to_bytes,
+                     .found = from_bytes,
+                     .where = options_.name.c_str()};
     }
     if (ours.bytes != 0 && !holds(ours)) return dead(ours);
     const auto a = reinterpret_cast<std::uintptr_t>(to);
@@ -218,7 +222,7 @@ class basic_host_space {
       return failure{.code = errc::overlapping_ranges,
                      .wanted = to_bytes,
                      .found = to_bytes - apart,
-                     .where = options_.name};
+                     .where = options_.name.c_str()};
     }
     wait_all(after);
     if (to_bytes != 0) std::memmove(to, from, static_cast<std::size_t>(to_bytes));

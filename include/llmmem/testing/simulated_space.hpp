@@ -34,9 +34,9 @@ class fence_error : public error {
 
 /// How a simulated space is set up.
 struct simulated_options {
-  std::uint64_t budget = 0;              ///< most bytes; 0 is refused
-  const char* name = "simulated_space";  ///< for error texts; outlives the space
-  link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};        ///< to and from the host
+  std::uint64_t budget = 0;                                                   ///< most bytes; 0 is refused
+  std::string name = "simulated_space";                                       ///< for error texts
+  link_model link{.bytes_per_second = 25'000'000'000, .latency_ns = 10'000};  ///< to and from the host
   link_model internal{.bytes_per_second = 1'000'000'000'000, .latency_ns = 2'000};  ///< copies within
   std::optional<std::byte> fresh = std::byte{0xCD};  ///< what new ranges hold; nullopt leaves pages untouched
   misuse_handler on_misuse = &abort_on_misuse;       ///< called instead of taking back a wrong range
@@ -86,14 +86,14 @@ class simulated_space {
   static constexpr std::byte in_flight_fill{0xDD};
 
   /// @param clock  outlives the space.
-  /// @param options  budget and links; the name is kept by address.
+  /// @param options  budget and links.
   simulated_space(virtual_clock& clock, const simulated_options& options)
       : clock_(&clock), options_(options), link_(options.link), internal_(options.internal) {
     if (options.budget == 0) {
-      throw length_error(std::string(options.name) + ": the budget is 0 bytes; say how much it may hold");
+      throw length_error(options.name + ": the budget is 0 bytes; say how much it may hold");
     }
     if (options.budget > max_bytes) {
-      throw length_error(std::string(options.name) + ": a budget of " + std::to_string(options.budget) +
+      throw length_error(options.name + ": a budget of " + std::to_string(options.budget) +
                          " bytes passes the limit of 2^63 - 1");
     }
   }
@@ -186,7 +186,7 @@ class simulated_space {
   };
 
   [[nodiscard]] failure dead(range_type range) const noexcept {
-    return {.code = errc::dead_range, .wanted = range.bytes, .where = options_.name};
+    return {.code = errc::dead_range, .wanted = range.bytes, .where = options_.name.c_str()};
   }
 
   [[nodiscard]] result<virtual_fence> start(direction way, interval from, interval to,
@@ -221,8 +221,10 @@ inline result<simulated_space::range_type> simulated_space::try_allocate(std::ui
   space_stats& memory = stats_.memory;
   const auto refuse = [&](errc code, std::uint64_t wanted) {
     ++memory.refusals;
-    return failure{
-        .code = code, .wanted = wanted, .found = options_.budget - memory.used, .where = options_.name};
+    return failure{.code = code,
+                   .wanted = wanted,
+                   .found = options_.budget - memory.used,
+                   .where = options_.name.c_str()};
   };
   if (bytes == 0) return refuse(errc::zero_bytes, 0);
   if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, alignment);
@@ -241,7 +243,7 @@ inline result<simulated_space::range_type> simulated_space::try_allocate(std::ui
 
 inline void simulated_space::deallocate(range_type range) noexcept {
   if (range.data == nullptr && range.bytes == 0) return;
-  misuse wrong = live_.check(options_.name, range.data, range.bytes);
+  misuse wrong = live_.check(options_.name.c_str(), range.data, range.bytes);
   if (wrong.what == misuse::kind::none) {
     const interval whole{range.data, range.bytes};
     for (const copy& c : in_flight_) {
@@ -262,7 +264,7 @@ inline result<virtual_fence> simulated_space::start(direction way, interval from
                                                     std::span<const virtual_fence> after) {
   if (from.bytes != to.bytes) {
     return failure{
-        .code = errc::size_mismatch, .wanted = to.bytes, .found = from.bytes, .where = options_.name};
+        .code = errc::size_mismatch, .wanted = to.bytes, .found = from.bytes, .where = options_.name.c_str()};
   }
   if (from.overlaps(to)) {
     const std::uint64_t apart = from.data < to.data ? static_cast<std::uint64_t>(to.data - from.data)
@@ -270,12 +272,12 @@ inline result<virtual_fence> simulated_space::start(direction way, interval from
     return failure{.code = errc::overlapping_ranges,
                    .wanted = to.bytes,
                    .found = to.bytes - apart,
-                   .where = options_.name};
+                   .where = options_.name.c_str()};
   }
   virtual_time ready = clock_->now();
   for (const virtual_fence& f : after) {
     if (f.clock() == nullptr) continue;
-    if (f.clock() != clock_) return failure{.code = errc::foreign_handle, .where = options_.name};
+    if (f.clock() != clock_) return failure{.code = errc::foreign_handle, .where = options_.name.c_str()};
     if (f.time() > ready) ready = f.time();
   }
   copy wanted{.number = copies_, .way = way, .from = from, .to = to, .finish = {}};
@@ -314,7 +316,7 @@ inline void simulated_space::check_order(const copy& wanted, virtual_time ready)
     const bool writes_written = wanted.to.overlaps(other.to);
     const bool writes_read = wanted.to.overlaps(other.from);
     if (!reads_written && !writes_written && !writes_read) continue;
-    throw fence_error(std::string(options_.name) + ": " + names[static_cast<int>(wanted.way)] +
+    throw fence_error(options_.name + ": " + names[static_cast<int>(wanted.way)] +
                       (reads_written ? " reads " : " writes ") +
                       describe(reads_written ? wanted.from : wanted.to) + " from " +
                       std::to_string(ready.ns) + " ns on, but the " + names[static_cast<int>(other.way)] +
