@@ -54,8 +54,8 @@ TEST_CASE("checked arithmetic works in constant expressions") {
 
 TEST_CASE("whatever the library throws can be caught as llmmem::error and as std::runtime_error") {
   const auto derives = []<class... Errors>() { return (std::is_base_of_v<error, Errors> && ...); };
-  static_assert(derives.operator()<length_error, argument_error, out_of_memory, handle_error,
-                                   system_error>());
+  static_assert(
+      derives.operator()<length_error, argument_error, out_of_memory, handle_error, system_error>());
   static_assert(std::is_base_of_v<std::runtime_error, error>);
   CHECK_THROWS_WITH_AS(throw system_error("open: /data: no such file"), "open: /data: no such file", error);
 }

@@ -65,12 +65,12 @@ class basic_host_space {
   using fence_type = host_fence;
   static constexpr bool is_host_accessible = true;
 
-  explicit basic_host_space(const host_options& options)
+  explicit basic_host_space(host_options options)
     requires(std::default_initializable<Source>)
-      : basic_host_space(Source{}, options) {}
+      : basic_host_space(Source{}, std::move(options)) {}
 
-  basic_host_space(Source source, const host_options& options)
-      : source_(std::move(source)), options_(options) {
+  basic_host_space(Source source, host_options options)
+      : source_(std::move(source)), options_(std::move(options)) {
     if (options_.budget == 0) {
       throw length_error(options_.name + ": the budget is 0 bytes; say how much it may hold");
     }

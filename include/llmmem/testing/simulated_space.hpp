@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace llmmem::inline v0::testing {
@@ -87,13 +88,13 @@ class simulated_space {
 
   /// @param clock  outlives the space.
   /// @param options  budget and links.
-  simulated_space(virtual_clock& clock, const simulated_options& options)
-      : clock_(&clock), options_(options), link_(options.link), internal_(options.internal) {
-    if (options.budget == 0) {
-      throw length_error(options.name + ": the budget is 0 bytes; say how much it may hold");
+  simulated_space(virtual_clock& clock, simulated_options options)
+      : clock_(&clock), options_(std::move(options)), link_(options_.link), internal_(options_.internal) {
+    if (options_.budget == 0) {
+      throw length_error(options_.name + ": the budget is 0 bytes; say how much it may hold");
     }
-    if (options.budget > max_bytes) {
-      throw length_error(options.name + ": a budget of " + std::to_string(options.budget) +
+    if (options_.budget > max_bytes) {
+      throw length_error(options_.name + ": a budget of " + std::to_string(options_.budget) +
                          " bytes passes the limit of 2^63 - 1");
     }
   }
