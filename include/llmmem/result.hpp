@@ -142,7 +142,8 @@ inline std::string failure::message() const {
     case errc::out_of_sequences:
       return who + ": all " + n(found) + " sequences are alive; release one, or raise max_sequences";
     case errc::out_of_bytes:
-      return who + ": " + n(wanted) + " bytes needed, " + n(found) + " left of its budget";
+      return who + ": " + n(wanted) + " bytes needed, " + n(found) +
+             " left of its budget; give ranges back, or raise it";
     case errc::sequence_full:
       return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
              n(found) + "; raise max_sequence_tokens, or blocks";
