@@ -66,10 +66,10 @@ struct paged_traits {
 /// to.
 /// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
 /// short.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`
-///      and returns a `result`; one that fails leaves sequences and references as they were (a shortage may
-///      have collected deferred frees). A handle that is null, stale or from another allocator is named,
-///      never followed.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit` is
+///      `noexcept`; what can be refused returns a `result`, and a refusal leaves sequences and references as
+///      they were (a shortage may have collected deferred frees). A handle that is null, stale or from another
+///      allocator is named, never followed.
 /// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
 /// pool.
 template <class Traits = paged_traits>
