@@ -68,8 +68,8 @@ struct paged_traits {
 /// short.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit` is
 ///      `noexcept`; what can be refused returns a `result`, and a refusal leaves sequences and references as
-///      they were (a shortage may have collected deferred frees). A handle that is null, stale or from another
-///      allocator is named, never followed.
+///      they were (a shortage may have collected deferred frees). A handle that is null, stale or from
+///      another allocator is named, never followed.
 /// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
 /// pool.
 template <class Traits = paged_traits>
@@ -129,8 +129,8 @@ class paged_allocator {
   /// only.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
 
-  /// Keeps the first `tokens` tokens, releasing the blocks behind them. After a cut into committed blocks the
-  /// next `commit` looks at all blocks of the sequence again.
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them at once: no kernel may still use them.
+  /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become visible to `match`. Says how many were
