@@ -46,8 +46,7 @@ constexpr std::array refusals{
     refusal{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
-    refusal{errc::past_the_end, raises::argument_error,
-            "kv: cannot truncate to 30 tokens, the sequence holds 12"},
+    refusal{errc::past_the_end, raises::argument_error, "kv: 30 tokens named, sequence 7 holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
             "max_deferred, or max_sequences (4 releases each)"},
