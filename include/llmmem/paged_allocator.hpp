@@ -58,9 +58,9 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction. Metadata: 59 bytes a block with the default policies, 4 bytes for each
-///      table entry a sequence could have, and what the verification keeps (4 bytes a token, reported apart),
-///      committed as they are used.
+///      allocation after construction. Metadata: 59 bytes a block with the default policies; for each of
+///      `max_sequences` 204, 4 a token of one block and 4 for each entry its table may have; and what the
+///      verification keeps (4 bytes a token, reported apart). Tables and tokens are committed as used.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
 /// to.
