@@ -89,19 +89,27 @@ namespace detail {
   std::string policy = "lru";
   bool generate = false;
   command_line asked;
-  app.add_option("--trace", trace_file, "the trace: Mooncake JSONL, Azure CSV or Qwen-Bailian JSONL");
+  app.add_option("--trace", trace_file, "the trace: Mooncake JSONL, Azure CSV or Qwen-Bailian JSONL")
+      ->type_name("FILE");
   app.add_flag("--generate", generate, "replay a built-in synthetic trace instead");
-  app.add_option("--format", format, "mooncake, azure or bailian (default: told from the content)");
-  app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)");
-  app.add_option("--policy", policy, "lru, fifo, lfu, min (knows the future), or all (default: lru)");
+  app.add_option("--format", format, "mooncake, azure or bailian (default: told from the content)")
+      ->type_name("NAME");
+  app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
+      ->type_name("N");
+  app.add_option("--policy", policy, "lru, fifo, lfu, min (knows the future), or all (default: lru)")
+      ->type_name("NAME");
   app.add_option(
-      "--block-tokens", block_tokens,
-      "tokens a block holds, and a hash id of the trace stands for (default: 512 for mooncake, else 16)");
+         "--block-tokens", block_tokens,
+         "tokens a block holds, and a hash id of the trace stands for (default: 512 for mooncake, else 16)")
+      ->type_name("N");
   app.add_option("--model", model,
-                 "model whose KV cache is sized (default: llama3-70b): " + detail::model_names());
+                 "model whose KV cache is sized (default: llama3-70b): " + detail::model_names())
+      ->type_name("PRESET");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file");
-  app.add_option("--seed", seed, "of the generator and of whatever else is drawn at random (default: 1)");
+  app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
+      ->type_name("FILE.svg");
+  app.add_option("--seed", seed, "of the generator and of whatever else is drawn at random (default: 1)")
+      ->type_name("N");
   app.add_flag("--skip-bad", asked.skip_bad,
                "count malformed lines and go on, instead of stopping at the first");
   try {

@@ -86,7 +86,9 @@ inline void report_trace(std::string& text, const report_input& input) {
   const trace& t = *input.from;
   const auto out = std::back_inserter(text);
   const double requests = static_cast<double>(std::max<std::size_t>(t.size(), 1));
-  fmt::format_to(out, "{} ({})\n", printable(t.name(), 512), format_name(t.format()));
+  text += printable(t.name(), 512);
+  if (t.format() != trace_format::generated) fmt::format_to(out, " ({})", format_name(t.format()));
+  text += '\n';
   fmt::format_to(out, "  requests       {} in {}\n", grouped(t.size()), duration_text(trace_duration_us(t)));
   fmt::format_to(out, "  tokens         {} in prompts, {} in answers (mean {:.0f} and {:.0f} a request)\n",
                  count_text(t.input_tokens()), count_text(t.output_tokens()),
@@ -155,8 +157,9 @@ inline void report_memory(std::string& text, const report_input& input, const re
   const replay_result& first = input.results.front();
   std::string text;
   detail::report_trace(text, input);
-  fmt::format_to(std::back_inserter(text), "  capacity       {} blocks of {} tokens{}\n",
-                 first.capacity_limit ? grouped(*first.capacity_limit) : "unlimited", first.block_tokens,
+  fmt::format_to(std::back_inserter(text), "  capacity       {} of {} tokens{}\n",
+                 first.capacity_limit ? grouped(*first.capacity_limit) + " blocks" : "unlimited, blocks",
+                 first.block_tokens,
                  input.from->has_block_ids()
                      ? fmt::format(", {} references to {} distinct blocks", grouped(first.block_refs),
                                    grouped(distinct_blocks(*input.from)))

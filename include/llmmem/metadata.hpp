@@ -14,10 +14,14 @@ namespace llmmem::inline v0 {
 
 /// Source of metadata memory: the arrays of pools, tables and policies, never the bytes they manage.
 ///
-/// Every structure allocates its metadata once, in its constructor, and gives it back in its destructor, so a
+/// Every structure that takes one allocates once, in its constructor, and gives back in its destructor, so a
 /// source may be slow; it must not fail silently: `allocate` either returns memory or throws
 /// (`std::bad_alloc` becomes `out_of_memory` naming the structure). The default is the global `operator new`;
-/// `metadata_pmr.hpp` adapts any `std::pmr::memory_resource`.
+/// `metadata_pmr.hpp` adapts any `std::pmr::memory_resource`. A policy of yours calls both functions with
+/// `context` first, and keeps a copy of the source to give back with:
+///
+///     void* links = source.allocate(source.context, bytes, alignof(link));
+///     source.deallocate(source.context, links, bytes, alignof(link));
 ///
 /// @par Thread safety   as the source's own; structures call it only from constructors and destructors.
 struct metadata_source {

@@ -58,18 +58,18 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction. Metadata: 59 bytes a block with the default policies, 4 bytes for each
-///      table entry a sequence could have, and what the verification keeps (4 bytes a token, reported apart),
-///      committed as they are used.
+///      allocation after construction. Metadata: 59 bytes a block with the default policies; for each of
+///      `max_sequences` 204, 4 a token of one block and 4 for each entry its table may have; and what the
+///      verification keeps (4 bytes a token, reported apart). Tables and tokens are committed as used.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
 /// to.
 /// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
 /// short.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call is `noexcept`
-///      and returns a `result`; one that fails leaves sequences and references as they were (a shortage may
-///      have collected deferred frees). A handle that is null, stale or from another allocator is named,
-///      never followed.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit` is
+///      `noexcept`; what can be refused returns a `result`, and a refusal leaves sequences and references as
+///      they were (a shortage may have collected deferred frees). A handle that is null, stale or from
+///      another allocator is named, never followed.
 /// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
 /// pool.
 template <class Traits = paged_traits>
@@ -129,8 +129,8 @@ class paged_allocator {
   /// only.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
 
-  /// Keeps the first `tokens` tokens, releasing the blocks behind them. After a cut into committed blocks the
-  /// next `commit` looks at all blocks of the sequence again.
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them at once: no kernel may still use them.
+  /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become visible to `match`. Says how many were

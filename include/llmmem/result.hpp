@@ -24,7 +24,7 @@ enum class errc : std::uint8_t {
   foreign_handle,   ///< a handle that another object gave out
   stale_handle,     ///< index = slot, wanted = the handle's generation, found = the slot's generation now
   double_free,      ///< index = block: released already, nobody holds it
-  past_the_end,     ///< truncate to more than there is: wanted = asked for, found = there
+  past_the_end,     ///< index = sequence slot, wanted = tokens named, found = tokens it holds
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
@@ -142,7 +142,8 @@ inline std::string failure::message() const {
     case errc::out_of_sequences:
       return who + ": all " + n(found) + " sequences are alive; release one, or raise max_sequences";
     case errc::out_of_bytes:
-      return who + ": " + n(wanted) + " bytes needed, " + n(found) + " left of its budget";
+      return who + ": " + n(wanted) + " bytes needed, " + n(found) +
+             " left of its budget; give ranges back, or raise it";
     case errc::sequence_full:
       return who + ": sequence " + n(index) + " would hold " + n(wanted) + " tokens, the most is " +
              n(found) + "; raise max_sequence_tokens, or blocks";
@@ -161,7 +162,7 @@ inline std::string failure::message() const {
       return who + ": double free: block " + n(index) +
              " has no references left; release each reference once, through one owner";
     case errc::past_the_end:
-      return who + ": cannot truncate to " + n(wanted) + " tokens, the sequence holds " + n(found);
+      return who + ": " + n(wanted) + " tokens named, sequence " + n(index) + " holds " + n(found);
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
              "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "

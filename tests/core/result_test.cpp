@@ -29,7 +29,8 @@ constexpr std::array refusals{
             "kv: 30 blocks needed, 12 free or evictable; release sequences, or build it with more blocks"},
     refusal{errc::out_of_sequences, raises::out_of_memory,
             "kv: all 12 sequences are alive; release one, or raise max_sequences"},
-    refusal{errc::out_of_bytes, raises::out_of_memory, "kv: 30 bytes needed, 12 left of its budget"},
+    refusal{errc::out_of_bytes, raises::out_of_memory,
+            "kv: 30 bytes needed, 12 left of its budget; give ranges back, or raise it"},
     refusal{errc::sequence_full, raises::out_of_memory,
             "kv: sequence 7 would hold 30 tokens, the most is 12; raise max_sequence_tokens, or blocks"},
     refusal{errc::too_many_shares, raises::out_of_memory,
@@ -45,8 +46,7 @@ constexpr std::array refusals{
     refusal{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
-    refusal{errc::past_the_end, raises::argument_error,
-            "kv: cannot truncate to 30 tokens, the sequence holds 12"},
+    refusal{errc::past_the_end, raises::argument_error, "kv: 30 tokens named, sequence 7 holds 12"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
             "max_deferred, or max_sequences (4 releases each)"},
@@ -98,7 +98,7 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
 TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
-        "llmmem: 2 bytes needed, 1 left of its budget");
+        "llmmem: 2 bytes needed, 1 left of its budget; give ranges back, or raise it");
 }
 
 TEST_CASE("a code this version does not know still prints") {

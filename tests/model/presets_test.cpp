@@ -57,7 +57,7 @@ TEST_CASE("every preset is a valid shape and is found by its own name") {
 TEST_CASE("an unknown model name is refused with the known ones") {
   CHECK_THROWS_WITH_AS(
       static_cast<void>(find_model("llama4")),
-      "find_model: no model is named 'llama4'; known are gpt2-124m, llama2-7b, llama2-13b, "
+      "find_model: no model is called \"llama4\"; known are gpt2-124m, llama2-7b, llama2-13b, "
       "llama2-70b, llama3-8b, llama3-70b, llama3-405b, mixtral-8x7b, deepseek-v3, qwen2.5-7b, "
       "qwen2.5-72b",
       argument_error);

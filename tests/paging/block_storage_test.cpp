@@ -78,6 +78,7 @@ TEST_CASE("sizes that cannot be are refused, with the reason") {
       "host: elements x bytes an element: 4294967296 x 2147483648 passes the limit of 2^63 - 1 bytes; "
       "lower one of the two",
       length_error);
-  CHECK_THROWS_WITH_AS(block_storage(host, 3, 1 << 20),
-                       "host: 3145728 bytes needed, 1048576 left of its budget", out_of_memory);
+  CHECK_THROWS_WITH_AS(
+      block_storage(host, 3, 1 << 20),
+      "host: 3145728 bytes needed, 1048576 left of its budget; give ranges back, or raise it", out_of_memory);
 }

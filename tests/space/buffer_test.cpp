@@ -46,7 +46,8 @@ TEST_CASE("a released range is the caller's") {
 
 TEST_CASE("a buffer that cannot be made throws what the space says") {
   host_space space{host_options{.budget = 1000, .name = "staging"}};
-  CHECK_THROWS_WITH_AS(buffer(space, 1001, 8), "staging: 1001 bytes needed, 1000 left of its budget",
+  CHECK_THROWS_WITH_AS(buffer(space, 1001, 8),
+                       "staging: 1001 bytes needed, 1000 left of its budget; give ranges back, or raise it",
                        out_of_memory);
   CHECK_THROWS_WITH_AS(buffer(space, 0, 8), "staging: an allocation of 0 bytes; ask for at least 1",
                        length_error);

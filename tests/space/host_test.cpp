@@ -136,9 +136,12 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   refused(0, 8, "staging: an allocation of 0 bytes; ask for at least 1");
   refused(8, 0, "staging: alignment 0 is not a power of two");
   refused(8, 24, "staging: alignment 24 is not a power of two");
-  refused(401, 8, "staging: 401 bytes needed, 400 left of its budget");
-  refused(max_bytes, 8, "staging: 9223372036854775807 bytes needed, 400 left of its budget");
-  refused(~std::uint64_t{0}, 8, "staging: 18446744073709551615 bytes needed, 400 left of its budget");
+  refused(401, 8, "staging: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(max_bytes, 8,
+          "staging: 9223372036854775807 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(
+      ~std::uint64_t{0}, 8,
+      "staging: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(0, 8).value()), length_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(8, 3).value()), argument_error);
   CHECK_THROWS_AS(static_cast<void>(space.try_allocate(401, 8).value()), out_of_memory);
@@ -156,7 +159,8 @@ TEST_CASE("what the operating system refuses is a value too") {
   CHECK_THROWS_AS(static_cast<void>(range.value()), out_of_memory);
   CHECK(space.try_allocate(8, std::uint64_t{1} << 63).code() == errc::system_refused);
   CHECK(space.try_allocate(max_bytes, 1).error().message() ==  // whole pages, one byte too many
-        "greedy: 9223372036854775808 bytes needed, 9223372036854775807 left of its budget");
+        "greedy: 9223372036854775808 bytes needed, 9223372036854775807 left of its budget; give ranges back, "
+        "or raise it");
   CHECK(space.used() == 0);
 }
 

@@ -29,7 +29,8 @@ TEST_CASE("the space of docs/spaces.md is a space") {
     const space_buffer<arena_space> a(space, 100, 64);
     const space_buffer<arena_space> b(space, 100, 64);
     CHECK(space.used() == 228);
-    CHECK(space.try_allocate(29, 1).error().message() == "arena: 29 bytes needed, 28 left of its budget");
+    CHECK(space.try_allocate(29, 1).error().message() ==
+          "arena: 29 bytes needed, 28 left of its budget; give ranges back, or raise it");
     CHECK(space.try_allocate(0, 1).error().message() ==
           "arena: an allocation of 0 bytes; ask for at least 1");
     CHECK(space.try_allocate(1, 3).error().message() == "arena: alignment 3 is not a power of two");

@@ -50,7 +50,8 @@ TEST_CASE("bytes come from the resource and go back to it, the last ones with th
     CHECK(space.used() == 300);
     space.deallocate(a);
     CHECK(upstream.live_bytes == 200);
-    CHECK(space.try_allocate(801, 8).error().message() == "arena: 801 bytes needed, 800 left of its budget");
+    CHECK(space.try_allocate(801, 8).error().message() ==
+          "arena: 801 bytes needed, 800 left of its budget; give ranges back, or raise it");
   }
   CHECK(upstream.live_bytes == 0);
 }

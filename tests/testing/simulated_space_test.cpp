@@ -322,8 +322,9 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   refused(0, 8, "gpu0: an allocation of 0 bytes; ask for at least 1");
   refused(8, 0, "gpu0: alignment 0 is not a power of two");
   refused(8, 48, "gpu0: alignment 48 is not a power of two");
-  refused(401, 8, "gpu0: 401 bytes needed, 400 left of its budget");
-  refused(~std::uint64_t{0}, 8, "gpu0: 18446744073709551615 bytes needed, 400 left of its budget");
+  refused(401, 8, "gpu0: 401 bytes needed, 400 left of its budget; give ranges back, or raise it");
+  refused(~std::uint64_t{0}, 8,
+          "gpu0: 18446744073709551615 bytes needed, 400 left of its budget; give ranges back, or raise it");
   refused(1, std::uint64_t{1} << 63,
           "gpu0: the memory beneath it refused 1 bytes, though its budget has 400 left; free memory "
           "elsewhere, or "

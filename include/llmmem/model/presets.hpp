@@ -178,7 +178,7 @@ inline constexpr std::array all{gpt2_124m,   llama2_7b,    llama2_13b,  llama2_7
     if (!known.empty()) known += ", ";
     known += model.name;
   }
-  throw argument_error("find_model: no model is named '" + std::string(name) + "'; known are " + known);
+  throw argument_error("find_model: no model is called \"" + std::string(name) + "\"; known are " + known);
 }
 
 }  // namespace llmmem::inline v0

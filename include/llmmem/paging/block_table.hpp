@@ -95,7 +95,8 @@ template <block_table_source Cache>
   }
   constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
   if (extent.indices > most || extent.num_sequences >= most) {
-    return failure{errc::out_of_range, 0, extent.indices, most, "block tables"};
+    const std::uint64_t wanted = extent.indices > most ? extent.indices : extent.num_sequences;
+    return failure{errc::out_of_range, 0, wanted, most, "measure_tables: int32 entries"};
   }
   return extent;
 }
@@ -118,12 +119,14 @@ template <block_table_source Cache>
   const auto fits = [](std::span<std::int32_t> buffer, std::uint64_t needed) {
     return buffer.size() >= needed;
   };
-  const auto too_short = [](std::span<std::int32_t> buffer, std::uint64_t needed) {
-    return failure{errc::size_mismatch, 0, needed, buffer.size(), "write_csr"};
+  const auto too_short = [](std::span<std::int32_t> buffer, std::uint64_t needed, const char* which) {
+    return failure{errc::size_mismatch, 0, needed, buffer.size(), which};
   };
-  if (!fits(out.indptr, sequences.size() + 1)) return too_short(out.indptr, sequences.size() + 1);
-  if (!fits(out.indices, extent->indices)) return too_short(out.indices, extent->indices);
-  if (!fits(out.last_page_len, sequences.size())) return too_short(out.last_page_len, sequences.size());
+  const std::uint64_t rows = sequences.size();
+  if (!fits(out.indptr, rows + 1)) return too_short(out.indptr, rows + 1, "write_csr: indptr");
+  if (!fits(out.indices, extent->indices))
+    return too_short(out.indices, extent->indices, "write_csr: indices");
+  if (!fits(out.last_page_len, rows)) return too_short(out.last_page_len, rows, "write_csr: last_page_len");
 
   const std::uint32_t block_tokens = cache.block_tokens();
   std::size_t end = 0;
@@ -155,17 +158,20 @@ template <block_table_source Cache>
                                                      const padded_buffers& out) noexcept {
   const auto extent = measure_tables(cache, sequences);
   if (!extent) return extent.error();
-  const auto mismatch = [](std::uint64_t needed, std::uint64_t given) {
-    return failure{errc::size_mismatch, 0, needed, given, "write_padded"};
+  const auto mismatch = [](std::uint64_t needed, std::uint64_t given, const char* which) {
+    return failure{errc::size_mismatch, 0, needed, given, which};
   };
   constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
   if (extent->max_tokens > most) {
-    return failure{errc::out_of_range, 0, extent->max_tokens, most, "write_padded"};
+    return failure{errc::out_of_range, 0, extent->max_tokens, most, "write_padded: seq_lens"};
   }
-  if (out.max_blocks < extent->max_blocks) return mismatch(extent->max_blocks, out.max_blocks);
+  if (out.max_blocks < extent->max_blocks)
+    return mismatch(extent->max_blocks, out.max_blocks, "write_padded: max_blocks");
   const std::uint64_t entries = sequences.size() * std::uint64_t{out.max_blocks};
-  if (out.block_table.size() < entries) return mismatch(entries, out.block_table.size());
-  if (out.seq_lens.size() < sequences.size()) return mismatch(sequences.size(), out.seq_lens.size());
+  if (out.block_table.size() < entries)
+    return mismatch(entries, out.block_table.size(), "write_padded: block_table");
+  if (out.seq_lens.size() < sequences.size())
+    return mismatch(sequences.size(), out.seq_lens.size(), "write_padded: seq_lens");
 
   std::size_t at = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -191,7 +197,8 @@ template <block_table_source Cache>
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const std::uint64_t tokens = cache.tokens(sequence);
   if (first > tokens || out.size() > tokens - first) {
-    return failure{errc::out_of_range, sequence.slot, first + out.size(), tokens, "write_slot_mapping"};
+    const std::uint64_t asked = first > tokens ? first : first + (out.size() - 1);
+    return failure{errc::out_of_range, sequence.slot, asked, tokens, "write_slot_mapping"};
   }
   const std::span<const block_id> blocks = cache.blocks(sequence);
   const std::uint64_t block_tokens = cache.block_tokens();
