@@ -137,6 +137,10 @@ class paged_allocator {
   /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
+  /// The same for the first `written` tokens, for engines that append a step's tokens before the step before
+  /// it has ended.
+  result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
+
   /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
   /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
   /// nothing to do.

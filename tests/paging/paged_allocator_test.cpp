@@ -84,6 +84,23 @@ TEST_CASE("what is not committed is not found") {
   CHECK(cache.commit(writer).value() == 0);
 }
 
+TEST_CASE("an engine that is a step ahead commits what has been written, and no more") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.append(sequence, counting(0, 4)));
+  REQUIRE(cache.append(sequence, counting(4, 8)));  // the next step's, before the first has ended
+  CHECK(cache.commit(sequence, 3).value() == 0);
+  CHECK(cache.commit(sequence, 4).value() == 1);
+  CHECK(cache.cached_tokens(counting(0, 12)) == 4);
+  CHECK(cache.commit(sequence, 2).value() == 0);  // what is committed stays so
+  CHECK(cache.cached_tokens(counting(0, 12)) == 4);
+  CHECK(cache.commit(sequence, 13).error() == failure{errc::past_the_end, sequence.slot, 13, 12});
+  CHECK(cache.commit(sequence, 11).value() == 1);
+  CHECK(cache.commit(sequence).value() == 1);
+  CHECK(cache.cached_tokens(counting(0, 12)) == 12);
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("released prefixes outlive their sequence, and are evicted tail first") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4});
   REQUIRE(cache.release(written(cache, counting(0, 12))));
@@ -626,6 +643,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
     CHECK(cache.extend(bad, 4).code() == why);
     CHECK(cache.truncate(bad, 0).code() == why);
     CHECK(cache.commit(bad).code() == why);
+    CHECK(cache.commit(bad, 0).code() == why);
     CHECK(cache.commit(bad, keyed_blocks{}).code() == why);
     CHECK(cache.tokens(bad) == 0);
     CHECK(cache.blocks(bad).empty());

@@ -109,11 +109,18 @@ std::uint64_t paged_allocator<Traits>::cached_tokens(std::span<const token_id> t
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence) noexcept {
+  return commit(sequence, tokens(sequence));
+}
+
+template <class Traits>
+result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std::uint64_t written) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   record& writer = at(sequence);
-  if (writer.committed < writer.keyed && !chain_is_current(sequence.slot)) writer.recommit_from(0);
+  if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
+  const std::uint64_t full = detail::lesser(writer.keyed, written / block_tokens_);
+  if (writer.committed < full && !chain_is_current(sequence.slot)) writer.recommit_from(0);
   std::uint64_t registered = 0;
-  for (; writer.committed < writer.keyed; ++writer.committed) {
+  for (; writer.committed < full; ++writer.committed) {
     registered += adopt(writer, row(sequence.slot)[writer.committed]) ? 1 : 0;
   }
   return registered;
