@@ -133,6 +133,10 @@ class paged_allocator {
   /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
   result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
 
+  /// The same while kernels may still use the blocks behind: they come back once `after` has passed. The last
+  /// block that stays is the sequence's to write at once; order what writes it behind those kernels.
+  result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
+
   /// Declares the KV of all tokens written: full blocks become visible to `match`. Says how many were
   /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
@@ -209,7 +213,9 @@ class paged_allocator {
       index_.erase(blocks);
     };
   }
+  result<void> defer(std::uint32_t slot, std::span<const block_id> blocks, const fence_type& after) noexcept;
   void end(std::uint32_t slot) noexcept;
+  void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
   void trim_idle() noexcept;
   result<append_result> grow(std::uint32_t slot, std::uint64_t count) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;

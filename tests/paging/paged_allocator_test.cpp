@@ -421,6 +421,29 @@ TEST_CASE("a twin that has gone behind a passed fence is no reason to copy where
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE("a cut behind a fence keeps the blocks until it has passed") {
+  paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 2, .name = "kv"});
+  host_timeline stream;
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.append(sequence, counting(0, 16)));
+  CHECK(cache.truncate_after(sequence, 17, {}).code() == errc::past_the_end);
+  CHECK(cache.truncate_after(sequence, 4, stream.issue()).error() == failure{errc::deferred_full, 0, 3, 2});
+  CHECK(cache.tokens(sequence) == 16);
+  const host_fence done = stream.issue();
+  REQUIRE(cache.truncate_after(sequence, 9, done));  // one block goes, the third stays in part
+  REQUIRE(cache.truncate_after(sequence, 6, done));
+  CHECK(table(cache, sequence) == std::vector{1_b, 2_b});
+  CHECK(cache.stats().free_blocks == 0);
+  CHECK(cache.stats().deferred == 2);
+  CHECK(cache.audit() == sound);
+  CHECK(cache.append(sequence, counting(6, 3)).code() == errc::out_of_blocks);
+  REQUIRE(stream.pass(done));
+  REQUIRE(cache.append(sequence, counting(6, 3)));  // collected on demand
+  CHECK(cache.commit(sequence).value() == 2);
+  CHECK(cache.cached_tokens(counting(0, 8)) == 8);  // the chain went on from the cut
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("a full queue of deferred frees leaves the sequence alive") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
   host_timeline stream;
@@ -642,6 +665,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
     CHECK(cache.append(bad, counting(0, 4)).code() == why);
     CHECK(cache.extend(bad, 4).code() == why);
     CHECK(cache.truncate(bad, 0).code() == why);
+    CHECK(cache.truncate_after(bad, 0, {}).code() == why);
     CHECK(cache.commit(bad).code() == why);
     CHECK(cache.commit(bad, 0).code() == why);
     CHECK(cache.commit(bad, keyed_blocks{}).code() == why);

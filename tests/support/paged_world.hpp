@@ -296,7 +296,14 @@ class paged_world {
 
   void truncate(held_sequence& sequence) {
     const std::uint64_t keep = choices_.below(sequence.expected.size() + 1);
-    must(cache_.truncate(sequence.id, keep).has_value());
+    bool cut = false;
+    if (choices_.once_in(3)) {
+      const llmmem::host_fence after = choices_.once_in(2) ? stream_.issue() : llmmem::host_fence{};
+      const auto deferred = cache_.truncate_after(sequence.id, keep, after);
+      must(deferred || deferred.code() == llmmem::errc::deferred_full);
+      cut = deferred.has_value();
+    }
+    if (!cut) must(cache_.truncate(sequence.id, keep).has_value());
     sequence.expected.resize(keep);
     sequence.tokens.resize(keep);
     if (keep == 0 && choices_.once_in(2)) fill(sequence);

@@ -30,11 +30,12 @@ struct paged_options {
   std::uint64_t max_sequence_tokens =
       131'072;  ///< the longest a sequence may become; bounded by the pool anyway
   std::uint64_t max_idle_blocks = unlimited;  ///< how many idle blocks may keep their contents
-  std::uint64_t max_deferred = unlimited;     ///< references `release_after` may hold, of at most 4 x
-                                              ///< `max_sequences` sequences; unlimited: one for each block
-  hash_seed seed{};                           ///< keys the hash chain
-  std::string name = "paged_allocator";       ///< what error texts call it
-  metadata_source metadata{};                 ///< where its tables come from
+  std::uint64_t max_deferred =
+      unlimited;                         ///< references `release_after` and `truncate_after` may hold, of at
+                                         ///< most 4 x `max_sequences` calls; unlimited: one for each block
+  hash_seed seed{};                      ///< keys the hash chain
+  std::string name = "paged_allocator";  ///< what error texts call it
+  metadata_source metadata{};            ///< where its tables come from
 };
 
 /// The blocks of a prompt by keys that came with it, as traces and other services have them.

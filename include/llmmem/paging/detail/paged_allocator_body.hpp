@@ -136,14 +136,18 @@ result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
 template <class Traits>
 result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  if (at(sequence).blocks != 0 && !deferred_.push(blocks(sequence), after)) {
-    collect();  // fences may have passed since
-    if (!deferred_.push(blocks(sequence), after)) {
-      return refusal(errc::deferred_full, sequence.slot, at(sequence).blocks, deferred_.room());
-    }
-  }
+  if (const auto queued = defer(sequence.slot, blocks(sequence), after); !queued) return queued;
   end(sequence.slot);
   return {};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::defer(std::uint32_t slot, std::span<const block_id> blocks,
+                                            const fence_type& after) noexcept {
+  if (blocks.empty() || deferred_.push(blocks, after)) return {};
+  collect();  // fences may have passed since
+  if (deferred_.push(blocks, after)) return {};
+  return refusal(errc::deferred_full, slot, blocks.size(), deferred_.room());
 }
 
 template <class Traits>
@@ -268,17 +272,38 @@ void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const
 template <class Traits>
 result<void> paged_allocator<Traits>::truncate(sequence_id sequence, std::uint64_t tokens) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  record& shrunk = at(sequence);
-  if (tokens > shrunk.tokens) return refusal(errc::past_the_end, sequence.slot, tokens, shrunk.tokens);
-  const std::uint64_t keep = detail::blocks_for(tokens, block_tokens_);
-  rewind_chain(sequence.slot, tokens);
-  static_cast<void>(pool_.release(blocks(sequence).subspan(keep)));  // cannot fail: this sequence held them
-  counters_.tokens -= shrunk.tokens - tokens;
-  counters_.table_blocks -= shrunk.blocks - keep;
-  shrunk.tokens = tokens;
-  shrunk.blocks = static_cast<std::uint32_t>(keep);
+  if (tokens > at(sequence).tokens)
+    return refusal(errc::past_the_end, sequence.slot, tokens, at(sequence).tokens);
+  const auto gone = blocks(sequence).subspan(detail::blocks_for(tokens, block_tokens_));
+  static_cast<void>(pool_.release(gone));  // cannot fail: this sequence held them
+  shorten(sequence.slot, tokens);
   trim_idle();
   return {};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::uint64_t tokens,
+                                                     const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (tokens > at(sequence).tokens)
+    return refusal(errc::past_the_end, sequence.slot, tokens, at(sequence).tokens);
+  const auto gone = blocks(sequence).subspan(detail::blocks_for(tokens, block_tokens_));
+  if (const auto queued = defer(sequence.slot, gone, after); !queued) return queued;
+  shorten(sequence.slot, tokens);
+  return {};
+}
+
+/// Forgets all but the first `tokens` tokens; the references to the blocks behind them are somebody else's
+/// now.
+template <class Traits>
+void paged_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
+  rewind_chain(slot, tokens);
+  record& sequence = records_[slot];
+  const std::uint64_t keep = detail::blocks_for(tokens, block_tokens_);
+  counters_.tokens -= sequence.tokens - tokens;
+  counters_.table_blocks -= sequence.blocks - keep;
+  sequence.tokens = tokens;
+  sequence.blocks = static_cast<std::uint32_t>(keep);
 }
 
 template <class Traits>
