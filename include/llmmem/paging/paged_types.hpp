@@ -27,12 +27,12 @@ struct paged_options {
   std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
   std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
-  std::uint64_t max_sequence_tokens =
-      131'072;  ///< the longest a sequence may become; bounded by the pool anyway
+  /// The longest a sequence may become; bounded by the pool anyway.
+  std::uint64_t max_sequence_tokens = 131'072;
   std::uint64_t max_idle_blocks = unlimited;  ///< how many idle blocks may keep their contents
-  std::uint64_t max_deferred =
-      unlimited;                         ///< references `release_after` and `truncate_after` may hold, of at
-                                         ///< most 4 x `max_sequences` calls; unlimited: one for each block
+  /// References that `release_after` and `truncate_after` may hold, of at most 4 x `max_sequences` calls;
+  /// unlimited: one for each block.
+  std::uint64_t max_deferred = unlimited;
   hash_seed seed{};                      ///< keys the hash chain
   std::string name = "paged_allocator";  ///< what error texts call it
   metadata_source metadata{};            ///< where its tables come from
