@@ -47,7 +47,8 @@ outcome run(const std::vector<std::string>& arguments) {
 class scratch_file {
  public:
   explicit scratch_file(const std::string& text) {
-    std::string folder = (std::filesystem::temp_directory_path() / "replay_trace_test_XXXXXX").string();
+    std::string folder =
+        (std::filesystem::temp_directory_path() / "replay_trace_").string() + std::string(6, 'X');
     REQUIRE(::mkdtemp(folder.data()) != nullptr);
     folder_ = folder;
     std::ofstream(path()) << text;
