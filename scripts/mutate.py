@@ -1,4 +1,5 @@
-"""mutate.py FILE.mut|FOLDER...: applies each mutation to a copy of the checkout and runs the test that must notice.
+"""mutate.py [--check] FILE.mut|FOLDER...: applies each mutation to a copy of the checkout and runs the test that must
+notice. With --check it only looks whether each still applies, to the checkout itself.
 
 Exit status 0: every mutation was noticed. 1: some survived. 2: a mutation is malformed, or does not compile.
 Run from the root of the checkout.
@@ -112,13 +113,30 @@ def try_mutation(mutation):
     return "INVALID", f"does not compile:\n{output}"
 
 
+def check(mutations):
+    """Whether each mutation's text occurs once where it says."""
+    stale = 0
+    for mutation in mutations:
+        path = pathlib.Path(mutation.file)
+        count = path.read_text().count(mutation.find) if path.is_file() else 0
+        if count != 1:
+            stale += 1
+            print(f"{mutation.where}: its text occurs {count} times in {mutation.file}, must once")
+    print(f"{len(mutations)} mutations, {stale} do not apply")
+    return 2 if stale else 0
+
+
 def main(arguments):
+    only_check = "--check" in arguments
+    arguments = [argument for argument in arguments if argument != "--check"]
     paths = []
     for argument in map(pathlib.Path, arguments):
         paths += sorted(argument.glob("*.mut")) if argument.is_dir() else [argument]
     mutations = [mutation for path in paths for mutation in parse(path)]
     if not mutations:
         raise Malformed(f"no mutations in {' '.join(arguments)}")
+    if only_check:
+        return check(mutations)
 
     prepare()
     for test in sorted({mutation.test for mutation in mutations}):
