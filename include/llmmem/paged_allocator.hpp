@@ -224,12 +224,21 @@ class paged_allocator {
 
   [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
   [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
-  bool take(std::uint32_t slot, block_id found, access_hint hint) noexcept;
+  [[nodiscard]] static access_hint hint_of(const keyed_blocks& blocks, std::size_t i) noexcept {
+    return blocks.hints.empty() ? access_hint{} : blocks.hints[i];
+  }
+  [[nodiscard]] access_hint placed(access_hint hint, block_id holder, block_id parent, std::uint64_t position,
+                                   std::uint64_t tokens) const noexcept;
+  bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t tokens) noexcept;
   match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
-  bool adopt(record& sequence, block_id block) noexcept;
+  struct adoption {
+    bool is_new;
+    block_id holder;
+  };
+  adoption adopt(record& sequence, block_id block, block_id parent) noexcept;
   void forget_tokens(record& sequence) noexcept;
   [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
-  void register_block(block_id block, std::uint32_t tokens, access_hint hint) noexcept;
+  void register_block(block_id block, std::uint32_t tokens, const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;
   void audit_blocks(const std::vector<std::uint64_t>& held, std::vector<std::string>& found) const;

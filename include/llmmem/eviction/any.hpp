@@ -62,11 +62,17 @@ class any_eviction {
     if (policy_ != nullptr) functions_->destroy(policy_, source_);
   }
 
-  void insert(slot_id slot, access_hint hint = {}) noexcept { functions_->insert(policy_, slot, hint); }
-  void touch(slot_id slot, access_hint hint = {}) noexcept { functions_->touch(policy_, slot, hint); }
+  void insert(slot_id slot, const access_hint& hint = {}) noexcept {
+    functions_->insert(policy_, slot, hint);
+  }
+  void touch(slot_id slot, const access_hint& hint = {}) noexcept { functions_->touch(policy_, slot, hint); }
   void pin(slot_id slot) noexcept { functions_->pin(policy_, slot); }
   void unpin(slot_id slot) noexcept { functions_->unpin(policy_, slot); }
   void erase(slot_id slot) noexcept { functions_->erase(policy_, slot); }
+  void evict(slot_id slot) noexcept { functions_->evict(policy_, slot); }
+  void expect(slot_id slot, std::uint64_t next_use) noexcept { functions_->expect(policy_, slot, next_use); }
+  void advance(std::uint64_t now) noexcept { functions_->advance(policy_, now); }
+  void retain(slot_id slot, retention keep) noexcept { functions_->retain(policy_, slot, keep); }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept { return functions_->victim(policy_); }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
@@ -77,11 +83,15 @@ class any_eviction {
 
  private:
   struct function_table {
-    void (*insert)(void*, slot_id, access_hint) noexcept;
-    void (*touch)(void*, slot_id, access_hint) noexcept;
+    void (*insert)(void*, slot_id, const access_hint&) noexcept;
+    void (*touch)(void*, slot_id, const access_hint&) noexcept;
     void (*pin)(void*, slot_id) noexcept;
     void (*unpin)(void*, slot_id) noexcept;
     void (*erase)(void*, slot_id) noexcept;
+    void (*evict)(void*, slot_id) noexcept;
+    void (*expect)(void*, slot_id, std::uint64_t) noexcept;
+    void (*advance)(void*, std::uint64_t) noexcept;
+    void (*retain)(void*, slot_id, retention) noexcept;
     std::optional<slot_id> (*victim)(const void*) noexcept;
     bool (*is_candidate)(const void*, slot_id) noexcept;
     slot_count (*capacity)(const void*) noexcept;
@@ -91,11 +101,17 @@ class any_eviction {
 
   template <class P>
   static constexpr function_table functions_of{
-      [](void* p, slot_id slot, access_hint hint) noexcept { static_cast<P*>(p)->insert(slot, hint); },
-      [](void* p, slot_id slot, access_hint hint) noexcept { static_cast<P*>(p)->touch(slot, hint); },
+      [](void* p, slot_id slot, const access_hint& hint) noexcept { static_cast<P*>(p)->insert(slot, hint); },
+      [](void* p, slot_id slot, const access_hint& hint) noexcept { static_cast<P*>(p)->touch(slot, hint); },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->pin(slot); },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->unpin(slot); },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->erase(slot); },
+      [](void* p, slot_id slot) noexcept { detail::evict(*static_cast<P*>(p), slot); },
+      [](void* p, slot_id slot, std::uint64_t use) noexcept {
+        detail::expect(*static_cast<P*>(p), slot, use);
+      },
+      [](void* p, std::uint64_t now) noexcept { detail::advance(*static_cast<P*>(p), now); },
+      [](void* p, slot_id slot, retention keep) noexcept { detail::retain(*static_cast<P*>(p), slot, keep); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->victim(); },
       [](const void* p, slot_id slot) noexcept { return static_cast<const P*>(p)->is_candidate(slot); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->capacity(); },

@@ -26,8 +26,8 @@ class fifo_eviction {
   explicit fifo_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "fifo_eviction") {}
 
-  void insert(slot_id slot, access_hint = {}) noexcept { candidates_.set_rank(slot, unplaced); }
-  void touch(slot_id, access_hint = {}) noexcept {}
+  void insert(slot_id slot, const access_hint& = {}) noexcept { candidates_.set_rank(slot, unplaced); }
+  void touch(slot_id, const access_hint& = {}) noexcept {}
   void pin(slot_id slot) noexcept { candidates_.remove(slot); }
   void erase(slot_id slot) noexcept { candidates_.remove(slot); }
 

@@ -24,9 +24,9 @@ class lfu_eviction {
   explicit lfu_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "lfu_eviction") {}
 
-  void insert(slot_id slot, access_hint = {}) noexcept { candidates_.set_rank(slot, {1, next_++}); }
+  void insert(slot_id slot, const access_hint& = {}) noexcept { candidates_.set_rank(slot, {1, next_++}); }
 
-  void touch(slot_id slot, access_hint = {}) noexcept {
+  void touch(slot_id slot, const access_hint& = {}) noexcept {
     candidates_.set_rank(slot, {candidates_.rank(slot).uses + 1, next_++});
   }
 

@@ -26,10 +26,10 @@ class lru_eviction {
       : candidates_(capacity, source, "lru_eviction") {}
 
   /// Keeps nothing for a pinned slot: its place is decided when it is unpinned.
-  void insert(slot_id, access_hint = {}) noexcept {}
+  void insert(slot_id, const access_hint& = {}) noexcept {}
 
   /// Makes a candidate the most recent.
-  void touch(slot_id slot, access_hint = {}) noexcept {
+  void touch(slot_id slot, const access_hint& = {}) noexcept {
     if (!candidates_.contains(slot)) return;
     candidates_.remove(slot);
     candidates_.push_back(slot);

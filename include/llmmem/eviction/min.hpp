@@ -26,10 +26,10 @@ class min_eviction {
   explicit min_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "min_eviction") {}
 
-  void insert(slot_id slot, access_hint hint = {}) noexcept {
+  void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     candidates_.set_rank(slot, {hint.next_use, next_++});
   }
-  void touch(slot_id slot, access_hint hint = {}) noexcept {
+  void touch(slot_id slot, const access_hint& hint = {}) noexcept {
     candidates_.set_rank(slot, {hint.next_use, next_++});
   }
   void pin(slot_id slot) noexcept { candidates_.remove(slot); }

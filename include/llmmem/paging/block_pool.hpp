@@ -107,13 +107,13 @@ class block_pool {
 
   /// Declares that an active block's contents are worth keeping after its last release. @pre active, not
   /// cached.
-  void mark_cached(block_id block, access_hint hint = {}) noexcept;
+  void mark_cached(block_id block, const access_hint& hint = {}) noexcept;
 
   /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
   void unmark_cached(block_id block) noexcept;
 
   /// Tells the policy of an access to a cached block.
-  void touch(block_id block, access_hint hint = {}) noexcept;
+  void touch(block_id block, const access_hint& hint = {}) noexcept;
 
   /// Evicts up to `count` idle blocks into the free list; says how many.
   template <eviction_callback OnEvict = ignore_eviction>

@@ -99,7 +99,7 @@ std::uint64_t block_pool<Eviction>::reclaim(std::uint64_t count, OnEvict&& on_ev
     const auto victim = eviction_.victim();
     if (!victim) break;
     const block_id block{to_index(*victim)};
-    eviction_.erase(*victim);
+    detail::evict(eviction_, *victim);
     block_record& record = records_[to_index(block)];
     record.give_up(transition::evicted);
     record.end_life();
@@ -207,7 +207,7 @@ void block_pool<Eviction>::undo_drop(block_id block) noexcept {
 }
 
 template <eviction_policy Eviction>
-void block_pool<Eviction>::mark_cached(block_id block, access_hint hint) noexcept {
+void block_pool<Eviction>::mark_cached(block_id block, const access_hint& hint) noexcept {
   records_[to_index(block)].keep();
   eviction_.insert(slot_id{to_index(block)}, hint);
 }
@@ -227,7 +227,7 @@ void block_pool<Eviction>::unmark_cached(block_id block) noexcept {
 }
 
 template <eviction_policy Eviction>
-void block_pool<Eviction>::touch(block_id block, access_hint hint) noexcept {
+void block_pool<Eviction>::touch(block_id block, const access_hint& hint) noexcept {
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 

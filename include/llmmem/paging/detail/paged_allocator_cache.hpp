@@ -20,7 +20,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     const block_key key = hash_.chain(taker.chain, part);
     const auto found = index_.find(key);
     if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
-    if (!take(sequence.slot, *found, {})) break;
+    if (!take(sequence.slot, *found, {}, tokens.size())) break;
     taker.chain = key;
     taker.parent = verification_.link(*found);
     ++taker.keyed;
@@ -44,7 +44,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     if (!found || index_.tokens(*found) != part) break;
     if (!verification_.holds_key(*found, at(sequence).context)) break;
     if (part > max_sequence_tokens_ - tokens) break;  // keys may name any block at any place
-    if (!take(sequence.slot, *found, prompt.hints.empty() ? access_hint{} : prompt.hints[i])) break;
+    if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.tokens)) break;
     tokens += part;
   }
   if (tokens != 0) at(sequence).tokens_known = false;
@@ -68,12 +68,27 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
+/// What the policy is told of the contents of `holder`, behind those of `parent`, in a chain of `tokens`
+/// tokens.
+template <class Traits>
+access_hint paged_allocator<Traits>::placed(access_hint hint, block_id holder, block_id parent,
+                                            std::uint64_t position, std::uint64_t tokens) const noexcept {
+  hint.content = index_.key(holder).low;
+  hint.parent = parent == null_block ? no_slot : slot_id{to_index(parent)};
+  hint.position = static_cast<std::uint32_t>(position);
+  hint.chain =
+      static_cast<std::uint32_t>(detail::lesser(detail::blocks_for(tokens, block_tokens_), 0xFFFF'FFFF));
+  return hint;
+}
+
 /// Adds a cached block to a sequence; not one that has all the references there may be.
 template <class Traits>
-bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, access_hint hint) noexcept {
+bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const access_hint& hint,
+                                   std::uint64_t tokens) noexcept {
   record& sequence = records_[slot];
   if (!pool_.share(found)) return false;
-  pool_.touch(found, hint);
+  const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
+  pool_.touch(found, placed(hint, found, parent, sequence.blocks, tokens));
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
   return true;
@@ -120,16 +135,25 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   const std::uint64_t full = detail::lesser(writer.keyed, written / block_tokens_);
   if (writer.committed < full && !chain_is_current(sequence.slot)) writer.recommit_from(0);
   std::uint64_t registered = 0;
+  block_id parent = null_block;
+  if (writer.committed != 0 && writer.committed < full) {
+    const block_key& last = index_.key(row(sequence.slot)[writer.committed - 1]);
+    parent = index_.find(last).value_or(null_block);
+  }
   for (; writer.committed < full; ++writer.committed) {
-    registered += adopt(writer, row(sequence.slot)[writer.committed]) ? 1 : 0;
+    const block_id block = row(sequence.slot)[writer.committed];
+    const adoption done = adopt(writer, block, parent);
+    registered += done.is_new ? 1 : 0;
+    parent = done.holder;
   }
   return registered;
 }
 
-/// Makes `block` findable after the sequence's last committed block, unless its contents already are; says
-/// which.
+/// Makes `block` findable after the sequence's last committed block, whose contents `parent` holds, unless
+/// its contents already are; says which, and where they are now.
 template <class Traits>
-bool paged_allocator<Traits>::adopt(record& sequence, block_id block) noexcept {
+typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(record& sequence, block_id block,
+                                                                          block_id parent) noexcept {
   const auto existing = index_.find(index_.key(block));
   if (existing) {
     if (verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
@@ -139,21 +163,21 @@ bool paged_allocator<Traits>::adopt(record& sequence, block_id block) noexcept {
         sequence.lender = sequence.parent;
         ++counters_.duplicates;
       }
-      return false;
+      return {.is_new = false, .holder = *existing};
     }
     if (*existing == block) {  // registered behind contents that are gone: now behind those in their place
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
-      return false;
+      return {.is_new = false, .holder = block};
     }
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
     drop_contents(*existing);
     ++counters_.replaced;
   }
   verification_.enrol(block, sequence.parent, sequence.context);
-  register_block(block, block_tokens_, {});
+  register_block(block, block_tokens_, placed({}, block, parent, sequence.committed, sequence.tokens));
   sequence.parent = verification_.link(block);
-  return true;
+  return {.is_new = true, .holder = block};
 }
 
 template <class Traits>
@@ -166,15 +190,19 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
   if (!contents.keys.empty()) forget_tokens(writer);
   std::uint64_t registered = 0;
+  block_id parent = null_block;
+  if (writer.committed != 0 && writer.committed < contents.keys.size()) {
+    parent = index_.find(contents.keys[writer.committed - 1]).value_or(null_block);
+  }
   for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
-    const access_hint hint = contents.hints.empty() ? access_hint{} : contents.hints[i];
     const block_id block = row(sequence.slot)[i];
     const std::uint64_t part =
         detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
     if (const auto existing = index_.find(contents.keys[i])) {
       if (verification_.holds_key(*existing, writer.context)) {
-        pool_.touch(*existing, hint);
+        pool_.touch(*existing, placed(hint_of(contents, i), *existing, parent, i, contents.tokens));
         if (*existing != block) ++counters_.duplicates;
+        parent = *existing;
         continue;
       }
       drop_contents(*existing);  // the same key in another context
@@ -185,9 +213,11 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     if (!index_.contains(block)) {
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block, writer.context);
-      register_block(block, static_cast<std::uint32_t>(part), hint);
+      register_block(block, static_cast<std::uint32_t>(part),
+                     placed(hint_of(contents, i), block, parent, i, contents.tokens));
       ++registered;
     }
+    parent = block;
   }
   return registered;
 }
@@ -220,7 +250,7 @@ bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcep
 
 template <class Traits>
 void paged_allocator<Traits>::register_block(block_id block, std::uint32_t tokens,
-                                             access_hint hint) noexcept {
+                                             const access_hint& hint) noexcept {
   index_.insert(block, tokens);
   pool_.mark_cached(block, hint);
   observer_.on_cached(block, index_.key(block));
