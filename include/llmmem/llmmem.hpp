@@ -30,6 +30,7 @@
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/prefix_index.hpp>

@@ -28,6 +28,7 @@ enum class errc : std::uint8_t {
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
+  bad_block_count,  ///< a size for a pool: wanted = blocks asked for, found = the most it was built for
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
   bad_alignment,    ///< wanted = the alignment, which is not a power of two
@@ -171,6 +172,9 @@ inline std::string failure::message() const {
       return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
     case errc::out_of_range:
       return who + ": position " + n(wanted) + " is out of range, there are " + n(found);
+    case errc::bad_block_count:
+      return who + ": " + n(wanted) + " blocks asked for, allowed are 1 to " + n(found) +
+             "; build it with a larger most_blocks to grow further";
     case errc::not_fresh:
       return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
              "; match first, then append the rest";
@@ -208,6 +212,7 @@ inline void failure::raise() const {
     case errc::dead_range:
       throw handle_error(message());
     case errc::zero_bytes:
+    case errc::bad_block_count:
       throw length_error(message());
     default:
       throw argument_error(message());

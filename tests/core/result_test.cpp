@@ -52,6 +52,8 @@ constexpr std::array refusals{
             "max_deferred, or max_sequences (4 releases each)"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
+    refusal{errc::bad_block_count, raises::length_error,
+            "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
     refusal{
         errc::not_fresh, raises::argument_error,
         "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},

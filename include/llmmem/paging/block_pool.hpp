@@ -8,6 +8,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/result.hpp>
 
@@ -24,16 +25,18 @@ namespace llmmem::inline v0 {
 /// How a block pool is built.
 struct block_pool_options {
   std::uint64_t blocks = 0;         ///< usable blocks, 1 to `max_blocks`; the null block comes on top
+  std::uint64_t most_blocks = 0;    ///< what `resize` may raise that to; 0: no more than `blocks`
   std::string name = "block_pool";  ///< what error texts call it
   metadata_source metadata{};       ///< where its tables come from
 };
 
 /// Counts since construction, and how the blocks are divided now: `active + idle + free == blocks`.
 struct block_pool_stats {
-  std::uint64_t blocks = 0;
+  std::uint64_t blocks = 0;        ///< usable
   std::uint64_t active = 0;        ///< referenced
   std::uint64_t idle = 0;          ///< unreferenced, contents kept: eviction candidates
   std::uint64_t free = 0;          ///< unreferenced, contents worthless
+  std::uint64_t retiring = 0;      ///< referenced, no longer usable: they leave with their last reference
   std::uint64_t allocations = 0;   ///< blocks handed out
   std::uint64_t evictions = 0;     ///< idle blocks whose contents were given up
   std::size_t metadata_bytes = 0;  ///< of the pool and its eviction policy
@@ -61,29 +64,36 @@ struct ignore_eviction {
 /// by `block_handle`, which also catches handles that are stale or from another pool. Calls that take several
 /// blocks do all or nothing. To free blocks that a kernel may still read, see `deferred_frees`.
 ///
+/// A running pool can be resized. Blocks are usable from id 1 to `blocks()`; when that shrinks, those above
+/// in use retire: they stay with their holders, but nobody new gets them, and they do not come back.
+///
 /// @tparam Eviction  orders the idle blocks; slot i stands for block i.
+/// @tparam FreeList  orders the free ones.
 ///
 /// @par Complexity   allocate and release O(1) a block (plus the policy's, when it evicts); about 12 bytes of
 ///      metadata a block beside the policy's, allocated once; nothing is allocated later.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
-template <eviction_policy Eviction = lru_eviction>
+template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list>
 class block_pool {
  public:
   explicit block_pool(block_pool_options options);
 
-  /// For policies that are not built from a capacity alone: `eviction` must hold `blocks + 1` slots, all
-  /// unknown.
+  /// For policies that are not built from a capacity alone: `eviction` must hold a slot for each block that
+  /// there may ever be and the null block, all unknown.
   block_pool(block_pool_options options, Eviction eviction);
 
   /// Gives out `out.size()` blocks with one reference each, or none.
   /// @param on_evict  called, `noexcept`, with each idle block whose contents are given up, before it is
   /// handed out.
+  /// @param near  the block that the first of them should lie next to, for free lists that care.
   template <eviction_callback OnEvict = ignore_eviction>
-  result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {}) noexcept;
+  result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {},
+                        block_id near = null_block) noexcept;
   template <eviction_callback OnEvict = ignore_eviction>
-  result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {}) noexcept;
+  result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {},
+                        block_id near = null_block) noexcept;
 
   /// Gives out one block.
   template <eviction_callback OnEvict = ignore_eviction>
@@ -129,16 +139,29 @@ class block_pool {
   /// Whether `block` is a block of this pool held by somebody.
   [[nodiscard]] result<void> check(block_id block) const noexcept;
 
-  /// What is known of one block. @pre `block` is at most `blocks()`.
+  /// What is known of one block. @pre `block` is at most `most_blocks()`.
   [[nodiscard]] const block_record& record(block_id block) const noexcept {
     return records_[to_index(block)];
   }
 
-  [[nodiscard]] std::uint64_t blocks() const noexcept { return records_.size() - 1; }
-  [[nodiscard]] std::uint64_t free() const noexcept { return free_count_; }
+  /// Makes `blocks` blocks usable, from now on. Growing takes effect at once; the backing memory must be
+  /// there. Shrinking gives up what the blocks above keep, idle or active, and retires the active ones.
+  /// @return how many are retiring: when none is, the memory above `blocks` is nobody's.
+  ///         `errc::bad_block_count` for 0 and for more than `most_blocks()`.
+  /// @par Complexity   O(`most_blocks()`).
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<std::uint64_t> resize(std::uint64_t blocks, OnEvict&& on_evict = {}) noexcept;
+
+  /// Usable blocks.
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return last_; }
+  /// What `resize` may raise them to.
+  [[nodiscard]] std::uint64_t most_blocks() const noexcept { return records_.size() - 1; }
+  /// Blocks above `blocks()` that are still referenced.
+  [[nodiscard]] std::uint64_t retiring() const noexcept { return retiring_; }
+  [[nodiscard]] std::uint64_t free() const noexcept { return free_.size(); }
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
   /// Blocks that `allocate` could give out now.
-  [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + idle_count_; }
+  [[nodiscard]] std::uint64_t available() const noexcept { return free_.size() + idle_count_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
@@ -164,7 +187,7 @@ class block_pool {
   void give(block_id block, block_handle& out) const noexcept { out = handle(block); }
 
   template <class Name, class OnEvict>
-  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict) noexcept;
+  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id near) noexcept;
   // Brings the free list to `count` blocks, evicting what is missing.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
@@ -175,13 +198,14 @@ class block_pool {
   void add_reference(block_id block) noexcept;
   void drop_reference(block_id block) noexcept;
   void undo_drop(block_id block) noexcept;
-  block_id take_free() noexcept;
-  void push_free(block_id block) noexcept { free_[free_count_++] = block; }
+  block_id take_free(block_id near) noexcept;
+  void push_free(block_id block) noexcept;
 
   std::string name_;
   detail::fixed_array<block_record> records_;  // by block; record 0 is the null block's
-  detail::fixed_array<block_id> free_;         // a stack
-  std::uint64_t free_count_ = 0;
+  FreeList free_;
+  std::uint64_t last_;  // the highest usable id
+  std::uint64_t retiring_ = 0;
   std::uint64_t idle_count_ = 0;
   std::uint32_t owner_ = 0;
   std::uint64_t allocations_ = 0;

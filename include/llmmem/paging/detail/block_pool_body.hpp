@@ -4,6 +4,9 @@
 
 #include <llmmem/paging/block_pool.hpp>
 
+#include <array>
+#include <utility>
+
 namespace llmmem::inline v0 {
 
 namespace detail {
@@ -17,18 +20,31 @@ namespace detail {
   return options.blocks;
 }
 
+/// Blocks that a pool may ever have.
+[[nodiscard]] inline std::uint64_t checked_most_blocks(const block_pool_options& options) {
+  const std::uint64_t blocks = checked_blocks(options);
+  if (options.most_blocks == 0) return blocks;
+  if (options.most_blocks < blocks || options.most_blocks > max_blocks) {
+    throw length_error(options.name + ": most_blocks is " + std::to_string(options.most_blocks) +
+                       "; allowed are " + std::to_string(blocks) + " (what it starts with) to " +
+                       std::to_string(max_blocks) + ", or 0 for a pool that never grows");
+  }
+  return options.most_blocks;
+}
+
 }  // namespace detail
 
-template <eviction_policy Eviction>
-block_pool<Eviction>::block_pool(block_pool_options options)
-    : block_pool(options, Eviction(slot_count{detail::checked_blocks(options) + 1}, options.metadata)) {}
+template <eviction_policy Eviction, free_list FreeList>
+block_pool<Eviction, FreeList>::block_pool(block_pool_options options)
+    : block_pool(options, Eviction(slot_count{detail::checked_most_blocks(options) + 1}, options.metadata)) {}
 
-template <eviction_policy Eviction>
-block_pool<Eviction>::block_pool(block_pool_options options, Eviction eviction)
+template <eviction_policy Eviction, free_list FreeList>
+block_pool<Eviction, FreeList>::block_pool(block_pool_options options, Eviction eviction)
     : name_(std::move(options.name)),
-      records_(detail::checked_blocks(options) + 1, block_record{}, options.metadata, "block_pool: records"),
-      free_(options.blocks, options.metadata, "block_pool: free list"),
-      free_count_(options.blocks),
+      records_(detail::checked_most_blocks(options) + 1, block_record{}, options.metadata,
+               "block_pool: records"),
+      free_(records_.size() - 1, options.metadata),
+      last_(options.blocks),
       owner_(detail::owner_tag(records_.data())),
       eviction_(std::move(eviction)) {
   if (to_number(eviction_.capacity()) < records_.size()) {
@@ -37,83 +53,95 @@ block_pool<Eviction>::block_pool(block_pool_options options, Eviction eviction)
                        " are needed: one a block and the null block's");
   }
   // A fresh pool hands out 1, 2, 3...: neighbours in a sequence are neighbours in memory.
-  for (std::uint64_t i = 0; i < free_count_; ++i)
-    free_[i] = block_id{static_cast<std::uint32_t>(free_count_ - i)};
+  for (std::uint64_t i = last_; i > 0; --i)
+    push_free(block_id{static_cast<std::uint32_t>(i)});
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
-result<void> block_pool<Eviction>::allocate(std::span<block_id> out, OnEvict&& on_evict) noexcept {
-  return allocate_all(out, on_evict);
+result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_id> out, OnEvict&& on_evict,
+                                                      block_id near) noexcept {
+  return allocate_all(out, on_evict, near);
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
-result<void> block_pool<Eviction>::allocate(std::span<block_handle> out, OnEvict&& on_evict) noexcept {
-  return allocate_all(out, on_evict);
+result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_handle> out, OnEvict&& on_evict,
+                                                      block_id near) noexcept {
+  return allocate_all(out, on_evict, near);
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
-result<block_handle> block_pool<Eviction>::allocate(OnEvict&& on_evict) noexcept {
-  if (free_count_ == 0) {
+result<block_handle> block_pool<Eviction, FreeList>::allocate(OnEvict&& on_evict) noexcept {
+  if (free() == 0) {
     if (const auto done = make_free(1, on_evict); !done) return done.error();
   }
-  return handle(take_free());
+  return handle(take_free(null_block));
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <class Name, class OnEvict>
-result<void> block_pool<Eviction>::allocate_all(std::span<Name> out, OnEvict& on_evict) noexcept {
-  if (out.size() > free_count_) {
+result<void> block_pool<Eviction, FreeList>::allocate_all(std::span<Name> out, OnEvict& on_evict,
+                                                          block_id near) noexcept {
+  if (out.size() > free()) {
     if (const auto done = make_free(out.size(), on_evict); !done) return done;
   }
-  for (Name& name : out)
-    give(take_free(), name);
+  for (Name& name : out) {
+    near = take_free(near);
+    give(near, name);
+  }
   return {};
 }
 
-template <eviction_policy Eviction>
-inline block_id block_pool<Eviction>::take_free() noexcept {
-  const block_id block = free_[--free_count_];
+template <eviction_policy Eviction, free_list FreeList>
+inline block_id block_pool<Eviction, FreeList>::take_free(block_id near) noexcept {
+  const block_id block = free_.take(near);
   records_[to_index(block)].allocate();
   ++allocations_;
   return block;
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <class OnEvict>
-result<void> block_pool<Eviction>::make_free(std::uint64_t count, OnEvict& on_evict) noexcept {
+result<void> block_pool<Eviction, FreeList>::make_free(std::uint64_t count, OnEvict& on_evict) noexcept {
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
-  const std::uint64_t missing = count - free_count_;
+  const std::uint64_t missing = count - free();
   // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
-  if (reclaim(missing, on_evict) != missing) return refusal(errc::out_of_blocks, 0, count, free_count_);
+  if (reclaim(missing, on_evict) != missing) return refusal(errc::out_of_blocks, 0, count, free());
   return {};
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
-std::uint64_t block_pool<Eviction>::reclaim(std::uint64_t count, OnEvict&& on_evict) noexcept {
-  const std::uint64_t first = free_count_;
-  while (free_count_ - first < count && idle_count_ != 0) {
-    const auto victim = eviction_.victim();
-    if (!victim) break;
-    const block_id block{to_index(*victim)};
-    detail::evict(eviction_, *victim);
-    block_record& record = records_[to_index(block)];
-    record.give_up(transition::evicted);
-    record.end_life();
-    push_free(block);
-    --idle_count_;
+std::uint64_t block_pool<Eviction, FreeList>::reclaim(std::uint64_t count, OnEvict&& on_evict) noexcept {
+  // Told in groups, so that whoever forgets them can ask for several cache lines at once.
+  std::array<block_id, 64> group;
+  std::uint64_t done = 0;
+  for (bool more = true; more;) {
+    std::size_t size = 0;
+    while (size < group.size() && done + size < count && idle_count_ != 0) {
+      const auto victim = eviction_.victim();
+      if (!victim) break;
+      const block_id block{to_index(*victim)};
+      detail::evict(eviction_, *victim);
+      block_record& record = records_[to_index(block)];
+      record.give_up(transition::evicted);
+      record.end_life();
+      push_free(block);
+      --idle_count_;
+      group[size++] = block;
+    }
+    if (size != 0) on_evict(std::span<const block_id>(group.data(), size));
+    done += size;
+    more = size == group.size();
   }
-  const std::uint64_t done = free_count_ - first;
-  if (done != 0) on_evict(std::span<const block_id>(free_.data() + first, static_cast<std::size_t>(done)));
   evictions_ += done;
   return done;
 }
 
-template <eviction_policy Eviction>
-result<void> block_pool<Eviction>::check(block_id block) const noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+result<void> block_pool<Eviction, FreeList>::check(block_id block) const noexcept {
   const std::uint32_t i = to_index(block);
   if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
   if (i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
@@ -121,8 +149,8 @@ result<void> block_pool<Eviction>::check(block_id block) const noexcept {
   return {};
 }
 
-template <eviction_policy Eviction>
-result<void> block_pool<Eviction>::check(block_handle handle) const noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+result<void> block_pool<Eviction, FreeList>::check(block_handle handle) const noexcept {
   const std::uint32_t i = to_index(handle.block);
   if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
   if (handle.owner != owner_ || i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
@@ -134,9 +162,9 @@ result<void> block_pool<Eviction>::check(block_handle handle) const noexcept {
   return {};
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <class Name>
-result<void> block_pool<Eviction>::share_all(std::span<const Name> names) noexcept {
+result<void> block_pool<Eviction, FreeList>::share_all(std::span<const Name> names) noexcept {
   // All are looked at before any is changed: reviving an idle block would cost it its place in the order.
   for (const Name& name : names) {
     const std::uint32_t i = to_index(id_of(name));
@@ -152,9 +180,9 @@ result<void> block_pool<Eviction>::share_all(std::span<const Name> names) noexce
   return {};
 }
 
-template <eviction_policy Eviction>
+template <eviction_policy Eviction, free_list FreeList>
 template <class Name>
-result<void> block_pool<Eviction>::release_all(std::span<const Name> names) noexcept {
+result<void> block_pool<Eviction, FreeList>::release_all(std::span<const Name> names) noexcept {
   for (std::size_t i = names.size(); i > 0; --i) {
     if (const auto done = check(names[i - 1]); !done) [[unlikely]] {
       // Undone in the opposite order, so that the free stack unwinds exactly.
@@ -167,8 +195,8 @@ result<void> block_pool<Eviction>::release_all(std::span<const Name> names) noex
   return {};
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::add_reference(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::add_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (record.is_idle()) {
     eviction_.pin(slot_id{to_index(block)});
@@ -179,8 +207,8 @@ void block_pool<Eviction>::add_reference(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::drop_reference(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::drop_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.drop_reference()) return;
   if (record.is_cached()) {
@@ -194,11 +222,15 @@ void block_pool<Eviction>::drop_reference(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::undo_drop(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::undo_drop(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.is_active() && !record.is_cached()) {
-    --free_count_;
+    if (to_index(block) > last_) {
+      ++retiring_;
+    } else {
+      free_.undo_push(block);
+    }
     record.undo_end_life();
     record.add_reference(transition::allocated);
   } else {
@@ -206,14 +238,14 @@ void block_pool<Eviction>::undo_drop(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::mark_cached(block_id block, const access_hint& hint) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::mark_cached(block_id block, const access_hint& hint) noexcept {
   records_[to_index(block)].keep();
   eviction_.insert(slot_id{to_index(block)}, hint);
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::unmark_cached(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::unmark_cached(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.is_cached()) return;
   const bool was_idle = record.is_idle();
@@ -226,49 +258,86 @@ void block_pool<Eviction>::unmark_cached(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction>
-void block_pool<Eviction>::touch(block_id block, const access_hint& hint) noexcept {
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::touch(block_id block, const access_hint& hint) noexcept {
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 
-template <eviction_policy Eviction>
-block_pool_stats block_pool<Eviction>::stats() const noexcept {
+/// Above the last usable block there is no way back.
+template <eviction_policy Eviction, free_list FreeList>
+inline void block_pool<Eviction, FreeList>::push_free(block_id block) noexcept {
+  if (to_index(block) > last_) [[unlikely]] {
+    --retiring_;
+  } else {
+    free_.push(block);
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList>
+template <eviction_callback OnEvict>
+result<std::uint64_t> block_pool<Eviction, FreeList>::resize(std::uint64_t blocks,
+                                                             OnEvict&& on_evict) noexcept {
+  if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
+  const std::uint64_t before = std::exchange(last_, blocks);
+  static_cast<void>(free_.keep_up_to(block_id{static_cast<std::uint32_t>(last_)}));
+  for (std::uint64_t i = blocks + 1; i <= before; ++i) {
+    const block_id block{static_cast<std::uint32_t>(i)};
+    if (records_[i].is_active() || records_[i].is_idle()) ++retiring_;
+    if (!records_[i].is_cached()) continue;
+    unmark_cached(block);
+    on_evict(std::span<const block_id>(&block, 1));
+  }
+  for (std::uint64_t i = blocks; i > before; --i) {
+    const block_id block{static_cast<std::uint32_t>(i)};
+    if (records_[i].is_active()) {
+      --retiring_;
+    } else {
+      push_free(block);
+    }
+  }
+  return retiring_;
+}
+
+template <eviction_policy Eviction, free_list FreeList>
+block_pool_stats block_pool<Eviction, FreeList>::stats() const noexcept {
   return {.blocks = blocks(),
           .active = blocks() - available(),
           .idle = idle_count_,
-          .free = free_count_,
+          .free = free(),
+          .retiring = retiring_,
           .allocations = allocations_,
           .evictions = evictions_,
-          .metadata_bytes = records_.bytes() + free_.bytes() + eviction_.metadata_bytes()};
+          .metadata_bytes = records_.bytes() + free_.metadata_bytes() + eviction_.metadata_bytes()};
 }
 
-template <eviction_policy Eviction>
-std::vector<std::string> block_pool<Eviction>::audit() const {
+template <eviction_policy Eviction, free_list FreeList>
+std::vector<std::string> block_pool<Eviction, FreeList>::audit() const {
   std::vector<std::string> found;
   const auto blame = [&](std::uint64_t block, const std::string& what) {
     found.push_back(name_ + ": block " + std::to_string(block) + " " + what +
                     " (last: " + std::string(to_string(records_[block].last())) + ")");
   };
-  if (free_count_ > free_.size()) {
-    found.push_back(name_ + ": the free list holds " + std::to_string(free_count_) + " of " +
-                    std::to_string(free_.size()) + " blocks");
+  if (free() > blocks()) {
+    found.push_back(name_ + ": the free list holds " + std::to_string(free()) + " of " +
+                    std::to_string(blocks()) + " blocks");
     return found;
   }
   std::vector<bool> listed(records_.size());
-  for (std::uint64_t i = 0; i < free_count_; ++i) {
-    const std::uint32_t block = to_index(free_[i]);
-    if (block == 0 || block >= records_.size()) {
+  free_.for_each([&](block_id each) {
+    const std::uint32_t block = to_index(each);
+    if (block == 0 || block > last_) {
       found.push_back(name_ + ": the free list names block " + std::to_string(block) +
                       ", which does not exist");
-      continue;
+      return;
     }
     if (listed[block]) blame(block, "is twice in the free list");
     listed[block] = true;
-  }
+  });
   if (records_[0].is_active() || records_[0].is_cached() || eviction_.is_candidate(slot_id{0})) {
     blame(0, "is the null block, which nobody may hold or keep");
   }
   std::uint64_t idle = 0;
+  std::uint64_t retiring = 0;
   for (std::uint64_t i = 1; i < records_.size(); ++i) {
     const block_record& record = records_[i];
     const bool candidate = eviction_.is_candidate(slot_id{static_cast<std::uint32_t>(i)});
@@ -280,8 +349,16 @@ std::vector<std::string> block_pool<Eviction>::audit() const {
       blame(i, "is in the free list with " + std::to_string(record.references()) + " references");
     }
     if (listed[i] && record.is_cached()) blame(i, "is in the free list and cached");
-    if (!listed[i] && !record.is_active() && !record.is_cached())
+    if (i > last_) {
+      if (record.is_active()) ++retiring;
+      if (record.is_idle()) blame(i, "is idle above the last usable block");
+    } else if (!listed[i] && !record.is_active() && !record.is_cached()) {
       blame(i, "is leaked: neither held, kept nor free");
+    }
+  }
+  if (retiring != retiring_) {
+    found.push_back(name_ + ": " + std::to_string(retiring) + " blocks are retiring, counted are " +
+                    std::to_string(retiring_));
   }
   if (idle != idle_count_) {
     found.push_back(name_ + ": " + std::to_string(idle) + " blocks are idle, counted are " +
