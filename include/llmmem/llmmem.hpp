@@ -10,6 +10,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/eviction/admission.hpp>
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
@@ -33,6 +34,7 @@
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/siphash.hpp>

@@ -5,13 +5,16 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/admission.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/sequence_record.hpp>
+#include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/verification.hpp>
@@ -22,6 +25,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace llmmem::inline v0 {
@@ -31,10 +35,13 @@ namespace llmmem::inline v0 {
 ///     struct my_traits : llmmem::paged_traits { using eviction = llmmem::lfu_eviction; };
 ///     llmmem::paged_allocator<my_traits> cache({.blocks = 4096});
 struct paged_traits {
-  using eviction = lru_eviction;         ///< `eviction_policy`: which idle block loses its contents
-  using hash = siphash_128;              ///< `block_hash`: keys of the prefix chain
-  using verification = verify_tokens;    ///< `block_verification`: whether a hit is believed
-  using fence = host_fence;              ///< `fence`, trivially copyable: what `release_after` waits for
+  using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
+  using admission = admit_all;         ///< `admission_policy`: what is cached at all
+  using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
+  using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
+  using hash = siphash_128;            ///< `block_hash`: keys of the prefix chain
+  using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
+  using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for
   using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
 };
 
@@ -76,29 +83,40 @@ template <class Traits = paged_traits>
 class paged_allocator {
  public:
   using eviction_type = typename Traits::eviction;
+  using admission_type = typename Traits::admission;
+  using free_list_type = typename Traits::free_list;
+  using partial_type = typename Traits::partial;
+  using pool_type = block_pool<eviction_type, free_list_type>;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
   using fence_type = typename Traits::fence;
   using observer_type = typename Traits::observer;
 
   static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(admission_policy<admission_type>, "Traits::admission must be an admission_policy");
+  static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
+  static_assert(partial_reuse_policy<partial_type>, "Traits::partial must be a partial_reuse_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
   static_assert(fence<fence_type>, "Traits::fence must be a fence");
   static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
+  static_assert(partial_type::source == partial_source::none || verification_type::keeps_tokens,
+                "partial reuse compares tokens: take a verification that keeps them");
 
   explicit paged_allocator(paged_options options, observer_type observer = {});
 
-  /// For policies chosen at run time: `eviction` must hold at least `options.blocks + 1` slots, all unknown.
+  /// For policies chosen at run time: `eviction` must hold a slot for each block that there may ever be and
+  /// the null block, all unknown.
   paged_allocator(paged_options options, eviction_type eviction, observer_type observer = {});
 
   // Sequences
 
   /// A new sequence without tokens. Only sequences of equal `context` share blocks.
-  result<sequence_id> create(const prefix_context& context = {}) noexcept;
+  result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept;
 
   /// A sequence with the same tokens in the same blocks. Whichever of the two writes into a block both hold
-  /// gets a copy of its own first, see `append_result::copy`. O(blocks).
+  /// gets a copy of its own first, see `append_result::copy`. A fork that is merely kept pins what it holds
+  /// against eviction. O(blocks).
   result<sequence_id> fork(sequence_id parent) noexcept;
 
   /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, the others become free,
@@ -114,7 +132,8 @@ class paged_allocator {
 
   // Contents
 
-  /// Shares the longest cached prefix of `tokens` with a sequence that has none yet: full blocks only.
+  /// Shares the longest cached prefix of `tokens` with a sequence that has none yet: full blocks, and where
+  /// `Traits::partial` allows it the beginning of one more, if there is a block to be had for it.
   ///
   /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
@@ -128,6 +147,20 @@ class paged_allocator {
   /// Adds `count` tokens whose values are not told. Blocks from there on are shared by `fork` and by key
   /// only.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
+
+  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
+  /// `append`, in the order of the batch. Before anything is changed the whole is counted, copies on write
+  /// included, so a batch that is refused has cost no eviction and no copy.
+  /// @param leave  blocks that have to be available afterwards: a watermark for sequences that grow later.
+  /// @return `errc::out_of_blocks` with what the whole batch needs (`leave` included),
+  ///         `errc::sequence_full` for the first that grows too long, `errc::listed_twice`,
+  ///         `errc::size_mismatch` if `out` is not as long as `batch`, and what `check` says of a handle.
+  result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
+                            std::uint64_t leave = 0) noexcept;
+
+  /// What a prompt of `tokens` would need if it came now. Changes nothing: for admission.
+  [[nodiscard]] prompt_cost cost(std::span<const token_id> tokens,
+                                 const prefix_context& context = {}) const noexcept;
 
   /// Keeps the first `tokens` tokens, releasing the blocks behind them at once: no kernel may still use them.
   /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
@@ -150,6 +183,30 @@ class paged_allocator {
   /// nothing to do.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
+  /// Gives the sequence's own blocks back where equal contents are cached elsewhere, and takes those instead;
+  /// says how many. The block table changes: upload it again before the next kernel. For `..._after`, the
+  /// blocks given back may be read until the fence has passed.
+  result<std::uint64_t> deduplicate(sequence_id sequence) noexcept;
+  result<std::uint64_t> deduplicate_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  // What is worth keeping
+
+  /// Sets how much the sequence's blocks that hold tokens of `range` are worth keeping: those cached already
+  /// at once, those to come when they are committed. Of two ranges that meet in a block, the later set holds;
+  /// a sequence remembers the last `max_retained_ranges`. Nothing happens under a policy that does not
+  /// retain.
+  result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
+
+  /// Tells the eviction policy the time, for `retention::until`. It never goes back.
+  void advance(std::uint64_t now) noexcept { pool_.advance(now); }
+
+  /// Tells the eviction policy that a waiting request will read these tokens, or that it will not after all
+  /// (`access_hint::never`). Says how many of the tokens are cached.
+  std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
+  std::uint64_t expect(const keyed_blocks& prompt, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
+
   /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
                                             const prefix_context& context = {}) const noexcept;
@@ -171,11 +228,20 @@ class paged_allocator {
 
   // The whole
 
+  /// Makes `blocks` blocks usable from now on, 1 to `most_blocks`; see `block_pool::resize`.
+  /// @return how many blocks above the new end are still in use: the memory there is nobody's when
+  ///         `stats().retiring_blocks` is 0.
+  result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
+    return pool_.resize(blocks, forget_evicted());
+  }
+
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
-  /// Blocks the backing memory must have: the usable ones and the null block.
+  /// Blocks the backing memory must have: the usable ones and the null block. More while blocks are retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
+  /// The same for the most blocks that `resize` may ask for.
+  [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
   [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
-  [[nodiscard]] const block_pool<eviction_type>& pool() const noexcept { return pool_; }
+  [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
 
   [[nodiscard]] paged_stats stats() const noexcept;
@@ -188,6 +254,10 @@ class paged_allocator {
  private:
   friend struct testing_access;
   using record = detail::sequence_record;
+  struct need {
+    std::uint64_t blocks = 0;
+    bool copies = false;
+  };
 
   [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
@@ -208,8 +278,10 @@ class paged_allocator {
 
   [[nodiscard]] auto forget_evicted() noexcept {
     return [this](std::span<const block_id> blocks) noexcept {
-      for (const block_id block : blocks)
+      for (const block_id block : blocks) {
         observer_.on_dropped(block, index_.key(block));
+        partial_.unlink(block);
+      }
       index_.erase(blocks);
     };
   }
@@ -217,7 +289,28 @@ class paged_allocator {
   void end(std::uint32_t slot) noexcept;
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
   void trim_idle() noexcept;
-  result<append_result> grow(std::uint32_t slot, std::uint64_t count) noexcept;
+  [[nodiscard]] result<void> check_length(std::uint32_t slot, std::uint64_t count) const noexcept;
+  [[nodiscard]] need needed_for(std::uint32_t slot, std::uint64_t count) const noexcept;
+  LLMMEM_COLD bool relieve(std::uint64_t needed) noexcept;
+  void warn_if_low(std::uint64_t before) noexcept {
+    if (before >= pressure_.low && pool_.available() < pressure_.low) [[unlikely]]
+      warn();
+  }
+  LLMMEM_COLD void warn() noexcept;
+  result<need> make_room(sequence_id sequence, std::uint64_t count) noexcept;
+  result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& room) noexcept;
+  [[nodiscard]] result<std::uint64_t> count_batch(std::span<const growth> batch) noexcept;
+  template <class Visit>
+  std::uint64_t walk(std::span<const token_id> tokens, const prefix_context& context,
+                     Visit&& visit) const noexcept;
+  void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;
+  template <class GiveBack>
+  result<std::uint64_t> replace_duplicates(std::uint32_t slot, GiveBack&& give_back) noexcept;
+  [[nodiscard]] retention kept(const record& sequence, std::uint64_t block) const noexcept;
+  static constexpr bool asks_admission = !std::is_same_v<admission_type, admit_all>;
+  [[nodiscard]] bool admits(record& sequence, const access_hint& hint, std::uint64_t part) noexcept;
+  template <class HintAt>
+  bool stays_refused(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
   void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
   void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
@@ -227,38 +320,44 @@ class paged_allocator {
   [[nodiscard]] static access_hint hint_of(const keyed_blocks& blocks, std::size_t i) noexcept {
     return blocks.hints.empty() ? access_hint{} : blocks.hints[i];
   }
-  [[nodiscard]] access_hint placed(access_hint hint, block_id holder, block_id parent, std::uint64_t position,
-                                   std::uint64_t tokens) const noexcept;
+  [[nodiscard]] access_hint placed(access_hint hint, const record& sequence, block_id holder, block_id parent,
+                                   std::uint64_t position, std::uint64_t tokens) const noexcept;
   bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t tokens) noexcept;
-  match_result found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  match_result found_so_far(std::uint32_t slot, match_result out) noexcept;
   struct adoption {
-    bool is_new;
-    block_id holder;
+    bool is_new = false;
+    block_id holder = null_block;  // null_block: the admission policy did not let it in
   };
   adoption adopt(record& sequence, block_id block, block_id parent) noexcept;
   void forget_tokens(record& sequence) noexcept;
   [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
-  void register_block(block_id block, std::uint32_t tokens, const access_hint& hint) noexcept;
+  void register_block(block_id block, block_id parent, std::uint32_t tokens,
+                      const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;
   void audit_blocks(const std::vector<std::uint64_t>& held, std::vector<std::string>& found) const;
   [[nodiscard]] std::string owners(block_id block) const;
 
-  block_pool<eviction_type> pool_;
+  pool_type pool_;
   prefix_index index_;
   verification_type verification_;
   hash_type hash_;
+  LLMMEM_NO_UNIQUE_ADDRESS admission_type admission_;
+  LLMMEM_NO_UNIQUE_ADDRESS partial_type partial_;
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   std::uint32_t block_tokens_;
   std::uint64_t max_table_blocks_;
   std::uint64_t max_sequence_tokens_;
   std::uint64_t max_idle_blocks_;
-  detail::fixed_array<record> records_;            // by slot
-  detail::fixed_array<block_id> rows_;             // block tables, one after the other, see row()
-  detail::fixed_array<token_id> tails_;            // tokens of partial last blocks, block_tokens_ a slot
-  detail::fixed_array<std::uint32_t> free_slots_;  // a stack
+  pressure_callback pressure_;
+  detail::fixed_array<record> records_;  // by slot
+  detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
+  detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot
+  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; none for a policy that does not retain
+  detail::fixed_array<std::uint32_t> free_slots_;          // a stack
   std::uint32_t free_slot_count_;
   std::uint32_t owner_;
+  std::uint64_t batches_ = 0;
   deferred_frees<fence_type> deferred_;
   paged_counters counters_;
 };

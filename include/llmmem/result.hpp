@@ -29,6 +29,9 @@ enum class errc : std::uint8_t {
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
   out_of_range,     ///< wanted = position asked for, found = positions there are
   bad_block_count,  ///< a size for a pool: wanted = blocks asked for, found = the most it was built for
+  bad_priority,     ///< wanted = the priority, found = the highest
+  empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
+  listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
   bad_alignment,    ///< wanted = the alignment, which is not a power of two
@@ -175,6 +178,13 @@ inline std::string failure::message() const {
     case errc::bad_block_count:
       return who + ": " + n(wanted) + " blocks asked for, allowed are 1 to " + n(found) +
              "; build it with a larger most_blocks to grow further";
+    case errc::bad_priority:
+      return who + ": priority " + n(wanted) + "; allowed are 0 to " + n(found);
+    case errc::empty_range:
+      return who + ": tokens " + n(wanted) + " to " + n(found) + " are none; the end lies behind the first";
+    case errc::listed_twice:
+      return who + ": sequence " + n(index) + " stands a second time at place " + n(wanted) +
+             " of a batch of " + n(found) + "; put its tokens into one entry";
     case errc::not_fresh:
       return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
              "; match first, then append the rest";

@@ -52,8 +52,15 @@ constexpr std::array refusals{
             "max_deferred, or max_sequences (4 releases each)"},
     refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
-    refusal{errc::bad_block_count, raises::length_error,
-            "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
+    refusal{
+        errc::bad_block_count, raises::length_error,
+        "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
+    refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
+    refusal{errc::empty_range, raises::argument_error,
+            "kv: tokens 30 to 12 are none; the end lies behind the first"},
+    refusal{
+        errc::listed_twice, raises::argument_error,
+        "kv: sequence 7 stands a second time at place 30 of a batch of 12; put its tokens into one entry"},
     refusal{
         errc::not_fresh, raises::argument_error,
         "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},

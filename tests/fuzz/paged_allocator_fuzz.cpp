@@ -44,12 +44,21 @@ void live(choice_bytes choices) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   choice_bytes choices({data, size});
-  switch (choices.below(std::uint32_t{3})) {
+  switch (choices.below(std::uint32_t{6})) {
     case 0:
       live<world_traits>(choices);
       break;
     case 1:
       live<weak_world_traits>(choices);
+      break;
+    case 2:
+      live<copying_world_traits>(choices);
+      break;
+    case 3:
+      live<stealing_world_traits>(choices);
+      break;
+    case 4:
+      live<choosy_world_traits>(choices);
       break;
     default:
       live<trusting_world_traits>(choices);

@@ -53,10 +53,10 @@ TEST_CASE("the ascending free list gives the block behind, else the lowest, as a
           oracle.erase(block);
         }
       } else {
-        const block_id near = id(random.below(blocks + 1));
-        const block_id next = id(std::uint64_t{to_index(near)} + 1);
+        const block_id beside = id(random.below(blocks + 1));
+        const block_id next = id(std::uint64_t{to_index(beside)} + 1);
         const block_id expected = oracle.contains(next) ? next : *oracle.begin();
-        REQUIRE(list.take(near) == expected);
+        REQUIRE(list.take(beside) == expected);
         oracle.erase(expected);
       }
       if (random.once_in(50)) {
@@ -84,7 +84,8 @@ TEST_CASE("the stack gives back what came last, and forgets high ids in place") 
 }
 
 TEST_CASE("a free list without memory says so") {
-  CHECK(fail_each_allocation([](const metadata_source& source) { ascending_free_list list(100, source); }) == 1);
+  CHECK(fail_each_allocation([](const metadata_source& source) { ascending_free_list list(100, source); }) ==
+        1);
 }
 
 TEST_CASE("sequences that grow block by block lie in runs when the free list ascends") {
@@ -184,7 +185,8 @@ TEST_CASE_TEMPLATE("a pool is resized while it is in use, and its blocks come an
 TEST_CASE("a size that the pool was not built for is refused") {
   block_pool<> pool({.blocks = 4, .most_blocks = 8, .name = "kv"});
   CHECK(pool.most_blocks() == 8);
-  CHECK(pool.resize(0).error().message() == "kv: 0 blocks asked for, allowed are 1 to 8; build it with a larger most_blocks to grow further");
+  CHECK(pool.resize(0).error().message() ==
+        "kv: 0 blocks asked for, allowed are 1 to 8; build it with a larger most_blocks to grow further");
   CHECK(pool.resize(9).code() == errc::bad_block_count);
   CHECK(pool.resize(8).value() == 0);
   CHECK(pool.available() == 8);

@@ -69,6 +69,17 @@ struct weak_world_traits : world_traits {
 struct trusting_world_traits : world_traits {
   using verification = llmmem::trust_hash;
 };
+/// Beginnings of blocks are shared too, by copy or taken over; ids ascend; not everything is cached.
+struct copying_world_traits : world_traits {
+  using partial = llmmem::copy_partial_blocks;
+  using free_list = llmmem::ascending_free_list;
+};
+struct stealing_world_traits : world_traits {
+  using partial = llmmem::steal_partial_blocks;
+};
+struct choosy_world_traits : world_traits {
+  using admission = llmmem::second_touch;
+};
 
 /// Each slot of memory is given the one value that its token's KV could have, a function of the context and
 /// all tokens so far; whatever the allocator does, every living sequence must read its own values back, and
@@ -84,14 +95,13 @@ class paged_world {
   explicit paged_world(Choices choices)
       : choices_(choices),
         options_(choose_options(choices_)),
-        limit_(
-            std::min<std::uint64_t>(options_.max_sequence_tokens, options_.blocks * options_.block_tokens)),
-        memory_((options_.blocks + 1) * options_.block_tokens),
+        limit_(std::min<std::uint64_t>(options_.max_sequence_tokens, most_blocks() * options_.block_tokens)),
+        memory_((most_blocks() + 1) * options_.block_tokens),
         contents_{.blocks = {}, .memory = &memory_, .block_tokens = options_.block_tokens},
         cache_(options_,
                llmmem::make_eviction(
                    llmmem::eviction_names[choices_.below(std::uint64_t{llmmem::eviction_names.size()})],
-                   llmmem::slot_count{options_.blocks + 1}),
+                   llmmem::slot_count{most_blocks() + 1}),
                content_recorder{&contents_}) {}
   paged_world(const paged_world&) = delete;
   paged_world& operator=(const paged_world&) = delete;
@@ -99,7 +109,7 @@ class paged_world {
   /// One operation, and every rule after it.
   void step() {
     act();
-    must(cache_.audit().empty());
+    if (const auto found = cache_.audit(); !found.empty()) throw broken_promise(found.front());
     for (const held_sequence& each : living_)
       check_contents(each);
     check_cached();
@@ -113,7 +123,7 @@ class paged_world {
     cache_.collect();
     must(cache_.stats().active_blocks == 0 && cache_.stats().tokens == 0 && cache_.stats().deferred == 0);
     cache_.drop_idle();
-    must(cache_.stats().free_blocks == cache_.stats().blocks);
+    must(cache_.stats().free_blocks == cache_.stats().blocks && cache_.stats().retiring_blocks == 0);
     must(cache_.index().size() == 0 && contents_.blocks.empty());
     must(cache_.audit().empty());
   }
@@ -122,6 +132,9 @@ class paged_world {
   /// Blocks shared by `match` so far, by tokens and by keys.
   [[nodiscard]] std::uint64_t hits() const { return hits_; }
   [[nodiscard]] std::uint64_t hits_by_key() const { return hits_by_key_; }
+  /// Matches that shared the beginning of a block, blocks given back for equal ones, blocks not let in.
+  [[nodiscard]] std::uint64_t beginnings() const { return beginnings_; }
+  [[nodiscard]] llmmem::paged_stats stats() const { return cache_.stats(); }
 
  private:
   static constexpr std::uint32_t most_sequences = 6;
@@ -141,8 +154,11 @@ class paged_world {
                                   .name = "kv"};
     if (choices.once_in(3)) options.max_idle_blocks = choices.below(options.blocks);
     if (choices.once_in(3)) options.max_deferred = choices.below(options.blocks);
+    if (choices.once_in(4)) options.most_blocks = options.blocks + choices.below(std::uint64_t{12});
     return options;
   }
+
+  [[nodiscard]] std::uint64_t most_blocks() const { return std::max(options_.blocks, options_.most_blocks); }
 
   /// KV of a token that follows a token whose KV is `before`.
   static std::uint64_t kv(std::uint64_t before, llmmem::token_id token) {
@@ -209,7 +225,17 @@ class paged_world {
     if (!id) return must(id.code() == llmmem::errc::out_of_sequences);
     fresh.id = *id;
     living_.push_back(fresh);
+    if (choices_.once_in(4)) retain(living_.back());
     fill(living_.back());
+  }
+
+  void retain(const held_sequence& sequence) {
+    const std::uint64_t first = choices_.below(std::uint64_t{20});
+    const llmmem::retention keep{.priority = static_cast<std::uint8_t>(choices_.below(std::uint32_t{101})),
+                                 .until = choices_.once_in(2) ? now_ + 3 : llmmem::retention{}.until};
+    must(
+        cache_.retain(sequence.id, {first, first + 1 + choices_.below(std::uint64_t{20})}, keep).has_value());
+    cache_.advance(++now_);
   }
 
   /// Match and append: what an engine does with a prompt.
@@ -223,9 +249,21 @@ class paged_world {
       hits_by_key_ += hit.blocks;
     } else {
       const std::uint64_t whole = limit_ / options_.block_tokens * options_.block_tokens;
-      const std::uint64_t foretold = cache_.cached_tokens(tokens, fresh.context);
+      const llmmem::prompt_cost foretold = cache_.cost(tokens, fresh.context);
+      must(foretold.cached_tokens == cache_.cached_tokens(tokens, fresh.context));
+      const std::uint64_t idle = cache_.stats().idle_blocks;
+      if (choices_.once_in(3)) must(cache_.expect(tokens, fresh.context, now_) == foretold.cached_tokens);
       hit = cache_.match(fresh.id, tokens).value();
-      must(hit.tokens == std::min(foretold, whole));
+      const std::uint64_t full = std::min(foretold.cached_tokens, whole);
+      if (Traits::partial::source == llmmem::partial_source::none) {
+        must(hit.tokens == full && !hit.copy);
+        if (foretold.cached_tokens <= whole)
+          must(idle - cache_.stats().idle_blocks == foretold.revived_blocks);
+      } else {
+        must(hit.tokens >= full && hit.tokens < full + options_.block_tokens);
+        beginnings_ += hit.tokens != full ? 1 : 0;
+        carry_out(hit.copy);
+      }
     }
     must(hit.tokens <= tokens.size() && hit.tokens <= limit_);
     for (std::uint64_t i = 0; i < hit.tokens; ++i) {
@@ -242,17 +280,77 @@ class paged_world {
     const auto done = untold ? cache_.extend(sequence.id, tokens.size()) : cache_.append(sequence.id, tokens);
     if (!done) return check_refused(sequence, tokens.size(), done.code(), before);
     must(done->first == sequence.expected.size());
-    if (const llmmem::block_copy copy = done->copy) {
-      for (std::uint32_t i = 0; i < copy.tokens; ++i) {
-        memory_[std::size_t{llmmem::to_index(copy.destination)} * options_.block_tokens + i] =
-            memory_[std::size_t{llmmem::to_index(copy.source)} * options_.block_tokens + i];
-      }
+    carry_out(done->copy);
+    write(sequence, tokens);
+  }
+
+  void carry_out(const llmmem::block_copy& copy) {
+    for (std::uint32_t i = 0; i < copy.tokens; ++i) {
+      memory_[std::size_t{llmmem::to_index(copy.destination)} * options_.block_tokens + i] =
+          memory_[std::size_t{llmmem::to_index(copy.source)} * options_.block_tokens + i];
     }
+  }
+
+  void write(held_sequence& sequence, std::span<const llmmem::token_id> tokens) {
     for (const llmmem::token_id token : tokens) {
       sequence.tokens.push_back(token);
       sequence.expected.push_back(kv(last_kv(sequence), token));
       slot(sequence.id, sequence.expected.size() - 1) = sequence.expected.back();
     }
+  }
+
+  /// All of them or none: a refusal has changed nothing, not even what is evictable.
+  void append_batch() {
+    std::vector<std::size_t> who;
+    std::vector<std::vector<llmmem::token_id>> tokens;
+    for (std::size_t i = 0; i < living_.size(); ++i) {
+      if (choices_.once_in(3)) continue;
+      who.push_back(i);
+      tokens.push_back(choices_.once_in(2) ? prompt() : std::vector<llmmem::token_id>{1});
+    }
+    std::vector<llmmem::growth> batch;
+    std::uint64_t longest = 0;
+    for (std::size_t k = 0; k < who.size(); ++k) {
+      batch.push_back({.sequence = living_[who[k]].id, .tokens = tokens[k]});
+      longest = std::max<std::uint64_t>(longest, living_[who[k]].expected.size() + tokens[k].size());
+    }
+    const bool twice = batch.size() > 1 && choices_.once_in(10);
+    if (twice) batch.back().sequence = batch.front().sequence;
+    const std::uint64_t leave = choices_.once_in(3) ? choices_.below(std::uint64_t{4}) : 0;
+    std::vector<llmmem::append_result> out(batch.size());
+    cache_.collect();
+    const llmmem::paged_stats before = cache_.stats();
+    const auto done = cache_.append_batch(batch, out, leave);
+    const llmmem::paged_stats after = cache_.stats();
+    if (!done) {
+      must(after.free_blocks == before.free_blocks && after.idle_blocks == before.idle_blocks &&
+           after.tokens == before.tokens && after.evictions == before.evictions);
+      if (done.code() == llmmem::errc::listed_twice) return must(twice);
+      if (done.code() == llmmem::errc::sequence_full) return must(longest > limit_ || twice);
+      must(done.code() == llmmem::errc::out_of_blocks);
+      return must(done.error().wanted > before.free_blocks + before.idle_blocks);
+    }
+    must(!twice);
+    must(after.free_blocks + after.idle_blocks >= leave);
+    std::uint64_t taken = 0;
+    for (const llmmem::append_result& each : out)
+      taken += each.new_blocks;
+    must(after.allocations - before.allocations == taken);
+    for (const llmmem::append_result& each : out)
+      carry_out(each.copy);  // all before any write
+    for (std::size_t k = 0; k < who.size(); ++k) {
+      must(out[k].first == living_[who[k]].expected.size());
+      write(living_[who[k]], tokens[k]);
+    }
+  }
+
+  void deduplicate(const held_sequence& sequence) {
+    if (choices_.once_in(2)) {
+      const auto done = cache_.deduplicate_after(sequence.id, stream_.issue());
+      return must(done || done.code() == llmmem::errc::deferred_full);
+    }
+    must(cache_.deduplicate(sequence.id).has_value());
+    must(cache_.deduplicate(sequence.id).value() == 0);
   }
 
   /// Nothing was changed, and there really was no room.
@@ -338,7 +436,7 @@ class paged_world {
     if (living_.empty() || choices_.once_in(4)) return begin();
     const std::size_t i = choices_.below(std::uint64_t{living_.size()});
     held_sequence& sequence = living_[i];
-    switch (choices_.below(std::uint32_t{11})) {
+    switch (choices_.below(std::uint32_t{14})) {
       case 0:
       case 1:
         return append(sequence, prompt());
@@ -361,6 +459,14 @@ class paged_world {
         if (choices_.once_in(6)) return static_cast<void>(cache_.drop_idle());
         if (choices_.once_in(6)) return move();
         return static_cast<void>(cache_.collect());
+      case 10:
+        return append_batch();
+      case 11:
+        return deduplicate(sequence);
+      case 12:
+        if (choices_.once_in(3)) return retain(sequence);
+        if (!choices_.once_in(3)) return commit(sequence);
+        return must(cache_.resize(1 + choices_.below(most_blocks())).has_value());
       default:
         return release(i);
     }
@@ -376,6 +482,8 @@ class paged_world {
   llmmem::host_timeline stream_;
   std::uint64_t hits_ = 0;
   std::uint64_t hits_by_key_ = 0;
+  std::uint64_t beginnings_ = 0;
+  std::uint64_t now_ = 0;
 };
 
 }  // namespace llmmem_tests

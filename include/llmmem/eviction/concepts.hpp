@@ -36,6 +36,7 @@ inline constexpr slot_id no_slot{0xFFFF'FFFF};
 
 /// How much an entry is worth keeping, as its owner sees it.
 struct retention {
+  static constexpr std::uint8_t most_priority = 100;
   static constexpr std::uint8_t usual_priority = 35;  ///< what unmarked entries have, as in TensorRT-LLM
 
   std::uint8_t priority = usual_priority;   ///< 0 to 100: the lower leaves first

@@ -87,13 +87,13 @@ class block_pool {
   /// Gives out `out.size()` blocks with one reference each, or none.
   /// @param on_evict  called, `noexcept`, with each idle block whose contents are given up, before it is
   /// handed out.
-  /// @param near  the block that the first of them should lie next to, for free lists that care.
+  /// @param beside  the block that the first of them should lie next to, for free lists that care.
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_id> out, OnEvict&& on_evict = {},
-                        block_id near = null_block) noexcept;
+                        block_id beside = null_block) noexcept;
   template <eviction_callback OnEvict = ignore_eviction>
   result<void> allocate(std::span<block_handle> out, OnEvict&& on_evict = {},
-                        block_id near = null_block) noexcept;
+                        block_id beside = null_block) noexcept;
 
   /// Gives out one block.
   template <eviction_callback OnEvict = ignore_eviction>
@@ -116,7 +116,7 @@ class block_pool {
   }
 
   /// Declares that an active block's contents are worth keeping after its last release. @pre active, not
-  /// cached.
+  /// cached, not retiring.
   void mark_cached(block_id block, const access_hint& hint = {}) noexcept;
 
   /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
@@ -124,6 +124,16 @@ class block_pool {
 
   /// Tells the policy of an access to a cached block.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
+
+  /// Tells the policy what it may want to know beside accesses: when a cached block is next used, what it is
+  /// worth, what time it is. Nothing happens under a policy that has no use for it.
+  void expect(block_id block, std::uint64_t next_use) noexcept {
+    detail::expect(eviction_, slot_id{to_index(block)}, next_use);
+  }
+  void retain(block_id block, retention keep) noexcept {
+    detail::retain(eviction_, slot_id{to_index(block)}, keep);
+  }
+  void advance(std::uint64_t now) noexcept { detail::advance(eviction_, now); }
 
   /// Evicts up to `count` idle blocks into the free list; says how many.
   template <eviction_callback OnEvict = ignore_eviction>
@@ -158,6 +168,7 @@ class block_pool {
   [[nodiscard]] std::uint64_t most_blocks() const noexcept { return records_.size() - 1; }
   /// Blocks above `blocks()` that are still referenced.
   [[nodiscard]] std::uint64_t retiring() const noexcept { return retiring_; }
+  [[nodiscard]] bool is_retiring(block_id block) const noexcept { return to_index(block) > last_; }
   [[nodiscard]] std::uint64_t free() const noexcept { return free_.size(); }
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
   /// Blocks that `allocate` could give out now.
@@ -187,7 +198,7 @@ class block_pool {
   void give(block_id block, block_handle& out) const noexcept { out = handle(block); }
 
   template <class Name, class OnEvict>
-  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id near) noexcept;
+  result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id beside) noexcept;
   // Brings the free list to `count` blocks, evicting what is missing.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
@@ -198,7 +209,7 @@ class block_pool {
   void add_reference(block_id block) noexcept;
   void drop_reference(block_id block) noexcept;
   void undo_drop(block_id block) noexcept;
-  block_id take_free(block_id near) noexcept;
+  block_id take_free(block_id beside) noexcept;
   void push_free(block_id block) noexcept;
 
   std::string name_;

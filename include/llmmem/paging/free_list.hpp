@@ -19,7 +19,7 @@ namespace llmmem::inline v0 {
 /// The free blocks of a pool.
 ///
 ///     push(block)        the block is free now
-///     take(near)         hands one out, next to `near` if the list cares; @pre size() is not 0
+///     take(beside)         hands one out, next to `beside` where the list cares; @pre size() is not 0
 ///     undo_push(block)   takes the block pushed last out again
 ///     keep_up_to(last)   forgets the blocks with higher ids; says how many. O(blocks)
 ///     for_each(visit)    every free block, for audits
@@ -74,8 +74,9 @@ class lifo_free_list {
 
 static_assert(free_list<lifo_free_list>);
 
-/// A sequence's blocks lie side by side where they can: the block behind `near` if it is free, else the free
-/// block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its upper end empty.
+/// A sequence's blocks lie side by side where they can: the block behind the one named if it is free, else
+/// the free block with the lowest id. Transfers of such runs merge, and a shrinking pool finds its upper end
+/// empty.
 ///
 /// A bit for each block, and over each 64 bits a bit that says whether one of them is set, up to a single
 /// word.
@@ -98,8 +99,8 @@ class ascending_free_list {
     ++size_;
   }
 
-  block_id take(block_id near) noexcept {
-    const std::uint64_t next = std::uint64_t{to_index(near)} + 1;
+  block_id take(block_id beside) noexcept {
+    const std::uint64_t next = std::uint64_t{to_index(beside)} + 1;
     const block_id block{static_cast<std::uint32_t>(is_free(next) ? next : lowest())};
     remove(block);
     return block;

@@ -22,9 +22,28 @@ inline constexpr std::uint64_t unlimited = ~std::uint64_t{0};
 /// The most tokens a block may hold.
 inline constexpr std::uint32_t max_block_tokens = 65'536;
 
+/// Blocks that an operation lacks.
+struct block_shortage {
+  std::uint64_t needed = 0;     ///< by the operation; 0: none is refused yet, the pool only runs low
+  std::uint64_t available = 0;  ///< free or evictable
+};
+
+/// Called when blocks run short: the engine's chance to preempt a sequence, to offload, to `collect`.
+///
+/// Called before an operation is refused, with nothing changed yet: it may call the allocator, and returns
+/// whether to look again. It is asked again as long as it brings blocks, and no longer. Also called, with
+/// `needed` 0, once each time an operation leaves fewer than `low` blocks available; what it returns is then
+/// ignored.
+struct pressure_callback {
+  bool (*call)(void* context, const block_shortage& shortage) noexcept = nullptr;
+  void* context = nullptr;
+  std::uint64_t low = 0;
+};
+
 /// How a `paged_allocator` is built.
 struct paged_options {
   std::uint64_t blocks = 0;           ///< usable blocks, 1 to `max_blocks`
+  std::uint64_t most_blocks = 0;      ///< what `resize` may raise that to; 0: no more than `blocks`
   std::uint32_t block_tokens = 16;    ///< tokens a block holds, 1 to `max_block_tokens`
   std::uint32_t max_sequences = 256;  ///< alive at once, at least 1
   /// The longest a sequence may become; bounded by the pool anyway.
@@ -33,6 +52,7 @@ struct paged_options {
   /// References that `release_after` and `truncate_after` may hold, of at most 4 x `max_sequences` calls;
   /// unlimited: one for each block.
   std::uint64_t max_deferred = unlimited;
+  pressure_callback pressure{};          ///< asked when blocks run short
   hash_seed seed{};                      ///< keys the hash chain
   std::string name = "paged_allocator";  ///< what error texts call it
   metadata_source metadata{};            ///< where its tables come from
@@ -45,12 +65,54 @@ struct keyed_blocks {
   std::span<const access_hint> hints{};  ///< for the eviction policy, one for each key, or none
 };
 
+/// Tokens `first` to `end` of a sequence, the latter not included.
+struct token_range {
+  std::uint64_t first = 0;
+  std::uint64_t end = ~std::uint64_t{0};  ///< default: to wherever the sequence will end
+
+  friend constexpr bool operator==(const token_range&, const token_range&) noexcept = default;
+};
+
+/// How many ranges `retain` remembers for a sequence.
+inline constexpr std::size_t max_retained_ranges = 4;
+
+/// What a request says of itself, for the eviction policy: how much its contents are worth keeping.
+struct request_hints {
+  std::uint64_t session = 0;  ///< the conversation it belongs to, see `access_hint`; 0: not told
+  float cost = 1;             ///< of computing a block again, see `access_hint`
+  retention keep{};           ///< of all its blocks; `retain` sets that of a range
+
+  friend constexpr bool operator==(const request_hints&, const request_hints&) noexcept = default;
+};
+
 /// What `match` found.
 struct match_result {
   std::uint64_t tokens = 0;  ///< cached tokens, now the sequence's
   std::uint64_t blocks = 0;  ///< in as many blocks
+  /// Only with `Traits::partial`: to be carried out before anything is written, and then the last of `tokens`
+  /// are where `blocks` says.
+  block_copy copy{};
 
   friend constexpr bool operator==(const match_result&, const match_result&) noexcept = default;
+};
+
+/// What a prompt would need if it came now.
+struct prompt_cost {
+  std::uint64_t cached_tokens = 0;   ///< that `match` would find, in full blocks
+  std::uint64_t cached_blocks = 0;   ///< in as many blocks
+  std::uint64_t revived_blocks = 0;  ///< of those nobody uses now: they stop being evictable
+  std::uint64_t new_blocks = 0;      ///< for the tokens behind them
+
+  /// Blocks that have to be available for it.
+  [[nodiscard]] constexpr std::uint64_t needed() const noexcept { return revived_blocks + new_blocks; }
+  friend constexpr bool operator==(const prompt_cost&, const prompt_cost&) noexcept = default;
+};
+
+/// What one sequence of a batch grows by.
+struct growth {
+  sequence_id sequence{};
+  std::span<const token_id> tokens{};
+  std::uint64_t untold = 0;  ///< tokens whose values are not told, as `extend` has them, behind `tokens`
 };
 
 /// Where the tokens of an `append` went.
@@ -69,17 +131,22 @@ struct paged_stats {
   std::uint64_t active_blocks = 0;  ///< in use, by sequences or behind a fence
   std::uint64_t idle_blocks = 0;    ///< cached, evictable
   std::uint64_t free_blocks = 0;
-  std::uint64_t cached_blocks = 0;  ///< findable by `match`, active or idle
-  std::uint64_t deferred = 0;       ///< references waiting for a fence
+  std::uint64_t retiring_blocks = 0;  ///< in use above the end of a pool that was made smaller
+  std::uint64_t cached_blocks = 0;    ///< findable by `match`, active or idle
+  std::uint64_t deferred = 0;         ///< references waiting for a fence
 
   std::uint64_t matches = 0;     ///< calls of `match`
   std::uint64_t hit_blocks = 0;  ///< blocks that `match` shared
   std::uint64_t hit_tokens = 0;
+  std::uint64_t partial_hits = 0;   ///< matches that shared the beginning of one more block
+  std::uint64_t stolen_blocks = 0;  ///< of those, blocks taken over instead of copied
   std::uint64_t allocations = 0;    ///< blocks handed out
   std::uint64_t evictions = 0;      ///< blocks whose cached contents were given up for room
   std::uint64_t registrations = 0;  ///< blocks made findable
   std::uint64_t duplicates = 0;     ///< commits that found equal contents cached already
   std::uint64_t replaced = 0;       ///< entries that a commit with the same key and other contents replaced
+  std::uint64_t deduplicated = 0;   ///< blocks given back for equal cached ones
+  std::uint64_t refused = 0;        ///< blocks that the admission policy did not let in
   std::uint64_t copies = 0;         ///< copies on write
 
   std::size_t metadata_bytes = 0;      ///< pool, index, tables and queue

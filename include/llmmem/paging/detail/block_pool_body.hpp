@@ -60,15 +60,15 @@ block_pool<Eviction, FreeList>::block_pool(block_pool_options options, Eviction 
 template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
 result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_id> out, OnEvict&& on_evict,
-                                                      block_id near) noexcept {
-  return allocate_all(out, on_evict, near);
+                                                      block_id beside) noexcept {
+  return allocate_all(out, on_evict, beside);
 }
 
 template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
 result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_handle> out, OnEvict&& on_evict,
-                                                      block_id near) noexcept {
-  return allocate_all(out, on_evict, near);
+                                                      block_id beside) noexcept {
+  return allocate_all(out, on_evict, beside);
 }
 
 template <eviction_policy Eviction, free_list FreeList>
@@ -83,20 +83,20 @@ result<block_handle> block_pool<Eviction, FreeList>::allocate(OnEvict&& on_evict
 template <eviction_policy Eviction, free_list FreeList>
 template <class Name, class OnEvict>
 result<void> block_pool<Eviction, FreeList>::allocate_all(std::span<Name> out, OnEvict& on_evict,
-                                                          block_id near) noexcept {
+                                                          block_id beside) noexcept {
   if (out.size() > free()) {
     if (const auto done = make_free(out.size(), on_evict); !done) return done;
   }
   for (Name& name : out) {
-    near = take_free(near);
-    give(near, name);
+    beside = take_free(beside);
+    give(beside, name);
   }
   return {};
 }
 
 template <eviction_policy Eviction, free_list FreeList>
-inline block_id block_pool<Eviction, FreeList>::take_free(block_id near) noexcept {
-  const block_id block = free_.take(near);
+inline block_id block_pool<Eviction, FreeList>::take_free(block_id beside) noexcept {
+  const block_id block = free_.take(beside);
   records_[to_index(block)].allocate();
   ++allocations_;
   return block;
@@ -116,7 +116,7 @@ template <eviction_policy Eviction, free_list FreeList>
 template <eviction_callback OnEvict>
 std::uint64_t block_pool<Eviction, FreeList>::reclaim(std::uint64_t count, OnEvict&& on_evict) noexcept {
   // Told in groups, so that whoever forgets them can ask for several cache lines at once.
-  std::array<block_id, 64> group;
+  std::array<block_id, 16> group{};
   std::uint64_t done = 0;
   for (bool more = true; more;) {
     std::size_t size = 0;

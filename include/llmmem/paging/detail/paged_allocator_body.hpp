@@ -20,9 +20,14 @@ namespace detail {
   return a < b ? a : b;
 }
 
+/// Blocks there may ever be.
+[[nodiscard]] constexpr std::uint64_t most_blocks(const paged_options& options) noexcept {
+  return options.most_blocks > options.blocks ? options.most_blocks : options.blocks;
+}
+
 /// Entries of the longest block table.
 [[nodiscard]] constexpr std::uint64_t table_blocks(const paged_options& options) noexcept {
-  return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), options.blocks);
+  return lesser(blocks_for(options.max_sequence_tokens, options.block_tokens), most_blocks(options));
 }
 
 /// The pool that `options` ask for, once every number in them, and every product, can be worked with.
@@ -36,8 +41,11 @@ namespace detail {
   if (options.max_sequence_tokens == 0) {
     throw length_error(options.name + ": max_sequence_tokens is 0; at least 1 is needed");
   }
-  block_pool_options pool{.blocks = options.blocks, .name = options.name, .metadata = options.metadata};
-  static_cast<void>(checked_blocks(pool));
+  block_pool_options pool{.blocks = options.blocks,
+                          .most_blocks = options.most_blocks,
+                          .name = options.name,
+                          .metadata = options.metadata};
+  static_cast<void>(checked_most_blocks(pool));
   const std::uint64_t table_bytes = (table_blocks(options) + 1) * sizeof(block_id);
   static_cast<void>(
       checked_multiply(table_bytes, options.max_sequences, (options.name + ": block tables").c_str()));
@@ -46,7 +54,8 @@ namespace detail {
 
 /// One slot for each block, the null block among them.
 [[nodiscard]] inline slot_count eviction_slots(const paged_options& options) {
-  return slot_count{checked_pool_options(options).blocks + 1};
+  static_cast<void>(checked_pool_options(options));
+  return slot_count{most_blocks(options) + 1};
 }
 
 }  // namespace detail
@@ -60,23 +69,28 @@ template <class Traits>
 paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type eviction,
                                          observer_type observer)
     : pool_(detail::checked_pool_options(options), std::move(eviction)),
-      index_(options.blocks, options.metadata),
-      verification_(options.blocks, options.block_tokens, options.metadata),
+      index_(pool_.most_blocks(), options.metadata),
+      verification_(pool_.most_blocks(), options.block_tokens, options.metadata),
       hash_(options.seed),
+      admission_(slot_count{pool_.most_blocks() + 1}, options.metadata),
+      partial_(pool_.most_blocks(), options.metadata),
       observer_(std::move(observer)),
       block_tokens_(options.block_tokens),
       max_table_blocks_(detail::table_blocks(options)),
       max_sequence_tokens_(detail::lesser(options.max_sequence_tokens, max_table_blocks_ * block_tokens_)),
       max_idle_blocks_(options.max_idle_blocks),
+      pressure_(options.pressure),
       records_(options.max_sequences, record{}, options.metadata, "paged_allocator: sequences"),
       rows_((max_table_blocks_ + 1) * options.max_sequences, options.metadata,
             "paged_allocator: block tables"),
       tails_(std::uint64_t{options.max_sequences} * block_tokens_, options.metadata,
              "paged_allocator: tails"),
+      retained_(retains<eviction_type> ? options.max_sequences : 0, detail::retained_ranges{},
+                options.metadata, "paged_allocator: retained ranges"),
       free_slots_(options.max_sequences, options.metadata, "paged_allocator: free slots"),
       free_slot_count_(options.max_sequences),
       owner_(detail::owner_tag(records_.data())),
-      deferred_(options.max_deferred == unlimited ? options.blocks : options.max_deferred,
+      deferred_(options.max_deferred == unlimited ? pool_.most_blocks() : options.max_deferred,
                 std::uint64_t{options.max_sequences} * 4, options.metadata) {
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
@@ -97,11 +111,17 @@ result<void> paged_allocator<Traits>::check(sequence_id sequence) const noexcept
 }
 
 template <class Traits>
-result<sequence_id> paged_allocator<Traits>::create(const prefix_context& context) noexcept {
+result<sequence_id> paged_allocator<Traits>::create(const prefix_context& context,
+                                                    const request_hints& hints) noexcept {
+  if (hints.keep.priority > retention::most_priority) {
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::most_priority);
+  }
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const std::uint32_t slot = free_slots_[--free_slot_count_];
   record& fresh = records_[slot];
-  fresh = record{.generation = fresh.generation + 1, .chain = hash_.root(context), .context = context};
+  fresh = record{
+      .generation = fresh.generation + 1, .chain = hash_.root(context), .context = context, .hints = hints};
+  if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return sequence_id{slot, fresh.generation, owner_};
 }
 
@@ -117,6 +137,7 @@ result<sequence_id> paged_allocator<Traits>::fork(sequence_id parent) noexcept {
   const std::uint32_t generation = copy.generation + 1;
   copy = original;
   copy.generation = generation;
+  if constexpr (retains<eviction_type>) retained_[slot] = retained_[parent.slot];
   std::memcpy(row(slot), row(parent.slot), original.blocks * sizeof(block_id));
   std::memcpy(tail(slot), tail(parent.slot), (original.tokens % block_tokens_) * sizeof(token_id));
   counters_.tokens += copy.tokens;
@@ -183,46 +204,76 @@ std::uint64_t paged_allocator<Traits>::drop_idle() noexcept {
 template <class Traits>
 result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
                                                       std::span<const token_id> tokens) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  const auto grown = grow(sequence.slot, tokens.size());
+  const auto room = make_room(sequence, tokens.size());
+  if (!room) return room.error();
+  const auto grown = grow(sequence.slot, tokens.size(), *room);
   if (grown && at(sequence).tokens_known) fill(sequence.slot, grown->first, tokens);
   return grown;
 }
 
 template <class Traits>
 result<append_result> paged_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  const auto grown = grow(sequence.slot, count);
+  const auto room = make_room(sequence, count);
+  if (!room) return room.error();
+  const auto grown = grow(sequence.slot, count, *room);
   if (grown && count != 0) at(sequence).tokens_known = false;
   return grown;
 }
 
 template <class Traits>
-result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count) noexcept {
-  record& sequence = records_[slot];
-  append_result out{.first = sequence.tokens};
-  if (count == 0) return out;
-  if (count > max_sequence_tokens_ - sequence.tokens) {
-    const std::uint64_t wanted = count > max_bytes ? max_bytes : sequence.tokens + count;
-    return refusal(errc::sequence_full, slot, wanted, max_sequence_tokens_);
-  }
+result<void> paged_allocator<Traits>::check_length(std::uint32_t slot, std::uint64_t count) const noexcept {
+  const std::uint64_t tokens = records_[slot].tokens;
+  if (count <= max_sequence_tokens_ - tokens) return {};
+  const std::uint64_t wanted = count > max_bytes ? max_bytes : tokens + count;
+  return refusal(errc::sequence_full, slot, wanted, max_sequence_tokens_);
+}
 
+/// Blocks that `count` tokens more would take, the one that a copy on write brings included.
+template <class Traits>
+typename paged_allocator<Traits>::need paged_allocator<Traits>::needed_for(
+    std::uint32_t slot, std::uint64_t count) const noexcept {
+  if (count == 0) return {};
+  const record& sequence = records_[slot];
+  const std::uint64_t total = detail::blocks_for(sequence.tokens + count, block_tokens_);
+  const bool copies =
+      sequence.tokens % block_tokens_ != 0 && pool_.record(row(slot)[sequence.blocks - 1]).references() > 1;
+  return {.blocks = total - sequence.blocks + (copies ? 1 : 0), .copies = copies};
+}
+
+/// Sees to it that the blocks for `count` tokens more can be had, and says what they are for.
+template <class Traits>
+result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_room(
+    sequence_id sequence, std::uint64_t count) noexcept {
+  for (;;) {
+    if (const auto alive = check(sequence); !alive) return alive.error();
+    if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
+    const need room = needed_for(sequence.slot, count);
+    if (room.blocks <= pool_.available()) return room;
+    if (collect() != 0) continue;  // what came back may be blocks, or the reason to copy
+    // Whoever relieves may change everything, this sequence too.
+    if (!relieve(room.blocks)) return refusal(errc::out_of_blocks, 0, room.blocks, pool_.available());
+  }
+}
+
+/// @pre `room` is what `needed_for` says, and the pool has it.
+template <class Traits>
+result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
+                                                    const need& room) noexcept {
+  record& sequence = records_[slot];
+  append_result out{.first = sequence.tokens, .new_blocks = room.blocks};
+  if (count == 0) return out;
   block_id* const table = row(slot);
   const auto used = static_cast<std::uint32_t>(sequence.tokens % block_tokens_);
   const std::uint64_t total = detail::blocks_for(sequence.tokens + count, block_tokens_);
   const std::uint64_t more = total - sequence.blocks;
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
-  bool copies = used != 0 && pool_.record(*last).references() > 1;
-  if (more + (copies ? 1 : 0) > pool_.available()) {
-    collect();  // what comes back may be blocks, or the reason to copy
-    copies = used != 0 && pool_.record(*last).references() > 1;
-  }
+  const std::uint64_t before = pool_.available();
 
   // A copy's block comes behind the new ones, so that those stand in the order they were given out.
-  out.new_blocks = more + (copies ? 1 : 0);
-  const std::span<block_id> fresh(&table[sequence.blocks], out.new_blocks);
-  if (const auto done = pool_.allocate(fresh, forget_evicted()); !done) return done.error();
-  if (copies) {
+  const std::span<block_id> fresh(&table[sequence.blocks], room.blocks);
+  const block_id beside = last == nullptr ? null_block : *last;
+  if (const auto done = pool_.allocate(fresh, forget_evicted(), beside); !done) return done.error();
+  if (room.copies) {
     out.copy = {.source = *last, .destination = table[total], .tokens = used};
     static_cast<void>(pool_.release(*last));  // cannot fail: this sequence held it
     *last = out.copy.destination;
@@ -238,6 +289,7 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   sequence.tokens += count;
   counters_.tokens += count;
   counters_.table_blocks += more;
+  warn_if_low(before);
   return out;
 }
 
@@ -335,4 +387,6 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
 }  // namespace llmmem::inline v0
 
 #include <llmmem/paging/detail/paged_allocator_audit.hpp>
+#include <llmmem/paging/detail/paged_allocator_batch.hpp>
 #include <llmmem/paging/detail/paged_allocator_cache.hpp>
+#include <llmmem/paging/detail/paged_allocator_reuse.hpp>

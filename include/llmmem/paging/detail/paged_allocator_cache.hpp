@@ -4,7 +4,7 @@
 
 #include <llmmem/paged_allocator.hpp>
 
-#include <cstring>
+#include <utility>
 
 namespace llmmem::inline v0 {
 
@@ -25,7 +25,11 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     taker.parent = verification_.link(*found);
     ++taker.keyed;
   }
-  return found_so_far(sequence.slot, std::uint64_t{taker.blocks} * block_tokens_);
+  match_result out{.tokens = std::uint64_t{taker.blocks} * block_tokens_};
+  if constexpr (partial_type::source != partial_source::none) {
+    take_beginning(sequence.slot, tokens.subspan(static_cast<std::size_t>(out.tokens)), out);
+  }
+  return found_so_far(sequence.slot, out);
 }
 
 template <class Traits>
@@ -36,19 +40,19 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   ++counters_.matches;
   // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
-  std::uint64_t tokens = 0;
+  match_result out;
   for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
     if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
-    const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
+    const std::uint64_t part = detail::lesser(prompt.tokens - out.tokens, block_tokens_);
     const auto found = index_.find(prompt.keys[i]);
     if (!found || index_.tokens(*found) != part) break;
     if (!verification_.holds_key(*found, at(sequence).context)) break;
-    if (part > max_sequence_tokens_ - tokens) break;  // keys may name any block at any place
+    if (part > max_sequence_tokens_ - out.tokens) break;  // keys may name any block at any place
     if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.tokens)) break;
-    tokens += part;
+    out.tokens += part;
   }
-  if (tokens != 0) at(sequence).tokens_known = false;
-  return found_so_far(sequence.slot, tokens);
+  if (out.tokens != 0) at(sequence).tokens_known = false;
+  return found_so_far(sequence.slot, out);
 }
 
 template <class Traits>
@@ -71,8 +75,12 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
 /// What the policy is told of the contents of `holder`, behind those of `parent`, in a chain of `tokens`
 /// tokens.
 template <class Traits>
-access_hint paged_allocator<Traits>::placed(access_hint hint, block_id holder, block_id parent,
-                                            std::uint64_t position, std::uint64_t tokens) const noexcept {
+access_hint paged_allocator<Traits>::placed(access_hint hint, const record& sequence, block_id holder,
+                                            block_id parent, std::uint64_t position,
+                                            std::uint64_t tokens) const noexcept {
+  if (hint.session == 0) hint.session = sequence.hints.session;
+  if (hint.cost == 1) hint.cost = sequence.hints.cost;
+  if (hint.keep == retention{}) hint.keep = kept(sequence, position);
   hint.content = index_.key(holder).low;
   hint.parent = parent == null_block ? no_slot : slot_id{to_index(parent)};
   hint.position = static_cast<std::uint32_t>(position);
@@ -88,38 +96,22 @@ bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const acc
   record& sequence = records_[slot];
   if (!pool_.share(found)) return false;
   const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
-  pool_.touch(found, placed(hint, found, parent, sequence.blocks, tokens));
+  pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, tokens));
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
   return true;
 }
 
 template <class Traits>
-match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, std::uint64_t tokens) noexcept {
+match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, match_result out) noexcept {
   record& sequence = records_[slot];
-  sequence.tokens = tokens;
-  counters_.tokens += tokens;
+  sequence.tokens = out.tokens;
+  out.blocks = sequence.blocks;
+  counters_.tokens += out.tokens;
   counters_.table_blocks += sequence.blocks;
-  counters_.hit_tokens += tokens;
-  counters_.hit_blocks += sequence.blocks;
-  return {.tokens = tokens, .blocks = sequence.blocks};
-}
-
-template <class Traits>
-std::uint64_t paged_allocator<Traits>::cached_tokens(std::span<const token_id> tokens,
-                                                     const prefix_context& context) const noexcept {
-  block_key key = hash_.root(context);
-  chain_link parent{};
-  std::uint64_t cached = 0;
-  while (tokens.size() - cached >= block_tokens_) {
-    const auto part = tokens.subspan(static_cast<std::size_t>(cached), block_tokens_);
-    key = hash_.chain(key, part);
-    const auto found = index_.find(key);
-    if (!found || !verification_.holds(*found, part, parent, context)) break;
-    parent = verification_.link(*found);
-    cached += block_tokens_;
-  }
-  return cached;
+  counters_.hit_tokens += out.tokens;
+  counters_.hit_blocks += out.blocks;
+  return out;
 }
 
 template <class Traits>
@@ -140,9 +132,18 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
     const block_key& last = index_.key(row(sequence.slot)[writer.committed - 1]);
     parent = index_.find(last).value_or(null_block);
   }
+  const auto hint_at = [&](std::uint64_t i) noexcept {
+    const block_id block = row(sequence.slot)[i];
+    return std::pair(placed({}, writer, block, null_block, i, writer.tokens), std::uint64_t{block_tokens_});
+  };
+  if (stays_refused(writer, full, hint_at)) return registered;
   for (; writer.committed < full; ++writer.committed) {
     const block_id block = row(sequence.slot)[writer.committed];
     const adoption done = adopt(writer, block, parent);
+    if (done.holder == null_block) {
+      static_cast<void>(stays_refused(writer, full, hint_at));
+      break;
+    }
     registered += done.is_new ? 1 : 0;
     parent = done.holder;
   }
@@ -170,12 +171,17 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(record
       sequence.parent = verification_.link(block);
       return {.is_new = false, .holder = block};
     }
+  }
+  if (pool_.is_retiring(block)) return {};
+  const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.tokens);
+  if (!admits(sequence, hint, block_tokens_)) return {};
+  if (existing) {
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
     drop_contents(*existing);
     ++counters_.replaced;
   }
   verification_.enrol(block, sequence.parent, sequence.context);
-  register_block(block, block_tokens_, placed({}, block, parent, sequence.committed, sequence.tokens));
+  register_block(block, parent, block_tokens_, hint);
   sequence.parent = verification_.link(block);
   return {.is_new = true, .holder = block};
 }
@@ -194,13 +200,22 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   if (writer.committed != 0 && writer.committed < contents.keys.size()) {
     parent = index_.find(contents.keys[writer.committed - 1]).value_or(null_block);
   }
+  const auto part_of = [&](std::uint64_t i) noexcept {
+    return detail::lesser(contents.tokens - i * block_tokens_, block_tokens_);
+  };
+  const auto hint_at = [&](std::uint64_t i) noexcept {
+    access_hint hint = placed(hint_of(contents, static_cast<std::size_t>(i)), writer, null_block, null_block,
+                              i, contents.tokens);
+    hint.content = contents.keys[static_cast<std::size_t>(i)].low;
+    return std::pair(hint, part_of(i));
+  };
+  if (stays_refused(writer, contents.keys.size(), hint_at)) return registered;
   for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
     const block_id block = row(sequence.slot)[i];
-    const std::uint64_t part =
-        detail::lesser(contents.tokens - std::uint64_t{i} * block_tokens_, block_tokens_);
+    const std::uint64_t part = part_of(i);
     if (const auto existing = index_.find(contents.keys[i])) {
       if (verification_.holds_key(*existing, writer.context)) {
-        pool_.touch(*existing, placed(hint_of(contents, i), *existing, parent, i, contents.tokens));
+        pool_.touch(*existing, placed(hint_of(contents, i), writer, *existing, parent, i, contents.tokens));
         if (*existing != block) ++counters_.duplicates;
         parent = *existing;
         continue;
@@ -208,13 +223,19 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       drop_contents(*existing);  // the same key in another context
       ++counters_.replaced;
     }
-    // The key of fewer tokens makes way for that of the block as it stands now.
-    if (index_.contains(block) && index_.tokens(block) < part) drop_contents(block);
-    if (!index_.contains(block)) {
+    if (pool_.is_retiring(block)) break;
+    if (!index_.contains(block) || index_.tokens(block) < part) {
+      access_hint hint = hint_at(i).first;
+      if (parent != null_block) hint.parent = slot_id{to_index(parent)};
+      if (!admits(writer, hint, part)) {
+        static_cast<void>(stays_refused(writer, contents.keys.size(), hint_at));
+        break;
+      }
+      // The key of fewer tokens makes way for that of the block as it stands now.
+      if (index_.contains(block)) drop_contents(block);
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block, writer.context);
-      register_block(block, static_cast<std::uint32_t>(part),
-                     placed(hint_of(contents, i), block, parent, i, contents.tokens));
+      register_block(block, parent, static_cast<std::uint32_t>(part), hint);
       ++registered;
     }
     parent = block;
@@ -249,10 +270,11 @@ bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcep
 }
 
 template <class Traits>
-void paged_allocator<Traits>::register_block(block_id block, std::uint32_t tokens,
+void paged_allocator<Traits>::register_block(block_id block, block_id parent, std::uint32_t tokens,
                                              const access_hint& hint) noexcept {
   index_.insert(block, tokens);
   pool_.mark_cached(block, hint);
+  partial_.link(block, parent);
   observer_.on_cached(block, index_.key(block));
   ++counters_.registrations;
 }
@@ -260,6 +282,7 @@ void paged_allocator<Traits>::register_block(block_id block, std::uint32_t token
 template <class Traits>
 void paged_allocator<Traits>::unregister(block_id block) noexcept {
   observer_.on_dropped(block, index_.key(block));
+  partial_.unlink(block);
   index_.erase(block);
 }
 
@@ -290,18 +313,24 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .active_blocks = pool.active,
           .idle_blocks = pool.idle,
           .free_blocks = pool.free,
+          .retiring_blocks = pool.retiring,
           .cached_blocks = index_.size(),
           .deferred = deferred_.held(),
           .matches = counters_.matches,
           .hit_blocks = counters_.hit_blocks,
           .hit_tokens = counters_.hit_tokens,
+          .partial_hits = counters_.partial_hits,
+          .stolen_blocks = counters_.stolen_blocks,
           .allocations = pool.allocations,
           .evictions = pool.evictions,
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
           .replaced = counters_.replaced,
+          .deduplicated = counters_.deduplicated,
+          .refused = counters_.refused,
           .copies = counters_.copies,
           .metadata_bytes = pool.metadata_bytes + index_.metadata_bytes() + deferred_.metadata_bytes() +
+                            admission_.metadata_bytes() + partial_.metadata_bytes() + retained_.bytes() +
                             records_.bytes() + rows_.bytes() + tails_.bytes() + free_slots_.bytes(),
           .verification_bytes = verification_.metadata_bytes()};
 }

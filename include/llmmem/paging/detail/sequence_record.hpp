@@ -4,8 +4,11 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/verification.hpp>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace llmmem::inline v0 {
@@ -23,17 +26,43 @@ struct sequence_record {
   std::uint32_t borrowed = 0;    // how many leading blocks end in the last that is cached elsewhere only
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
   chain_link lender{};           // identity of the cached contents that block borrowed - 1 is equal to
+  bool copies = false;           // on write in the batch being counted
+  bool refused = false;          // the admission policy did not let block `committed` in
+  std::uint32_t asked = 0;       // how many leading blocks it has seen since
+  std::uint64_t batch = 0;       // the last batch that named the sequence
   prefix_context context{};
+  request_hints hints{};
 
   [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
 
   /// Only the first `block` blocks count as cached now; after 0, the next commit looks at all again.
   void recommit_from(std::uint32_t block) noexcept {
     committed = block;
+    refused = false;
     borrowed = 0;
     parent = {};
     lender = {};
   }
+};
+
+/// What `retain` was told of a sequence, the latest last.
+struct retained_ranges {
+  struct entry {
+    token_range range{};
+    retention keep{};
+  };
+
+  void add(token_range range, retention keep) noexcept {
+    if (count == entries.size()) {
+      for (std::size_t i = 1; i < entries.size(); ++i)
+        entries[i - 1] = entries[i];
+      --count;
+    }
+    entries[count++] = {range, keep};
+  }
+
+  std::array<entry, max_retained_ranges> entries{};
+  std::uint32_t count = 0;
 };
 
 }  // namespace detail
@@ -45,9 +74,13 @@ struct paged_counters {
   std::uint64_t matches = 0;
   std::uint64_t hit_blocks = 0;
   std::uint64_t hit_tokens = 0;
+  std::uint64_t partial_hits = 0;
+  std::uint64_t stolen_blocks = 0;
   std::uint64_t registrations = 0;
   std::uint64_t duplicates = 0;
   std::uint64_t replaced = 0;
+  std::uint64_t deduplicated = 0;
+  std::uint64_t refused = 0;
   std::uint64_t copies = 0;
 };
 

@@ -1,0 +1,147 @@
+/// @file
+/// Bodies of paged_allocator.hpp: growing many sequences at once, and what is done when blocks run short.
+/// Included by it alone.
+#pragma once
+
+#include <llmmem/paged_allocator.hpp>
+
+namespace llmmem::inline v0 {
+
+template <class Traits>
+result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch,
+                                                   std::span<append_result> out,
+                                                   std::uint64_t leave) noexcept {
+  if (batch.size() != out.size()) return refusal(errc::size_mismatch, 0, batch.size(), out.size());
+  for (;;) {
+    const auto needed = count_batch(batch);
+    if (!needed) return needed.error();
+    const std::uint64_t available = pool_.available();
+    if (leave <= available && *needed <= available - leave) break;
+    const std::uint64_t wanted = leave > max_bytes ? max_bytes : *needed + leave;
+    if (collect() == 0 && !relieve(wanted)) return refusal(errc::out_of_blocks, 0, wanted, pool_.available());
+  }
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const growth& each = batch[i];
+    const std::uint32_t slot = each.sequence.slot;
+    const std::uint64_t count = each.tokens.size() + each.untold;
+    const auto grown = grow(slot, count, needed_for(slot, count));
+    if (!grown) return grown.error();  // only under a policy that breaks its contract
+    out[i] = *grown;
+    if (records_[slot].tokens_known) fill(slot, grown->first, each.tokens);
+    if (each.untold != 0) records_[slot].tokens_known = false;
+  }
+  return {};
+}
+
+/// Blocks that all of `batch` takes together. Of k sequences that share their last block, all but the last to
+/// hold it copy: references are dropped while counting, as growing would drop them, and put back.
+template <class Traits>
+result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const growth> batch) noexcept {
+  ++batches_;
+  std::uint64_t needed = 0;
+  failure refused{};
+  std::size_t counted = 0;
+  for (; counted < batch.size(); ++counted) {
+    const growth& each = batch[counted];
+    const auto alive = check(each.sequence);
+    if (!alive) {
+      refused = alive.error();
+      break;
+    }
+    record& sequence = at(each.sequence);
+    const std::uint64_t count = each.untold > max_bytes ? max_bytes : each.tokens.size() + each.untold;
+    const auto fits = check_length(each.sequence.slot, count);
+    if (sequence.batch == batches_) {
+      refused = refusal(errc::listed_twice, each.sequence.slot, counted, batch.size());
+    } else if (!fits) {
+      refused = fits.error();
+    }
+    if (refused.code != errc::ok) break;
+    sequence.batch = batches_;
+    const need room = needed_for(each.sequence.slot, count);
+    needed += room.blocks;
+    if (room.copies) static_cast<void>(pool_.release(row(each.sequence.slot)[sequence.blocks - 1]));
+    sequence.copies = room.copies;
+  }
+  for (std::size_t i = 0; i < counted; ++i) {
+    record& sequence = at(batch[i].sequence);
+    if (sequence.copies) static_cast<void>(pool_.share(row(batch[i].sequence.slot)[sequence.blocks - 1]));
+  }
+  if (refused.code != errc::ok) return refused;
+  return needed;
+}
+
+/// Whether somebody made blocks available.
+template <class Traits>
+bool paged_allocator<Traits>::relieve(std::uint64_t needed) noexcept {
+  if (pressure_.call == nullptr) return false;
+  const std::uint64_t before = pool_.available();
+  const bool again = pressure_.call(pressure_.context, {.needed = needed, .available = before});
+  return again && pool_.available() > before;
+}
+
+template <class Traits>
+void paged_allocator<Traits>::warn() noexcept {
+  if (pressure_.call == nullptr) return;
+  static_cast<void>(pressure_.call(pressure_.context, {.needed = 0, .available = pool_.available()}));
+}
+
+/// Calls `visit(block)` for each cached full block of the prefix; says how many tokens they hold.
+template <class Traits>
+template <class Visit>
+std::uint64_t paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
+                                            Visit&& visit) const noexcept {
+  block_key key = hash_.root(context);
+  chain_link parent{};
+  std::uint64_t cached = 0;
+  while (tokens.size() - cached >= block_tokens_) {
+    const auto part = tokens.subspan(static_cast<std::size_t>(cached), block_tokens_);
+    key = hash_.chain(key, part);
+    const auto found = index_.find(key);
+    if (!found || !verification_.holds(*found, part, parent, context)) break;
+    visit(*found);
+    parent = verification_.link(*found);
+    cached += block_tokens_;
+  }
+  return cached;
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::cached_tokens(std::span<const token_id> tokens,
+                                                     const prefix_context& context) const noexcept {
+  return walk(tokens, context, [](block_id) noexcept {});
+}
+
+template <class Traits>
+prompt_cost paged_allocator<Traits>::cost(std::span<const token_id> tokens,
+                                          const prefix_context& context) const noexcept {
+  prompt_cost out;
+  out.cached_tokens = walk(tokens, context, [&](block_id block) noexcept {
+    ++out.cached_blocks;
+    if (pool_.record(block).is_idle()) ++out.revived_blocks;
+  });
+  out.new_blocks = detail::blocks_for(tokens.size() - out.cached_tokens, block_tokens_);
+  return out;
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::expect(std::span<const token_id> tokens, const prefix_context& context,
+                                              std::uint64_t next_use) noexcept {
+  return walk(tokens, context, [&](block_id block) noexcept { pool_.expect(block, next_use); });
+}
+
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::expect(const keyed_blocks& prompt, const prefix_context& context,
+                                              std::uint64_t next_use) noexcept {
+  std::uint64_t tokens = 0;
+  for (const block_key& key : prompt.keys) {
+    const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
+    const auto found = index_.find(key);
+    if (!found || index_.tokens(*found) != part || !verification_.holds_key(*found, context)) break;
+    pool_.expect(*found, next_use);
+    tokens += part;
+  }
+  return tokens;
+}
+
+}  // namespace llmmem::inline v0
