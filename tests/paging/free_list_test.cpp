@@ -73,7 +73,7 @@ TEST_CASE("the ascending free list gives the block behind, else the lowest, as a
 
 TEST_CASE("the stack gives back what came last, and forgets high ids in place") {
   lifo_free_list list(8, {});
-  for (const std::uint64_t each : {3, 7, 1, 8, 2})
+  for (const std::uint64_t each : {3U, 7U, 1U, 8U, 2U})
     list.push(id(each));
   list.undo_push(id(2));
   CHECK(list.keep_up_to(id(6)) == 2);

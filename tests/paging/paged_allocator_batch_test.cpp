@@ -44,7 +44,7 @@ struct preemptor {
 }  // namespace
 
 TEST_CASE("of sequences that share their last block a batch counts a copy for all but the last to hold it") {
-  for (const std::uint64_t spare : {2, 3}) {
+  for (const std::uint64_t spare : {2U, 3U}) {
     CAPTURE(spare);
     paged_allocator<> cache({.blocks = 1 + spare, .block_tokens = 4});
     const sequence_id first = cache.create().value();
