@@ -236,6 +236,8 @@ class paged_allocator {
   }
 
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
+  /// The longest a sequence may become.
+  [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   /// Blocks the backing memory must have: the usable ones and the null block. More while blocks are retiring.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The same for the most blocks that `resize` may ask for.

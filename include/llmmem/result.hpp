@@ -17,6 +17,8 @@ enum class errc : std::uint8_t {
   ok = 0,
   out_of_blocks,     ///< wanted = blocks needed, found = blocks that could be had
   out_of_sequences,  ///< found = sequences alive, all the options allow
+  out_of_requests,   ///< found = requests known, all the options allow
+  step_pending,      ///< a step is out that has not been completed: found = requests in it
   out_of_bytes,      ///< wanted = bytes needed, found = bytes left
   sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
   too_many_shares,  ///< index = block, wanted = references to add at most, found = those it has
@@ -145,6 +147,10 @@ inline std::string failure::message() const {
              " free or evictable; release sequences, or build it with more blocks";
     case errc::out_of_sequences:
       return who + ": all " + n(found) + " sequences are alive; release one, or raise max_sequences";
+    case errc::out_of_requests:
+      return who + ": all " + n(found) + " requests are known; finish one, or raise max_requests";
+    case errc::step_pending:
+      return who + ": the last step, of " + n(found) + " requests, is not completed; call completed() first";
     case errc::out_of_bytes:
       return who + ": " + n(wanted) + " bytes needed, " + n(found) +
              " left of its budget; give ranges back, or raise it";
@@ -209,6 +215,7 @@ inline void failure::raise() const {
   switch (code) {
     case errc::out_of_blocks:
     case errc::out_of_sequences:
+    case errc::out_of_requests:
     case errc::out_of_bytes:
     case errc::sequence_full:
     case errc::too_many_shares:

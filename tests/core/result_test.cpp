@@ -55,6 +55,10 @@ constexpr std::array refusals{
     refusal{
         errc::bad_block_count, raises::length_error,
         "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
+    refusal{errc::out_of_requests, raises::out_of_memory,
+            "kv: all 12 requests are known; finish one, or raise max_requests"},
+    refusal{errc::step_pending, raises::argument_error,
+            "kv: the last step, of 12 requests, is not completed; call completed() first"},
     refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
             "kv: tokens 30 to 12 are none; the end lies behind the first"},

@@ -1,0 +1,376 @@
+/// @file
+/// Bodies of batch_scheduler.hpp; included by it alone.
+#pragma once
+
+#include <llmmem/paging/batch_scheduler.hpp>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+[[nodiscard]] inline scheduler_options checked_scheduler_options(scheduler_options options) {
+  const auto refuse = [&](const char* what) { throw length_error(options.name + ": " + what); };
+  if (options.max_running == 0) refuse("max_running is 0; at least 1 is needed");
+  if (options.max_step_tokens == 0) refuse("max_step_tokens is 0; at least 1 is needed");
+  if (options.max_requests < options.max_running) {
+    throw length_error(options.name + ": max_requests is " + std::to_string(options.max_requests) +
+                       ", fewer than the " + std::to_string(options.max_running) + " that may run");
+  }
+  return options;
+}
+
+}  // namespace detail
+
+template <class Cache, batch_client Client>
+batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, scheduler_options options)
+    : cache_(&cache),
+      client_(&client),
+      options_(detail::checked_scheduler_options(std::move(options))),
+      requests_(options_.max_requests, request{}, options_.metadata, "batch_scheduler: requests"),
+      free_slots_(options_.max_requests, options_.metadata, "batch_scheduler: free slots"),
+      running_(options_.max_running, options_.metadata, "batch_scheduler: running"),
+      waiting_(options_.max_requests, options_.metadata, "batch_scheduler: waiting"),
+      growths_(options_.max_running, growth{}, options_.metadata, "batch_scheduler: growths"),
+      grown_(options_.max_running, append_result{}, options_.metadata, "batch_scheduler: grown"),
+      growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
+      work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),
+      free_slot_count_(options_.max_requests) {
+  for (std::uint32_t i = 0; i < free_slot_count_; ++i)
+    free_slots_[i] = free_slot_count_ - 1 - i;
+}
+
+template <class Cache, batch_client Client>
+result<void> batch_scheduler<Cache, Client>::check(request_ticket ticket) const noexcept {
+  if (ticket == request_ticket{}) return refusal(errc::null_handle, 0, 0, 0);
+  if (ticket.slot >= requests_.size()) return refusal(errc::foreign_handle, ticket.slot, 0, 0);
+  const std::uint32_t now = requests_[ticket.slot].generation;
+  if (ticket.generation != now) return refusal(errc::stale_handle, ticket.slot, ticket.generation, now);
+  return {};
+}
+
+template <class Cache, batch_client Client>
+result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user,
+                                                              const prefix_context& context,
+                                                              const request_hints& hints) noexcept {
+  const std::uint64_t tokens = client_->tokens(user).size();
+  if (tokens == 0) return refusal(errc::empty_range, 0, 0, 0);
+  if (hints.keep.priority > retention::most_priority)
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::most_priority);
+  if (tokens + 1 > cache_->max_sequence_tokens())
+    return refusal(errc::sequence_full, 0, tokens + 1, cache_->max_sequence_tokens());
+  if (const std::uint64_t needed = blocks_for(tokens + 1); needed > cache_->pool().blocks())
+    return refusal(errc::out_of_blocks, 0, needed, cache_->pool().blocks());
+  if (free_slot_count_ == 0) return refusal(errc::out_of_requests, 0, 1, requests_.size());
+
+  const std::uint32_t slot = free_slots_[--free_slot_count_];
+  request& fresh = requests_[slot];
+  fresh = request{.user = user,
+                  .arrival = ++arrivals_,
+                  .context = context,
+                  .hints = hints,
+                  .generation = fresh.generation + 1};
+  waiting_at(waiting_count_++) = slot;
+  ++counters_.submitted;
+  return request_ticket{slot, fresh.generation};
+}
+
+template <class Cache, batch_client Client>
+result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
+  if (is_pending_) return refusal(errc::step_pending, 0, 0, work_count_);
+  scheduled_step out;
+  work_count_ = 0;
+  step_tokens_ = 0;
+  // Whoever has just been preempted would take the blocks back that it gave.
+  if (grow_running(out)) admit_waiting(out);
+  out.work = {work_.data(), work_count_};
+  is_pending_ = work_count_ != 0;
+  ++counters_.steps;
+  counters_.computed_tokens += step_tokens_;
+  return out;
+}
+
+/// What those who run would compute, in the order they came.
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::plan_growth() noexcept {
+  growing_count_ = 0;
+  std::uint64_t budget = options_.max_step_tokens;
+  for (std::uint32_t i = 0; i < running_count_ && budget != 0; ++i) {
+    const request& each = requests_[running_[i]];
+    const auto rest = client_->tokens(each.user).subspan(static_cast<std::size_t>(each.written));
+    const auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
+    if (count == 0) continue;  // it has nothing new to compute
+    growths_[growing_count_] = {.sequence = each.sequence, .tokens = rest.first(count)};
+    growing_[growing_count_++] = running_[i];
+    budget -= count;
+  }
+}
+
+/// Says whether nobody had to be preempted and nobody is blocked.
+template <class Cache, batch_client Client>
+bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept {
+  bool all_kept = true;
+  for (;;) {
+    plan_growth();
+    if (growing_count_ == 0) return all_kept;
+    const auto done =
+        cache_->append_batch({growths_.data(), growing_count_}, {grown_.data(), growing_count_});
+    if (done) break;
+    if (done.code() == errc::out_of_blocks && running_count_ > 1) {
+      all_kept = false;
+      preempt_last();
+      continue;
+    }
+    // Alone, or too long for a sequence: the one that cannot grow is the first that cannot grow by itself.
+    std::uint32_t culprit = growing_[0];
+    for (std::uint32_t i = 0; done.code() == errc::sequence_full && i < growing_count_; ++i) {
+      if (growths_[i].sequence.slot == done.error().index) culprit = growing_[i];
+    }
+    const bool may_pass =
+        done.code() == errc::out_of_blocks &&
+        blocks_for(client_->tokens(requests_[culprit].user).size()) <= cache_->pool().blocks();
+    if (may_pass) {  // others hold what it needs
+      out.blocked = {.needed = done.error().wanted, .available = done.error().found};
+      return false;
+    }
+    give_up(culprit, done.error());
+  }
+  for (std::uint32_t i = 0; i < growing_count_; ++i) {
+    copy(grown_[i].copy);
+    add_work(growing_[i], grown_[i].first, growths_[i].tokens.size());
+  }
+  return all_kept;
+}
+
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& why) noexcept {
+  const std::uint64_t user = requests_[slot].user;
+  end(slot);
+  ++counters_.exhausted;
+  client_->exhausted(user, why);
+}
+
+/// Its blocks go, its tokens stay with the client; it is the next to be admitted.
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::preempt_last() noexcept {
+  const std::uint32_t slot = running_[--running_count_];
+  request& victim = requests_[slot];
+  if constexpr (swapping_client<Client>) {
+    victim.is_saved = client_->swap_out(victim.user, victim.sequence, victim.written);
+    victim.saved = victim.is_saved ? victim.written : 0;
+    counters_.swapped_out += victim.is_saved ? 1 : 0;
+  }
+  static_cast<void>(cache_->release(victim.sequence));  // cannot fail: it is ours
+  victim.sequence = {};
+  victim.written = 0;
+  victim.is_running = false;
+  first_waiting_ = (first_waiting_ == 0 ? static_cast<std::uint32_t>(waiting_.size()) : first_waiting_) - 1;
+  ++waiting_count_;
+  waiting_at(0) = slot;
+  ++counters_.preempted;
+}
+
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept {
+  while (waiting_count_ != 0 && running_count_ < options_.max_running &&
+         step_tokens_ < options_.max_step_tokens) {
+    const std::uint32_t slot = waiting_at(0);
+    const request& next = requests_[slot];
+    const std::uint64_t needed = needed_to_start(next);
+    const std::uint64_t leave = running_count_ == 0 ? 0 : options_.watermark;
+    const std::uint64_t available = cache_->pool().available();
+    const bool fits = leave <= available && needed <= available - leave;
+    if (!fits || !start(slot)) {
+      if (running_count_ == 0) {
+        if (blocks_for(client_->tokens(next.user).size()) >
+            cache_->pool().blocks()) {  // it grew while it waited, or the pool shrank
+          give_up(slot, refusal(errc::out_of_blocks, slot, needed, available));
+          continue;
+        }
+        out.blocked = {.needed = needed, .available = available};
+      }
+      return;
+    }
+  }
+}
+
+/// Blocks for all tokens of a request, the last of which is computed in any case: whoever wants the next
+/// token needs it.
+template <class Cache, batch_client Client>
+std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& next) const noexcept {
+  const auto tokens = client_->tokens(next.user);
+  const auto cacheable = tokens.first(tokens.size() - 1);
+  const std::uint64_t last = cacheable.size() % cache_->block_tokens() == 0 ? 1 : 0;
+  return cache_->cost(cacheable, next.context).needed() + last;
+}
+
+/// Moves the head of the queue to those who run; false if it does not fit after all.
+template <class Cache, batch_client Client>
+bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
+  request& starting = requests_[slot];
+  const auto tokens = client_->tokens(starting.user);
+  const auto sequence = cache_->create(starting.context, starting.hints);
+  if (!sequence) return false;
+  starting.sequence = *sequence;
+  const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));
+  starting.written = hit ? hit->tokens : 0;
+  if (hit) copy(hit->copy);
+  const auto take_back = [&]() noexcept {
+    static_cast<void>(cache_->release(*sequence));  // cannot fail: it is ours
+    starting.sequence = {};
+    starting.written = 0;
+    return false;
+  };
+  if (!bring_back(starting, tokens)) return take_back();
+
+  const auto rest = tokens.subspan(static_cast<std::size_t>(starting.written));
+  const std::uint64_t budget = options_.max_step_tokens - step_tokens_;
+  const auto part = rest.first(static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget));
+  const auto grown = cache_->append(*sequence, part);
+  if (!grown) return take_back();
+  copy(grown->copy);
+  first_waiting_ = static_cast<std::uint32_t>((first_waiting_ + 1) % waiting_.size());
+  --waiting_count_;
+  running_[running_count_++] = slot;
+  starting.is_running = true;
+  ++(starting.has_run ? counters_.resumed : counters_.admitted);
+  starting.has_run = true;
+  add_work(slot, starting.written, part.size());
+  return true;
+}
+
+/// Has the client write the KV it saved, as far as the cache does not have it; false if there is no room.
+template <class Cache, batch_client Client>
+bool batch_scheduler<Cache, Client>::bring_back(request& starting,
+                                                std::span<const token_id> tokens) noexcept {
+  if constexpr (swapping_client<Client>) {
+    if (!starting.is_saved) return true;
+    const std::uint64_t first = starting.written;
+    const std::uint64_t end = starting.saved > first ? starting.saved : first;
+    const auto span = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
+    const auto grown = cache_->append(starting.sequence, span);
+    if (!grown) return false;
+    copy(grown->copy);
+    starting.is_saved = false;
+    starting.saved = 0;
+    if (client_->swap_in(starting.user, starting.sequence, first, end)) {
+      starting.written = end;
+    } else {
+      static_cast<void>(cache_->truncate(starting.sequence, first));
+    }
+  }
+  return true;
+}
+
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::add_work(std::uint32_t slot, std::uint64_t first,
+                                              std::uint64_t count) noexcept {
+  request& worker = requests_[slot];
+  const std::uint64_t end = first + count;
+  if (worker.computed > first)
+    counters_.recomputed_tokens += (worker.computed < end ? worker.computed : end) - first;
+  if (worker.computed < end) worker.computed = end;
+  step_tokens_ += count;
+  work_[work_count_++] = {.ticket = {slot, worker.generation},
+                          .user = worker.user,
+                          .sequence = worker.sequence,
+                          .first = first,
+                          .count = count};
+}
+
+template <class Cache, batch_client Client>
+result<void> batch_scheduler<Cache, Client>::completed() noexcept {
+  is_pending_ = false;
+  for (std::uint32_t i = 0; i < work_count_; ++i) {
+    const scheduled_work& done = work_[i];
+    request& worker = requests_[done.ticket.slot];
+    worker.written = done.first + done.count;
+    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: it holds those tokens
+    if (worker.is_ending) end(done.ticket.slot);
+  }
+  work_count_ = 0;
+  return {};
+}
+
+template <class Cache, batch_client Client>
+result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexcept {
+  if (const auto alive = check(ticket); !alive) return alive;
+  request& done = requests_[ticket.slot];
+  for (std::uint32_t i = 0; i < work_count_; ++i) {
+    if (work_[i].ticket == ticket) {
+      done.is_ending = true;
+      return {};
+    }
+  }
+  end(ticket.slot);
+  ++counters_.finished;
+  return {};
+}
+
+/// Forgets a request and what it holds.
+template <class Cache, batch_client Client>
+void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
+  request& gone = requests_[slot];
+  if (gone.is_running) {
+    static_cast<void>(cache_->release(gone.sequence));  // cannot fail: it is ours
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < running_count_; ++i) {
+      if (running_[i] != slot) running_[kept++] = running_[i];
+    }
+    running_count_ = kept;
+  } else {
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < waiting_count_; ++i) {
+      const std::uint32_t each = waiting_at(i);
+      if (each != slot) waiting_at(kept++) = each;
+    }
+    waiting_count_ = kept;
+  }
+  if (gone.is_ending) ++counters_.finished;
+  ++gone.generation;
+  gone.is_running = false;
+  free_slots_[free_slot_count_++] = slot;
+}
+
+template <class Cache, batch_client Client>
+scheduler_stats batch_scheduler<Cache, Client>::stats() const noexcept {
+  scheduler_stats out = counters_;
+  out.running = running_count_;
+  out.waiting = waiting_count_;
+  out.metadata_bytes = requests_.bytes() + free_slots_.bytes() + running_.bytes() + waiting_.bytes() +
+                       growths_.bytes() + grown_.bytes() + growing_.bytes() + work_.bytes();
+  return out;
+}
+
+template <class Cache, batch_client Client>
+std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
+  std::vector<std::string> found;
+  const auto blame = [&](std::uint32_t slot, const char* what) {
+    found.push_back(options_.name + ": request " + std::to_string(slot) + " (arrival " +
+                    std::to_string(requests_[slot].arrival) + ") " + what);
+  };
+  std::uint64_t before = 0;
+  const auto look = [&](std::uint32_t slot, bool runs) {
+    const request& each = requests_[slot];
+    if (each.arrival <= before) blame(slot, "stands behind one that came later");
+    before = each.arrival;
+    if ((each.generation & 1U) == 0) blame(slot, "is queued but ended");
+    if (each.is_running != runs) blame(slot, runs ? "is among the running but waits" : "waits but runs");
+    if (runs != cache_->check(each.sequence).has_value()) {
+      blame(slot, runs ? "runs without a sequence" : "waits with a sequence");
+    }
+    if (runs && each.written > cache_->tokens(each.sequence))
+      blame(slot, "counts more written than it holds");
+  };
+  for (std::uint32_t i = 0; i < running_count_; ++i)
+    look(running_[i], true);
+  for (std::uint32_t i = 0; i < waiting_count_; ++i)
+    look(waiting_at(i), false);
+  if (running_count_ + waiting_count_ + free_slot_count_ != requests_.size()) {
+    found.push_back(options_.name + ": " + std::to_string(running_count_) + " running, " +
+                    std::to_string(waiting_count_) + " waiting and " + std::to_string(free_slot_count_) +
+                    " free slots are not all " + std::to_string(requests_.size()));
+  }
+  return found;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,341 @@
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/batch_scheduler.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/counting_metadata.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+#include "support/toy_engine.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using cache_type = paged_allocator<>;
+template <bool Swaps>
+using engine_type = toy_engine<cache_type, Swaps>;
+
+struct copying_traits : paged_traits {
+  using partial = copy_partial_blocks;
+};
+
+/// A small service whose answers end when somebody says so.
+template <class Cache, bool Swaps>
+struct service {
+  service(const paged_options& blocks, const scheduler_options& options)
+      : cache(blocks), engine(cache), scheduler(cache, engine, options) {}
+
+  void submit(std::uint64_t user, std::vector<token_id> prompt) {
+    engine.ask(user, std::move(prompt));
+    tickets[user] = scheduler.submit(user).value();
+  }
+
+  /// `ends(user, answer)`: whether the answer, of so many tokens, ends there.
+  template <class Ends>
+  void step(Ends&& ends) {
+    const scheduled_step now = scheduler.step().value();
+    work_in_last_step = now.work.size();
+    blocked = now.blocked;
+    // Copies, as work's are one token each, must not depend on what is computed in the step.
+    engine.compute(now.work);
+    std::vector<std::uint64_t> over;
+    for (const scheduled_work& each : now.work) {
+      const toy_request& request = engine.requests.at(each.user);
+      if (each.first + each.count + 1 == request.tokens.size() &&
+          ends(each.user, request.tokens.size() - request.prompt)) {
+        over.push_back(each.user);
+      }
+    }
+    scheduler.completed().value();
+    for (const std::uint64_t user : over) {
+      scheduler.finish(tickets.at(user)).value();
+      tickets.erase(user);
+    }
+    for (auto each = tickets.begin(); each != tickets.end();) {
+      each = engine.requests.at(each->first).is_exhausted ? tickets.erase(each) : std::next(each);
+    }
+  }
+
+  /// Everything said so far is what the model says alone.
+  [[nodiscard]] bool is_right(std::uint64_t user) const {
+    const toy_request& request = engine.requests.at(user);
+    return request.tokens ==
+           toy_text(std::span(request.tokens).first(request.prompt), request.tokens.size() - request.prompt);
+  }
+
+  Cache cache;
+  toy_engine<Cache, Swaps> engine;
+  batch_scheduler<Cache, toy_engine<Cache, Swaps>> scheduler;
+  std::map<std::uint64_t, request_ticket> tickets;  // of those that are not over
+  std::size_t work_in_last_step = 0;
+  block_shortage blocked{};
+};
+
+/// Every sequence of choices, depth first: each run consumes choices, and the last that can still change is
+/// changed for the next run.
+class all_choices {
+ public:
+  [[nodiscard]] std::uint32_t below(std::uint32_t bound) {
+    if (next_ == made_.size()) made_.push_back({0, bound});
+    return made_[next_++].value;
+  }
+  /// The next run; false when there is none.
+  [[nodiscard]] bool advance() {
+    next_ = 0;
+    while (!made_.empty() && ++made_.back().value == made_.back().bound)
+      made_.pop_back();
+    return !made_.empty();
+  }
+
+ private:
+  struct choice {
+    std::uint32_t value;
+    std::uint32_t bound;
+  };
+  std::vector<choice> made_;
+  std::size_t next_ = 0;
+};
+
+/// One service's life under all that its environment may do: when requests come, how long their prompts are,
+/// where each answer ends. Each must end, with the text the model says alone; and each step must do
+/// something.
+template <class Cache, bool Swaps>
+void live(all_choices& choices, std::uint64_t blocks, std::uint32_t requests, std::uint32_t longest) {
+  service<Cache, Swaps> all(
+      {.blocks = blocks, .block_tokens = 2, .max_sequences = 4, .max_sequence_tokens = 64},
+      {.max_running = 3, .max_requests = 4, .max_step_tokens = 5, .watermark = 1});
+  std::uint32_t submitted = 0;
+  std::uint32_t steps = 0;
+  while (submitted < requests || !all.tickets.empty()) {
+    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
+      // Prompts that begin alike, so that blocks are shared.
+      std::vector<token_id> prompt(1 + choices.below(3), 7);
+      all.submit(submitted++, std::move(prompt));
+      continue;
+    }
+    all.step([&](std::uint64_t, std::size_t answer) { return answer == longest || choices.below(2) == 0; });
+    REQUIRE(all.work_in_last_step != 0);  // nobody is stuck
+    REQUIRE(++steps < 200);
+    const auto proof = all.scheduler.audit();
+    REQUIRE((proof.empty() ? "" : proof.front()) == std::string());
+  }
+  for (std::uint32_t user = 0; user < requests; ++user) {
+    REQUIRE(all.is_right(user));
+    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
+  }
+  REQUIRE(all.cache.stats().active_blocks == 0);
+  REQUIRE(all.cache.audit().empty());
+  REQUIRE(all.scheduler.stats().finished == requests);
+}
+
+template <class Cache, bool Swaps>
+std::uint64_t live_every_life(std::uint64_t blocks, std::uint32_t requests, std::uint32_t longest) {
+  all_choices choices;
+  std::uint64_t lives = 0;
+  do {
+    live<Cache, Swaps>(choices, blocks, requests, longest);
+    ++lives;
+  } while (choices.advance());
+  return lives;
+}
+
+}  // namespace
+
+TEST_CASE("whatever the environment does, no request is stuck and no token lost, with blocks for just one") {
+  // Three tokens of prompt, five of answer: four blocks hold the longest request, and nothing beside it.
+  CHECK(live_every_life<cache_type, false>(4, 2, 5) > 500);
+  CHECK(live_every_life<cache_type, true>(4, 2, 5) > 500);
+  CHECK(live_every_life<paged_allocator<copying_traits>, true>(4, 2, 5) > 500);
+  CHECK(live_every_life<cache_type, false>(4, 3, 3) > 5'000);
+  CHECK(live_every_life<cache_type, true>(4, 3, 3) > 5'000);
+}
+
+TEST_CASE(
+    "services of random size keep every token, under preemption, swaps that fail and cancelled requests") {
+  std::uint64_t preempted = 0;
+  std::uint64_t swapped = 0;
+  std::uint64_t lost = 0;
+  for (const auto seed : seeds(150)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t blocks = 4 + random.below(std::uint64_t{20});
+    service<paged_allocator<copying_traits>, true> all(
+        {.blocks = blocks, .block_tokens = 1 + random.below(std::uint32_t{4}), .max_sequences = 8},
+        {.max_running = 1 + random.below(std::uint32_t{8}),
+         .max_requests = 20,
+         .max_step_tokens = 1 + random.below(std::uint64_t{12}),
+         .watermark = random.below(std::uint64_t{3})});
+    all.engine.lose_every = random.below(std::uint64_t{4});
+    const std::uint64_t room = blocks * all.cache.block_tokens();
+    std::uint64_t submitted = 0;
+    std::uint64_t cancelled = 0;
+    std::map<std::uint64_t, std::size_t> lengths;
+    for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
+      REQUIRE(steps < 20'000);
+      if (submitted < 30 && all.tickets.size() < 20 && random.once_in(3)) {
+        std::vector<token_id> prompt(1 + random.below(room / 2), 7);
+        if (random.once_in(2)) prompt.back() = 8;
+        // An answer that may outgrow the cache once in a while.
+        lengths[submitted] = 1 + random.below(random.once_in(10) ? room * 2 : room / 2);
+        all.submit(submitted++, std::move(prompt));
+      }
+      if (!all.tickets.empty() && random.once_in(40)) {
+        const auto which = all.tickets.begin();
+        all.scheduler.finish(which->second).value();
+        all.tickets.erase(which);
+        ++cancelled;
+      }
+      all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
+      REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));
+      REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
+    }
+    const scheduler_stats stats = all.scheduler.stats();
+    CHECK(stats.finished + stats.exhausted == 30);
+    preempted += stats.preempted;
+    swapped += stats.swapped_out;
+    lost += stats.recomputed_tokens;
+    for (std::uint64_t user = 0; user < submitted; ++user) {
+      REQUIRE(all.is_right(user));
+      if (all.engine.requests.at(user).is_exhausted)
+        REQUIRE(all.engine.requests.at(user).tokens.size() > room);
+    }
+    REQUIRE(all.cache.stats().active_blocks == 0);
+    REQUIRE(all.cache.audit() == std::vector<std::string>{});
+  }
+  CHECK(preempted > 1'000);
+  CHECK(swapped > 500);
+  CHECK(lost > 500);
+}
+
+TEST_CASE("requests come and go by the lengths of a production trace, which nobody tells in advance") {
+  const char* folder = std::getenv("LLMMEM_DATA_DIR");
+  std::ifstream trace(std::string(folder == nullptr ? "" : folder) + "/azure_llm_inference_2023_conv.csv");
+  if (!trace) {
+    MESSAGE("NOT CHECKED on real data: LLMMEM_DATA_DIR has no azure_llm_inference_2023_conv.csv");
+    return;
+  }
+  std::string line;
+  std::getline(trace, line);
+  constexpr std::uint64_t count = 600;
+  service<cache_type, false> all(
+      {.blocks = 2'048, .block_tokens = 16, .max_sequences = 64},
+      {.max_running = 64, .max_requests = 64, .max_step_tokens = 2'048, .watermark = 8});
+  std::vector<std::size_t> lengths;
+  std::uint64_t submitted = 0;
+  std::uint64_t tokens = 0;
+  while (submitted < count || !all.tickets.empty()) {
+    while (submitted < count && all.tickets.size() < 64) {
+      REQUIRE(std::getline(trace, line));
+      const std::size_t first = line.find(',');
+      const std::size_t second = line.find(',', first + 1);
+      std::vector<token_id> prompt(std::stoul(line.substr(first + 1)));
+      for (std::size_t i = 0; i < prompt.size(); ++i)
+        prompt[i] = static_cast<token_id>(submitted * 7 + i);
+      lengths.push_back(std::stoul(line.substr(second + 1)));
+      tokens += prompt.size() + lengths.back();
+      all.submit(submitted++, std::move(prompt));
+    }
+    all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths[user]; });
+    REQUIRE(all.work_in_last_step != 0);
+  }
+  for (std::uint64_t user = 0; user < count; ++user) {
+    REQUIRE(all.is_right(user));
+    REQUIRE(all.engine.requests.at(user).tokens.size() ==
+            all.engine.requests.at(user).prompt + lengths[user]);
+  }
+  const scheduler_stats stats = all.scheduler.stats();
+  MESSAGE(tokens << " tokens in " << stats.steps << " steps, " << stats.preempted << " preemptions, "
+                 << stats.recomputed_tokens << " tokens computed again");
+  CHECK(stats.finished == count);
+  CHECK(stats.preempted > 0);
+  CHECK(all.cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("what can never run is refused when it comes, with the reason") {
+  cache_type cache(
+      {.blocks = 4, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 12, .name = "kv"});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {.max_running = 1, .max_requests = 1, .name = "queue"});
+  engine.ask(1, {});
+  engine.ask(2, std::vector<token_id>(12, 1));
+  engine.ask(3, {1, 2, 3});
+  CHECK(scheduler.submit(1).error().message() ==
+        "queue: tokens 0 to 0 are none; the end lies behind the first");
+  CHECK(scheduler.submit(2).code() == errc::sequence_full);
+  REQUIRE(cache.resize(2));
+  engine.ask(2, std::vector<token_id>(8, 1));
+  CHECK(scheduler.submit(2).code() == errc::out_of_blocks);
+  const request_ticket ticket = scheduler.submit(3).value();
+  CHECK(scheduler.submit(3).error().message() ==
+        "queue: all 1 requests are known; finish one, or raise max_requests");
+  REQUIRE(scheduler.step().value().work.size() == 1);
+  CHECK(scheduler.step().code() == errc::step_pending);
+  REQUIRE(scheduler.finish(ticket));  // takes effect with the step
+  CHECK(scheduler.stats().running == 1);
+  REQUIRE(scheduler.completed());
+  CHECK(scheduler.stats().running == 0);
+  CHECK(scheduler.finish(ticket).code() == errc::stale_handle);
+  CHECK(scheduler.finish({}).code() == errc::null_handle);
+  CHECK(scheduler.finish({.slot = 9, .generation = 1}).code() == errc::foreign_handle);
+  CHECK(cache.stats().active_blocks == 0);
+}
+
+TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks it needs") {
+  cache_type cache({.blocks = 4, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  const sequence_id pinned = cache.create().value();
+  REQUIRE(cache.extend(pinned, 9));
+  engine.ask(1, std::vector<token_id>(8, 1));
+  REQUIRE(scheduler.submit(1));
+  const scheduled_step step = scheduler.step().value();
+  CHECK(step.work.empty());
+  CHECK(step.blocked.needed == 2);
+  CHECK(step.blocked.available == 1);
+  REQUIRE(cache.release(pinned));
+  CHECK(scheduler.step().value().work.size() == 1);
+}
+
+TEST_CASE("a prompt goes in parts, and those who run go first") {
+  cache_type cache({.blocks = 64, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {.max_step_tokens = 10});
+  engine.ask(1, std::vector<token_id>(8, 1));
+  engine.ask(2, std::vector<token_id>(25, 2));
+  REQUIRE(scheduler.submit(1));
+  REQUIRE(scheduler.submit(2));
+  std::vector<std::uint64_t> parts;
+  for (int i = 0; i < 4; ++i) {
+    const auto work = scheduler.step().value().work;
+    REQUIRE(work.size() == 2);
+    CHECK(work[0].user == 1);
+    parts.push_back(work[1].count);
+    engine.compute(work);
+    REQUIRE(scheduler.completed());
+  }
+  CHECK(parts == std::vector<std::uint64_t>{2, 9, 9, 5});
+  CHECK(engine.requests.at(2).tokens == toy_text(std::vector<token_id>(25, 2), 1));
+}
+
+TEST_CASE("numbers that make no scheduler are refused, and so is memory that is not there") {
+  cache_type cache({.blocks = 4});
+  engine_type<false> engine(cache);
+  using scheduler = batch_scheduler<cache_type, engine_type<false>>;
+  CHECK_THROWS_WITH_AS(scheduler(cache, engine, {.max_running = 0}),
+                       "batch_scheduler: max_running is 0; at least 1 is needed", length_error);
+  CHECK_THROWS_WITH_AS(scheduler(cache, engine, {.max_step_tokens = 0}),
+                       "batch_scheduler: max_step_tokens is 0; at least 1 is needed", length_error);
+  CHECK_THROWS_WITH_AS(scheduler(cache, engine, {.max_running = 8, .max_requests = 7}),
+                       "batch_scheduler: max_requests is 7, fewer than the 8 that may run", length_error);
+  CHECK(fail_each_allocation(
+            [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 8);
+}
