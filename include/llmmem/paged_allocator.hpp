@@ -245,6 +245,7 @@ class paged_allocator {
   [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
+  [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
 
   [[nodiscard]] paged_stats stats() const noexcept;
 
@@ -330,10 +331,10 @@ class paged_allocator {
     bool is_new = false;
     block_id holder = null_block;  // null_block: the admission policy did not let it in
   };
-  adoption adopt(record& sequence, block_id block, block_id parent) noexcept;
+  adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
   void forget_tokens(record& sequence) noexcept;
   [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
-  void register_block(block_id block, block_id parent, std::uint32_t tokens,
+  void register_block(const record& owner, stored_block stored, block_id parent,
                       const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;

@@ -756,25 +756,40 @@ namespace {
 
 struct recorder {
   std::vector<std::string>* events;
-  void on_cached(block_id block, const block_key&) noexcept {
-    events->push_back("cached " + std::to_string(to_index(block)));
+  std::vector<block_key>* keys;
+  void on_cached(const stored_block& stored) noexcept {
+    const auto* const parent = keys->empty() || stored.parent == block_key{} ? nullptr : &keys->back();
+    events->push_back("cached " + std::to_string(to_index(stored.block)) + ", " +
+                      std::to_string(stored.tokens) + " tokens from " +
+                      std::to_string(stored.token_ids.front()) + ", salt " +
+                      std::to_string(stored.context->salt[0]) +
+                      (parent != nullptr && *parent == stored.parent ? ", behind the last" : ""));
+    keys->push_back(stored.key);
+  }
+  void on_shared(block_id block, const block_key&) noexcept {
+    events->push_back("shared " + std::to_string(to_index(block)));
   }
   void on_dropped(block_id block, const block_key&) noexcept {
     events->push_back("dropped " + std::to_string(to_index(block)));
   }
-};
-struct recorded_traits : paged_traits {
-  using observer = recorder;
 };
 
 }  // namespace
 
 TEST_CASE("the observer hears what becomes findable and what is given up, in order") {
   std::vector<std::string> events;
-  paged_allocator<recorded_traits> cache({.blocks = 2, .block_tokens = 4}, recorder{&events});
+  std::vector<block_key> keys;
+  using both = observers<ignore_cache_events, recorder>;
+  struct both_traits : paged_traits {
+    using observer = both;
+  };
+  paged_allocator<both_traits> cache({.blocks = 2, .block_tokens = 4}, both({}, recorder{&events, &keys}));
   REQUIRE(cache.release(written(cache, counting(0, 8))));
-  written(cache, counting(50, 4));
-  CHECK(events == std::vector<std::string>{"cached 1", "cached 2", "dropped 2", "cached 2"});
+  REQUIRE(cache.match(cache.create().value(), std::span<const token_id>(counting(0, 4))));
+  written(cache, counting(50, 4), {.salt = {9, 0}});
+  CHECK(events == std::vector<std::string>{"cached 1, 4 tokens from 0, salt 0",
+                                           "cached 2, 4 tokens from 4, salt 0, behind the last", "shared 1",
+                                           "dropped 2", "cached 2, 4 tokens from 50, salt 9"});
 }
 
 TEST_CASE("another hash is a line of traits") {

@@ -49,7 +49,8 @@ struct cached_contents {
 
 struct content_recorder {
   cached_contents* contents;
-  void on_cached(llmmem::block_id block, const llmmem::block_key&) noexcept {
+  void on_cached(const llmmem::stored_block& stored) noexcept {
+    const llmmem::block_id block = stored.block;
     const auto first = contents->memory->begin() +
                        static_cast<std::ptrdiff_t>(llmmem::to_index(block)) * contents->block_tokens;
     must(contents->blocks.emplace(block, std::vector(first, first + contents->block_tokens)).second);

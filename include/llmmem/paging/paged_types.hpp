@@ -13,6 +13,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 namespace llmmem::inline v0 {
 
@@ -159,20 +162,70 @@ struct paged_stats {
   }
 };
 
+/// A block whose contents have become findable.
+struct stored_block {
+  block_id block = null_block;
+  block_key key{};
+  block_key parent{};                       ///< key of the contents before these; zero: there are none
+  std::uint32_t tokens = 0;                 ///< that the key stands for
+  std::span<const token_id> token_ids{};    ///< their values, where the verification keeps them
+  const prefix_context* context = nullptr;  ///< never null in a call
+};
+
 /// Told, `noexcept`, which contents become findable and which are given up: what a router's event stream is
-/// made of.
+/// made of. `event_log` and `cache_metrics` are observers; `observers<...>` joins several.
 template <class O>
-concept cache_observer = std::movable<O> && requires(O& observer, block_id block, const block_key& key) {
-  { observer.on_cached(block, key) } noexcept;
+concept cache_observer = std::movable<O> && requires(O& observer, const stored_block& stored, block_id block,
+                                                     const block_key& key) {
+  { observer.on_cached(stored) } noexcept;
   { observer.on_dropped(block, key) } noexcept;
+};
+
+/// An observer that is also told of each block that a `match` shares.
+template <class O>
+concept sharing_observer = cache_observer<O> && requires(O& observer, block_id block, const block_key& key) {
+  { observer.on_shared(block, key) } noexcept;
 };
 
 /// The observer that costs nothing.
 struct ignore_cache_events {
-  void on_cached(block_id, const block_key&) const noexcept {}
+  void on_cached(const stored_block&) const noexcept {}
   void on_dropped(block_id, const block_key&) const noexcept {}
 };
 
 static_assert(cache_observer<ignore_cache_events>);
+
+/// Tells several observers, in their order.
+template <cache_observer... Observers>
+class observers {
+ public:
+  observers() = default;
+  explicit observers(Observers... all) noexcept(
+      std::is_nothrow_constructible_v<std::tuple<Observers...>, Observers...>)
+      : all_(std::move(all)...) {}
+
+  void on_cached(const stored_block& stored) noexcept {
+    std::apply([&](Observers&... each) noexcept { (each.on_cached(stored), ...); }, all_);
+  }
+  void on_dropped(block_id block, const block_key& key) noexcept {
+    std::apply([&](Observers&... each) noexcept { (each.on_dropped(block, key), ...); }, all_);
+  }
+  void on_shared(block_id block, const block_key& key) noexcept {
+    const auto tell = [&]<class O>(O& each) noexcept {
+      if constexpr (sharing_observer<O>) each.on_shared(block, key);
+    };
+    std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
+  }
+
+  template <std::size_t I>
+  [[nodiscard]] const auto& get() const noexcept {
+    return std::get<I>(all_);
+  }
+
+ private:
+  std::tuple<Observers...> all_;
+};
+
+static_assert(sharing_observer<observers<ignore_cache_events, ignore_cache_events>>);
 
 }  // namespace llmmem::inline v0

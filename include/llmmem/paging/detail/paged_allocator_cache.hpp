@@ -96,6 +96,7 @@ bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const acc
   record& sequence = records_[slot];
   if (!pool_.share(found)) return false;
   const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
+  if constexpr (sharing_observer<observer_type>) observer_.on_shared(found, index_.key(found));
   pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, tokens));
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
@@ -139,7 +140,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   if (stays_refused(writer, full, hint_at)) return registered;
   for (; writer.committed < full; ++writer.committed) {
     const block_id block = row(sequence.slot)[writer.committed];
-    const adoption done = adopt(writer, block, parent);
+    const adoption done = adopt(sequence.slot, block, parent);
     if (done.holder == null_block) {
       static_cast<void>(stays_refused(writer, full, hint_at));
       break;
@@ -153,8 +154,9 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
 /// Makes `block` findable after the sequence's last committed block, whose contents `parent` holds, unless
 /// its contents already are; says which, and where they are now.
 template <class Traits>
-typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(record& sequence, block_id block,
+typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::uint32_t slot, block_id block,
                                                                           block_id parent) noexcept {
+  record& sequence = records_[slot];
   const auto existing = index_.find(index_.key(block));
   if (existing) {
     if (verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
@@ -181,7 +183,12 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(record
     ++counters_.replaced;
   }
   verification_.enrol(block, sequence.parent, sequence.context);
-  register_block(block, parent, block_tokens_, hint);
+  const block_key before =
+      sequence.committed == 0 ? block_key{} : index_.key(row(slot)[sequence.committed - 1]);
+  register_block(
+      sequence,
+      {.block = block, .parent = before, .tokens = block_tokens_, .token_ids = verification_.tokens(block)},
+      parent, hint);
   sequence.parent = verification_.link(block);
   return {.is_new = true, .holder = block};
 }
@@ -235,7 +242,9 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       if (index_.contains(block)) drop_contents(block);
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block, writer.context);
-      register_block(block, parent, static_cast<std::uint32_t>(part), hint);
+      const block_key before = i == 0 ? block_key{} : contents.keys[i - 1];
+      register_block(writer, {.block = block, .parent = before, .tokens = static_cast<std::uint32_t>(part)},
+                     parent, hint);
       ++registered;
     }
     parent = block;
@@ -270,12 +279,15 @@ bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcep
 }
 
 template <class Traits>
-void paged_allocator<Traits>::register_block(block_id block, block_id parent, std::uint32_t tokens,
+void paged_allocator<Traits>::register_block(const record& owner, stored_block stored, block_id parent,
                                              const access_hint& hint) noexcept {
-  index_.insert(block, tokens);
+  const block_id block = stored.block;
+  index_.insert(block, stored.tokens);
   pool_.mark_cached(block, hint);
   partial_.link(block, parent);
-  observer_.on_cached(block, index_.key(block));
+  stored.key = index_.key(block);
+  stored.context = &owner.context;
+  observer_.on_cached(stored);
   ++counters_.registrations;
 }
 
