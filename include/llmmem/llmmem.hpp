@@ -31,6 +31,7 @@
 #include <llmmem/paging/block_record.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>

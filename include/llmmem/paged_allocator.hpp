@@ -9,6 +9,7 @@
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/free_list.hpp>
@@ -235,6 +236,28 @@ class paged_allocator {
     return pool_.resize(blocks, forget_evicted());
   }
 
+  // Compaction
+
+  /// What a plan is made from: see `plan_compaction`. O(blocks + table entries); allocates.
+  [[nodiscard]] compaction_facts compaction_facts_now() const;
+
+  /// Moves blocks that are in use, a group at a time: `copy` carries the group's contents over, then every
+  /// table and all that is cached names the new places. Between groups all is as it should be, so when `copy`
+  /// says no it simply ends there. No kernel may use the cache meanwhile; tables have to be uploaded again.
+  /// Contents, keys and tokens do not change, only block ids: handles of sequences stay good.
+  ///
+  ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
+  ///     cache.compact(plan.moves, [&](std::span<const block_move> moves) noexcept { ... return true;
+  ///     }).value();
+  ///
+  /// @param group  how many moves at a time; 0: all.
+  /// @return moves made. `errc::stale_plan` if a source is in use no more or a destination not free any more:
+  ///         then nothing was moved.
+  /// @par Complexity   O(blocks + table entries) for each group.
+  /// @par Errors   `out_of_memory` for 4 bytes a block, before anything is changed.
+  template <move_copier Copy>
+  result<std::uint64_t> compact(std::span<const block_move> moves, Copy&& copy, std::size_t group = 0);
+
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
   /// The longest a sequence may become.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
@@ -309,6 +332,9 @@ class paged_allocator {
   void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;
   template <class GiveBack>
   result<std::uint64_t> replace_duplicates(std::uint32_t slot, GiveBack&& give_back) noexcept;
+  [[nodiscard]] result<void> check_moves(std::span<const block_move> moves,
+                                         detail::fixed_array<block_id>& seen) const noexcept;
+  void relocate(std::span<const block_move> moves, const detail::fixed_array<block_id>& moved_to) noexcept;
   [[nodiscard]] retention kept(const record& sequence, std::uint64_t block) const noexcept;
   static constexpr bool asks_admission = !std::is_same_v<admission_type, admit_all>;
   [[nodiscard]] bool admits(record& sequence, const access_hint& hint, std::uint64_t part) noexcept;
@@ -353,6 +379,7 @@ class paged_allocator {
   std::uint64_t max_sequence_tokens_;
   std::uint64_t max_idle_blocks_;
   pressure_callback pressure_;
+  metadata_source metadata_;
   detail::fixed_array<record> records_;  // by slot
   detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
   detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot

@@ -34,6 +34,7 @@ enum class errc : std::uint8_t {
   bad_priority,     ///< wanted = the priority, found = the highest
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
   listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
+  stale_plan,       ///< index = source block, wanted = destination block, found = number of the move
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
   bad_alignment,    ///< wanted = the alignment, which is not a power of two
@@ -191,6 +192,9 @@ inline std::string failure::message() const {
     case errc::listed_twice:
       return who + ": sequence " + n(index) + " stands a second time at place " + n(wanted) +
              " of a batch of " + n(found) + "; put its tokens into one entry";
+    case errc::stale_plan:
+      return who + ": move " + n(found) + " of the plan, of block " + n(index) + " to " + n(wanted) +
+             ", is not possible: the one must be in use, the other free; plan anew";
     case errc::not_fresh:
       return who + ": match needs a sequence without tokens, sequence " + n(index) + " holds " + n(found) +
              "; match first, then append the rest";

@@ -59,6 +59,10 @@ constexpr std::array refusals{
             "kv: all 12 requests are known; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,
             "kv: the last step, of 12 requests, is not completed; call completed() first"},
+    refusal{
+        errc::stale_plan, raises::argument_error,
+        "kv: move 12 of the plan, of block 7 to 30, is not possible: the one must be in use, the other free; "
+        "plan anew"},
     refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
             "kv: tokens 30 to 12 are none; the end lies behind the first"},

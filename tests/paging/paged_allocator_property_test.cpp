@@ -18,6 +18,7 @@ struct hit_blocks {
   std::uint64_t stolen = 0;
   std::uint64_t deduplicated = 0;
   std::uint64_t refused = 0;
+  std::uint64_t moves = 0;
 };
 
 template <class Traits>
@@ -34,6 +35,7 @@ hit_blocks worlds_hold(std::uint64_t count) {
     hits.beginnings += all.beginnings();
     hits.stolen += all.stats().stolen_blocks;
     hits.deduplicated += all.stats().deduplicated;
+    hits.moves += all.moves();
     hits.refused += all.stats().refused;
   }
   return hits;
@@ -46,6 +48,7 @@ TEST_CASE("every sequence reads back its own values, whatever is shared, copied,
   CHECK(hits.all > 4'000);
   CHECK(hits.by_key > 700);
   CHECK(hits.deduplicated > 20);
+  CHECK(hits.moves > 500);
 }
 
 TEST_CASE("with a hash that collides all the time nobody gets another's values, and sharing still happens") {

@@ -58,6 +58,12 @@ struct content_recorder {
   void on_dropped(llmmem::block_id block, const llmmem::block_key&) noexcept {
     must(contents->blocks.erase(block) == 1);
   }
+  void on_moved(llmmem::block_id from, llmmem::block_id to) noexcept {
+    auto moved = contents->blocks.extract(from);
+    if (moved.empty()) return;
+    moved.key() = to;
+    must(contents->blocks.insert(std::move(moved)).inserted);
+  }
 };
 
 struct world_traits : llmmem::paged_traits {
@@ -135,6 +141,7 @@ class paged_world {
   [[nodiscard]] std::uint64_t hits_by_key() const { return hits_by_key_; }
   /// Matches that shared the beginning of a block, blocks given back for equal ones, blocks not let in.
   [[nodiscard]] std::uint64_t beginnings() const { return beginnings_; }
+  [[nodiscard]] std::uint64_t moves() const { return moves_; }
   [[nodiscard]] llmmem::paged_stats stats() const { return cache_.stats(); }
 
  private:
@@ -345,6 +352,32 @@ class paged_world {
     }
   }
 
+  /// Blocks in use go elsewhere, or stop halfway; what they hold does not change.
+  void compact() {
+    const llmmem::compaction_goal goal{.what = choices_.once_in(2)
+                                                   ? llmmem::compaction_goal::kind::pack
+                                                   : llmmem::compaction_goal::kind::straighten,
+                                       .end = choices_.once_in(2) ? 0 : cache_.pool().blocks() / 2,
+                                       .max_moves = choices_.once_in(2) ? 3 : llmmem::unlimited};
+    const llmmem::compaction_plan plan = llmmem::plan_compaction(cache_.compaction_facts_now(), goal);
+    must(plan.moves.size() <= goal.max_moves);
+    must(goal.what == llmmem::compaction_goal::kind::pack ? plan.highest_after <= plan.highest_before
+                                                          : plan.runs_after <= plan.runs_before);
+    std::uint64_t left = choices_.below(std::uint64_t{8});
+    const auto copy = [&](std::span<const llmmem::block_move> moves) noexcept {
+      if (left-- == 0) return false;
+      for (const llmmem::block_move& move : moves) {
+        for (std::uint32_t i = 0; i < options_.block_tokens; ++i) {
+          memory_[std::size_t{llmmem::to_index(move.destination)} * options_.block_tokens + i] =
+              memory_[std::size_t{llmmem::to_index(move.source)} * options_.block_tokens + i];
+          memory_[std::size_t{llmmem::to_index(move.source)} * options_.block_tokens + i] = 0;
+        }
+      }
+      return true;
+    };
+    moves_ += cache_.compact(plan.moves, copy, choices_.below(std::uint64_t{4})).value();
+  }
+
   void deduplicate(const held_sequence& sequence) {
     if (choices_.once_in(2)) {
       const auto done = cache_.deduplicate_after(sequence.id, stream_.issue());
@@ -465,6 +498,7 @@ class paged_world {
       case 11:
         return deduplicate(sequence);
       case 12:
+        if (choices_.once_in(3)) return compact();
         if (choices_.once_in(3)) return retain(sequence);
         if (!choices_.once_in(3)) return commit(sequence);
         return must(cache_.resize(1 + choices_.below(most_blocks())).has_value());
@@ -484,6 +518,7 @@ class paged_world {
   std::uint64_t hits_ = 0;
   std::uint64_t hits_by_key_ = 0;
   std::uint64_t beginnings_ = 0;
+  std::uint64_t moves_ = 0;
   std::uint64_t now_ = 0;
 };
 

@@ -71,6 +71,7 @@ class any_eviction {
   void erase(slot_id slot) noexcept { functions_->erase(policy_, slot); }
   void evict(slot_id slot) noexcept { functions_->evict(policy_, slot); }
   void expect(slot_id slot, std::uint64_t next_use) noexcept { functions_->expect(policy_, slot, next_use); }
+  void relabel(slot_id from, slot_id to) noexcept { functions_->relabel(policy_, from, to); }
   void advance(std::uint64_t now) noexcept { functions_->advance(policy_, now); }
   void retain(slot_id slot, retention keep) noexcept { functions_->retain(policy_, slot, keep); }
 
@@ -90,6 +91,7 @@ class any_eviction {
     void (*erase)(void*, slot_id) noexcept;
     void (*evict)(void*, slot_id) noexcept;
     void (*expect)(void*, slot_id, std::uint64_t) noexcept;
+    void (*relabel)(void*, slot_id, slot_id) noexcept;
     void (*advance)(void*, std::uint64_t) noexcept;
     void (*retain)(void*, slot_id, retention) noexcept;
     std::optional<slot_id> (*victim)(const void*) noexcept;
@@ -110,6 +112,7 @@ class any_eviction {
       [](void* p, slot_id slot, std::uint64_t use) noexcept {
         detail::expect(*static_cast<P*>(p), slot, use);
       },
+      [](void* p, slot_id from, slot_id to) noexcept { detail::relabel(*static_cast<P*>(p), from, to); },
       [](void* p, std::uint64_t now) noexcept { detail::advance(*static_cast<P*>(p), now); },
       [](void* p, slot_id slot, retention keep) noexcept { detail::retain(*static_cast<P*>(p), slot, keep); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->victim(); },

@@ -79,9 +79,9 @@ struct access_hint {
 ///     erase:  pinned or candidate -> unknown
 ///
 /// `victim` names a candidate whenever there is one, and changes nothing; the caller then erases it. What a
-/// policy may offer beyond: `remembers_evictions`, `expects_uses`, `keeps_time`, `retains`. A policy never
-/// sees the entries, only slots, so one policy serves blocks of a pool, chunks of a tier and pages of a file
-/// alike.
+/// policy may offer beyond: `remembers_evictions`, `expects_uses`, `keeps_time`, `retains`, `relabels`. A
+/// policy never sees the entries, only slots, so one policy serves blocks of a pool, chunks of a tier and
+/// pages of a file alike.
 ///
 /// Everything but the constructor is `noexcept`, free of allocation and O(1) or O(log n).
 ///
@@ -128,6 +128,13 @@ concept retains = requires(P policy, slot_id slot, retention keep) {
   { policy.retain(slot, keep) } noexcept -> std::same_as<void>;
 };
 
+/// A policy that can call an entry by another slot: what it knows of `from` it then knows of `to`, which was
+/// unknown.
+template <class P>
+concept relabels = requires(P policy, slot_id slot) {
+  { policy.relabel(slot, slot) } noexcept -> std::same_as<void>;
+};
+
 namespace detail {
 
 // What is optional in a policy, for callers that say it to all: nothing happens where a policy has no use for
@@ -150,6 +157,17 @@ void expect(P& policy, slot_id slot, std::uint64_t next_use) noexcept {
 template <eviction_policy P>
 void advance(P& policy, std::uint64_t now) noexcept {
   if constexpr (keeps_time<P>) policy.advance(now);
+}
+
+/// @pre `from` is pinned. A policy that cannot relabel takes the entry for a new one.
+template <eviction_policy P>
+void relabel(P& policy, slot_id from, slot_id to) noexcept {
+  if constexpr (relabels<P>) {
+    policy.relabel(from, to);
+  } else {
+    policy.erase(from);
+    policy.insert(to, access_hint{});
+  }
 }
 
 template <eviction_policy P>

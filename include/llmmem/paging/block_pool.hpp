@@ -8,6 +8,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/result.hpp>
@@ -135,6 +136,11 @@ class block_pool {
   }
   void advance(std::uint64_t now) noexcept { detail::advance(eviction_, now); }
 
+  /// The free blocks `destination` take the places of the active blocks `source`, references, contents' worth
+  /// and all; the sources are free. Handles to the sources become stale. @pre each source is active, each
+  /// destination free, none is named twice.
+  void relocate(std::span<const block_move> moves) noexcept;
+
   /// Evicts up to `count` idle blocks into the free list; says how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t reclaim(std::uint64_t count, OnEvict&& on_evict = {}) noexcept;
@@ -170,6 +176,11 @@ class block_pool {
   [[nodiscard]] std::uint64_t retiring() const noexcept { return retiring_; }
   [[nodiscard]] bool is_retiring(block_id block) const noexcept { return to_index(block) > last_; }
   [[nodiscard]] std::uint64_t free() const noexcept { return free_.size(); }
+  /// Calls `visit(block_id)` for each free block. O(blocks).
+  template <class Visit>
+  void for_each_free(Visit&& visit) const {
+    free_.for_each(visit);
+  }
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
   /// Blocks that `allocate` could give out now.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_.size() + idle_count_; }

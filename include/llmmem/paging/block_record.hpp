@@ -21,6 +21,7 @@ enum class transition : std::uint8_t {
   freed,     ///< its last reference went, contents not kept
   uncached,  ///< its contents were declared worthless
   evicted,   ///< its kept contents were given up for room
+  moved,     ///< a compaction took what it held elsewhere
 };
 
 /// A word or two for an audit's text.
@@ -46,6 +47,8 @@ enum class transition : std::uint8_t {
       return "uncached";
     case transition::evicted:
       return "evicted";
+    case transition::moved:
+      return "moved";
   }
   return "unknown";
 }
@@ -80,6 +83,13 @@ class block_record {
   constexpr void note(transition why) noexcept { state_ = with(state_, why); }
   constexpr void keep() noexcept { state_ = with(state_ | cached_bit, transition::cached); }
   constexpr void give_up(transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
+
+  /// References, worth and history of `from`, whose life ends; this block keeps its own.
+  constexpr void take_over(block_record& from) noexcept {
+    state_ = from.state_;
+    from.state_ = bits(transition::moved);
+    from.end_life();
+  }
 
   /// A new life: handles to the old one become stale.
   constexpr void end_life() noexcept { ++generation_; }

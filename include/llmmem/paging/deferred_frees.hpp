@@ -71,6 +71,13 @@ class deferred_frees {
       visit(references_[wrap(first_ + i, references_.size())]);
   }
 
+  /// Calls `change(block_id&)` for each reference that is still held.
+  template <class Change>
+  void each_block(Change&& change) noexcept {
+    for (std::uint64_t i = 0; i < held_; ++i)
+      change(references_[wrap(first_ + i, references_.size())]);
+  }
+
   /// References that `push` could take now.
   [[nodiscard]] std::uint64_t room() const noexcept {
     return group_count_ == groups_.size() ? 0 : references_.size() - held_;

@@ -12,7 +12,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace llmmem::inline v0 {
 
@@ -21,17 +20,18 @@ namespace llmmem::inline v0 {
 ///     push(block)        the block is free now
 ///     take(beside)         hands one out, next to `beside` where the list cares; @pre size() is not 0
 ///     undo_push(block)   takes the block pushed last out again
-///     keep_up_to(last)   forgets the blocks with higher ids; says how many. O(blocks)
+///     keep_if(keep)      forgets the blocks for which `keep(block_id)` is false. O(blocks)
 ///     for_each(visit)    every free block, for audits
 ///
 /// Everything but the constructor is `noexcept` and free of allocation.
 template <class F>
 concept free_list = std::constructible_from<F, std::uint64_t, const metadata_source&> && std::movable<F> &&
-                    requires(F list, const F& read, block_id block, void (*visit)(block_id)) {
+                    requires(F list, const F& read, block_id block, void (*visit)(block_id),
+                             bool (*keep)(block_id) noexcept) {
                       { list.push(block) } noexcept -> std::same_as<void>;
                       { list.take(block) } noexcept -> std::same_as<block_id>;
                       { list.undo_push(block) } noexcept -> std::same_as<void>;
-                      { list.keep_up_to(block) } noexcept -> std::same_as<std::uint64_t>;
+                      { list.keep_if(keep) } noexcept -> std::same_as<void>;
                       { read.size() } noexcept -> std::same_as<std::uint64_t>;
                       { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
                       read.for_each(visit);
@@ -49,12 +49,13 @@ class lifo_free_list {
   block_id take(block_id) noexcept { return stack_[--size_]; }
   void undo_push(block_id) noexcept { --size_; }
 
-  std::uint64_t keep_up_to(block_id last) noexcept {
+  template <class Keep>
+  void keep_if(Keep&& keep) noexcept {
     std::uint64_t kept = 0;
     for (std::uint64_t i = 0; i < size_; ++i) {
-      if (stack_[i] <= last) stack_[kept++] = stack_[i];
+      if (keep(stack_[i])) stack_[kept++] = stack_[i];
     }
-    return std::exchange(size_, kept) - kept;
+    size_ = kept;
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
@@ -108,12 +109,11 @@ class ascending_free_list {
 
   void undo_push(block_id block) noexcept { remove(block); }
 
-  std::uint64_t keep_up_to(block_id last) noexcept {
-    const std::uint64_t before = size_;
-    for (std::uint64_t i = std::uint64_t{to_index(last)} + 1; i < levels_.bits; ++i) {
-      if (is_free(i)) remove(block_id{static_cast<std::uint32_t>(i)});
-    }
-    return before - size_;
+  template <class Keep>
+  void keep_if(Keep&& keep) noexcept {
+    for_each([&](block_id block) noexcept {
+      if (!keep(block)) remove(block);
+    });
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }

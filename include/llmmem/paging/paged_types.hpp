@@ -187,6 +187,12 @@ concept sharing_observer = cache_observer<O> && requires(O& observer, block_id b
   { observer.on_shared(block, key) } noexcept;
 };
 
+/// An observer that is also told when a compaction moves a cached or staged block.
+template <class O>
+concept moving_observer = cache_observer<O> && requires(O& observer, block_id block) {
+  { observer.on_moved(block, block) } noexcept;
+};
+
 /// The observer that costs nothing.
 struct ignore_cache_events {
   void on_cached(const stored_block&) const noexcept {}
@@ -213,6 +219,12 @@ class observers {
   void on_shared(block_id block, const block_key& key) noexcept {
     const auto tell = [&]<class O>(O& each) noexcept {
       if constexpr (sharing_observer<O>) each.on_shared(block, key);
+    };
+    std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
+  }
+  void on_moved(block_id from, block_id to) noexcept {
+    const auto tell = [&]<class O>(O& each) noexcept {
+      if constexpr (moving_observer<O>) each.on_moved(from, to);
     };
     std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
   }

@@ -24,6 +24,7 @@ enum class partial_source : std::uint8_t {
 ///
 ///     link(block, parent)    `block` is cached, behind the contents of `parent`; null_block: behind nothing
 ///     unlink(block)          it is not any more
+///     move(from, to)         `to`, of which nothing is known, takes the place of `from`
 ///     visit(parent, look)    `look(block_id)` for cached blocks that follow, newest first, until it says
 ///     false
 template <class P>
@@ -33,6 +34,7 @@ concept partial_reuse_policy =
       { P::source } -> std::convertible_to<partial_source>;
       { policy.link(block, block) } noexcept;
       { policy.unlink(block) } noexcept;
+      { policy.move(block, block) } noexcept;
       { read.visit(block, look) } noexcept;
       { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
     };
@@ -45,6 +47,7 @@ class full_blocks_only {
   full_blocks_only(std::uint64_t, const metadata_source&) noexcept {}
   void link(block_id, block_id) noexcept {}
   void unlink(block_id) noexcept {}
+  void move(block_id, block_id) noexcept {}
   template <class Look>
   void visit(block_id, Look&&) const noexcept {}
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
@@ -87,6 +90,21 @@ class partial_blocks {
     }
     if (gone.next != null_block) nodes_[to_index(gone.next)].previous = gone.previous;
     nodes_[to_index(block)] = {};
+  }
+
+  /// O(followers).
+  void move(block_id from, block_id to) noexcept {
+    const node moved = nodes_[to_index(from)];
+    if (moved.previous != null_block) {
+      nodes_[to_index(moved.previous)].next = to;
+    } else if (nodes_[to_index(moved.parent)].first == from) {
+      nodes_[to_index(moved.parent)].first = to;
+    }
+    if (moved.next != null_block) nodes_[to_index(moved.next)].previous = to;
+    for (block_id each = moved.first; each != null_block; each = nodes_[to_index(each)].next)
+      nodes_[to_index(each)].parent = to;
+    nodes_[to_index(to)] = moved;
+    nodes_[to_index(from)] = {};
   }
 
   template <class Look>

@@ -39,6 +39,10 @@ concept block_verification =
       { verify.store(block, tokens) } noexcept;
       { verify.enrol(block, parent, context) } noexcept;
       { verify.enrol_by_key(block, context) } noexcept;
+      { verify.move(block, block) } noexcept;
+      {
+        verify.each_parent([](chain_link&) noexcept {})
+      } noexcept;
       { read.tokens(block) } noexcept -> std::same_as<std::span<const token_id>>;
       { read.link(block) } noexcept -> std::same_as<chain_link>;
       { read.holds(block, tokens, parent, context) } noexcept -> std::same_as<bool>;
@@ -78,6 +82,21 @@ class verify_tokens {
   /// Registered by a key from outside: its tokens are unknown, so it never answers a question about tokens.
   void enrol_by_key(block_id block, const prefix_context& context) noexcept {
     enrol(block, unknown_parent, context);
+  }
+
+  /// What is known of `from` is known of `to`, under a new identity; the old one stays readable until `from`
+  /// is enrolled again.
+  void move(block_id from, block_id to) noexcept {
+    std::memcpy(tokens_.data() + first(to), tokens_.data() + first(from), block_tokens_ * sizeof(token_id));
+    const record& source = records_[to_index(from)];
+    enrol(to, source.parent, source.context);
+  }
+
+  /// `change(chain_link&)` for the parent of every block. O(blocks).
+  template <class Change>
+  void each_parent(Change&& change) noexcept {
+    for (std::size_t i = 0; i < records_.size(); ++i)
+      change(records_[i].parent);
   }
 
   [[nodiscard]] std::span<const token_id> tokens(block_id block) const noexcept {
@@ -136,6 +155,9 @@ class trust_hash {
   void store(block_id, std::span<const token_id>) noexcept {}
   void enrol(block_id, chain_link, const prefix_context&) noexcept {}
   void enrol_by_key(block_id, const prefix_context&) noexcept {}
+  void move(block_id, block_id) noexcept {}
+  template <class Change>
+  void each_parent(Change&&) noexcept {}
   [[nodiscard]] std::span<const token_id> tokens(block_id) const noexcept { return {}; }
   [[nodiscard]] chain_link link(block_id) const noexcept { return {}; }
   [[nodiscard]] bool holds(block_id, std::span<const token_id>, chain_link,

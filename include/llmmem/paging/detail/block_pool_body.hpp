@@ -263,6 +263,21 @@ void block_pool<Eviction, FreeList>::touch(block_id block, const access_hint& hi
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 
+template <eviction_policy Eviction, free_list FreeList>
+void block_pool<Eviction, FreeList>::relocate(std::span<const block_move> moves) noexcept {
+  for (const block_move& move : moves)
+    records_[to_index(move.destination)].allocate();
+  free_.keep_if([this](block_id block) noexcept { return !records_[to_index(block)].is_active(); });
+  for (const block_move& move : moves) {
+    block_record& from = records_[to_index(move.source)];
+    block_record& to = records_[to_index(move.destination)];
+    if (from.is_cached())
+      detail::relabel(eviction_, slot_id{to_index(move.source)}, slot_id{to_index(move.destination)});
+    to.take_over(from);
+    push_free(move.source);
+  }
+}
+
 /// Above the last usable block there is no way back.
 template <eviction_policy Eviction, free_list FreeList>
 inline void block_pool<Eviction, FreeList>::push_free(block_id block) noexcept {
@@ -279,7 +294,7 @@ result<std::uint64_t> block_pool<Eviction, FreeList>::resize(std::uint64_t block
                                                              OnEvict&& on_evict) noexcept {
   if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
   const std::uint64_t before = std::exchange(last_, blocks);
-  static_cast<void>(free_.keep_up_to(block_id{static_cast<std::uint32_t>(last_)}));
+  free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
   for (std::uint64_t i = blocks + 1; i <= before; ++i) {
     const block_id block{static_cast<std::uint32_t>(i)};
     if (records_[i].is_active() || records_[i].is_idle()) ++retiring_;

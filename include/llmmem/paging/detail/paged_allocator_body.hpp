@@ -80,6 +80,7 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       max_sequence_tokens_(detail::lesser(options.max_sequence_tokens, max_table_blocks_ * block_tokens_)),
       max_idle_blocks_(options.max_idle_blocks),
       pressure_(options.pressure),
+      metadata_(options.metadata),
       records_(options.max_sequences, record{}, options.metadata, "paged_allocator: sequences"),
       rows_((max_table_blocks_ + 1) * options.max_sequences, options.metadata,
             "paged_allocator: block tables"),
@@ -389,4 +390,5 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
 #include <llmmem/paging/detail/paged_allocator_audit.hpp>
 #include <llmmem/paging/detail/paged_allocator_batch.hpp>
 #include <llmmem/paging/detail/paged_allocator_cache.hpp>
+#include <llmmem/paging/detail/paged_allocator_compaction.hpp>
 #include <llmmem/paging/detail/paged_allocator_reuse.hpp>

@@ -1,0 +1,162 @@
+/// @file
+/// Compaction as a plan: which blocks to move where, what it costs and what it brings.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What a block is to a compaction.
+enum class block_use : std::uint8_t {
+  free,    ///< a destination
+  idle,    ///< cached, used by nobody: left where it is
+  owned,   ///< used once: may be moved, wherever its sequence wants it
+  shared,  ///< used more than once: may be moved, but several sequences have a say
+};
+
+/// Copy the contents of `source` to `destination`, whole.
+struct block_move {
+  block_id source = null_block;
+  block_id destination = null_block;
+
+  friend constexpr bool operator==(const block_move&, const block_move&) noexcept = default;
+};
+
+/// What a compaction is for.
+struct compaction_goal {
+  enum class kind : std::uint8_t {
+    pack,        ///< empty the upper end, so that the pool can shrink or its pages be given back
+    straighten,  ///< lay the blocks of each sequence side by side, so that transfers of them merge
+  };
+
+  kind what = kind::pack;
+  std::uint64_t end = 0;  ///< pack: the highest block to remain in use; 0: as low as it gets
+  std::uint64_t max_moves = ~std::uint64_t{0};  ///< what it may cost
+};
+
+/// What a plan is made from: plain data, as `paged_allocator::compaction_facts` says it.
+struct compaction_facts {
+  std::vector<block_use> blocks;              ///< by id, the null block first (which counts as idle)
+  std::vector<std::vector<block_id>> tables;  ///< of all sequences
+};
+
+/// Moves, in any order: no block is both a source and a destination.
+struct compaction_plan {
+  std::vector<block_move> moves;
+  std::uint64_t table_entries = 0;   ///< of block tables that change: to be uploaded again
+  std::uint64_t highest_before = 0;  ///< highest block in use
+  std::uint64_t highest_after = 0;
+  std::uint64_t runs_before = 0;  ///< runs of ascending neighbours in all tables: copies a transfer needs
+  std::uint64_t runs_after = 0;
+
+  /// What its copies read, and write again.
+  [[nodiscard]] std::uint64_t bytes(std::uint64_t block_bytes) const noexcept {
+    return std::uint64_t{moves.size()} * block_bytes;
+  }
+};
+
+/// Whether `Copy` can carry out moves: `bool copy(std::span<const block_move>) noexcept`, true once the
+/// contents are at their destinations, false to stop.
+template <class Copy>
+concept move_copier = std::is_nothrow_invocable_r_v<bool, Copy&, std::span<const block_move>>;
+
+namespace detail {
+
+[[nodiscard]] inline bool in_use(block_use use) noexcept {
+  return use == block_use::owned || use == block_use::shared;
+}
+
+/// Counts what a plan changes, from the facts before and a map of blocks.
+inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
+  std::vector<block_id> now(facts.blocks.size());
+  for (std::size_t i = 0; i < now.size(); ++i)
+    now[i] = block_id{static_cast<std::uint32_t>(i)};
+  for (const block_move& move : plan.moves)
+    now[to_index(move.source)] = move.destination;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (!in_use(facts.blocks[i])) continue;
+    plan.highest_before = i;
+    if (to_index(now[i]) > plan.highest_after) plan.highest_after = to_index(now[i]);
+  }
+  for (const auto& table : facts.tables) {
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      const block_id here = now[to_index(table[i])];
+      plan.table_entries += here != table[i] ? 1 : 0;
+      plan.runs_before += i == 0 || to_index(table[i]) != to_index(table[i - 1]) + 1 ? 1 : 0;
+      plan.runs_after += i == 0 || to_index(here) != to_index(now[to_index(table[i - 1])]) + 1 ? 1 : 0;
+    }
+  }
+}
+
+/// The highest blocks in use into the lowest holes, until they meet.
+inline void plan_packing(const compaction_facts& facts, const compaction_goal& goal, compaction_plan& plan) {
+  std::size_t hole = 1;
+  for (std::size_t block = facts.blocks.size(); block-- > 1 && block > goal.end;) {
+    if (!in_use(facts.blocks[block])) continue;
+    while (hole < block && facts.blocks[hole] != block_use::free)
+      ++hole;
+    if (hole >= block || plan.moves.size() >= goal.max_moves) return;
+    plan.moves.push_back(
+        {block_id{static_cast<std::uint32_t>(block)}, block_id{static_cast<std::uint32_t>(hole)}});
+    ++hole;
+  }
+}
+
+/// For each sequence, the blocks that are its alone, from the end of its table, into the first run of free
+/// blocks that holds them all; not where that would join nothing.
+inline void plan_straightening(const compaction_facts& facts, const compaction_goal& goal,
+                               compaction_plan& plan) {
+  std::vector<bool> taken(facts.blocks.size());
+  for (std::size_t i = 0; i < taken.size(); ++i)
+    taken[i] = facts.blocks[i] != block_use::free;
+  for (const auto& table : facts.tables) {
+    std::size_t first = table.size();
+    std::size_t runs = 0;
+    while (first > 0 && facts.blocks[to_index(table[first - 1])] == block_use::owned) {
+      --first;
+      runs += first + 1 == table.size() || to_index(table[first]) + 1 != to_index(table[first + 1]) ? 1 : 0;
+    }
+    const std::size_t count = table.size() - first;
+    if (runs < 2 || count > goal.max_moves - plan.moves.size()) continue;
+    std::size_t length = 0;
+    std::size_t end = 1;
+    while (end < taken.size() && length < count)
+      length = taken[end++] ? 0 : length + 1;
+    if (length < count) continue;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t destination = end - count + i;
+      taken[destination] = true;
+      plan.moves.push_back({table[first + i], block_id{static_cast<std::uint32_t>(destination)}});
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Plans a compaction: a pure function, nothing is moved.
+///
+/// Packing makes the fewest moves that bring all blocks in use below a line: one for each that is above it.
+/// Straightening is greedy, in the order of the tables; it touches no block that two sequences share.
+///
+/// @par Complexity   O(blocks + table entries) to pack, O(blocks x sequences) to straighten; allocates.
+[[nodiscard]] inline compaction_plan plan_compaction(const compaction_facts& facts,
+                                                     const compaction_goal& goal) {
+  compaction_plan plan;
+  if (goal.what == compaction_goal::kind::pack) {
+    detail::plan_packing(facts, goal, plan);
+  } else {
+    detail::plan_straightening(facts, goal, plan);
+  }
+  detail::weigh(facts, plan);
+  return plan;
+}
+
+}  // namespace llmmem::inline v0
