@@ -40,6 +40,7 @@
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/siphash.hpp>
+#include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>

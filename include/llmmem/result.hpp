@@ -34,6 +34,7 @@ enum class errc : std::uint8_t {
   bad_priority,     ///< wanted = the priority, found = the highest
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
   listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
+  ring_busy,        ///< index = slot whose turn it is, found = slots there are: it is held or in flight
   stale_plan,       ///< index = source block, wanted = destination block, found = number of the move
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
@@ -192,6 +193,9 @@ inline std::string failure::message() const {
     case errc::listed_twice:
       return who + ": sequence " + n(index) + " stands a second time at place " + n(wanted) +
              " of a batch of " + n(found) + "; put its tokens into one entry";
+    case errc::ring_busy:
+      return who + ": slot " + n(index) + " of " + n(found) +
+             " is still in use; release it behind the fence of its last kernel, or build more slots";
     case errc::stale_plan:
       return who + ": move " + n(found) + " of the plan, of block " + n(index) + " to " + n(wanted) +
              ", is not possible: the one must be in use, the other free; plan anew";
@@ -220,6 +224,7 @@ inline void failure::raise() const {
     case errc::out_of_blocks:
     case errc::out_of_sequences:
     case errc::out_of_requests:
+    case errc::ring_busy:
     case errc::out_of_bytes:
     case errc::sequence_full:
     case errc::too_many_shares:

@@ -63,6 +63,9 @@ constexpr std::array refusals{
         errc::stale_plan, raises::argument_error,
         "kv: move 12 of the plan, of block 7 to 30, is not possible: the one must be in use, the other free; "
         "plan anew"},
+    refusal{errc::ring_busy, raises::out_of_memory,
+            "kv: slot 7 of 12 is still in use; release it behind the fence of its last kernel, or build more "
+            "slots"},
     refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
             "kv: tokens 30 to 12 are none; the end lies behind the first"},
