@@ -26,6 +26,7 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
+#include <llmmem/paging/block_history.hpp>
 #include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/block_record.hpp>

@@ -38,6 +38,7 @@ namespace llmmem::inline v0 {
 struct paged_traits {
   using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
   using admission = admit_all;         ///< `admission_policy`: what is cached at all
+  using history = no_history;          ///< `block_history`: what audits tell of a block's past
   using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
   using hash = siphash_128;            ///< `block_hash`: keys of the prefix chain
@@ -87,7 +88,8 @@ class paged_allocator {
   using admission_type = typename Traits::admission;
   using free_list_type = typename Traits::free_list;
   using partial_type = typename Traits::partial;
-  using pool_type = block_pool<eviction_type, free_list_type>;
+  using history_type = typename Traits::history;
+  using pool_type = block_pool<eviction_type, free_list_type, history_type>;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
   using fence_type = typename Traits::fence;
@@ -96,6 +98,7 @@ class paged_allocator {
   static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
   static_assert(admission_policy<admission_type>, "Traits::admission must be an admission_policy");
   static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
+  static_assert(block_history<history_type>, "Traits::history must be a block_history");
   static_assert(partial_reuse_policy<partial_type>, "Traits::partial must be a partial_reuse_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
@@ -288,6 +291,11 @@ class paged_allocator {
   [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name().c_str()};
+  }
+  // Where a call that changes something begins.
+  [[nodiscard]] result<void> begin(sequence_id sequence) noexcept {
+    pool_.act_for(sequence.slot);
+    return check(sequence);
   }
   [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
   [[nodiscard]] const record& at(sequence_id sequence) const noexcept { return records_[sequence.slot]; }

@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
+#include <llmmem/paging/block_history.hpp>
 #include <llmmem/paging/block_record.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/free_list.hpp>
@@ -70,13 +71,15 @@ struct ignore_eviction {
 ///
 /// @tparam Eviction  orders the idle blocks; slot i stands for block i.
 /// @tparam FreeList  orders the free ones.
+/// @tparam History  what audits tell of a block beside its last transition.
 ///
 /// @par Complexity   allocate and release O(1) a block (plus the policy's, when it evicts); about 12 bytes of
 ///      metadata a block beside the policy's, allocated once; nothing is allocated later.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
-template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list>
+template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list,
+          block_history History = no_history>
 class block_pool {
  public:
   explicit block_pool(block_pool_options options);
@@ -188,6 +191,11 @@ class block_pool {
   [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
 
+  /// Who acts from now on, for the history.
+  void act_for(std::uint32_t actor) noexcept { history_.act_for(actor); }
+  /// The last transition of a block, and what the history has of it. Allocates.
+  [[nodiscard]] std::string last_of(block_id block) const;
+
   [[nodiscard]] block_pool_stats stats() const noexcept;
 
   /// Proves the pool's invariants in O(blocks): each is counted exactly once as active, idle or free, and the
@@ -233,6 +241,7 @@ class block_pool {
   std::uint64_t allocations_ = 0;
   std::uint64_t evictions_ = 0;
   Eviction eviction_;
+  LLMMEM_NO_UNIQUE_ADDRESS History history_;
 };
 
 }  // namespace llmmem::inline v0

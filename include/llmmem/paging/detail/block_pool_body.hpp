@@ -34,12 +34,12 @@ namespace detail {
 
 }  // namespace detail
 
-template <eviction_policy Eviction, free_list FreeList>
-block_pool<Eviction, FreeList>::block_pool(block_pool_options options)
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+block_pool<Eviction, FreeList, History>::block_pool(block_pool_options options)
     : block_pool(options, Eviction(slot_count{detail::checked_most_blocks(options) + 1}, options.metadata)) {}
 
-template <eviction_policy Eviction, free_list FreeList>
-block_pool<Eviction, FreeList>::block_pool(block_pool_options options, Eviction eviction)
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+block_pool<Eviction, FreeList, History>::block_pool(block_pool_options options, Eviction eviction)
     : name_(std::move(options.name)),
       records_(detail::checked_most_blocks(options) + 1, block_record{}, options.metadata,
                "block_pool: records"),
@@ -57,33 +57,33 @@ block_pool<Eviction, FreeList>::block_pool(block_pool_options options, Eviction 
     push_free(block_id{static_cast<std::uint32_t>(i)});
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
-result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_id> out, OnEvict&& on_evict,
-                                                      block_id beside) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::allocate(std::span<block_id> out, OnEvict&& on_evict,
+                                                               block_id beside) noexcept {
   return allocate_all(out, on_evict, beside);
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
-result<void> block_pool<Eviction, FreeList>::allocate(std::span<block_handle> out, OnEvict&& on_evict,
-                                                      block_id beside) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::allocate(std::span<block_handle> out,
+                                                               OnEvict&& on_evict, block_id beside) noexcept {
   return allocate_all(out, on_evict, beside);
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
-result<block_handle> block_pool<Eviction, FreeList>::allocate(OnEvict&& on_evict) noexcept {
+result<block_handle> block_pool<Eviction, FreeList, History>::allocate(OnEvict&& on_evict) noexcept {
   if (free() == 0) {
     if (const auto done = make_free(1, on_evict); !done) return done.error();
   }
   return handle(take_free(null_block));
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name, class OnEvict>
-result<void> block_pool<Eviction, FreeList>::allocate_all(std::span<Name> out, OnEvict& on_evict,
-                                                          block_id beside) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::allocate_all(std::span<Name> out, OnEvict& on_evict,
+                                                                   block_id beside) noexcept {
   if (out.size() > free()) {
     if (const auto done = make_free(out.size(), on_evict); !done) return done;
   }
@@ -94,17 +94,19 @@ result<void> block_pool<Eviction, FreeList>::allocate_all(std::span<Name> out, O
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-inline block_id block_pool<Eviction, FreeList>::take_free(block_id beside) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+inline block_id block_pool<Eviction, FreeList, History>::take_free(block_id beside) noexcept {
   const block_id block = free_.take(beside);
   records_[to_index(block)].allocate();
+  history_.note(block, transition::allocated);
   ++allocations_;
   return block;
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class OnEvict>
-result<void> block_pool<Eviction, FreeList>::make_free(std::uint64_t count, OnEvict& on_evict) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::make_free(std::uint64_t count,
+                                                                OnEvict& on_evict) noexcept {
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
   const std::uint64_t missing = count - free();
   // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
@@ -112,9 +114,10 @@ result<void> block_pool<Eviction, FreeList>::make_free(std::uint64_t count, OnEv
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
-std::uint64_t block_pool<Eviction, FreeList>::reclaim(std::uint64_t count, OnEvict&& on_evict) noexcept {
+std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t count,
+                                                               OnEvict&& on_evict) noexcept {
   // Told in groups, so that whoever forgets them can ask for several cache lines at once.
   std::array<block_id, 16> group{};
   std::uint64_t done = 0;
@@ -127,6 +130,7 @@ std::uint64_t block_pool<Eviction, FreeList>::reclaim(std::uint64_t count, OnEvi
       detail::evict(eviction_, *victim);
       block_record& record = records_[to_index(block)];
       record.give_up(transition::evicted);
+      history_.note(block, transition::evicted);
       record.end_life();
       push_free(block);
       --idle_count_;
@@ -140,8 +144,8 @@ std::uint64_t block_pool<Eviction, FreeList>::reclaim(std::uint64_t count, OnEvi
   return done;
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-result<void> block_pool<Eviction, FreeList>::check(block_id block) const noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+result<void> block_pool<Eviction, FreeList, History>::check(block_id block) const noexcept {
   const std::uint32_t i = to_index(block);
   if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
   if (i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
@@ -149,8 +153,8 @@ result<void> block_pool<Eviction, FreeList>::check(block_id block) const noexcep
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-result<void> block_pool<Eviction, FreeList>::check(block_handle handle) const noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+result<void> block_pool<Eviction, FreeList, History>::check(block_handle handle) const noexcept {
   const std::uint32_t i = to_index(handle.block);
   if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
   if (handle.owner != owner_ || i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
@@ -162,9 +166,9 @@ result<void> block_pool<Eviction, FreeList>::check(block_handle handle) const no
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
-result<void> block_pool<Eviction, FreeList>::share_all(std::span<const Name> names) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
   // All are looked at before any is changed: reviving an idle block would cost it its place in the order.
   for (const Name& name : names) {
     const std::uint32_t i = to_index(id_of(name));
@@ -180,9 +184,9 @@ result<void> block_pool<Eviction, FreeList>::share_all(std::span<const Name> nam
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
-result<void> block_pool<Eviction, FreeList>::release_all(std::span<const Name> names) noexcept {
+result<void> block_pool<Eviction, FreeList, History>::release_all(std::span<const Name> names) noexcept {
   for (std::size_t i = names.size(); i > 0; --i) {
     if (const auto done = check(names[i - 1]); !done) [[unlikely]] {
       // Undone in the opposite order, so that the free stack unwinds exactly.
@@ -195,9 +199,10 @@ result<void> block_pool<Eviction, FreeList>::release_all(std::span<const Name> n
   return {};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::add_reference(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
+  history_.note(block, record.is_idle() ? transition::revived : transition::shared);
   if (record.is_idle()) {
     eviction_.pin(slot_id{to_index(block)});
     --idle_count_;
@@ -207,10 +212,14 @@ void block_pool<Eviction, FreeList>::add_reference(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::drop_reference(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::drop_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
-  if (!record.drop_reference()) return;
+  if (!record.drop_reference()) {
+    history_.note(block, transition::released);
+    return;
+  }
+  history_.note(block, record.is_cached() ? transition::idled : transition::freed);
   if (record.is_cached()) {
     record.note(transition::idled);
     eviction_.unpin(slot_id{to_index(block)});
@@ -222,8 +231,8 @@ void block_pool<Eviction, FreeList>::drop_reference(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::undo_drop(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::undo_drop(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.is_active() && !record.is_cached()) {
     if (to_index(block) > last_) {
@@ -238,19 +247,21 @@ void block_pool<Eviction, FreeList>::undo_drop(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::mark_cached(block_id block, const access_hint& hint) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::mark_cached(block_id block, const access_hint& hint) noexcept {
   records_[to_index(block)].keep();
+  history_.note(block, transition::cached);
   eviction_.insert(slot_id{to_index(block)}, hint);
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::unmark_cached(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::unmark_cached(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.is_cached()) return;
   const bool was_idle = record.is_idle();
   eviction_.erase(slot_id{to_index(block)});
   record.give_up(transition::uncached);
+  history_.note(block, transition::uncached);
   if (was_idle) {
     record.end_life();
     push_free(block);
@@ -258,13 +269,13 @@ void block_pool<Eviction, FreeList>::unmark_cached(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::touch(block_id block, const access_hint& hint) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::touch(block_id block, const access_hint& hint) noexcept {
   eviction_.touch(slot_id{to_index(block)}, hint);
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-void block_pool<Eviction, FreeList>::relocate(std::span<const block_move> moves) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::relocate(std::span<const block_move> moves) noexcept {
   for (const block_move& move : moves)
     records_[to_index(move.destination)].allocate();
   free_.keep_if([this](block_id block) noexcept { return !records_[to_index(block)].is_active(); });
@@ -274,13 +285,22 @@ void block_pool<Eviction, FreeList>::relocate(std::span<const block_move> moves)
     if (from.is_cached())
       detail::relabel(eviction_, slot_id{to_index(move.source)}, slot_id{to_index(move.destination)});
     to.take_over(from);
+    history_.note(move.source, transition::moved);
+    history_.note(move.destination, transition::allocated);
     push_free(move.source);
   }
 }
 
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+std::string block_pool<Eviction, FreeList, History>::last_of(block_id block) const {
+  const std::string trail = history_.trail(block);
+  const std::string last(to_string(records_[to_index(block)].last()));
+  return trail.empty() ? last : last + "; " + trail;
+}
+
 /// Above the last usable block there is no way back.
-template <eviction_policy Eviction, free_list FreeList>
-inline void block_pool<Eviction, FreeList>::push_free(block_id block) noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+inline void block_pool<Eviction, FreeList, History>::push_free(block_id block) noexcept {
   if (to_index(block) > last_) [[unlikely]] {
     --retiring_;
   } else {
@@ -288,10 +308,10 @@ inline void block_pool<Eviction, FreeList>::push_free(block_id block) noexcept {
   }
 }
 
-template <eviction_policy Eviction, free_list FreeList>
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
-result<std::uint64_t> block_pool<Eviction, FreeList>::resize(std::uint64_t blocks,
-                                                             OnEvict&& on_evict) noexcept {
+result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint64_t blocks,
+                                                                      OnEvict&& on_evict) noexcept {
   if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
   const std::uint64_t before = std::exchange(last_, blocks);
   free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
@@ -313,8 +333,8 @@ result<std::uint64_t> block_pool<Eviction, FreeList>::resize(std::uint64_t block
   return retiring_;
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-block_pool_stats block_pool<Eviction, FreeList>::stats() const noexcept {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+block_pool_stats block_pool<Eviction, FreeList, History>::stats() const noexcept {
   return {.blocks = blocks(),
           .active = blocks() - available(),
           .idle = idle_count_,
@@ -325,12 +345,12 @@ block_pool_stats block_pool<Eviction, FreeList>::stats() const noexcept {
           .metadata_bytes = records_.bytes() + free_.metadata_bytes() + eviction_.metadata_bytes()};
 }
 
-template <eviction_policy Eviction, free_list FreeList>
-std::vector<std::string> block_pool<Eviction, FreeList>::audit() const {
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+std::vector<std::string> block_pool<Eviction, FreeList, History>::audit() const {
   std::vector<std::string> found;
   const auto blame = [&](std::uint64_t block, const std::string& what) {
     found.push_back(name_ + ": block " + std::to_string(block) + " " + what +
-                    " (last: " + std::string(to_string(records_[block].last())) + ")");
+                    " (last: " + last_of(block_id{static_cast<std::uint32_t>(block)}) + ")");
   };
   if (free() > blocks()) {
     found.push_back(name_ + ": the free list holds " + std::to_string(free()) + " of " +

@@ -94,7 +94,7 @@ void paged_allocator<Traits>::audit_blocks(const std::vector<std::uint64_t>& hel
     const block_record& block = pool_.record(block_id{i});
     const auto blame = [&](const std::string& what) {
       found.push_back(name() + ": block " + std::to_string(i) + " " + what + "; held by " +
-                      owners(block_id{i}) + " (last: " + std::string(to_string(block.last())) + ")");
+                      owners(block_id{i}) + " (last: " + pool_.last_of(block_id{i}) + ")");
     };
     if (block.references() != held[i]) {
       blame("counts " + std::to_string(block.references()) + " references, " + std::to_string(held[i]) +

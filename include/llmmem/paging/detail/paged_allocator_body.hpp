@@ -128,7 +128,7 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
 
 template <class Traits>
 result<sequence_id> paged_allocator<Traits>::fork(sequence_id parent) noexcept {
-  if (const auto alive = check(parent); !alive) return alive.error();
+  if (const auto alive = begin(parent); !alive) return alive.error();
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const record& original = at(parent);
   if (const auto shared = pool_.share(blocks(parent)); !shared) return shared.error();
@@ -148,7 +148,7 @@ result<sequence_id> paged_allocator<Traits>::fork(sequence_id parent) noexcept {
 
 template <class Traits>
 result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (const auto released = pool_.release(blocks(sequence)); !released) return released.error();
   end(sequence.slot);
   trim_idle();
@@ -157,7 +157,7 @@ result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
 
 template <class Traits>
 result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (const auto queued = defer(sequence.slot, blocks(sequence), after); !queued) return queued;
   end(sequence.slot);
   return {};
@@ -174,6 +174,7 @@ result<void> paged_allocator<Traits>::defer(std::uint32_t slot, std::span<const 
 
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::collect() noexcept {
+  pool_.act_for(nobody);
   const std::uint64_t gone = deferred_.collect([this](block_id block) noexcept {
     static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
   });
@@ -246,7 +247,7 @@ template <class Traits>
 result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_room(
     sequence_id sequence, std::uint64_t count) noexcept {
   for (;;) {
-    if (const auto alive = check(sequence); !alive) return alive.error();
+    if (const auto alive = begin(sequence); !alive) return alive.error();
     if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
     const need room = needed_for(sequence.slot, count);
     if (room.blocks <= pool_.available()) return room;
@@ -324,7 +325,7 @@ void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const
 
 template <class Traits>
 result<void> paged_allocator<Traits>::truncate(sequence_id sequence, std::uint64_t tokens) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (tokens > at(sequence).tokens)
     return refusal(errc::past_the_end, sequence.slot, tokens, at(sequence).tokens);
   const auto gone = blocks(sequence).subspan(detail::blocks_for(tokens, block_tokens_));
@@ -337,7 +338,7 @@ result<void> paged_allocator<Traits>::truncate(sequence_id sequence, std::uint64
 template <class Traits>
 result<void> paged_allocator<Traits>::truncate_after(sequence_id sequence, std::uint64_t tokens,
                                                      const fence_type& after) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (tokens > at(sequence).tokens)
     return refusal(errc::past_the_end, sequence.slot, tokens, at(sequence).tokens);
   const auto gone = blocks(sequence).subspan(detail::blocks_for(tokens, block_tokens_));

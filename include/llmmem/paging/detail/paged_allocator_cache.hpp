@@ -11,6 +11,7 @@ namespace llmmem::inline v0 {
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
                                                     std::span<const token_id> tokens) noexcept {
+  pool_.act_for(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
   ++counters_.matches;
@@ -35,6 +36,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
                                                     const keyed_blocks& prompt) noexcept {
+  pool_.act_for(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   if (const auto fit = check_keys(prompt); !fit) return fit.error();
   ++counters_.matches;
@@ -122,7 +124,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence) noex
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std::uint64_t written) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   record& writer = at(sequence);
   if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
   const std::uint64_t full = detail::lesser(writer.keyed, written / block_tokens_);
@@ -196,7 +198,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
                                                       const keyed_blocks& contents) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (const auto fit = check_keys(contents); !fit) return fit.error();
   record& writer = at(sequence);
   if (contents.tokens > writer.tokens)

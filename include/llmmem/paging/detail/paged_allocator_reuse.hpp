@@ -61,7 +61,7 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::deduplicate(sequence_id sequence) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   const auto replaced = replace_duplicates(
       sequence.slot, [this](std::span<const block_id> own) noexcept { return pool_.release(own); });
   trim_idle();
@@ -71,7 +71,7 @@ result<std::uint64_t> paged_allocator<Traits>::deduplicate(sequence_id sequence)
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::deduplicate_after(sequence_id sequence,
                                                                  const fence_type& after) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   return replace_duplicates(sequence.slot, [&](std::span<const block_id> own) noexcept {
     return defer(sequence.slot, own, after);
   });
@@ -122,7 +122,7 @@ result<std::uint64_t> paged_allocator<Traits>::replace_duplicates(std::uint32_t 
 template <class Traits>
 result<void> paged_allocator<Traits>::retain(sequence_id sequence, token_range range,
                                              retention keep) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto alive = begin(sequence); !alive) return alive.error();
   if (keep.priority > retention::most_priority) {
     return refusal(errc::bad_priority, sequence.slot, keep.priority, retention::most_priority);
   }

@@ -1,0 +1,88 @@
+/// @file
+/// Who did what to a block last: what an audit adds to the block it blames.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/ids.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// Remembers transitions of blocks.
+///
+///     act_for(actor)       who acts from now on: a sequence's slot, or `nobody`
+///     note(block, what)    it has just happened
+///     trail(block)         what is remembered of one block, for an audit's text; empty: nothing
+template <class H>
+concept block_history =
+    std::default_initializable<H> && std::movable<H> &&
+    requires(H history, const H& read, std::uint32_t actor, block_id block, transition what) {
+      { history.act_for(actor) } noexcept;
+      { history.note(block, what) } noexcept;
+      { read.trail(block) } -> std::same_as<std::string>;
+    };
+
+/// The actor that stands for the allocator itself: collecting, resizing, compacting.
+inline constexpr std::uint32_t nobody = 0xFFFF'FFFF;
+
+/// The default: an audit knows the last transition and no more. Costs nothing.
+struct no_history {
+  void act_for(std::uint32_t) const noexcept {}
+  void note(block_id, transition) const noexcept {}
+  [[nodiscard]] std::string trail(block_id) const { return {}; }
+};
+
+static_assert(block_history<no_history>);
+
+/// The last `Entries` transitions of all blocks together, in a ring: for debug builds, to see who released a
+/// block twice and who held it before.
+///
+/// @par Complexity   `note` O(1), 16 bytes an entry inside the object; `trail` O(Entries).
+template <std::size_t Entries = 1'024>
+class owner_ring {
+ public:
+  static_assert(Entries > 0);
+
+  void act_for(std::uint32_t actor) noexcept { actor_ = actor; }
+
+  void note(block_id block, transition what) noexcept {
+    entries_[count_ % Entries] = {static_cast<std::uint32_t>(count_), block, actor_, what};
+    ++count_;
+  }
+
+  /// Oldest first: "#12 allocated by sequence 3, #15 freed by sequence 3".
+  [[nodiscard]] std::string trail(block_id block) const {
+    std::string out;
+    const std::uint64_t first = count_ < Entries ? 0 : count_ - Entries;
+    for (std::uint64_t i = first; i < count_; ++i) {
+      const entry& each = entries_[i % Entries];
+      if (each.block != block) continue;
+      out +=
+          (out.empty() ? "#" : ", #") + std::to_string(each.number) + " " + std::string(to_string(each.what));
+      if (each.actor != nobody) out += " by sequence " + std::to_string(each.actor);
+    }
+    return out;
+  }
+
+ private:
+  struct entry {
+    std::uint32_t number = 0;
+    block_id block = null_block;
+    std::uint32_t actor = nobody;
+    transition what = transition::never_used;
+  };
+
+  std::array<entry, Entries> entries_{};
+  std::uint64_t count_ = 0;
+  std::uint32_t actor_ = nobody;
+};
+
+static_assert(block_history<owner_ring<>>);
+
+}  // namespace llmmem::inline v0
