@@ -40,8 +40,13 @@
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/space/growable_range.hpp>
 #include <llmmem/space/host.hpp>
+#include <llmmem/space/host_virtual.hpp>
 #include <llmmem/space/live_ranges.hpp>
+#include <llmmem/space/memory_file.hpp>
 #include <llmmem/space/pages.hpp>
 #include <llmmem/space/pmr.hpp>
+#include <llmmem/space/virtual_memory.hpp>
+#include <llmmem/space/virtual_range.hpp>
 #include <llmmem/version.hpp>

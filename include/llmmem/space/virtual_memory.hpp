@@ -1,0 +1,469 @@
+/// @file
+/// `basic_virtual_memory`: the bookkeeping of a virtual memory, over any system that maps pages.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/handle_table.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/virtual_range.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What a system answers: a value, or the number of its error (`errno`, a `CUresult`), 0 for none.
+struct mapper_answer {
+  std::uint64_t value = 0;
+  std::uint32_t error = 0;
+};
+
+/// The system calls beneath a virtual memory, without memory of what was done. `basic_virtual_memory` checks
+/// every argument first, and calls only what its contract allows.
+///
+/// - `granularity()`: what sizes and offsets are multiples of.
+/// - `reserve(bytes)`: the address, a multiple of the granularity. `release` gives all of it back.
+/// - `create(bytes)`: a token for physical memory (a file offset, a `CUmemGenericAllocationHandle`);
+///   `destroy` gives it back. Neither `release` nor `destroy` can be refused.
+/// - `map(address, token, bytes)`, `unmap(address, bytes)`: an error number, or 0. `unmap` may span several
+///   mappings that touch.
+/// - `allow(address, bytes)`: makes what was mapped readable and writable (`cuMemSetAccess`); 0 where `map`
+///   did it.
+template <class M>
+concept page_mapper = std::movable<M> && requires(M& mapper, const M& read, std::byte* at, std::uint64_t n) {
+  { read.granularity() } noexcept -> std::same_as<std::uint64_t>;
+  { mapper.reserve(n) } noexcept -> std::same_as<mapper_answer>;
+  { mapper.release(at, n) } noexcept;
+  { mapper.create(n) } noexcept -> std::same_as<mapper_answer>;
+  { mapper.destroy(n, n) } noexcept;
+  { mapper.map(at, n, n) } noexcept -> std::same_as<std::uint32_t>;
+  { mapper.allow(at, n) } noexcept -> std::same_as<std::uint32_t>;
+  { mapper.unmap(at, n) } noexcept -> std::same_as<std::uint32_t>;
+  requires std::same_as<std::remove_cv_t<decltype(M::is_host_accessible)>, bool>;
+};
+
+/// How a virtual memory is set up.
+struct virtual_memory_options {
+  std::uint64_t budget = 0;             ///< most physical bytes; there is no default, 0 is refused
+  std::uint32_t max_ranges = 4096;      ///< ranges reserved at once
+  std::uint32_t max_handles = 65536;    ///< physical handles at once
+  std::uint32_t max_mappings = 131072;  ///< mappings at once
+  std::string name = "virtual_memory";  ///< for error texts
+  metadata_source metadata{};           ///< where the tables come from
+};
+
+/// A `virtual_memory` over a `page_mapper`: tables of fixed size, a hard budget, and every misuse refused
+/// before the system is asked.
+///
+/// Destroying it unmaps and gives back everything.
+///
+/// @par Complexity      O(log n) in the mappings held, for each handle mapped or unmapped.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          the constructor throws `length_error` and `out_of_memory`; nothing else throws. Error
+///                      numbers in a failure are the mapper's.
+template <page_mapper Mapper>
+class basic_virtual_memory {
+ public:
+  static constexpr bool is_host_accessible = Mapper::is_host_accessible;
+
+  explicit basic_virtual_memory(virtual_memory_options options)
+    requires(std::default_initializable<Mapper>)
+      : basic_virtual_memory(Mapper{}, std::move(options)) {}
+
+  basic_virtual_memory(Mapper mapper, virtual_memory_options options)
+      : mapper_(std::move(mapper)),
+        options_(checked(std::move(options))),
+        ranges_(options_.max_ranges, options_.metadata, "virtual_memory: ranges"),
+        handles_(options_.max_handles, options_.metadata, "virtual_memory: handles"),
+        mappings_(options_.max_mappings, options_.metadata, "virtual_memory: mappings"),
+        by_address_(options_.max_mappings, options_.metadata, "virtual_memory: order of mappings") {}
+
+  basic_virtual_memory(const basic_virtual_memory&) = delete;
+  basic_virtual_memory& operator=(const basic_virtual_memory&) = delete;
+
+  ~basic_virtual_memory() {
+    for (std::uint32_t at = by_address_.first(); at != none; at = by_address_.next(at)) {
+      static_cast<void>(mapper_.unmap(pointer(by_address_.key(at)), mappings_[at].bytes));
+    }
+    for (std::uint32_t slot = 0; slot < ranges_.touched(); ++slot) {
+      if (ranges_.is_live(slot)) mapper_.release(ranges_[slot].data, ranges_[slot].bytes);
+    }
+    for (std::uint32_t slot = 0; slot < handles_.touched(); ++slot) {
+      if (handles_.is_live(slot)) mapper_.destroy(handles_[slot].token, handles_[slot].bytes);
+    }
+  }
+
+  /// @name The concept   see `virtual_memory`
+  /// @{
+  [[nodiscard]] result<virtual_range> try_reserve(std::uint64_t bytes) noexcept;
+  [[nodiscard]] result<void> release(const virtual_range& range) noexcept;
+  [[nodiscard]] result<physical_handle> try_create(std::uint64_t bytes) noexcept;
+  [[nodiscard]] result<void> destroy(const physical_handle& handle) noexcept;
+  [[nodiscard]] result<void> map(const virtual_range& range, std::uint64_t offset,
+                                 std::span<const physical_handle> handles) noexcept;
+  [[nodiscard]] result<void> unmap(const virtual_range& range, std::uint64_t offset,
+                                   std::uint64_t bytes) noexcept {
+    return take_away(range, offset, bytes, false);
+  }
+  [[nodiscard]] result<void> decommit(const virtual_range& range, std::uint64_t offset,
+                                      std::uint64_t bytes) noexcept {
+    return take_away(range, offset, bytes, true);
+  }
+  [[nodiscard]] result<physical_handle> mapped_at(const virtual_range& range,
+                                                  std::uint64_t offset) const noexcept;
+  [[nodiscard]] std::uint64_t bytes_of(const physical_handle& handle) const noexcept {
+    return handles_.check(handle, "").code == errc::ok ? handles_[handle.slot].bytes : 0;
+  }
+  [[nodiscard]] std::uint64_t mappings_of(const physical_handle& handle) const noexcept {
+    return handles_.check(handle, "").code == errc::ok ? handles_[handle.slot].mappings : 0;
+  }
+  [[nodiscard]] std::uint64_t granularity() const noexcept { return mapper_.granularity(); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
+  [[nodiscard]] std::uint64_t used() const noexcept { return stats_.used; }
+  [[nodiscard]] std::string_view name() const noexcept { return options_.name; }
+  [[nodiscard]] virtual_stats stats() const noexcept {
+    virtual_stats now = stats_;
+    now.ranges = ranges_.live();
+    now.handles = handles_.live();
+    now.mappings = by_address_.size();
+    now.metadata_bytes = ranges_.bytes() + handles_.bytes() + mappings_.bytes() + by_address_.bytes();
+    return now;
+  }
+  /// @}
+
+  /// The system beneath, for what it alone can tell.
+  [[nodiscard]] const Mapper& mapper() const noexcept { return mapper_; }
+  [[nodiscard]] Mapper& mapper() noexcept { return mapper_; }
+
+  /// One sentence for each invariant that is broken; none when all hold. O(n log n); allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  static constexpr std::uint32_t none = detail::no_index;
+
+  struct range_record {
+    std::byte* data;
+    std::uint64_t bytes;
+    std::uint64_t mappings;
+  };
+  struct handle_record {
+    std::uint64_t token;
+    std::uint64_t bytes;
+    std::uint64_t mappings;
+  };
+  struct mapping_record {
+    std::uint64_t bytes;
+    std::uint32_t handle;
+    std::uint32_t range;
+  };
+
+  [[nodiscard]] static virtual_memory_options checked(virtual_memory_options options) {
+    if (options.budget == 0) {
+      throw length_error(options.name + ": the budget is 0 bytes; say how much it may hold");
+    }
+    if (options.budget > max_bytes) {
+      throw length_error(options.name + ": a budget of " + std::to_string(options.budget) +
+                         " bytes passes the limit of 2^63 - 1");
+    }
+    if (options.max_ranges == 0 || options.max_handles == 0 || options.max_mappings == 0) {
+      throw length_error(options.name + ": max_ranges, max_handles and max_mappings must each be at least 1");
+    }
+    return options;
+  }
+
+  [[nodiscard]] static std::uint64_t address(const std::byte* at) noexcept {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(at));
+  }
+  [[nodiscard]] static std::byte* pointer(std::uint64_t address) noexcept {
+    return reinterpret_cast<std::byte*>(
+        static_cast<std::uintptr_t>(address));  // NOLINT(performance-no-int-to-ptr)
+  }
+
+  [[nodiscard]] failure refuse(failure why) noexcept {
+    ++stats_.refusals;
+    why.where = options_.name.c_str();
+    return why;
+  }
+  [[nodiscard]] failure why_not(errc code, std::uint64_t wanted, std::uint64_t found,
+                                std::uint32_t index = 0) const noexcept {
+    return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
+  }
+
+  /// Whether `bytes` can be a size or offset at all; `errc::ok` when it can.
+  [[nodiscard]] failure check_multiple(std::uint64_t bytes) const noexcept {
+    const std::uint64_t unit = mapper_.granularity();
+    return bytes % unit == 0 ? failure{} : why_not(errc::bad_granularity, bytes, unit);
+  }
+  [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept {
+    if (bytes == 0) return why_not(errc::zero_bytes, 0, 0);
+    return check_multiple(bytes);
+  }
+  /// Whether `[offset, offset + bytes)` lies in the live range, on the grid.
+  [[nodiscard]] failure check_piece(const virtual_range& range, std::uint64_t offset,
+                                    std::uint64_t bytes) const noexcept {
+    if (const failure wrong = ranges_.check(range_id(range), options_.name.c_str()); wrong.code != errc::ok) {
+      return wrong;
+    }
+    if (const failure wrong = check_multiple(offset); wrong.code != errc::ok) return wrong;
+    const std::uint64_t length = ranges_[range.slot].bytes;
+    if (offset > length || bytes > length - offset) {
+      const bool wraps = offset > max_bytes || bytes > max_bytes - offset;
+      return why_not(errc::out_of_range, wraps ? max_bytes : offset + bytes, length);
+    }
+    return {};
+  }
+
+  struct range_key {  // what a table needs of a `virtual_range`, or of a mapping
+    std::uint32_t slot = 0;
+    std::uint32_t generation = 0;
+    std::uint32_t owner = 0;
+  };
+  [[nodiscard]] static range_key range_id(const virtual_range& range) noexcept {
+    return {range.slot, range.generation, range.owner};
+  }
+
+  [[nodiscard]] result<void> take_away(const virtual_range& range, std::uint64_t offset, std::uint64_t bytes,
+                                       bool destroy_too) noexcept;
+  void enter(std::uint32_t range, std::uint64_t at, std::uint32_t handle) noexcept;
+  void forget(std::uint32_t mapping) noexcept;
+  void destroy_slot(std::uint32_t handle) noexcept {
+    mapper_.destroy(handles_[handle].token, handles_[handle].bytes);
+    stats_.used -= handles_[handle].bytes;
+    handles_.release(handle);
+  }
+
+  Mapper mapper_;
+  virtual_memory_options options_;
+  detail::handle_table<range_key, range_record> ranges_;
+  detail::handle_table<physical_handle, handle_record> handles_;
+  detail::handle_table<range_key, mapping_record> mappings_;
+  detail::ordered_slots<std::uint64_t> by_address_;  // of mappings
+  virtual_stats stats_;
+};
+
+template <page_mapper Mapper>
+result<virtual_range> basic_virtual_memory<Mapper>::try_reserve(std::uint64_t bytes) noexcept {
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return refuse(wrong);
+  if (ranges_.left() == 0) return refuse(why_not(errc::table_full, 1, 0));
+  const mapper_answer answer = mapper_.reserve(bytes);
+  if (answer.error != 0) return refuse(why_not(errc::reserve_refused, bytes, 0, answer.error));
+  std::byte* const data = pointer(answer.value);
+  const std::uint32_t slot = ranges_.acquire({data, bytes, 0});
+  stats_.reserved_bytes += bytes;
+  const range_key key = ranges_.handle(slot);
+  return virtual_range{data, bytes, key.slot, key.generation, key.owner};
+}
+
+template <page_mapper Mapper>
+result<void> basic_virtual_memory<Mapper>::release(const virtual_range& range) noexcept {
+  if (const failure wrong = check_piece(range, 0, 0); wrong.code != errc::ok) return refuse(wrong);
+  const range_record& r = ranges_[range.slot];
+  if (r.mappings != 0) return refuse(why_not(errc::still_mapped, 0, r.mappings));
+  mapper_.release(r.data, r.bytes);
+  stats_.reserved_bytes -= r.bytes;
+  ranges_.release(range.slot);
+  return {};
+}
+
+template <page_mapper Mapper>
+result<physical_handle> basic_virtual_memory<Mapper>::try_create(std::uint64_t bytes) noexcept {
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return refuse(wrong);
+  const std::uint64_t left = options_.budget - stats_.used;
+  if (bytes > left) return refuse(why_not(errc::out_of_bytes, bytes, left));
+  if (handles_.left() == 0) return refuse(why_not(errc::table_full, 1, 0));
+  const mapper_answer answer = mapper_.create(bytes);
+  if (answer.error != 0) return refuse(why_not(errc::system_refused, bytes, left, answer.error));
+  stats_.used += bytes;
+  if (stats_.used > stats_.peak) stats_.peak = stats_.used;
+  ++stats_.create_calls;
+  return handles_.handle(handles_.acquire({answer.value, bytes, 0}));
+}
+
+template <page_mapper Mapper>
+result<void> basic_virtual_memory<Mapper>::destroy(const physical_handle& handle) noexcept {
+  const failure wrong = handles_.check(handle, options_.name.c_str());
+  if (wrong.code != errc::ok) return refuse(wrong);
+  const std::uint64_t mappings = handles_[handle.slot].mappings;
+  if (mappings != 0) return refuse(why_not(errc::still_mapped, 0, mappings));
+  destroy_slot(handle.slot);
+  return {};
+}
+
+template <page_mapper Mapper>
+result<void> basic_virtual_memory<Mapper>::map(const virtual_range& range, std::uint64_t offset,
+                                               std::span<const physical_handle> handles) noexcept {
+  std::uint64_t bytes = 0;
+  for (const physical_handle& each : handles) {
+    const failure wrong = handles_.check(each, options_.name.c_str());
+    if (wrong.code != errc::ok) return refuse(wrong);
+    const std::uint64_t more = handles_[each.slot].bytes;
+    bytes = more > max_bytes - bytes ? max_bytes : bytes + more;
+  }
+  if (const failure wrong = check_piece(range, offset, bytes); wrong.code != errc::ok) return refuse(wrong);
+  if (bytes == 0) return refuse(why_not(errc::zero_bytes, 0, 0));
+  if (mappings_.left() < handles.size()) {
+    return refuse(why_not(errc::table_full, handles.size(), mappings_.left()));
+  }
+  const std::uint64_t base = address(ranges_[range.slot].data);
+  const std::uint64_t start = base + offset;
+  // The last mapping that begins before our end is in the way if it is ours and reaches past our start.
+  if (const std::uint32_t last = by_address_.below(start + bytes); last != none) {
+    const std::uint64_t begins = by_address_.key(last);
+    if (begins + mappings_[last].bytes > start) {
+      return refuse(why_not(errc::already_mapped, offset, begins - base));
+    }
+  }
+
+  std::uint64_t done = 0;
+  std::uint32_t error = 0;
+  for (const physical_handle& each : handles) {
+    const handle_record& h = handles_[each.slot];
+    error = mapper_.map(pointer(start + done), h.token, h.bytes);
+    if (error != 0) break;
+    done += h.bytes;
+    ++stats_.map_calls;
+  }
+  if (error == 0) error = mapper_.allow(pointer(start), bytes);
+  bool undone = true;
+  if (error != 0 && done != 0) {
+    undone = mapper_.unmap(pointer(start), done) == 0;
+    if (undone) ++stats_.unmap_calls;
+  }
+  if (error == 0 || !undone) {
+    std::uint64_t entered = 0;
+    for (const physical_handle& each : handles) {
+      if (entered == done) break;
+      enter(range.slot, start + entered, each.slot);
+      entered += handles_[each.slot].bytes;
+      if (error != 0) ++stats_.stuck_mappings;
+    }
+  }
+  if (error != 0) return refuse(why_not(errc::map_refused, bytes, by_address_.size(), error));
+  return {};
+}
+
+template <page_mapper Mapper>
+result<void> basic_virtual_memory<Mapper>::take_away(const virtual_range& range, std::uint64_t offset,
+                                                     std::uint64_t bytes, bool destroy_too) noexcept {
+  if (const failure wrong = check_piece(range, offset, bytes); wrong.code != errc::ok) return refuse(wrong);
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return refuse(wrong);
+  const std::uint64_t base = address(ranges_[range.slot].data);
+  const std::uint64_t start = base + offset;
+  const std::uint64_t end = start + bytes;
+  const std::uint32_t first = by_address_.at_least(start);
+  std::uint64_t covered = start;
+  for (std::uint32_t at = first; covered < end; at = by_address_.next(at)) {
+    if (at == none || by_address_.key(at) != covered || mappings_[at].bytes > end - covered) {
+      const bool cut = at != none && by_address_.key(at) == covered;
+      return refuse(why_not(errc::not_mapped, (cut ? end : covered) - base, 0));
+    }
+    covered += mappings_[at].bytes;
+  }
+  if (const std::uint32_t error = mapper_.unmap(pointer(start), bytes); error != 0) {
+    return refuse(why_not(errc::map_refused, bytes, by_address_.size(), error));
+  }
+  ++stats_.unmap_calls;
+  for (std::uint32_t at = first; at != none && by_address_.key(at) < end;) {
+    const std::uint32_t following = by_address_.next(at);
+    const std::uint32_t handle = mappings_[at].handle;
+    forget(at);
+    if (destroy_too && handles_[handle].mappings == 0) destroy_slot(handle);
+    at = following;
+  }
+  return {};
+}
+
+template <page_mapper Mapper>
+result<physical_handle> basic_virtual_memory<Mapper>::mapped_at(const virtual_range& range,
+                                                                std::uint64_t offset) const noexcept {
+  if (const failure wrong = check_piece(range, offset, 0); wrong.code != errc::ok) return wrong;
+  const std::uint64_t at = address(ranges_[range.slot].data) + offset;
+  const std::uint32_t found = offset == ranges_[range.slot].bytes ? none : by_address_.at_least(at);
+  if (found == none || by_address_.key(found) != at) return why_not(errc::not_mapped, offset, 0);
+  return handles_.handle(mappings_[found].handle);
+}
+
+template <page_mapper Mapper>
+void basic_virtual_memory<Mapper>::enter(std::uint32_t range, std::uint64_t at,
+                                         std::uint32_t handle) noexcept {
+  const std::uint64_t bytes = handles_[handle].bytes;
+  by_address_.insert(mappings_.acquire({bytes, handle, range}), at);
+  ++handles_[handle].mappings;
+  ++ranges_[range].mappings;
+  stats_.mapped_bytes += bytes;
+  if (by_address_.size() > stats_.peak_mappings) stats_.peak_mappings = by_address_.size();
+}
+
+template <page_mapper Mapper>
+void basic_virtual_memory<Mapper>::forget(std::uint32_t mapping) noexcept {
+  const mapping_record& gone = mappings_[mapping];
+  --handles_[gone.handle].mappings;
+  --ranges_[gone.range].mappings;
+  stats_.mapped_bytes -= gone.bytes;
+  by_address_.erase(mapping);
+  mappings_.release(mapping);
+}
+
+template <page_mapper Mapper>
+std::vector<std::string> basic_virtual_memory<Mapper>::audit() const {
+  std::vector<std::string> found;
+  const auto say = [&](const std::string& what) { found.push_back(options_.name + ": " + what); };
+  std::vector<std::uint64_t> of_range(ranges_.touched()), of_handle(handles_.touched());
+  std::uint64_t mapped = 0;
+  std::uint64_t end = 0;
+  for (std::uint32_t at = by_address_.first(); at != none; at = by_address_.next(at)) {
+    const mapping_record& m = mappings_[at];
+    const std::string who = "mapping " + std::to_string(at);
+    const std::uint64_t begins = by_address_.key(at);
+    if (begins < end) say(who + " overlaps the one before it");
+    end = begins + m.bytes;
+    mapped += m.bytes;
+    if (!ranges_.is_live(m.range) || begins < address(ranges_[m.range].data) ||
+        end > address(ranges_[m.range].data) + ranges_[m.range].bytes) {
+      say(who + " lies outside its range " + std::to_string(m.range));
+    }
+    if (!handles_.is_live(m.handle) || handles_[m.handle].bytes != m.bytes) {
+      say(who + " does not map all of handle " + std::to_string(m.handle));
+    }
+    ++of_range[m.range];
+    ++of_handle[m.handle];
+  }
+  std::uint64_t reserved = 0;
+  for (std::uint32_t slot = 0; slot < ranges_.touched(); ++slot) {
+    if (!ranges_.is_live(slot)) continue;
+    reserved += ranges_[slot].bytes;
+    if (ranges_[slot].mappings != of_range[slot])
+      say("range " + std::to_string(slot) + " miscounts mappings");
+  }
+  std::uint64_t used = 0;
+  for (std::uint32_t slot = 0; slot < handles_.touched(); ++slot) {
+    if (!handles_.is_live(slot)) continue;
+    used += handles_[slot].bytes;
+    if (handles_[slot].mappings != of_handle[slot]) {
+      say("handle " + std::to_string(slot) + " miscounts mappings");
+    }
+  }
+  const auto sum = [&](const char* what, std::uint64_t counted, std::uint64_t added) {
+    if (counted != added) {
+      say(std::string(what) + " are counted as " + std::to_string(counted) + ", they add up to " +
+          std::to_string(added));
+    }
+  };
+  sum("physical bytes", stats_.used, used);
+  sum("reserved bytes", stats_.reserved_bytes, reserved);
+  sum("mapped bytes", stats_.mapped_bytes, mapped);
+  if (used > options_.budget) say("more is used than the budget allows");
+  return found;
+}
+
+}  // namespace llmmem::inline v0
