@@ -374,6 +374,31 @@ TEST_CASE("missing chunks alone are created, and joined with what is free") {
   CHECK(arena.free(second.handle));
 }
 
+TEST_CASE("chunks created in several gaps all go back when a later call is refused") {
+  for (std::uint64_t nth = 1;; ++nth) {
+    CAPTURE(nth);
+    simulated memory(budget(16 * mib));
+    stitched_arena<simulated> arena(memory, stitched_tables());
+    std::vector<arena_handle> held;
+    for (int i = 0; i < 8; ++i)
+      held.push_back(arena.allocate(2 * mib).value().handle);
+    for (const std::size_t i : {std::size_t{1}, std::size_t{3}, std::size_t{5}})
+      arena.free(held[i]).value();
+    REQUIRE(arena.trim() == 6 * mib);
+    memory.mapper().refuse({.first = nth});
+    const auto got = arena.allocate(6 * mib);
+    CHECK(arena.audit() == std::vector<std::string>{});
+    CHECK(memory.mapper().violations() == std::vector<std::string>{});
+    CHECK(got.has_value() == (memory.mapper().refused() == 0));
+    CHECK(memory.used() == (got ? 16 : 10) * mib);
+    CHECK(arena.stats().reserved == memory.used());
+    if (got) {
+      CHECK(nth == 17);  // three gaps of three calls; a reservation, three mappings with access
+      break;
+    }
+  }
+}
+
 TEST_CASE("small requests share chunks, and a chunk that falls empty is free for anything") {
   simulated memory(budget(2 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
