@@ -399,6 +399,25 @@ TEST_CASE("chunks created in several gaps all go back when a later call is refus
   }
 }
 
+TEST_CASE("no chunk is given back that an idle range still maps") {
+  simulated memory(budget(16 * mib));
+  stitched_arena<simulated> arena(memory, stitched_tables());
+  std::vector<arena_handle> held;
+  for (int i = 0; i < 8; ++i)
+    held.push_back(arena.allocate(2 * mib).value().handle);
+  arena.free(held[1]).value();
+  arena.free(held[3]).value();
+  arena.free(arena.allocate(4 * mib).value().handle).value();
+  REQUIRE(arena.counts().idle == 1);
+  memory.mapper().refuse({.first = 1});  // taking the idle range apart
+  CHECK(arena.trim() == 0);
+  CHECK(arena.stats().reserved == memory.used());
+  CHECK(arena.audit() == std::vector<std::string>{});
+  CHECK(arena.trim() == 4 * mib);
+  CHECK(memory.used() == 12 * mib);
+  CHECK(arena.audit() == std::vector<std::string>{});
+}
+
 TEST_CASE("small requests share chunks, and a chunk that falls empty is free for anything") {
   simulated memory(budget(2 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
