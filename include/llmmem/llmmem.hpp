@@ -25,6 +25,7 @@
 #include <llmmem/model/presets.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/arena.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/block_history.hpp>
 #include <llmmem/paging/block_key.hpp>
@@ -32,6 +33,7 @@
 #include <llmmem/paging/block_record.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/caching_split.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/free_list.hpp>
@@ -41,14 +43,21 @@
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/siphash.hpp>
+#include <llmmem/paging/size_class.hpp>
+#include <llmmem/paging/stitched.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/space/growable_range.hpp>
 #include <llmmem/space/host.hpp>
+#include <llmmem/space/host_virtual.hpp>
 #include <llmmem/space/live_ranges.hpp>
+#include <llmmem/space/memory_file.hpp>
 #include <llmmem/space/pages.hpp>
 #include <llmmem/space/pmr.hpp>
+#include <llmmem/space/virtual_memory.hpp>
+#include <llmmem/space/virtual_range.hpp>
 #include <llmmem/version.hpp>

@@ -39,9 +39,17 @@ enum class errc : std::uint8_t {
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
   bad_alignment,    ///< wanted = the alignment, which is not a power of two
-  system_refused,   ///< wanted = bytes asked of what lies beneath, found = bytes left of the budget
+  system_refused,   ///< wanted = bytes asked of what lies beneath, found = bytes left of the budget,
+                    ///< index = the system's error number, 0 when it tells none
   dead_range,       ///< wanted = bytes of a range that is not inside a live one
   overlapping_ranges,  ///< wanted = bytes to copy, found = bytes that source and destination share
+  bad_granularity,     ///< wanted = the size or offset, found = what it must be a multiple of
+  table_full,          ///< a table of fixed size: wanted = entries needed, found = entries free
+  already_mapped,      ///< wanted = offset in the range, found = offset of the mapping in the way
+  not_mapped,          ///< wanted = offset in the range where no mapping begins, or one goes on
+  still_mapped,        ///< found = mappings that keep it from being given back
+  reserve_refused,     ///< index = the system's error number, wanted = bytes of address space
+  map_refused,         ///< index = the system's error number, wanted = bytes, found = mappings held
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -207,7 +215,8 @@ inline std::string failure::message() const {
     case errc::bad_alignment:
       return who + ": alignment " + n(wanted) + " is not a power of two";
     case errc::system_refused:
-      return who + ": the memory beneath it refused " + n(wanted) + " bytes, though its budget has " +
+      return who + ": the memory beneath it refused " + n(wanted) + " bytes" +
+             (index == 0 ? std::string() : " (error " + n(index) + ")") + ", though its budget has " +
              n(found) + " left; free memory elsewhere, or lower the budget";
     case errc::dead_range:
       return who + ": the range of " + n(wanted) +
@@ -215,6 +224,26 @@ inline std::string failure::message() const {
     case errc::overlapping_ranges:
       return who + ": source and destination of " + n(wanted) + " bytes share " + n(found) +
              "; copy in parts";
+    case errc::bad_granularity:
+      return who + ": " + n(wanted) + " bytes is no multiple of the granularity, " + n(found) + " bytes";
+    case errc::table_full:
+      return who + ": a table of fixed size is full: " + n(wanted) + " entries needed, " + n(found) +
+             " free; raise the max_ option of its name";
+    case errc::already_mapped:
+      return who + ": offset " + n(wanted) + " of the range is in the way of the mapping at offset " +
+             n(found) + "; unmap that first";
+    case errc::not_mapped:
+      return who + ": no mapping begins or ends at offset " + n(wanted) +
+             " of the range; unmap whole mappings that are there";
+    case errc::still_mapped:
+      return who + ": " + n(found) + " mappings keep it from being given back; unmap them first";
+    case errc::reserve_refused:
+      return who + ": the system refused " + n(wanted) + " bytes of address space (error " + n(index) +
+             "); reserve less, or raise the limit (ulimit -v)";
+    case errc::map_refused:
+      return who + ": the system refused to change the mapping of " + n(wanted) + " bytes (error " +
+             n(index) + ") with " + n(found) +
+             " mappings held; hold fewer, map larger pieces, or raise vm.max_map_count";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -230,6 +259,9 @@ inline void failure::raise() const {
     case errc::too_many_shares:
     case errc::deferred_full:
     case errc::system_refused:
+    case errc::table_full:
+    case errc::reserve_refused:
+    case errc::map_refused:
       throw out_of_memory(message());
     case errc::null_handle:
     case errc::foreign_handle:
@@ -239,6 +271,7 @@ inline void failure::raise() const {
       throw handle_error(message());
     case errc::zero_bytes:
     case errc::bad_block_count:
+    case errc::bad_granularity:
       throw length_error(message());
     default:
       throw argument_error(message());

@@ -77,23 +77,41 @@ constexpr std::array refusals{
         "kv: match needs a sequence without tokens, sequence 7 holds 12; match first, then append the rest"},
     refusal{errc::zero_bytes, raises::length_error, "kv: an allocation of 0 bytes; ask for at least 1"},
     refusal{errc::bad_alignment, raises::argument_error, "kv: alignment 30 is not a power of two"},
-    refusal{errc::system_refused, raises::out_of_memory,
-            "kv: the memory beneath it refused 30 bytes, though its budget has 12 left; free memory "
-            "elsewhere, or "
-            "lower the budget"},
+    refusal{
+        errc::system_refused, raises::out_of_memory,
+        "kv: the memory beneath it refused 30 bytes (error 7), though its budget has 12 left; free memory "
+        "elsewhere, or "
+        "lower the budget"},
     refusal{errc::dead_range, raises::handle_error,
             "kv: the range of 30 bytes is not inside a live one; it was deallocated before, or another space "
             "gave it "
             "out"},
     refusal{errc::overlapping_ranges, raises::argument_error,
             "kv: source and destination of 30 bytes share 12; copy in parts"},
+    refusal{errc::bad_granularity, raises::length_error,
+            "kv: 30 bytes is no multiple of the granularity, 12 bytes"},
+    refusal{errc::table_full, raises::out_of_memory,
+            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise the max_ option of its "
+            "name"},
+    refusal{errc::already_mapped, raises::argument_error,
+            "kv: offset 30 of the range is in the way of the mapping at offset 12; unmap that first"},
+    refusal{errc::not_mapped, raises::argument_error,
+            "kv: no mapping begins or ends at offset 30 of the range; unmap whole mappings that are there"},
+    refusal{errc::still_mapped, raises::argument_error,
+            "kv: 12 mappings keep it from being given back; unmap them first"},
+    refusal{errc::reserve_refused, raises::out_of_memory,
+            "kv: the system refused 30 bytes of address space (error 7); reserve less, or raise the limit "
+            "(ulimit -v)"},
+    refusal{errc::map_refused, raises::out_of_memory,
+            "kv: the system refused to change the mapping of 30 bytes (error 7) with 12 mappings held; hold "
+            "fewer, map larger pieces, or raise vm.max_map_count"},
 };
 
 }  // namespace
 
 TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
   // A new errc that has no row here fails: the table is as long as the enumeration.
-  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::overlapping_ranges));
+  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::map_refused));
   for (const auto& [code, kind, text] : refusals) {
     CAPTURE(text);
     const failure why = refused(code);
@@ -119,6 +137,10 @@ TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
         "llmmem: 2 bytes needed, 1 left of its budget; give ranges back, or raise it");
+  CHECK(failure{.code = errc::system_refused, .wanted = 2, .found = 9}.message() ==
+        "llmmem: the memory beneath it refused 2 bytes, though its budget has 9 left; free memory elsewhere, "
+        "or "
+        "lower the budget");
 }
 
 TEST_CASE("a code this version does not know still prints") {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/owner_tag.hpp>
 
 #include <cstdint>
 
@@ -61,18 +62,5 @@ struct block_copy {
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return tokens != 0; }
   friend constexpr bool operator==(const block_copy&, const block_copy&) noexcept = default;
 };
-
-namespace detail {
-
-/// A tag for handles, never 0, that differs between objects alive at the same time.
-[[nodiscard]] inline std::uint32_t owner_tag(const void* address) noexcept {
-  // The finaliser of MurmurHash3: neighbouring addresses get unrelated tags.
-  auto bits = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(address));
-  bits = (bits ^ (bits >> 33)) * 0xFF51'AFD7'ED55'8CCDULL;
-  bits = (bits ^ (bits >> 33)) * 0xC4CE'B9FE'1A85'EC53ULL;
-  return static_cast<std::uint32_t>(bits >> 32) | 1U;
-}
-
-}  // namespace detail
 
 }  // namespace llmmem::inline v0

@@ -1,0 +1,11 @@
+// Finds the smallest budget at which each arena survives a program: see README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "allocation_trace/application.hpp"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(allocation_trace::run_application(arguments, stdout, stderr));
+}

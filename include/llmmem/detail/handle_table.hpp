@@ -1,0 +1,103 @@
+/// @file
+/// Records of a fixed capacity, named by handles that know when they are stale.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/detail/owner_tag.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem::inline v0::detail {
+
+/// Slots with a `Record` each. A slot's generation is odd while it is live, so that a handle of an earlier
+/// life, or one that was never given out, is told from the slot's present owner.
+///
+/// `Handle` is an aggregate of `slot`, `generation` and `owner`.
+///
+/// @par Complexity   every operation O(1).
+/// @par Errors   the constructor's; nothing else fails or allocates.
+template <class Handle, class Record>
+class handle_table {
+ public:
+  handle_table(std::uint64_t capacity, const metadata_source& source, const char* what)
+      : entries_(capacity, source, what), owner_(owner_tag(entries_.data())) {}
+
+  /// A slot with a fresh record, or `no_index` when all are live.
+  [[nodiscard]] std::uint32_t acquire(const Record& record) noexcept {
+    std::uint32_t slot = free_;
+    if (slot != no_index) {
+      free_ = entries_[slot].next_free;
+    } else if (touched_ < entries_.size()) {
+      slot = static_cast<std::uint32_t>(touched_++);
+      entries_[slot].generation = 0;
+    } else {
+      return no_index;
+    }
+    entry& e = entries_[slot];
+    e.record = record;
+    ++e.generation;
+    ++live_;
+    return slot;
+  }
+
+  /// @pre `slot` is live.
+  void release(std::uint32_t slot) noexcept {
+    ++entries_[slot].generation;
+    entries_[slot].next_free = free_;
+    free_ = slot;
+    --live_;
+  }
+
+  /// Makes every handle to `slot` stale, without releasing it. @pre `slot` is live.
+  void renew(std::uint32_t slot) noexcept { entries_[slot].generation += 2; }
+
+  [[nodiscard]] Handle handle(std::uint32_t slot) const noexcept {
+    return {.slot = slot, .generation = entries_[slot].generation, .owner = owner_};
+  }
+
+  /// What is wrong with `handle`; its code is `errc::ok` when nothing is.
+  [[nodiscard]] failure check(const Handle& handle, const char* where) const noexcept {
+    failure wrong{.code = errc::ok, .index = handle.slot, .wanted = handle.generation, .where = where};
+    if (handle.owner == 0) {
+      wrong.code = errc::null_handle;
+    } else if (handle.owner != owner_ || handle.slot >= touched_) {
+      wrong.code = errc::foreign_handle;
+    } else if (entries_[handle.slot].generation != handle.generation) {
+      wrong.code = errc::stale_handle;
+      wrong.found = entries_[handle.slot].generation;
+    }
+    return wrong;
+  }
+
+  [[nodiscard]] Record& operator[](std::uint32_t slot) noexcept { return entries_[slot].record; }
+  [[nodiscard]] const Record& operator[](std::uint32_t slot) const noexcept { return entries_[slot].record; }
+
+  /// Slots below this have been live once; `is_live` tells which are now.
+  [[nodiscard]] std::uint32_t touched() const noexcept { return static_cast<std::uint32_t>(touched_); }
+  [[nodiscard]] bool is_live(std::uint32_t slot) const noexcept {
+    return (entries_[slot].generation & 1U) != 0;
+  }
+  [[nodiscard]] std::uint64_t live() const noexcept { return live_; }
+  [[nodiscard]] std::uint64_t left() const noexcept { return entries_.size() - live_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return entries_.bytes(); }
+
+ private:
+  struct entry {
+    Record record;
+    std::uint32_t generation;
+    std::uint32_t next_free;
+  };
+
+  fixed_array<entry> entries_;
+  std::uint64_t touched_ = 0;  // slots from here on were never live, and their memory never written
+  std::uint64_t live_ = 0;
+  std::uint32_t free_ = no_index;
+  std::uint32_t owner_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,197 @@
+/// @file
+/// Segments cut into blocks: best fit, the rest split off, neighbours joined again.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/handle_table.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/paging/arena.hpp>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// Blocks of all segments of an arena, each segment in one of several pools that do not mix. Deals in
+/// addresses; knows nothing of memory.
+///
+/// @par Complexity   O(log n) in the free blocks, expected.
+class split_blocks {
+ public:
+  static constexpr std::uint32_t none = no_index;
+
+  struct block {
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+    std::uint64_t requested = 0;  // of a live one
+    std::uint32_t before = none;  // in its segment, by address
+    std::uint32_t behind = none;
+    std::uint32_t segment = 0;  // the owner's number for it
+    std::uint32_t pool = 0;
+    bool is_free = false;
+  };
+
+  split_blocks(std::uint64_t capacity, const metadata_source& source, const char* what)
+      : blocks_(capacity, source, what), free_(capacity, source, what) {}
+
+  /// The smallest free block of `pool` that holds `bytes`, the lowest of equals, or `none`.
+  [[nodiscard]] std::uint32_t best(std::uint32_t pool, std::uint64_t bytes) const noexcept {
+    const std::uint32_t found = free_.at_least({pool, bytes, 0});
+    return found != none && free_.key(found).pool == pool ? found : none;
+  }
+
+  /// The largest free block of any pool, in bytes.
+  [[nodiscard]] std::uint64_t largest_free(std::uint32_t pools) const noexcept {
+    std::uint64_t most = 0;
+    for (std::uint32_t pool = 0; pool < pools; ++pool) {
+      const std::uint32_t last = free_.below({pool + 1, 0, 0});
+      if (last != none && free_.key(last).pool == pool && free_.key(last).bytes > most) {
+        most = free_.key(last).bytes;
+      }
+    }
+    return most;
+  }
+
+  /// Enters a segment as one free block. `none` when the table is full.
+  [[nodiscard]] std::uint32_t add_segment(std::byte* data, std::uint64_t bytes, std::uint32_t segment,
+                                          std::uint32_t pool) noexcept {
+    const std::uint32_t slot =
+        blocks_.acquire({.data = data, .bytes = bytes, .segment = segment, .pool = pool, .is_free = true});
+    if (slot != none) free_.insert(slot, key(slot));
+    return slot;
+  }
+
+  /// Takes a free block that is a whole segment out. @pre `is_whole(slot)`.
+  void remove_segment(std::uint32_t slot) noexcept {
+    free_.erase(slot);
+    blocks_.release(slot);
+  }
+
+  /// Makes the free block `slot` live with its first `bytes`; what is left becomes a free block where it is
+  /// more than `least_rest`, or stays with it. The handle is new. False, and nothing changed, when the
+  /// table has no room for what is left.
+  [[nodiscard]] bool use(std::uint32_t slot, std::uint64_t bytes, std::uint64_t requested,
+                         std::uint64_t least_rest) noexcept {
+    const std::uint64_t rest = blocks_[slot].bytes - bytes;
+    std::uint32_t split = none;
+    if (rest != 0 && rest >= least_rest) {
+      split = blocks_.acquire({});
+      if (split == none) return false;
+    }
+    free_.erase(slot);
+    block& used = blocks_[slot];
+    if (split != none) {
+      blocks_[split] = {.data = used.data + bytes,
+                        .bytes = rest,
+                        .before = slot,
+                        .behind = used.behind,
+                        .segment = used.segment,
+                        .pool = used.pool,
+                        .is_free = true};
+      if (used.behind != none) blocks_[used.behind].before = split;
+      used.behind = split;
+      used.bytes = bytes;
+      free_.insert(split, key(split));
+    }
+    used.is_free = false;
+    used.requested = requested;
+    blocks_.renew(slot);
+    return true;
+  }
+
+  /// Makes the live block `slot` free, one with its free neighbours; the block that it is part of then.
+  std::uint32_t give_back(std::uint32_t slot) noexcept {
+    blocks_.renew(slot);  // its handle is stale from here on
+    blocks_[slot].is_free = true;
+    blocks_[slot].requested = 0;
+    const std::uint32_t behind = blocks_[slot].behind;
+    if (behind != none && blocks_[behind].is_free) {
+      free_.erase(behind);
+      absorb(slot, behind);
+    }
+    const std::uint32_t before = blocks_[slot].before;
+    if (before != none && blocks_[before].is_free) {
+      free_.erase(before);
+      absorb(before, slot);
+      slot = before;
+    }
+    free_.insert(slot, key(slot));
+    return slot;
+  }
+
+  [[nodiscard]] bool is_whole(std::uint32_t slot) const noexcept {
+    const block& b = blocks_[slot];
+    return b.is_free && b.before == none && b.behind == none;
+  }
+
+  /// What is wrong with freeing `handle`; `errc::ok` when nothing is.
+  [[nodiscard]] failure check(const arena_handle& handle, const char* where) const noexcept {
+    failure wrong = blocks_.check(handle, where);
+    if (wrong.code == errc::ok && blocks_[handle.slot].is_free) wrong.code = errc::stale_handle;
+    return wrong;
+  }
+  [[nodiscard]] arena_handle handle(std::uint32_t slot) const noexcept { return blocks_.handle(slot); }
+  [[nodiscard]] const block& operator[](std::uint32_t slot) const noexcept { return blocks_[slot]; }
+  [[nodiscard]] std::uint64_t left() const noexcept { return blocks_.left(); }
+  [[nodiscard]] std::uint64_t live() const noexcept { return blocks_.live(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return blocks_.bytes() + free_.bytes(); }
+
+  /// Walks the free blocks: `first_free`, then `next_free` until `none`.
+  [[nodiscard]] std::uint32_t first_free() const noexcept { return free_.first(); }
+  [[nodiscard]] std::uint32_t next_free(std::uint32_t slot) const noexcept { return free_.next(slot); }
+
+  /// Calls `visit(block)` for each block; adds what is broken to `found`.
+  template <class Visit>
+  void audit(const char* name, std::vector<std::string>& found, Visit visit) const {
+    for (std::uint32_t slot = 0; slot < blocks_.touched(); ++slot) {
+      if (!blocks_.is_live(slot)) continue;
+      const block& b = blocks_[slot];
+      const auto say = [&](const char* what) {
+        found.push_back(std::string(name) + ": block " + std::to_string(slot) + " " + what);
+      };
+      if (b.bytes == 0) say("is empty");
+      if (!b.is_free && (b.requested == 0 || b.requested > b.bytes)) say("gave more than it has, or nothing");
+      if (b.is_free != free_.contains(slot)) say("is free in one place and live in another");
+      if (b.is_free && free_.contains(slot) && !(free_.key(slot) == key(slot)))
+        say("is filed under a wrong key");
+      if (b.behind != none) {
+        const block& behind = blocks_[b.behind];
+        if (!blocks_.is_live(b.behind) || behind.before != slot) say("is not known to the one behind it");
+        if (behind.data != b.data + b.bytes) say("does not end where the one behind it begins");
+        if (b.is_free && behind.is_free) say("was not joined with the one behind it");
+      }
+      visit(b);
+    }
+  }
+
+ private:
+  struct order {
+    std::uint32_t pool = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t address = 0;
+
+    friend constexpr auto operator<=>(const order&, const order&) noexcept = default;
+  };
+
+  [[nodiscard]] order key(std::uint32_t slot) const noexcept {
+    const block& b = blocks_[slot];
+    return {b.pool, b.bytes, static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(b.data))};
+  }
+
+  /// Makes `gone`, right behind `into`, part of it.
+  void absorb(std::uint32_t into, std::uint32_t gone) noexcept {
+    blocks_[into].bytes += blocks_[gone].bytes;
+    blocks_[into].behind = blocks_[gone].behind;
+    if (blocks_[into].behind != none) blocks_[blocks_[into].behind].before = into;
+    blocks_.release(gone);
+  }
+
+  handle_table<arena_handle, block> blocks_;
+  ordered_slots<order> free_;
+};
+
+}  // namespace llmmem::inline v0::detail
