@@ -24,6 +24,9 @@ namespace llmmem::inline v0 {
 /// small queue gives the victim while it has its tenth of the capacity, the main queue otherwise. Right where
 /// most blocks are used once, as one-shot prompts are.
 ///
+/// Ghosts are as many as the main queue may have entries, and one: room is made before it is known what comes
+/// in, so the eviction may not cost the newcomer its own ghost.
+///
 /// Pinned entries count in their queue's size, keep their place, taken at the first `unpin`, and are passed
 /// over. When the queue whose turn it is has no candidate, the other one gives.
 ///
@@ -39,7 +42,7 @@ class s3fifo_eviction {
         contents_(to_number(capacity), source, "s3fifo_eviction"),
         entries_(to_number(capacity), entry{}, source, "s3fifo_eviction"),
         small_share_(std::max<std::uint64_t>(to_number(capacity) / 10, 1)),
-        ghosts_(to_number(capacity) - to_number(capacity) / 10, source, "s3fifo_eviction") {}
+        ghosts_(to_number(capacity) - to_number(capacity) / 10 + 1, source, "s3fifo_eviction") {}
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     const bool returns = ghosts_.find(hint.content).has_value();

@@ -69,9 +69,13 @@ class sieve_eviction : public detail::ranked_eviction<detail::sieve_turn> {
     candidates_.push(slot);
   }
 
-  /// As `erase`; the hand comes to stand where the victim stood.
+  /// As `erase`; the hand comes to stand where the victim stood, and behind all when that was the newest
+  /// place.
   void evict(slot_id slot) noexcept {
-    if (victim() == slot) hand_ = candidates_.rank(slot);
+    if (victim() == slot) {
+      hand_ = candidates_.rank(slot);
+      if (hand_.place + 1 == next_) hand_ = {.round = hand_.round + 1, .place = 0};
+    }
     candidates_.remove(slot);
   }
 

@@ -13,26 +13,27 @@
 
 namespace llmmem::inline v0::detail {
 
-/// `queues` orders of slots by a number each slot has, the smallest first; a slot is in at most one queue,
-/// and its owner knows in which. The number is kept for slots in no queue too.
+/// `queues` orders of slots by a key each slot has, the smallest first; a slot is in at most one queue,
+/// and its owner knows in which. The key is kept for slots in no queue too.
 ///
 /// Leftist trees (Crane 1972): every way down the right side has O(log n) slots, so joining two trees and
-/// taking a slot out of the middle are O(log n), and a tree needs no array of its own. 21 bytes a slot.
-template <std::size_t queues>
+/// taking a slot out of the middle are O(log n), and a tree needs no array of its own. 13 bytes a slot and a
+/// key.
+template <std::size_t queues, class Key = std::uint64_t>
 class slot_queues {
  public:
   slot_queues(slot_count capacity, const metadata_source& source, const char* who)
-      : keys_(checked_capacity(capacity, who), 0, source, who),
+      : keys_(checked_capacity(capacity, who), Key{}, source, who),
         nodes_(to_number(capacity), node{}, source, who),
         heights_(to_number(capacity), outside, source, who) {
     roots_.fill(none);
   }
 
   [[nodiscard]] bool contains(slot_id slot) const noexcept { return heights_[to_index(slot)] != outside; }
-  [[nodiscard]] std::uint64_t key(slot_id slot) const noexcept { return keys_[to_index(slot)]; }
+  [[nodiscard]] const Key& key(slot_id slot) const noexcept { return keys_[to_index(slot)]; }
 
   /// @pre `slot` is in no queue.
-  void set_key(slot_id slot, std::uint64_t key) noexcept { keys_[to_index(slot)] = key; }
+  void set_key(slot_id slot, const Key& key) noexcept { keys_[to_index(slot)] = key; }
 
   /// @pre `slot` is in no queue.
   void push(std::size_t queue, slot_id slot) noexcept {
@@ -122,7 +123,7 @@ class slot_queues {
     }
   }
 
-  fixed_array<std::uint64_t> keys_;
+  fixed_array<Key> keys_;
   fixed_array<node> nodes_;
   fixed_array<std::uint8_t> heights_;  // 1 for a slot without right side; outside
   std::array<std::uint32_t, queues> roots_;
