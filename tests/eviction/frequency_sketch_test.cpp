@@ -69,7 +69,7 @@ TEST_CASE("contents that were not told are not counted") {
 }
 
 TEST_CASE("the sketch has a cache line at least and 16 bytes a slot at most") {
-  for (const std::uint64_t capacity : {1, 8, 9, 1000, 1024, 1025}) {
+  for (const std::uint64_t capacity : std::initializer_list<std::uint64_t>{1, 8, 9, 1000, 1024, 1025}) {
     const std::size_t bytes = frequency_sketch(slot_count{capacity}, {}, "sketch").bytes();
     CHECK(bytes >= std::max<std::uint64_t>(64, capacity * 8));
     CHECK(bytes <= std::max<std::uint64_t>(64, capacity * 16));

@@ -30,9 +30,10 @@ struct depth {
 ///
 /// After the LengthAwareCache that Qin et al., "Mooncake: a KVCache-centric disaggregated architecture for
 /// LLM serving" (arXiv 2407.00079), compare with LRU and LFU in their table 1. Of it they say only that it is
-/// similar to LFU and gives blocks that occur later in requests priority; neither the formula nor the
-/// direction is published. Here it is priority to be dropped: a block without those before it cannot be hit,
-/// and heads of prompts are shared more. Their finding holds here too: on chat traffic LRU is better.
+/// similar to LFU and gives blocks that occur later in requests priority; neither the formula nor whether
+/// that is priority to stay or to go is published. Here it is to go: a block without those before it cannot
+/// be hit, and heads of prompts are shared more (the other way round hits half as often, see
+/// docs/eviction.md). Their finding holds here too: on chat traffic LRU is better.
 ///
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
