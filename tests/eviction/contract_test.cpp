@@ -51,11 +51,11 @@ std::vector<contender> every_policy() {
       of<gdsf_eviction>("gdsf", 32 * 1000),
       of<length_aware_eviction>("length_aware", 24 * 1000),
       of<retention_eviction>("retention", 32 * 1000),
-      of<leaf_only<>>("leaf_only", 8 * 1001 + 24 * 1000 + 8 * 1001),
-      of<leaf_only<s3fifo_eviction>>("leaf_only of s3fifo", 32 * 1000 + ghosts_901 + 24 * 1000 + 8 * 1001),
+      of<leaf_only<>>("leaf_only", 8 * 1001 + 16 * 1000 + 8 * 1001),
+      of<leaf_only<s3fifo_eviction>>("leaf_only of s3fifo", 32 * 1000 + ghosts_901 + 16 * 1000 + 8 * 1001),
       of<queue_lookahead<7>>("queue_lookahead", 8 * 1001 + 40 * 1000),
       of<queue_lookahead<7, leaf_only<sieve_eviction>>>("queue_lookahead of leaf_only",
-                                                        24 * 1000 + 24 * 1000 + 8 * 1001 + 40 * 1000)};
+                                                        24 * 1000 + 16 * 1000 + 8 * 1001 + 40 * 1000)};
 }
 
 /// Knows states only; takes everything a policy may be told.

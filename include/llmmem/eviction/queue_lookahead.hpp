@@ -137,17 +137,17 @@ class queue_lookahead {
   /// Puts a candidate where its next use says, and notes when that changes by itself.
   void place(slot_id slot) noexcept {
     const std::uint64_t request = next_use(slot);
-    const bool near = is_near(request);
-    if (near && base_.is_candidate(slot)) {
+    const bool soon = is_near(request);
+    if (soon && base_.is_candidate(slot)) {
       base_.pin(slot);
       expected_.push(slot);
-    } else if (!near && expected_.contains(slot)) {
+    } else if (!soon && expected_.contains(slot)) {
       expected_.remove(slot);
       base_.unpin(slot);
     }
     changes_.remove(slot);
     if (request == access_hint::never || request < head_) return;
-    changes_.set_rank(slot, near ? request + 1 : request - n + 1);
+    changes_.set_rank(slot, soon ? request + 1 : request - n + 1);
     changes_.push(slot);
   }
 

@@ -49,7 +49,7 @@ class s3fifo_eviction {
     ghosts_.remove(hint.content);
     contents_[to_index(slot)] = hint.content;
     candidates_.set_key(slot, unplaced);
-    entries_[to_index(slot)] = {.where = returns ? place::main : place::small, .uses = 0};
+    entries_[to_index(slot)] = {.where = returns ? place::in_main : place::in_small, .uses = 0};
     if (!returns) ++small_size_;
   }
 
@@ -73,7 +73,7 @@ class s3fifo_eviction {
   void erase(slot_id slot) noexcept {
     pin(slot);
     entry& e = entries_[to_index(slot)];
-    if (e.where == place::small) --small_size_;
+    if (e.where == place::in_small) --small_size_;
     e.where = place::unknown;
   }
 
@@ -81,7 +81,7 @@ class s3fifo_eviction {
   /// over on the way to it has moved on.
   void evict(slot_id slot) noexcept {
     if (victim() == slot) make_way_to(slot);
-    const bool was_small = entries_[to_index(slot)].where == place::small;
+    const bool was_small = entries_[to_index(slot)].where == place::in_small;
     erase(slot);
     if (!was_small) return;
     ghosts_.remove(contents_[to_index(slot)]);
@@ -105,7 +105,7 @@ class s3fifo_eviction {
   }
 
  private:
-  enum class place : std::uint8_t { unknown, small, main };
+  enum class place : std::uint8_t { unknown, in_small, in_main };
   static constexpr std::uint8_t most_uses = 3;
   static constexpr std::uint8_t enough_uses = 2;  // to go on from the small queue
   static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
@@ -140,22 +140,22 @@ class s3fifo_eviction {
 
   void enter(slot_id slot) noexcept {
     entry& e = entries_[to_index(slot)];
-    const bool is_small = e.where == place::small;
+    const bool is_small = e.where == place::in_small;
     e.queue = static_cast<std::uint8_t>(is_small ? (e.uses < enough_uses ? cold : hot) : main_queue(e.uses));
     candidates_.push(e.queue, slot);
   }
   void withdraw(slot_id slot) noexcept {
     entry& e = entries_[to_index(slot)];
     candidates_.remove(e.queue, slot);
-    if (e.where == place::main) e.uses = uses_left(e);
+    if (e.where == place::in_main) e.uses = uses_left(e);
   }
 
   /// Puts a candidate at the new end of the main queue.
   void go_on(slot_id slot, std::uint8_t uses) noexcept {
     withdraw(slot);
     entry& e = entries_[to_index(slot)];
-    if (e.where == place::small) --small_size_;
-    e.where = place::main;
+    if (e.where == place::in_small) --small_size_;
+    e.where = place::in_main;
     e.uses = uses;
     candidates_.set_key(slot, next_++);
     enter(slot);
@@ -164,7 +164,7 @@ class s3fifo_eviction {
   /// Moves on what the queues pass before they give the victim.
   void make_way_to(slot_id slot) noexcept {
     const bool whole_small = !candidates_.front(cold) && (small_size_ >= small_share_ || !main_front());
-    const bool is_small = entries_[to_index(slot)].where == place::small;
+    const bool is_small = entries_[to_index(slot)].where == place::in_small;
     if (is_small || whole_small) {
       const std::uint64_t until = whole_small ? unplaced : candidates_.key(slot);
       for (auto next = candidates_.front(hot); next && candidates_.key(*next) < until;
@@ -172,7 +172,7 @@ class s3fifo_eviction {
         go_on(*next, 0);
       }
     }
-    if (entries_[to_index(slot)].where != place::main) return;
+    if (entries_[to_index(slot)].where != place::in_main) return;
     // Whole rounds first, which take a use from everyone and change no order; then the part of one.
     turns_ += uses_left(entries_[to_index(slot)]);
     while (const auto passed = first_in_use_before(candidates_.key(slot)))
