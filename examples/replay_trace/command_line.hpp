@@ -59,12 +59,20 @@ namespace detail {
   return *value;
 }
 
+/// All policies' names: `a, b, c`.
+[[nodiscard]] inline std::string policy_list() {
+  std::string names;
+  for (const std::string_view policy : policy_names)
+    names += (names.empty() ? "" : ", ") + std::string(policy);
+  return names;
+}
+
 [[nodiscard]] inline std::vector<std::string> usage_policies(const std::string& name) {
   if (name == "all") return {std::begin(policy_names), std::end(policy_names)};
   if (std::find(std::begin(policy_names), std::end(policy_names), name) != std::end(policy_names))
     return {name};
-  throw usage_error("--policy " + printable(name, 40) +
-                    ": no such policy; there are lru, fifo, lfu, min and all");
+  throw usage_error("--policy " + printable(name, 40) + ": no such policy; there are " + policy_list() +
+                    " and all");
 }
 
 /// All models' names, for an error text: `a, b, c`.
@@ -96,7 +104,7 @@ namespace detail {
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
-  app.add_option("--policy", policy, "lru, fifo, lfu, min (knows the future), or all (default: lru)")
+  app.add_option("--policy", policy, detail::policy_list() + ", or all; min knows the future (default: lru)")
       ->type_name("NAME");
   app.add_option(
          "--block-tokens", block_tokens,

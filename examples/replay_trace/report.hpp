@@ -103,7 +103,7 @@ inline void report_trace(std::string& text, const report_input& input) {
 inline void report_policies(std::string& text, const report_input& input) {
   const auto out = std::back_inserter(text);
   const auto row = [&](std::string_view name, std::optional<double> ratio, const replay_result* result) {
-    fmt::format_to(out, "  {:<8} {:>8}  {}", name, percent(ratio), bar(ratio.value_or(0), 30, input.bars));
+    fmt::format_to(out, "  {:<12} {:>8}  {}", name, percent(ratio), bar(ratio.value_or(0), 30, input.bars));
     if (result != nullptr) {
       const auto ns = result->ns_per_block_ref();
       fmt::format_to(out, "  {:>10}  {:>7}", grouped(result->evictions),
@@ -111,7 +111,7 @@ inline void report_policies(std::string& text, const report_input& input) {
     }
     text += '\n';
   };
-  text += "\n  policy   hit ratio                                    evictions  ns/block\n";
+  text += "\n  policy       hit ratio                                    evictions  ns/block\n";
   for (const replay_result& result : input.results)
     row(result.policy, result.hit_ratio(), &result);
   for (const reference_line& line : input.references)

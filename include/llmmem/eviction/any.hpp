@@ -2,11 +2,19 @@
 /// An eviction policy chosen by name at run time.
 #pragma once
 
+#include <llmmem/eviction/arc.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
+#include <llmmem/eviction/gdsf.hpp>
+#include <llmmem/eviction/length_aware.hpp>
 #include <llmmem/eviction/lfu.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/eviction/min.hpp>
+#include <llmmem/eviction/retention.hpp>
+#include <llmmem/eviction/s3fifo.hpp>
+#include <llmmem/eviction/sieve.hpp>
+#include <llmmem/eviction/slru.hpp>
+#include <llmmem/eviction/wtinylfu.hpp>
 
 #include <array>
 #include <cstddef>
@@ -131,20 +139,50 @@ class any_eviction {
 
 static_assert(eviction_policy<any_eviction>);
 
+namespace detail {
+
+struct named_eviction {
+  std::string_view name;
+  any_eviction (*make)(slot_count, const metadata_source&);
+};
+
+template <eviction_policy Policy>
+[[nodiscard]] any_eviction make_any(slot_count capacity, const metadata_source& source) {
+  return any_eviction(std::in_place_type<Policy>, capacity, source);
+}
+
+inline constexpr std::array named_evictions{named_eviction{"lru", make_any<lru_eviction>},
+                                            named_eviction{"fifo", make_any<fifo_eviction>},
+                                            named_eviction{"lfu", make_any<lfu_eviction>},
+                                            named_eviction{"min", make_any<min_eviction>},
+                                            named_eviction{"slru", make_any<slru_eviction>},
+                                            named_eviction{"arc", make_any<arc_eviction>},
+                                            named_eviction{"s3fifo", make_any<s3fifo_eviction>},
+                                            named_eviction{"sieve", make_any<sieve_eviction>},
+                                            named_eviction{"wtinylfu", make_any<wtinylfu_eviction>},
+                                            named_eviction{"gdsf", make_any<gdsf_eviction>},
+                                            named_eviction{"length_aware", make_any<length_aware_eviction>},
+                                            named_eviction{"retention", make_any<retention_eviction>}};
+
+}  // namespace detail
+
 /// The names `make_eviction` knows, in the order reports list them.
-inline constexpr std::array<std::string_view, 4> eviction_names{"lru", "fifo", "lfu", "min"};
+inline constexpr auto eviction_names = [] {
+  std::array<std::string_view, detail::named_evictions.size()> names;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    names[i] = detail::named_evictions[i].name;
+  return names;
+}();
 
 /// The policy called `name`.
 /// @throws argument_error for a name that is not in `eviction_names`, listing those that are.
 [[nodiscard]] inline any_eviction make_eviction(std::string_view name, slot_count capacity,
                                                 const metadata_source& source = {}) {
-  if (name == "lru") return any_eviction(std::in_place_type<lru_eviction>, capacity, source);
-  if (name == "fifo") return any_eviction(std::in_place_type<fifo_eviction>, capacity, source);
-  if (name == "lfu") return any_eviction(std::in_place_type<lfu_eviction>, capacity, source);
-  if (name == "min") return any_eviction(std::in_place_type<min_eviction>, capacity, source);
   std::string known;
-  for (const std::string_view each : eviction_names)
-    known += (known.empty() ? "" : ", ") + std::string(each);
+  for (const detail::named_eviction& each : detail::named_evictions) {
+    if (each.name == name) return each.make(capacity, source);
+    known += (known.empty() ? "" : ", ") + std::string(each.name);
+  }
   throw argument_error("make_eviction: no policy is called \"" + std::string(name) + "\"; known are " +
                        known);
 }

@@ -83,7 +83,8 @@ struct access_hint {
 /// policy never sees the entries, only slots, so one policy serves blocks of a pool, chunks of a tier and
 /// pages of a file alike.
 ///
-/// Everything but the constructor is `noexcept`, free of allocation and O(1) or O(log n).
+/// Everything but the constructor is `noexcept`, free of allocation and O(1) or O(log n), amortised where a
+/// policy says so; `victim` is so always.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`; throws `length_error` for a capacity
 ///      of 0 or above `max_slots`, `out_of_memory` when the source has no memory.

@@ -3,11 +3,9 @@
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
-#include <llmmem/eviction/detail/slot_heap.hpp>
+#include <llmmem/eviction/detail/ranked_eviction.hpp>
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
 
 namespace llmmem::inline v0 {
 
@@ -21,31 +19,23 @@ namespace llmmem::inline v0 {
 ///      meanwhile returns to its old place; 16 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
-class fifo_eviction {
+class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {
  public:
   explicit fifo_eviction(slot_count capacity, const metadata_source& source = {})
-      : candidates_(capacity, source, "fifo_eviction") {}
+      : ranked_eviction(capacity, source, "fifo_eviction") {}
 
   void insert(slot_id slot, const access_hint& = {}) noexcept { candidates_.set_rank(slot, unplaced); }
   void touch(slot_id, const access_hint& = {}) noexcept {}
-  void pin(slot_id slot) noexcept { candidates_.remove(slot); }
-  void erase(slot_id slot) noexcept { candidates_.remove(slot); }
 
   void unpin(slot_id slot) noexcept {
     if (candidates_.rank(slot) == unplaced) candidates_.set_rank(slot, next_++);
     candidates_.push(slot);
   }
 
-  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
-  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
-  [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
-  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
-
  private:
   static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
 
-  detail::slot_heap<std::uint64_t> candidates_;  // smallest arrival number first
-  std::uint64_t next_ = 0;
+  std::uint64_t next_ = 0;  // arrival number
 };
 
 static_assert(eviction_policy<fifo_eviction>);

@@ -3,13 +3,25 @@
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
-#include <llmmem/eviction/detail/slot_heap.hpp>
+#include <llmmem/eviction/detail/ranked_eviction.hpp>
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
 
 namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// How often an entry was used, and when last.
+struct frequency {
+  std::uint64_t uses = 0;
+  std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
+
+  friend bool operator<(const frequency& a, const frequency& b) noexcept {
+    return a.uses != b.uses ? a.uses < b.uses : a.last < b.last;
+  }
+};
+
+}  // namespace detail
 
 /// Evicts the entry used least often since it came in; among equals, the one without a user for longest.
 ///
@@ -19,10 +31,10 @@ namespace llmmem::inline v0 {
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
-class lfu_eviction {
+class lfu_eviction : public detail::ranked_eviction<detail::frequency> {
  public:
   explicit lfu_eviction(slot_count capacity, const metadata_source& source = {})
-      : candidates_(capacity, source, "lfu_eviction") {}
+      : ranked_eviction(capacity, source, "lfu_eviction") {}
 
   void insert(slot_id slot, const access_hint& = {}) noexcept { candidates_.set_rank(slot, {1, next_++}); }
 
@@ -30,30 +42,12 @@ class lfu_eviction {
     candidates_.set_rank(slot, {candidates_.rank(slot).uses + 1, next_++});
   }
 
-  void pin(slot_id slot) noexcept { candidates_.remove(slot); }
-  void erase(slot_id slot) noexcept { candidates_.remove(slot); }
-
   void unpin(slot_id slot) noexcept {
     candidates_.set_rank(slot, {candidates_.rank(slot).uses, next_++});
     candidates_.push(slot);
   }
 
-  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
-  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
-  [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
-  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
-
  private:
-  struct frequency {
-    std::uint64_t uses = 0;
-    std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
-
-    friend bool operator<(const frequency& a, const frequency& b) noexcept {
-      return a.uses != b.uses ? a.uses < b.uses : a.last < b.last;
-    }
-  };
-
-  detail::slot_heap<frequency> candidates_;
   std::uint64_t next_ = 0;
 };
 

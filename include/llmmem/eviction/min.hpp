@@ -3,13 +3,25 @@
 #pragma once
 
 #include <llmmem/eviction/concepts.hpp>
-#include <llmmem/eviction/detail/slot_heap.hpp>
+#include <llmmem/eviction/detail/ranked_eviction.hpp>
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
 
 namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// How far ahead an entry's next use lies, and when it was last used.
+struct distance {
+  std::uint64_t next_use = access_hint::never;
+  std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
+
+  friend bool operator<(const distance& a, const distance& b) noexcept {
+    return a.next_use != b.next_use ? a.next_use > b.next_use : a.last < b.last;
+  }
+};
+
+}  // namespace detail
 
 /// Evicts the entry whose next use lies furthest ahead; among equals, the one without a user for longest.
 ///
@@ -21,10 +33,10 @@ namespace llmmem::inline v0 {
 /// @par Complexity   insert O(1), the others O(log n); 24 bytes a slot, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
-class min_eviction {
+class min_eviction : public detail::ranked_eviction<detail::distance> {
  public:
   explicit min_eviction(slot_count capacity, const metadata_source& source = {})
-      : candidates_(capacity, source, "min_eviction") {}
+      : ranked_eviction(capacity, source, "min_eviction") {}
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     candidates_.set_rank(slot, {hint.next_use, next_++});
@@ -32,30 +44,13 @@ class min_eviction {
   void touch(slot_id slot, const access_hint& hint = {}) noexcept {
     candidates_.set_rank(slot, {hint.next_use, next_++});
   }
-  void pin(slot_id slot) noexcept { candidates_.remove(slot); }
-  void erase(slot_id slot) noexcept { candidates_.remove(slot); }
 
   void unpin(slot_id slot) noexcept {
     candidates_.set_rank(slot, {candidates_.rank(slot).next_use, next_++});
     candidates_.push(slot);
   }
 
-  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return candidates_.front(); }
-  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
-  [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
-  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return candidates_.bytes(); }
-
  private:
-  struct distance {
-    std::uint64_t next_use = access_hint::never;
-    std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
-
-    friend bool operator<(const distance& a, const distance& b) noexcept {
-      return a.next_use != b.next_use ? a.next_use > b.next_use : a.last < b.last;
-    }
-  };
-
-  detail::slot_heap<distance> candidates_;
   std::uint64_t next_ = 0;
 };
 

@@ -1,0 +1,100 @@
+/// @file
+/// Greedy-Dual-Size-Frequency eviction.
+#pragma once
+
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/detail/ranked_eviction.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// What an entry is worth, and when it was last used.
+struct worth {
+  double value = 0;
+  std::uint64_t last = 0;  // number of the last event, so that no two slots rank equal
+
+  friend bool operator<(const worth& a, const worth& b) noexcept {
+    return a.value != b.value ? a.value < b.value : a.last < b.last;
+  }
+};
+
+}  // namespace detail
+
+/// Evicts what is cheapest to bring back for the uses it has had, ageing what is not used.
+///
+/// Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy", HP Labs
+/// 1998. An entry's worth is L + uses x cost, where cost is `access_hint::cost`, the price of bringing it
+/// back for each byte (the paper's cost over size), and L the worth of the latest victim, so that whatever
+/// came or was used since outranks it in time. With one cost for all it is an LFU that ages. Right where
+/// blocks differ in price: late blocks of a long prompt cost more to recompute than early ones, contents of a
+/// slow tier more to fetch.
+///
+/// Uses count since the entry came in; the latest access tells its cost. A cost below 0 or none at all (NaN)
+/// counts as 0. Among equals the one without a user for longest goes. Worth is a double: L grows by what is
+/// evicted, and once it is 2^53 times a cost, entries of that cost rank by time alone.
+///
+/// @par Complexity   insert O(1), the others O(log n); 32 bytes a slot, allocated once in the constructor.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+class gdsf_eviction : public detail::ranked_eviction<detail::worth> {
+ public:
+  explicit gdsf_eviction(slot_count capacity, const metadata_source& source = {})
+      : ranked_eviction(capacity, source, "gdsf_eviction"),
+        uses_(to_number(capacity), source, "gdsf_eviction") {}
+
+  void insert(slot_id slot, const access_hint& hint = {}) noexcept {
+    uses_[to_index(slot)] = {.uses = 1, .cost = usable(hint.cost)};
+  }
+
+  void touch(slot_id slot, const access_hint& hint = {}) noexcept {
+    price& p = uses_[to_index(slot)];
+    p = {.uses = p.uses + (p.uses != ~std::uint32_t{0} ? 1U : 0U), .cost = usable(hint.cost)};
+    if (is_candidate(slot)) value(slot);
+  }
+
+  /// An entry is in use until now: it is worth what an access at this moment makes it worth.
+  void unpin(slot_id slot) noexcept {
+    value(slot);
+    candidates_.push(slot);
+  }
+
+  /// As `erase`, and all else ages by what the victim was worth.
+  void evict(slot_id slot) noexcept {
+    if (is_candidate(slot)) age_ = std::max(age_, candidates_.rank(slot).value);
+    erase(slot);
+  }
+
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return ranked_eviction::metadata_bytes() + uses_.bytes();
+  }
+
+ private:
+  struct price {
+    std::uint32_t uses;
+    float cost;
+  };
+
+  [[nodiscard]] static float usable(float cost) noexcept {
+    return cost > 0 ? std::min(cost, std::numeric_limits<float>::max()) : 0.0F;
+  }
+
+  void value(slot_id slot) noexcept {
+    const price& p = uses_[to_index(slot)];
+    candidates_.set_rank(slot, {age_ + double{p.cost} * p.uses, next_++});
+  }
+
+  detail::fixed_array<price> uses_;  // of every known slot
+  double age_ = 0;                   // the paper's L
+  std::uint64_t next_ = 0;
+};
+
+static_assert(eviction_policy<gdsf_eviction> && remembers_evictions<gdsf_eviction>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,205 @@
+/// @file
+/// S3-FIFO eviction.
+#pragma once
+
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/detail/ghost_table.hpp>
+#include <llmmem/eviction/detail/slot_queues.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace llmmem::inline v0 {
+
+/// Evicts early what was not used twice soon after it came in; keeps the rest by a clock.
+///
+/// Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023. New
+/// entries join the *small* queue; an entry that came to its old end is evicted and leaves a ghost, unless it
+/// was used twice or more meanwhile: then it goes on to the *main* queue with its uses forgotten. The main
+/// queue gives an entry that comes to its old end as many more passes as it was used since, three at most.
+/// What returns while its ghost is remembered, by `access_hint::content`, joins the main queue at once. The
+/// small queue gives the victim while it has its tenth of the capacity, the main queue otherwise. Right where
+/// most blocks are used once, as one-shot prompts are.
+///
+/// Ghosts are as many as the main queue may have entries, and one: room is made before it is known what comes
+/// in, so the eviction may not cost the newcomer its own ghost.
+///
+/// Pinned entries count in their queue's size, keep their place, taken at the first `unpin`, and are passed
+/// over. When the queue whose turn it is has no candidate, the other one gives.
+///
+/// @par Complexity   victim O(1); insert O(1), expected; touch O(1) for a pinned entry, else O(log n) as pin,
+///      unpin and erase; evict O(log n) amortised: it moves only entries whose uses it takes, at most one a
+///      use counted. 55 to 62 bytes a slot, ghosts included, allocated once in the constructor.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+class s3fifo_eviction {
+ public:
+  explicit s3fifo_eviction(slot_count capacity, const metadata_source& source = {})
+      : candidates_(capacity, source, "s3fifo_eviction"),
+        contents_(to_number(capacity), source, "s3fifo_eviction"),
+        entries_(to_number(capacity), entry{}, source, "s3fifo_eviction"),
+        small_share_(std::max<std::uint64_t>(to_number(capacity) / 10, 1)),
+        ghosts_(to_number(capacity) - to_number(capacity) / 10 + 1, source, "s3fifo_eviction") {}
+
+  void insert(slot_id slot, const access_hint& hint = {}) noexcept {
+    const bool returns = ghosts_.find(hint.content).has_value();
+    ghosts_.remove(hint.content);
+    contents_[to_index(slot)] = hint.content;
+    candidates_.set_key(slot, unplaced);
+    entries_[to_index(slot)] = {.where = returns ? place::in_main : place::in_small, .uses = 0};
+    if (!returns) ++small_size_;
+  }
+
+  void touch(slot_id slot, const access_hint& = {}) noexcept {
+    entry& e = entries_[to_index(slot)];
+    const bool candidate = candidates_.contains(slot);
+    if (candidate) withdraw(slot);
+    if (e.uses < most_uses) ++e.uses;
+    if (candidate) enter(slot);
+  }
+
+  void pin(slot_id slot) noexcept {
+    if (candidates_.contains(slot)) withdraw(slot);
+  }
+
+  void unpin(slot_id slot) noexcept {
+    if (candidates_.key(slot) == unplaced) candidates_.set_key(slot, next_++);
+    enter(slot);
+  }
+
+  void erase(slot_id slot) noexcept {
+    pin(slot);
+    entry& e = entries_[to_index(slot)];
+    if (e.where == place::in_small) --small_size_;
+    e.where = place::unknown;
+  }
+
+  /// As `erase`; an entry of the small queue leaves a ghost, and of the victim's queue all that was passed
+  /// over on the way to it has moved on.
+  void evict(slot_id slot) noexcept {
+    if (victim() == slot) make_way_to(slot);
+    const bool was_small = entries_[to_index(slot)].where == place::in_small;
+    erase(slot);
+    if (!was_small) return;
+    ghosts_.remove(contents_[to_index(slot)]);
+    ghosts_.push(0, contents_[to_index(slot)]);
+  }
+
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept {
+    const auto from_main = main_front();
+    if (small_size_ >= small_share_ || !from_main) {
+      if (const auto unused = candidates_.front(cold)) return unused;
+      // All that is in the small queue goes on to the main one: behind what stands there, unused.
+      const auto first = candidates_.front(hot);
+      if (first && (!from_main || uses_left(entries_[to_index(*from_main)]) != 0)) return first;
+    }
+    return from_main;
+  }
+  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
+  [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return candidates_.bytes() + contents_.bytes() + entries_.bytes() + ghosts_.bytes();
+  }
+
+ private:
+  enum class place : std::uint8_t { unknown, in_small, in_main };
+  static constexpr std::uint8_t most_uses = 3;
+  static constexpr std::uint8_t enough_uses = 2;  // to go on from the small queue
+  static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
+
+  // The queues of candidates: the small one by whether they may go on; then the main one by uses left, where
+  // the queue for no uses is the one numbered `turns_`, for one use the next, and so round.
+  static constexpr std::size_t cold = 0;
+  static constexpr std::size_t hot = 1;
+  static constexpr std::size_t main = 2;
+  static constexpr std::size_t main_queues = most_uses + 1;
+
+  struct entry {
+    place where = place::unknown;
+    std::uint8_t uses = 0;   // of a slot that is no candidate in the main queue
+    std::uint8_t queue = 0;  // of a candidate
+  };
+
+  [[nodiscard]] std::size_t main_queue(std::size_t uses) const noexcept {
+    return main + (uses + turns_) % main_queues;
+  }
+  [[nodiscard]] std::uint8_t uses_left(const entry& e) const noexcept {
+    return static_cast<std::uint8_t>((e.queue - main + main_queues - turns_) % main_queues);
+  }
+
+  /// Of the main queue's candidates, what it would give.
+  [[nodiscard]] std::optional<slot_id> main_front() const noexcept {
+    std::optional<slot_id> first;
+    for (std::size_t uses = 0; uses < main_queues && !first; ++uses)
+      first = candidates_.front(main_queue(uses));
+    return first;
+  }
+
+  void enter(slot_id slot) noexcept {
+    entry& e = entries_[to_index(slot)];
+    const bool is_small = e.where == place::in_small;
+    e.queue = static_cast<std::uint8_t>(is_small ? (e.uses < enough_uses ? cold : hot) : main_queue(e.uses));
+    candidates_.push(e.queue, slot);
+  }
+  void withdraw(slot_id slot) noexcept {
+    entry& e = entries_[to_index(slot)];
+    candidates_.remove(e.queue, slot);
+    if (e.where == place::in_main) e.uses = uses_left(e);
+  }
+
+  /// Puts a candidate at the new end of the main queue.
+  void go_on(slot_id slot, std::uint8_t uses) noexcept {
+    withdraw(slot);
+    entry& e = entries_[to_index(slot)];
+    if (e.where == place::in_small) --small_size_;
+    e.where = place::in_main;
+    e.uses = uses;
+    candidates_.set_key(slot, next_++);
+    enter(slot);
+  }
+
+  /// Moves on what the queues pass before they give the victim.
+  void make_way_to(slot_id slot) noexcept {
+    const bool whole_small = !candidates_.front(cold) && (small_size_ >= small_share_ || !main_front());
+    const bool is_small = entries_[to_index(slot)].where == place::in_small;
+    if (is_small || whole_small) {
+      const std::uint64_t until = whole_small ? unplaced : candidates_.key(slot);
+      for (auto next = candidates_.front(hot); next && candidates_.key(*next) < until;
+           next = candidates_.front(hot)) {
+        go_on(*next, 0);
+      }
+    }
+    if (entries_[to_index(slot)].where != place::in_main) return;
+    // Whole rounds first, which take a use from everyone and change no order; then the part of one.
+    turns_ += uses_left(entries_[to_index(slot)]);
+    while (const auto passed = first_in_use_before(candidates_.key(slot)))
+      go_on(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
+  }
+
+  [[nodiscard]] std::optional<slot_id> first_in_use_before(std::uint64_t key) const noexcept {
+    std::optional<slot_id> first;
+    for (std::size_t uses = 1; uses < main_queues; ++uses) {
+      const auto next = candidates_.front(main_queue(uses));
+      if (!next || candidates_.key(*next) >= key) continue;
+      key = candidates_.key(*next);
+      first = next;
+    }
+    return first;
+  }
+
+  detail::slot_queues<main + main_queues> candidates_;
+  detail::fixed_array<std::uint64_t> contents_;  // of every known slot
+  detail::fixed_array<entry> entries_;
+  std::uint64_t small_share_;
+  std::uint64_t small_size_ = 0;   // the pinned among them
+  std::uint64_t next_ = 0;         // place in either queue
+  std::size_t turns_ = 0;          // whole rounds of the main queue
+  detail::ghost_table<1> ghosts_;  // oldest first
+};
+
+static_assert(eviction_policy<s3fifo_eviction> && remembers_evictions<s3fifo_eviction>);
+
+}  // namespace llmmem::inline v0

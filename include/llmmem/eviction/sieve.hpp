@@ -1,0 +1,98 @@
+/// @file
+/// SIEVE eviction.
+#pragma once
+
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/detail/ranked_eviction.hpp>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// When SIEVE's hand takes an entry: in which of its rounds, and where in the queue.
+struct sieve_turn {
+  std::uint64_t round = 0;
+  std::uint64_t place = 0;  // in the queue; no two slots have the same
+
+  friend bool operator<(const sieve_turn& a, const sieve_turn& b) noexcept {
+    return a.round != b.round ? a.round < b.round : a.place < b.place;
+  }
+};
+
+}  // namespace detail
+
+/// Evicts the oldest entry that was not used since it was last passed over.
+///
+/// Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU: an efficient turn-key eviction
+/// algorithm for web caches", NSDI 2024. A queue in order of arrival and a hand that goes from its old end to
+/// its new end, round and round: it drops the first entry without a mark, and takes the marks of those it
+/// passes on the way. A use sets the mark. New entries join at the new end wherever the hand stands. Right
+/// where most entries are used once; a poor choice for a loop over more than fits.
+///
+/// An entry's place dates from its first `unpin`, so that blocks freed tail first are reached tail first. The
+/// hand passes pinned entries as it passes others: they keep their place and lose their mark.
+///
+/// The hand's walk is not carried out: the round in which it will take an entry follows from the entry's
+/// place and mark alone, so a heap by round and place has the victim on top, and no eviction pays for the
+/// marks that many hits have set.
+///
+/// @par Complexity   insert O(1); touch O(1) for a pinned or marked entry, else O(log n) as the rest; 24
+///      bytes a slot, allocated once in the constructor.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+class sieve_eviction : public detail::ranked_eviction<detail::sieve_turn> {
+ public:
+  explicit sieve_eviction(slot_count capacity, const metadata_source& source = {})
+      : ranked_eviction(capacity, source, "sieve_eviction") {}
+
+  void insert(slot_id slot, const access_hint& = {}) noexcept {
+    candidates_.set_rank(slot, {.round = 0, .place = unplaced});
+  }
+
+  void touch(slot_id slot, const access_hint& = {}) noexcept {
+    const detail::sieve_turn turn = candidates_.rank(slot);
+    const std::uint64_t marked = turn.place == unplaced ? 1 : next_round(turn.place) + 1;
+    if (turn.round < marked) candidates_.set_rank(slot, {.round = marked, .place = turn.place});
+  }
+
+  void unpin(slot_id slot) noexcept {
+    const detail::sieve_turn turn = candidates_.rank(slot);
+    if (turn.place == unplaced) {
+      candidates_.set_rank(slot, {.round = hand_.round + turn.round, .place = next_++});
+    } else {
+      candidates_.set_rank(slot,
+                           {.round = std::max(turn.round, next_round(turn.place)), .place = turn.place});
+    }
+    candidates_.push(slot);
+  }
+
+  /// As `erase`; the hand comes to stand where the victim stood, and behind all when that was the newest
+  /// place.
+  void evict(slot_id slot) noexcept {
+    if (victim() == slot) {
+      hand_ = candidates_.rank(slot);
+      if (hand_.place + 1 == next_) hand_ = {.round = hand_.round + 1, .place = 0};
+    }
+    candidates_.remove(slot);
+  }
+
+ private:
+  static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
+
+  /// The round in which the hand next comes by.
+  [[nodiscard]] std::uint64_t next_round(std::uint64_t place) const noexcept {
+    return place > hand_.place ? hand_.round : hand_.round + 1;
+  }
+
+  // A mark adds 1 to the round in which the hand drops an entry. Before it has a place, the mark is all there
+  // is: round 1 or 0.
+  detail::sieve_turn hand_;  // where the latest victim stood; at first before all places
+  std::uint64_t next_ = 1;   // the next place in the queue
+};
+
+static_assert(eviction_policy<sieve_eviction> && remembers_evictions<sieve_eviction>);
+
+}  // namespace llmmem::inline v0
