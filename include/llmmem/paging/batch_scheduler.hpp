@@ -238,6 +238,7 @@ class batch_scheduler {
   scheduler_stats counters_{};
 };
 
+/// Its types are those of its arguments.
 template <class Cache, class Client>
 batch_scheduler(Cache&, Client&, scheduler_options) -> batch_scheduler<Cache, Client>;
 

@@ -62,14 +62,14 @@ class caching_split_arena {
   [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const std::uint64_t rounded = round_up_to(arena_alignment, bytes);
-    const pool from = rounded <= small_most ? pool::small : pool::large;
+    const pool from = rounded <= small_most ? pool::small_requests : pool::large_requests;
     std::uint32_t slot = blocks_.best(to_index(from), rounded);
     if (slot == none) {
       const result<std::uint32_t> added = grow(segment_bytes(rounded), from);
       if (!added) return ledger_.refuse(added.error());
       slot = *added;
     }
-    const std::uint64_t least_rest = from == pool::small ? arena_alignment : small_most + 1;
+    const std::uint64_t least_rest = from == pool::small_requests ? arena_alignment : small_most + 1;
     if (!blocks_.use(slot, rounded, bytes, least_rest)) {
       return ledger_.refuse({.code = errc::table_full, .wanted = 1, .found = 0});
     }
@@ -139,7 +139,7 @@ class caching_split_arena {
 
  private:
   static constexpr std::uint32_t none = detail::no_index;
-  enum class pool : std::uint8_t { small, large };
+  enum class pool : std::uint8_t { small_requests, large_requests };
   static constexpr std::uint32_t pools = 2;
   [[nodiscard]] static constexpr std::uint32_t to_index(pool which) noexcept {
     return static_cast<std::uint32_t>(which);

@@ -99,7 +99,7 @@ inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
 /// The highest blocks in use into the lowest holes, until they meet.
 inline void plan_packing(const compaction_facts& facts, const compaction_goal& goal, compaction_plan& plan) {
   std::size_t hole = 1;
-  for (std::size_t block = facts.blocks.size(); block-- > 1 && block > goal.end;) {
+  for (std::size_t block = facts.blocks.size() - 1; block > goal.end && block > 0; --block) {
     if (!in_use(facts.blocks[block])) continue;
     while (hole < block && facts.blocks[hole] != block_use::free)
       ++hole;

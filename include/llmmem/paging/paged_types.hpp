@@ -229,9 +229,9 @@ class observers {
     std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
   }
 
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] const auto& get() const noexcept {
-    return std::get<I>(all_);
+    return std::get<Index>(all_);
   }
 
  private:

@@ -40,7 +40,7 @@ struct stitched_counts {
   std::uint64_t stitched = 0;       ///< S3: several free runs, mapped side by side
   std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above as well
   std::uint64_t refused = 0;        ///< S5: out of memory
-  std::uint64_t small = 0;          ///< out of a chunk shared with others
+  std::uint64_t little = 0;         ///< out of a chunk shared with others
   std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make room
   std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle
   std::uint64_t idle = 0;           ///< of these, idle
@@ -113,7 +113,7 @@ class stitched_arena {
   using chunk_run = detail::chunk_run;
   using condition = detail::stitched_ranges::condition;
 
-  enum class kind : std::uint8_t { run, stitched, small };
+  enum class kind : std::uint8_t { run, stitched, little };
   struct allocation {
     std::uint64_t requested = 0;
     std::uint64_t granted = 0;

@@ -69,7 +69,7 @@ result<arena_allocation> stitched_arena<Memory>::allocate(std::uint64_t bytes) n
     case kind::stitched:
       given.data = stitched_[found->where].range.data;
       break;
-    case kind::small:
+    case kind::little:
       given.data = small_[found->where].data;
       given.granted = small_[found->where].bytes;
   }
@@ -93,7 +93,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
       stitched_.each_part(gone.where, [&](const chunk_run& run) { runs_.give_back(run); });
       stitched_.set(gone.where, condition::idle);
       break;
-    case kind::small: {
+    case kind::little: {
       const std::uint32_t block = small_.give_back(gone.where);
       if (!small_.is_whole(block)) break;
       const std::uint32_t chunk = small_[block].segment;
@@ -331,8 +331,8 @@ auto stitched_arena<Memory>::find_small(std::uint64_t rounded, std::uint64_t byt
   if (!small_.use(block, rounded, bytes, arena_alignment)) {
     return failure{.code = errc::table_full, .wanted = 1, .found = 0};
   }
-  ++counts_.small;
-  return place{kind::small, block};
+  ++counts_.little;
+  return place{kind::little, block};
 }
 
 template <virtual_memory Memory>
@@ -355,9 +355,9 @@ std::uint64_t stitched_arena<Memory>::trim() noexcept {
 template <virtual_memory Memory>
 arena_stats stitched_arena<Memory>::stats() const noexcept {
   arena_stats now = ledger_.stats();
-  const std::uint64_t small = small_.largest_free(1);
+  const std::uint64_t within = small_.largest_free(1);
   const std::uint64_t chunks = runs_.free() * chunk_;
-  now.largest_free = chunks > small ? chunks : small;
+  now.largest_free = chunks > within ? chunks : within;
   now.metadata_bytes =
       handles_.bytes() + runs_.bytes() + stitched_.bytes() + small_.bytes() + allocations_.bytes();
   return now;
