@@ -4,6 +4,7 @@
 
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
+#include <llmmem/eviction/hazard.hpp>
 #include <llmmem/eviction/lfu.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/eviction/min.hpp>
@@ -129,7 +130,7 @@ class any_eviction {
 static_assert(eviction_policy<any_eviction>);
 
 /// The names `make_eviction` knows, in the order reports list them.
-inline constexpr std::array<std::string_view, 4> eviction_names{"lru", "fifo", "lfu", "min"};
+inline constexpr std::array<std::string_view, 5> eviction_names{"lru", "fifo", "lfu", "hazard", "min"};
 
 /// The policy called `name`.
 /// @throws argument_error for a name that is not in `eviction_names`, listing those that are.
@@ -138,6 +139,7 @@ inline constexpr std::array<std::string_view, 4> eviction_names{"lru", "fifo", "
   if (name == "lru") return any_eviction(std::in_place_type<lru_eviction>, capacity, source);
   if (name == "fifo") return any_eviction(std::in_place_type<fifo_eviction>, capacity, source);
   if (name == "lfu") return any_eviction(std::in_place_type<lfu_eviction>, capacity, source);
+  if (name == "hazard") return any_eviction(std::in_place_type<hazard_eviction>, capacity, source);
   if (name == "min") return any_eviction(std::in_place_type<min_eviction>, capacity, source);
   std::string known;
   for (const std::string_view each : eviction_names)
