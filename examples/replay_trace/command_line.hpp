@@ -64,7 +64,7 @@ namespace detail {
   if (std::find(std::begin(policy_names), std::end(policy_names), name) != std::end(policy_names))
     return {name};
   throw usage_error("--policy " + printable(name, 40) +
-                    ": no such policy; there are lru, fifo, lfu, min and all");
+                    ": no such policy; there are lru, fifo, lfu, hazard, min and all");
 }
 
 /// All models' names, for an error text: `a, b, c`.
@@ -96,7 +96,7 @@ namespace detail {
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
-  app.add_option("--policy", policy, "lru, fifo, lfu, min (knows the future), or all (default: lru)")
+  app.add_option("--policy", policy, "lru, fifo, lfu, hazard, min (knows the future), or all (default: lru)")
       ->type_name("NAME");
   app.add_option(
          "--block-tokens", block_tokens,

@@ -13,6 +13,7 @@
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
+#include <llmmem/eviction/hazard.hpp>
 #include <llmmem/eviction/lfu.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/eviction/min.hpp>

@@ -156,10 +156,10 @@ TEST_CASE("every name that is listed can be made, and no other") {
   for (const auto name : eviction_names)
     CHECK_NOTHROW(make_eviction(name, slot_count{1}));
   CHECK_THROWS_WITH_AS(make_eviction("mru", slot_count{1}),
-                       "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, min",
+                       "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, hazard, min",
                        argument_error);
   CHECK_THROWS_WITH_AS(make_eviction("", slot_count{1}),
-                       "make_eviction: no policy is called \"\"; known are lru, fifo, lfu, min",
+                       "make_eviction: no policy is called \"\"; known are lru, fifo, lfu, hazard, min",
                        argument_error);
 }
 

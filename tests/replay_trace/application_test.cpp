@@ -153,7 +153,7 @@ TEST_CASE("wrong usage ends with status 2 and names the option") {
   wrong({}, "nothing to replay; give --trace FILE or --generate");
   wrong({"--trace", file.path(), "--generate"}, "--trace and --generate exclude each other; give one");
   wrong({"--generate", "--policy", "mru"},
-        "--policy mru: no such policy; there are lru, fifo, lfu, min and all");
+        "--policy mru: no such policy; there are lru, fifo, lfu, hazard, min and all");
   wrong({"--generate", "--capacity-blocks", "0"},
         "--capacity-blocks 0: must be a whole number from 1 to 2147483646");
   wrong({"--generate", "--capacity-blocks", "-1"}, "--capacity-blocks -1: must be a whole number");

@@ -192,7 +192,7 @@ TEST_CASE("progress reaches the number of requests") {
 TEST_CASE("what cannot be replayed is refused, with the reason") {
   const trace from = random_trace(1);
   CHECK_THROWS_WITH_AS(run(from, "mru", 4),
-                       "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, min",
+                       "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, hazard, min",
                        llmmem::argument_error);
   CHECK_THROWS_WITH_AS(run(from, "lru", 0), "replay: a capacity of 0 blocks; at least 1 is needed",
                        llmmem::length_error);

@@ -59,6 +59,7 @@ class hazard_eviction {
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     entry& e = entries_[to_index(slot)];
     e = {.content = hint.content,
+         .parent_content = content_of(hint.parent),
          .parent = hint.parent,
          .uses = 1,
          .length = detail::reuse_model::length_class(hint.chain),
@@ -75,6 +76,7 @@ class hazard_eviction {
     if (hint.content != 0) e.content = hint.content;
     if (hint.chain != 0) {
       e.parent = hint.parent;
+      e.parent_content = content_of(hint.parent);
       if (hint.position + 1 != hint.chain) e.is_end = false;
     }
     if (!candidates_.contains(slot)) return;
@@ -141,6 +143,7 @@ class hazard_eviction {
  private:
   struct entry {
     std::uint64_t content = 0;
+    std::uint64_t parent_content = 0;
     std::uint64_t idle_since = 0;  // of a candidate: its period in the history
     slot_id parent = no_slot;
     std::uint8_t uses = 0;  // 255: that many or more
@@ -162,9 +165,13 @@ class hazard_eviction {
 
   /// A parent counts as used as often as its child, though the history may have lost more of it.
   void raise_parent(const entry& child) noexcept {
-    if (child.parent == no_slot || to_index(child.parent) >= entries_.size()) return;
+    if (child.parent == no_slot || candidates_.contains(child.parent)) return;
     entry& parent = entries_[to_index(child.parent)];
-    if (!candidates_.contains(child.parent)) parent.uses = std::max(parent.uses, child.uses);
+    if (parent.content == child.parent_content) parent.uses = std::max(parent.uses, child.uses);
+  }
+
+  [[nodiscard]] std::uint64_t content_of(slot_id slot) const noexcept {
+    return slot == no_slot ? 0 : entries_[to_index(slot)].content;
   }
 
   void count_reuse(std::uint64_t period) noexcept {

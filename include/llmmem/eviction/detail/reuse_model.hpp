@@ -108,7 +108,7 @@ class reuse_model {
 
  private:
   static constexpr std::uint32_t spans = 40;
-  static constexpr double guess_weight = 500;
+  static constexpr double guess_weight = 200;
 
   [[nodiscard]] static std::uint32_t span_of(std::uint64_t age) noexcept {
     return age < 2 ? 0 : std::min(spans - 1, static_cast<std::uint32_t>(std::bit_width(age) - 1));
