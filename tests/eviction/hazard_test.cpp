@@ -158,10 +158,10 @@ class hazard_oracle {
       double expected = 0;
       for (std::uint32_t s = 0; s < 15; ++s)
         expected += reached[c][s] * chance[s];
-      const double guess = c < 7    ? 0.1 * static_cast<double>(1 << c)
-                           : c < 15 ? 1.0
-                                    : static_cast<double>(1 << (c - 14));
-      factor_[c] = (reused[c] + 200 * guess) / (expected + 200);
+      double root = c < 7 ? 0.31622776601683794 : 1;
+      for (std::uint32_t used = c < 7 ? c : c < 15 ? 0 : c - 14; used > 0; --used)
+        root *= 1.4142135623730951;
+      factor_[c] = (reused[c] + 500 * root) / (expected + 500 / root);
     }
     // No more uses, no smaller a factor; and no end of a chain with a larger one than what is like it.
     double most = factor_[0];

@@ -93,7 +93,8 @@ class reuse_model {
       double expected = 0;  // reuses, were all classes alike
       for (std::uint32_t s = 0; s < counted_; ++s)
         expected += reached_[c][s] * chance[s];
-      factor_[c] = (reused_[c] + guess_weight * guess(c)) / (expected + guess_weight);
+      const double lean = guess_root(c);
+      factor_[c] = (reused_[c] + guess_weight * lean) / (expected + guess_weight / lean);
     }
     order_factors();
   }
@@ -108,17 +109,20 @@ class reuse_model {
 
  private:
   static constexpr std::uint32_t spans = 40;
-  static constexpr double guess_weight = 200;
+  static constexpr double guess_weight = 500;
 
   [[nodiscard]] static std::uint32_t span_of(std::uint64_t age) noexcept {
     return age < 2 ? 0 : std::min(spans - 1, static_cast<std::uint32_t>(std::bit_width(age) - 1));
   }
 
-  /// Before anything is known: twice the rate for each class of uses, a tenth for ends of chains.
-  [[nodiscard]] static double guess(std::uint32_t in) noexcept {
-    if (in < use_classes) return 0.1 * static_cast<double>(1U << in);
-    if (in < use_classes + length_classes) return 1;
-    return static_cast<double>(2U << (in - use_classes - length_classes));
+  /// The square root of a class's first guess, so that it gives way as fast downwards as upwards: twice the
+  /// rate for each class of uses, a tenth of it for ends of chains.
+  [[nodiscard]] static double guess_root(std::uint32_t in) noexcept {
+    constexpr std::uint32_t once = use_classes + length_classes - 1;  // as if the class of one use came last
+    double root = in < use_classes ? 0.31622776601683794 : 1;
+    for (std::uint32_t used = in < use_classes ? in : in > once ? in - once : 0; used > 0; --used)
+      root *= 1.4142135623730951;
+    return root;
   }
 
   void order_factors() noexcept {
