@@ -35,7 +35,7 @@ namespace llmmem::inline v0 {
 /// the access pattern is known, `min_eviction` is better.
 ///
 /// @par Complexity   O(1): `unpin` looks at one byte for each doubling of the history, `victim` at the oldest
-///      entry of each of 21 classes; every 256th `unpin` or fewer fits the model anew, some 500 operations.
+///      entry of each of 21 classes; at most every 256th `unpin` fits the model anew, some 1300 additions.
 /// @par Memory   40 bytes a slot and 14 for each idle period remembered, which are 4 to 8 times the slots and
 ///      at least 32768; allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
