@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numbers>
 #include <optional>
 #include <set>
 #include <utility>
@@ -160,7 +161,7 @@ class hazard_oracle {
         expected += reached[c][s] * chance[s];
       double root = c < 7 ? 0.31622776601683794 : 1;
       for (std::uint32_t used = c < 7 ? c : c < 15 ? 0 : c - 14; used > 0; --used)
-        root *= 1.4142135623730951;
+        root *= std::numbers::sqrt2;
       factor_[c] = (reused[c] + 500 * root) / (expected + 500 / root);
     }
     // No more uses, no smaller a factor; and no end of a chain with a larger one than what is like it.
@@ -177,7 +178,7 @@ class hazard_oracle {
     std::uint32_t s = 0;
     while (age >= std::uint64_t{2} << s)
       ++s;
-    const double width = static_cast<double>(std::uint64_t{1} << s);
+    const auto width = static_cast<double>(std::uint64_t{1} << s);
     const double into = age == 0 ? 0 : (static_cast<double>(age) - width) / width;
     return factor_[in] * (curve_[s] + into * (curve_[s + 1] - curve_[s]));
   }
@@ -282,6 +283,7 @@ std::vector<std::vector<std::uint64_t>> chat(std::uint64_t seed, int requests) {
 
 std::vector<std::uint64_t> chain_of(std::uint64_t first, std::uint64_t length) {
   std::vector<std::uint64_t> chain;
+  chain.reserve(length);
   for (std::uint64_t i = 0; i < length; ++i)
     chain.push_back(first + i);
   return chain;
@@ -458,6 +460,32 @@ TEST_CASE("the end of a chain leaves before the rest, until something comes behi
   CHECK(policy.victim() == slot_id{1});
   policy.touch(slot_id{1}, {.content = digest(1), .parent = slot_id{0}, .position = 1, .chain = 3});
   CHECK(policy.victim() == slot_id{0});
+}
+
+TEST_CASE("more uses never count for less, nor the end of a chain for more, whatever was seen") {
+  detail::idle_history history(32768, {}, "history");
+  detail::reuse_model model(history.length());
+  const std::uint8_t once = detail::reuse_model::class_of(1, 3, false);
+  const std::uint8_t twice = detail::reuse_model::class_of(2, 3, false);
+  const std::uint8_t end = detail::reuse_model::class_of(1, 3, true);
+  const std::uint8_t end_twice = detail::reuse_model::class_of(2, 3, true);
+  for (int i = 0; i < 10'000; ++i) {
+    for (const std::uint8_t in : {once, end, twice, end_twice}) {
+      const std::uint64_t period = history.begin(0, in, 1);
+      model.count_idle(history);
+      if (in == twice || (in == once && i % 4 != 0)) continue;
+      history.end(period);
+      model.count_reuse(in, 0);
+    }
+  }
+  model.fit();
+  for (const std::uint64_t age : {0, 1, 7, 100, 10'000, 100'000'000}) {
+    CAPTURE(age);
+    CHECK(model.rate(end, age) == model.rate(once, age));
+    CHECK(model.rate(twice, age) >= model.rate(once, age));
+    CHECK(model.rate(twice, age) == model.rate(end_twice, age));
+    CHECK(model.rate(twice, age) >= model.rate(twice, age + 1));
+  }
 }
 
 TEST_CASE("hazard refuses what it cannot index and leaks nothing") {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <numbers>
 
 namespace llmmem::inline v0::detail {
 
@@ -121,7 +122,7 @@ class reuse_model {
     constexpr std::uint32_t once = use_classes + length_classes - 1;  // as if the class of one use came last
     double root = in < use_classes ? 0.31622776601683794 : 1;
     for (std::uint32_t used = in < use_classes ? in : in > once ? in - once : 0; used > 0; --used)
-      root *= 1.4142135623730951;
+      root *= std::numbers::sqrt2;
     return root;
   }
 
