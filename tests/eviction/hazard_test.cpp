@@ -479,7 +479,7 @@ TEST_CASE("more uses never count for less, nor the end of a chain for more, what
     }
   }
   model.fit();
-  for (const std::uint64_t age : {0, 1, 7, 100, 10'000, 100'000'000}) {
+  for (const std::uint64_t age : {0ULL, 1ULL, 7ULL, 100ULL, 10'000ULL, 100'000'000ULL}) {
     CAPTURE(age);
     CHECK(model.rate(end, age) == model.rate(once, age));
     CHECK(model.rate(twice, age) >= model.rate(once, age));

@@ -236,7 +236,8 @@ TEST_CASE("hazard finds more of the conversation trace than recency or counts, a
   const std::string path = real_trace("mooncake_conversation_trace.jsonl");
   if (path.empty()) return;
   const trace from = read_trace_file(path);
-  for (const std::uint64_t capacity : {1'000, 2'000, 5'859, 10'000, 20'000, 30'000, 50'000}) {
+  for (const std::uint64_t capacity :
+       {1'000ULL, 2'000ULL, 5'859ULL, 10'000ULL, 20'000ULL, 30'000ULL, 50'000ULL}) {
     CAPTURE(capacity);
     const std::uint64_t hits = run(from, "hazard", capacity).hits;
     CHECK(hits > run(from, "lru", capacity).hits);
