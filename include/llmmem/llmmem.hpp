@@ -16,6 +16,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
 #include <llmmem/eviction/gdsf.hpp>
+#include <llmmem/eviction/hazard.hpp>
 #include <llmmem/eviction/leaf_only.hpp>
 #include <llmmem/eviction/length_aware.hpp>
 #include <llmmem/eviction/lfu.hpp>

@@ -157,11 +157,11 @@ TEST_CASE("every name that is listed can be made, and no other") {
     CHECK_NOTHROW(make_eviction(name, slot_count{1}));
   CHECK_THROWS_WITH_AS(make_eviction("mru", slot_count{1}),
                        "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, min, slru, "
-                       "arc, s3fifo, sieve, wtinylfu, gdsf, length_aware, retention",
+                       "arc, s3fifo, sieve, wtinylfu, gdsf, length_aware, retention, hazard",
                        argument_error);
   CHECK_THROWS_WITH_AS(make_eviction("", slot_count{1}),
                        "make_eviction: no policy is called \"\"; known are lru, fifo, lfu, min, slru, arc, "
-                       "s3fifo, sieve, wtinylfu, gdsf, length_aware, retention",
+                       "s3fifo, sieve, wtinylfu, gdsf, length_aware, retention, hazard",
                        argument_error);
 }
 

@@ -6,6 +6,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/fifo.hpp>
 #include <llmmem/eviction/gdsf.hpp>
+#include <llmmem/eviction/hazard.hpp>
 #include <llmmem/eviction/length_aware.hpp>
 #include <llmmem/eviction/lfu.hpp>
 #include <llmmem/eviction/lru.hpp>
@@ -162,7 +163,8 @@ inline constexpr std::array named_evictions{named_eviction{"lru", make_any<lru_e
                                             named_eviction{"wtinylfu", make_any<wtinylfu_eviction>},
                                             named_eviction{"gdsf", make_any<gdsf_eviction>},
                                             named_eviction{"length_aware", make_any<length_aware_eviction>},
-                                            named_eviction{"retention", make_any<retention_eviction>}};
+                                            named_eviction{"retention", make_any<retention_eviction>},
+                                            named_eviction{"hazard", make_any<hazard_eviction>}};
 
 }  // namespace detail
 
