@@ -48,7 +48,10 @@
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/free_list.hpp>
+#include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>

@@ -35,6 +35,11 @@ enum class errc : std::uint8_t {
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
   listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
   ring_busy,        ///< index = slot whose turn it is, found = slots there are: it is held or in flight
+  layout_mismatch,  ///< wanted = theirs, found = ours: fingerprints, or tokens a block
+  foreign_stream,   ///< not a stream of ours: wanted = its version, found = the one understood
+  damaged_stream,   ///< index = block, or 0 for the header
+  missing_prefix,   ///< wanted = blocks that must be cached here, found = those that are
+  stopped,          ///< whoever gives or takes bytes would not go on
   stale_plan,       ///< index = source block, wanted = destination block, found = number of the move
   not_fresh,        ///< `match` on a sequence that already holds tokens: found = how many
   zero_bytes,       ///< an allocation of nothing
@@ -204,6 +209,23 @@ inline std::string failure::message() const {
     case errc::ring_busy:
       return who + ": slot " + n(index) + " of " + n(found) +
              " is still in use; release it behind the fence of its last kernel, or build more slots";
+    case errc::layout_mismatch:
+      return who + ": the layouts differ, " + n(wanted) + " there, " + n(found) +
+             " here (fingerprints, or tokens a block): other shape, element type, block size or model; "
+             "nothing "
+             "was taken";
+    case errc::foreign_stream:
+      return who + ": not a stream of keys and values, or of version " + n(wanted) + "; version " + n(found) +
+             " is understood";
+    case errc::damaged_stream:
+      return who + ": the stream is damaged at block " + n(index) +
+             " (0: or before): its digest is wrong; send it "
+             "again";
+    case errc::missing_prefix:
+      return who + ": the stream leaves out " + n(wanted) + " blocks, of which " + n(found) +
+             " are cached here; ask for the whole";
+    case errc::stopped:
+      return who + ": the other side of the stream stopped";
     case errc::stale_plan:
       return who + ": move " + n(found) + " of the plan, of block " + n(index) + " to " + n(wanted) +
              ", is not possible: the one must be in use, the other free; plan anew";

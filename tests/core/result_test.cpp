@@ -66,6 +66,17 @@ constexpr std::array refusals{
     refusal{errc::ring_busy, raises::out_of_memory,
             "kv: slot 7 of 12 is still in use; release it behind the fence of its last kernel, or build more "
             "slots"},
+    refusal{
+        errc::layout_mismatch, raises::argument_error,
+        "kv: the layouts differ, 30 there, 12 here (fingerprints, or tokens a block): other shape, element "
+        "type, block size or model; nothing was taken"},
+    refusal{errc::foreign_stream, raises::argument_error,
+            "kv: not a stream of keys and values, or of version 30; version 12 is understood"},
+    refusal{errc::damaged_stream, raises::argument_error,
+            "kv: the stream is damaged at block 7 (0: or before): its digest is wrong; send it again"},
+    refusal{errc::missing_prefix, raises::argument_error,
+            "kv: the stream leaves out 30 blocks, of which 12 are cached here; ask for the whole"},
+    refusal{errc::stopped, raises::argument_error, "kv: the other side of the stream stopped"},
     refusal{errc::bad_priority, raises::argument_error, "kv: priority 30; allowed are 0 to 12"},
     refusal{errc::empty_range, raises::argument_error,
             "kv: tokens 30 to 12 are none; the end lies behind the first"},

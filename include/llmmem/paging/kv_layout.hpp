@@ -1,0 +1,236 @@
+/// @file
+/// One description of how keys and values lie in memory, for host, device and disk alike.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/siphash.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// What varies slowest inside a block of one layer.
+enum class head_order : std::uint8_t {
+  nhd,  ///< [token][head][element]: a token's heads side by side
+  hnd,  ///< [head][token][element]: a head's tokens side by side
+};
+
+/// What varies slowest over all.
+enum class block_order : std::uint8_t {
+  layer_first,         ///< [layer][K or V][block]: a tensor a layer and plane (FlashInfer's K and V apart)
+  layer_first_paired,  ///< [layer][block][K or V]: a tensor a layer, a block's K and V together
+  block_first,  ///< [block][layer][K or V]: a block whole, as disks and networks want it ("page first")
+};
+
+/// Distances in bytes of one plane, K or V: trivially copyable, for kernels.
+struct plane_strides {
+  std::uint64_t base = 0;
+  std::uint64_t layer = 0;
+  std::uint64_t block = 0;
+  std::uint64_t token = 0;
+  std::uint64_t head = 0;
+  std::uint64_t vector_bytes = 0;  ///< of one head of one token: what is contiguous in any case
+
+  /// Where the vector of a head of a token lies.
+  [[nodiscard]] LLMMEM_HD constexpr std::uint64_t offset(std::uint64_t in_layer, std::uint64_t in_block,
+                                                         std::uint64_t at_token,
+                                                         std::uint64_t of_head) const noexcept {
+    return base + in_layer * layer + in_block * block + at_token * token + of_head * head;
+  }
+};
+
+/// How the keys and values of a model lie in blocks, and what they are.
+///
+/// `content_fingerprint` tells whether two layouts hold the same values, however they lie: blocks may be
+/// copied between them by `copy_kv_block`. `fingerprint` tells whether they lie alike as well: then bytes may
+/// be copied as they are. Two layouts with the same shape and another order, or two models with the same
+/// shape, look alike to everything else; caches that met under such a mistake have served wrong KV in
+/// silence.
+///
+///     constexpr kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .block_tokens = 16};
+///     static_assert(layout.block_bytes() == 2 * 32 * 8 * 128 * 16 * 2);
+///
+/// @par Errors   `checked` throws; the rest requires a layout that it let pass.
+struct kv_layout {
+  std::uint32_t layers = 0;
+  std::uint32_t heads = 0;      ///< KV heads; 1 for MLA
+  std::uint32_t head_dim = 0;   ///< elements of a key; for MLA the latent and the rotary part together
+  std::uint32_t value_dim = 0;  ///< elements of a value; 0: as many as a key
+  std::uint32_t block_tokens = 16;
+  bool has_values = true;  ///< false where one plane holds all there is (MLA)
+  dtype element = dtype::bf16;
+  head_order heads_in_block = head_order::nhd;
+  block_order order = block_order::layer_first;
+  /// What the values belong to beside the shape: a digest of model, revision and rotary embedding, of the
+  /// engine's making. 0: not told.
+  std::uint64_t model = 0;
+
+  friend constexpr bool operator==(const kv_layout&, const kv_layout&) noexcept = default;
+
+  [[nodiscard]] constexpr std::uint32_t planes() const noexcept { return has_values ? 2 : 1; }
+
+  /// Elements of a vector of plane `p`: 0 for K, 1 for V.
+  [[nodiscard]] constexpr std::uint64_t vector_elements(std::uint32_t p) const noexcept {
+    return p == 0 || value_dim == 0 ? head_dim : value_dim;
+  }
+  [[nodiscard]] constexpr std::uint64_t vector_bytes(std::uint32_t p) const noexcept {
+    return vector_elements(p) * bits_of(element) / 8;
+  }
+  /// One layer's plane of one block.
+  [[nodiscard]] constexpr std::uint64_t unit_bytes(std::uint32_t p) const noexcept {
+    return vector_bytes(p) * heads * block_tokens;
+  }
+  /// One layer of one block.
+  [[nodiscard]] constexpr std::uint64_t layer_bytes() const noexcept {
+    return unit_bytes(0) + (has_values ? unit_bytes(1) : 0);
+  }
+  /// One block, all layers.
+  [[nodiscard]] constexpr std::uint64_t block_bytes() const noexcept { return layer_bytes() * layers; }
+  /// `blocks` blocks, the null block among them.
+  [[nodiscard]] constexpr std::uint64_t total_bytes(std::uint64_t blocks) const {
+    return checked_multiply(block_bytes(), blocks, "kv_layout: block bytes x blocks");
+  }
+
+  /// Pieces of contiguous memory that one block is made of: what a copy of it costs. Neighbouring blocks lie
+  /// side by side in each.
+  [[nodiscard]] constexpr std::uint64_t fragments() const noexcept {
+    if (order == block_order::block_first) return 1;
+    return order == block_order::layer_first_paired ? layers : std::uint64_t{layers} * planes();
+  }
+
+  /// Distances in a memory of `blocks` blocks.
+  [[nodiscard]] constexpr plane_strides strides(std::uint32_t p, std::uint64_t blocks) const noexcept {
+    plane_strides out{.vector_bytes = vector_bytes(p)};
+    const bool is_nhd = heads_in_block == head_order::nhd;
+    out.head = is_nhd ? out.vector_bytes : out.vector_bytes * block_tokens;
+    out.token = is_nhd ? out.vector_bytes * heads : out.vector_bytes;
+    const std::uint64_t before = p == 0 ? 0 : unit_bytes(0);  // V behind K
+    switch (order) {
+      case block_order::layer_first:
+        out.base = before * blocks;
+        out.layer = layer_bytes() * blocks;
+        out.block = unit_bytes(p);
+        break;
+      case block_order::layer_first_paired:
+        out.base = before;
+        out.layer = layer_bytes() * blocks;
+        out.block = layer_bytes();
+        break;
+      case block_order::block_first:
+        out.base = before;
+        out.layer = layer_bytes();
+        out.block = block_bytes();
+        break;
+    }
+    return out;
+  }
+
+  /// The same values as disks and networks carry them: block by block, tokens outermost.
+  [[nodiscard]] constexpr kv_layout packed() const noexcept {
+    kv_layout out = *this;
+    out.order = block_order::block_first;
+    out.heads_in_block = head_order::nhd;
+    return out;
+  }
+
+  /// Equal for layouts that hold the same values, whatever their order. Never 0.
+  [[nodiscard]] constexpr std::uint64_t content_fingerprint() const noexcept { return digest(packed()) | 1U; }
+
+  /// Equal for equal layouts. Never 0.
+  [[nodiscard]] constexpr std::uint64_t fingerprint() const noexcept { return digest(*this) | 1U; }
+
+  /// The layout itself.
+  /// @throws length_error for a dimension of 0, for vectors that are no whole number of bytes and for blocks
+  ///         past 2^63 - 1 bytes.
+  [[nodiscard]] constexpr const kv_layout& checked() const {
+    const auto positive = [](std::uint64_t number, const char* name) {
+      if (number == 0) throw length_error(std::string("kv_layout: ") + name + " is 0; at least 1 is needed");
+    };
+    positive(layers, "layers");
+    positive(heads, "heads");
+    positive(head_dim, "head_dim");
+    positive(block_tokens, "block_tokens");
+    for (std::uint32_t p = 0; p < planes(); ++p) {
+      const std::uint64_t bits = vector_elements(p) * bits_of(element);
+      if (bits % 8 != 0) {
+        throw length_error("kv_layout: " + std::to_string(vector_elements(p)) + " elements of " +
+                           std::to_string(bits_of(element)) + " bits are no whole number of bytes");
+      }
+    }
+    std::uint64_t bytes = 0;
+    for (std::uint32_t p = 0; p < planes(); ++p) {
+      std::uint64_t plane = checked_multiply(vector_bytes(p), heads, "kv_layout: bytes of a token");
+      plane = checked_multiply(plane, block_tokens, "kv_layout: bytes of a block of a layer");
+      bytes = checked_add(bytes, checked_multiply(plane, layers, "kv_layout: bytes of a block"),
+                          "kv_layout: bytes of a block");
+    }
+    return *this;
+  }
+
+ private:
+  /// SipHash over the fields, one a word, under a key of its own: stored with data, so never to change. The
+  /// first word is the version of this list.
+  [[nodiscard]] static constexpr std::uint64_t digest(const kv_layout& of) noexcept {
+    detail::siphash_state state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
+    const std::array<std::uint64_t, 11> words{1,
+                                              of.layers,
+                                              of.heads,
+                                              of.head_dim,
+                                              of.vector_elements(1),
+                                              of.block_tokens,
+                                              of.has_values ? 1U : 0U,
+                                              static_cast<std::uint64_t>(of.element),
+                                              static_cast<std::uint64_t>(of.heads_in_block),
+                                              static_cast<std::uint64_t>(of.order),
+                                              of.model};
+    for (const std::uint64_t word : words)
+      state.absorb(word);
+    return state.finish(0, words.size() * sizeof(std::uint64_t)).low;
+  }
+};
+
+/// Keys and values in host memory: what `copy_kv_block` reads and writes. Owns nothing.
+struct kv_memory {
+  std::byte* data = nullptr;
+  std::uint64_t blocks = 0;  ///< physical ones, the null block among them
+  kv_layout layout{};
+};
+
+/// Copies the first `tokens` tokens of a block between memories whose layouts hold the same values, in
+/// whatever order. The map from vectors to vectors is what a kernel would run; here it runs on the host, by
+/// the longest pieces that are contiguous in both.
+///
+/// @pre equal content fingerprints, both blocks are inside, `tokens` at most `block_tokens`, no overlap.
+/// @par Complexity   O(bytes copied).
+inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_memory& from,
+                          std::uint64_t from_block, std::uint64_t tokens) noexcept {
+  const kv_layout& shape = from.layout;
+  for (std::uint32_t p = 0; p < shape.planes(); ++p) {
+    const plane_strides source = from.layout.strides(p, from.blocks);
+    const plane_strides target = to.layout.strides(p, to.blocks);
+    const bool is_alike = source.head == target.head && source.token == target.token;
+    // Alike, a token's heads (or a head's tokens) go in one piece.
+    const bool by_token = is_alike && shape.heads_in_block == head_order::nhd;
+    const bool by_head = is_alike && !by_token;
+    const std::uint64_t piece = by_token  ? source.token * tokens
+                                : by_head ? source.vector_bytes * tokens
+                                          : source.vector_bytes;
+    for (std::uint64_t layer = 0; layer < shape.layers; ++layer) {
+      for (std::uint64_t head = 0; head < (by_token ? 1 : shape.heads); ++head) {
+        for (std::uint64_t token = 0; token < (is_alike ? 1 : tokens); ++token) {
+          std::memcpy(to.data + target.offset(layer, to_block, token, head),
+                      from.data + source.offset(layer, from_block, token, head),
+                      static_cast<std::size_t>(piece));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace llmmem::inline v0

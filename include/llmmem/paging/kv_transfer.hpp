@@ -1,0 +1,235 @@
+/// @file
+/// A sequence's keys and values as bytes: from one allocator, or process, to another.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/siphash.hpp>
+#include <llmmem/result.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Takes bytes: `bool sink(std::span<const std::byte>) noexcept`, false to stop.
+template <class S>
+concept byte_sink = std::is_nothrow_invocable_r_v<bool, S&, std::span<const std::byte>>;
+
+/// Gives bytes: `bool source(std::span<std::byte>) noexcept` fills the whole span, or says false.
+template <class S>
+concept byte_supply = std::is_nothrow_invocable_r_v<bool, S&, std::span<std::byte>>;
+
+/// What `import_sequence` brought.
+struct imported_sequence {
+  sequence_id sequence{};
+  std::uint64_t tokens = 0;
+  std::uint64_t reused_tokens = 0;  ///< of those, found in the importer's own cache
+};
+
+namespace detail {
+
+static_assert(std::endian::native == std::endian::little,
+              "streams are little-endian, and written as they lie");
+
+/// SipHash over bytes, under a key that says what they are.
+[[nodiscard]] inline block_key digest_of(std::span<const std::byte> bytes, hash_seed key) noexcept {
+  siphash_state state(key);
+  const std::size_t words = bytes.size() / sizeof(std::uint64_t);
+  for (std::size_t i = 0; i < words; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i * sizeof(word), sizeof(word));
+    state.absorb(word);
+  }
+  std::uint64_t tail = 0;
+  const std::size_t rest = bytes.size() % sizeof(std::uint64_t);
+  if (rest != 0) std::memcpy(&tail, bytes.data() + words * sizeof(std::uint64_t), rest);
+  return state.finish(tail, bytes.size());
+}
+
+/// The head of a stream. Token ids follow, then its digest, then the blocks, each with one of its own.
+struct kv_stream_header {
+  static constexpr std::array<char, 8> right_magic{'l', 'l', 'm', 'm', 'e', 'm', 'k', 'v'};
+  static constexpr std::uint32_t right_version = 1;
+
+  std::array<char, 8> magic = right_magic;
+  std::uint32_t version = right_version;
+  std::uint32_t block_tokens = 0;
+  std::uint64_t contents = 0;  // content_fingerprint
+  std::uint64_t tokens = 0;
+  std::uint64_t first_block = 0;
+  std::uint64_t block_bytes = 0;
+  prefix_context context{};
+};
+
+static_assert(sizeof(kv_stream_header) == 48 + 32 && std::is_trivially_copyable_v<kv_stream_header>);
+
+inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high = 1};
+
+/// A block's digest is bound to its stream and its place in it.
+[[nodiscard]] inline hash_seed block_digest(const block_key& header, std::uint64_t block) noexcept {
+  return {.low = header.low ^ block, .high = header.high};
+}
+
+template <class T>
+[[nodiscard]] std::span<const std::byte> bytes_of_object(const T& object) noexcept {
+  return std::as_bytes(std::span<const T, 1>(&object, 1));
+}
+
+}  // namespace detail
+
+/// Writes a sequence's keys and values, packed, to `sink`, with what an importer needs to check them.
+///
+/// The stream is little-endian: magic, version, fingerprint of the contents, token ids, context, then one
+/// packed block after the other; header and blocks each carry a 128-bit SipHash digest, a block's bound to
+/// the header and to its place. It knows nothing of block ids, so it goes into an allocator of any size, and
+/// nothing of the order in memory, so a layer-first cache may feed a block-first one.
+///
+/// @param tokens  all tokens of the sequence, whose KV must be written.
+/// @param first_block  blocks before it are not sent: the importer has them cached.
+/// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
+///         `errc::layout_mismatch` if memory and allocator differ in `block_tokens`, `errc::out_of_range` for
+///         a memory that ends before the sequence's blocks, `errc::stopped` when the sink would not go on.
+/// @throws out_of_memory for one packed block.
+/// @par Waits   for the sink alone; the sequence must not change meanwhile.
+template <class Cache, byte_sink Sink>
+result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
+                                      std::span<const token_id> tokens, const prefix_context& context,
+                                      const kv_memory& memory, Sink&& sink, std::uint64_t first_block = 0) {
+  const char* const who = cache.name().c_str();
+  if (const auto alive = cache.check(sequence); !alive) return alive.error();
+  const auto table = cache.blocks(sequence);
+  if (tokens.size() != cache.tokens(sequence))
+    return failure{errc::size_mismatch, sequence.slot, tokens.size(), cache.tokens(sequence), who};
+  if (memory.layout.block_tokens != cache.block_tokens())
+    return failure{errc::layout_mismatch, 0, memory.layout.block_tokens, cache.block_tokens(), who};
+  if (first_block > table.size()) return failure{errc::out_of_range, 0, first_block, table.size(), who};
+  for (const block_id block : table) {
+    if (to_index(block) >= memory.blocks)
+      return failure{errc::out_of_range, to_index(block), to_index(block), memory.blocks, who};
+  }
+
+  const kv_layout packed = memory.layout.packed();
+  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
+  detail::kv_stream_header header{.block_tokens = cache.block_tokens(),
+                                  .contents = memory.layout.content_fingerprint(),
+                                  .tokens = tokens.size(),
+                                  .first_block = first_block,
+                                  .block_bytes = packed.block_bytes(),
+                                  .context = context};
+  std::uint64_t written = 0;
+  const auto send = [&](std::span<const std::byte> bytes) noexcept {
+    written += bytes.size();
+    return static_cast<bool>(sink(bytes));
+  };
+  const block_key ids = detail::digest_of(std::as_bytes(tokens), detail::header_digest);
+  const block_key digest =
+      detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high});
+  const failure stopped{errc::stopped, 0, 0, 0, who};
+  if (!send(detail::bytes_of_object(header)) || !send(std::as_bytes(tokens)) ||
+      !send(detail::bytes_of_object(digest))) {
+    return stopped;
+  }
+  const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
+  for (std::uint64_t i = first_block; i < table.size(); ++i) {
+    const std::uint64_t rest = tokens.size() - i * cache.block_tokens();
+    const std::uint64_t part = rest < cache.block_tokens() ? rest : cache.block_tokens();
+    std::memset(buffer.data(), 0, buffer.size());  // what lies behind the last token is nobody's business
+    copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]), part);
+    const block_key block = detail::digest_of(buffer, detail::block_digest(digest, i));
+    if (!send(buffer) || !send(detail::bytes_of_object(block))) return stopped;
+  }
+  return written;
+}
+
+/// Reads a stream of `export_sequence` into a new sequence of `cache`, and its blocks into `memory`.
+///
+/// The prefix that the cache has already is shared, not copied. What comes in is invisible to others until
+/// all of it has been verified; then it is committed. When anything is refused nothing remains of it.
+///
+/// @return `errc::foreign_stream` for other magic or version, `errc::layout_mismatch` when the contents'
+/// fingerprints
+///         differ (another model, shape, element type or block size), `errc::damaged_stream` with the block
+///         (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks were left out
+///         that are not cached here, `errc::stopped` when the source ends early, and what `create`, `match`
+///         and `append` refuse.
+/// @throws out_of_memory for the token ids (no more than a sequence may hold) and one packed block.
+template <class Cache, byte_supply Source>
+result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory, Source&& source,
+                                          const request_hints& hints = {}) {
+  const char* const who = cache.name().c_str();
+  const failure stopped{errc::stopped, 0, 0, 0, who};
+  detail::kv_stream_header header;
+  if (!source(std::as_writable_bytes(std::span(&header, 1)))) return stopped;
+  if (header.magic != detail::kv_stream_header::right_magic ||
+      header.version != detail::kv_stream_header::right_version) {
+    return failure{errc::foreign_stream, 0, header.version, detail::kv_stream_header::right_version, who};
+  }
+  const std::uint64_t ours = memory.layout.content_fingerprint();
+  if (header.contents != ours) return failure{errc::layout_mismatch, 0, header.contents, ours, who};
+  const kv_layout packed = memory.layout.packed();
+  if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
+    return failure{errc::layout_mismatch, 0, header.block_tokens, cache.block_tokens(), who};
+  if (memory.blocks < cache.most_physical_blocks())
+    return failure{errc::out_of_range, 0, cache.most_physical_blocks(), memory.blocks, who};
+  if (header.tokens > cache.max_sequence_tokens())
+    return failure{errc::sequence_full, 0, header.tokens, cache.max_sequence_tokens(), who};
+
+  std::vector<token_id> tokens(static_cast<std::size_t>(header.tokens));
+  block_key digest{};
+  if (!source(std::as_writable_bytes(std::span(tokens))) ||
+      !source(std::as_writable_bytes(std::span(&digest, 1)))) {
+    return stopped;
+  }
+  const block_key ids = detail::digest_of(std::as_bytes(std::span(tokens)), detail::header_digest);
+  if (detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high}) != digest)
+    return failure{errc::damaged_stream, 0, 0, 0, who};
+
+  const auto sequence = cache.create(header.context, hints);
+  if (!sequence) return sequence.error();
+  const auto undo = [&](const failure& why) noexcept {
+    static_cast<void>(cache.release(*sequence));
+    return why;
+  };
+  const auto hit = cache.match(*sequence, tokens);
+  if (!hit) return undo(hit.error());
+  // Where the beginning of a block was lent as well, the stream brings the block whole.
+  const std::uint64_t reused = hit->tokens / header.block_tokens * header.block_tokens;
+  if (const auto cut = cache.truncate(*sequence, reused); !cut) return undo(cut.error());
+  if (reused / header.block_tokens < header.first_block) {
+    return undo({errc::missing_prefix, 0, header.first_block, reused / header.block_tokens, who});
+  }
+  const auto grown = cache.append(*sequence, std::span(tokens).subspan(static_cast<std::size_t>(reused)));
+  if (!grown) return undo(grown.error());
+
+  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
+  const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
+  const auto table = cache.blocks(*sequence);
+  for (std::uint64_t i = header.first_block; i < table.size(); ++i) {
+    block_key block{};
+    if (!source(std::span(buffer)) || !source(std::as_writable_bytes(std::span(&block, 1))))
+      return undo(stopped);
+    if (detail::digest_of(buffer, detail::block_digest(digest, i)) != block)
+      return undo({errc::damaged_stream, static_cast<std::uint32_t>(i), i, table.size(), who});
+    const std::uint64_t first = i * header.block_tokens;
+    if (first < reused) continue;  // shared with others: not ours to write
+    const std::uint64_t rest = tokens.size() - first;
+    copy_kv_block(memory, to_index(table[static_cast<std::size_t>(i)]), staging, 0,
+                  rest < header.block_tokens ? rest : header.block_tokens);
+  }
+  if (const auto done = cache.commit(*sequence); !done) return undo(done.error());
+  return imported_sequence{.sequence = *sequence, .tokens = tokens.size(), .reused_tokens = reused};
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,190 @@
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+constexpr kv_layout llama{.layers = 32, .heads = 8, .head_dim = 128, .block_tokens = 16};
+static_assert(llama.block_bytes() == 2ULL * 32 * 8 * 128 * 16 * 2);
+static_assert(llama.fragments() == 64);
+static_assert(llama.packed().fragments() == 1);
+static_assert(llama.checked().planes() == 2);
+
+constexpr kv_layout mla{.layers = 61, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
+static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
+
+[[nodiscard]] kv_layout random_layout(random_numbers& random) {
+  constexpr std::array types{dtype::f32, dtype::bf16, dtype::int8};
+  return {.layers = 1 + random.below(std::uint32_t{3}),
+          .heads = 1 + random.below(std::uint32_t{3}),
+          .head_dim = 1 + random.below(std::uint32_t{4}),
+          .value_dim = random.below(std::uint32_t{3}),
+          .block_tokens = 1 + random.below(std::uint32_t{4}),
+          .has_values = !random.once_in(4),
+          .element = types[random.below(std::uint64_t{types.size()})],
+          .heads_in_block = head_order(random.below(std::uint32_t{2})),
+          .order = block_order(random.below(std::uint32_t{3}))};
+}
+
+/// Where the orders put a vector, counted one by one in the order of their names.
+[[nodiscard]] std::uint64_t place(const kv_layout& of, std::uint64_t blocks, std::uint32_t p,
+                                  std::uint64_t layer, std::uint64_t block, std::uint64_t token,
+                                  std::uint64_t head) {
+  using key = std::array<std::uint64_t, 5>;
+  const auto rank = [&](std::uint64_t l, std::uint64_t plane, std::uint64_t b, std::uint64_t t,
+                        std::uint64_t h) -> key {
+    const bool nhd = of.heads_in_block == head_order::nhd;
+    const std::uint64_t inner = nhd ? t : h;
+    const std::uint64_t innermost = nhd ? h : t;
+    switch (of.order) {
+      case block_order::layer_first:
+        return {l, plane, b, inner, innermost};
+      case block_order::layer_first_paired:
+        return {l, b, plane, inner, innermost};
+      case block_order::block_first:
+        return {b, l, plane, inner, innermost};
+    }
+    return {};
+  };
+  std::uint64_t before = 0;
+  for (std::uint64_t l = 0; l < of.layers; ++l)
+    for (std::uint32_t plane = 0; plane < of.planes(); ++plane)
+      for (std::uint64_t b = 0; b < blocks; ++b)
+        for (std::uint64_t t = 0; t < of.block_tokens; ++t)
+          for (std::uint64_t h = 0; h < of.heads; ++h)
+            if (rank(l, plane, b, t, h) < rank(layer, p, block, token, head))
+              before += of.vector_bytes(plane);
+  return before;
+}
+
+}  // namespace
+
+TEST_CASE("strides put each vector where the names of the orders say") {
+  for (const auto seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const kv_layout layout = random_layout(random);
+    const std::uint64_t blocks = 1 + random.below(std::uint64_t{3});
+    std::uint64_t bytes = 0;
+    for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+      const plane_strides strides = layout.strides(p, blocks);
+      for (std::uint64_t layer = 0; layer < layout.layers; ++layer)
+        for (std::uint64_t block = 0; block < blocks; ++block)
+          for (std::uint64_t token = 0; token < layout.block_tokens; ++token)
+            for (std::uint64_t head = 0; head < layout.heads; ++head) {
+              REQUIRE(strides.offset(layer, block, token, head) ==
+                      place(layout, blocks, p, layer, block, token, head));
+              bytes += strides.vector_bytes;
+            }
+    }
+    CHECK(layout.total_bytes(blocks) == bytes);
+    CHECK(layout.block_bytes() * blocks == bytes);
+  }
+}
+
+TEST_CASE(
+    "blocks are copied between any two orders, as many tokens as are asked, and nothing else is written") {
+  for (const auto seed : seeds(400)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    kv_layout from = random_layout(random);
+    kv_layout to = from;
+    to.heads_in_block = head_order(random.below(std::uint32_t{2}));
+    to.order = block_order(random.below(std::uint32_t{3}));
+    const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
+    const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
+    std::vector<std::byte> source(from.total_bytes(from_blocks));
+    std::vector<std::byte> target(to.total_bytes(to_blocks), std::byte{0xEE});
+    for (std::byte& each : source)
+      each = std::byte{static_cast<std::uint8_t>(random.below(std::uint32_t{0xEE}))};
+    const std::uint64_t a = random.below(from_blocks);
+    const std::uint64_t b = random.below(to_blocks);
+    const std::uint64_t tokens = random.below(std::uint64_t{from.block_tokens} + 1);
+    copy_kv_block({.data = target.data(), .blocks = to_blocks, .layout = to}, b,
+                  {.data = source.data(), .blocks = from_blocks, .layout = from}, a, tokens);
+    std::uint64_t written = 0;
+    for (std::uint32_t p = 0; p < from.planes(); ++p) {
+      for (std::uint64_t layer = 0; layer < from.layers; ++layer)
+        for (std::uint64_t token = 0; token < tokens; ++token)
+          for (std::uint64_t head = 0; head < from.heads; ++head)
+            for (std::uint64_t i = 0; i < from.vector_bytes(p); ++i, ++written)
+              REQUIRE(target[to.strides(p, to_blocks).offset(layer, b, token, head) + i] ==
+                      source[from.strides(p, from_blocks).offset(layer, a, token, head) + i]);
+    }
+    const auto untouched =
+        static_cast<std::uint64_t>(std::count(target.begin(), target.end(), std::byte{0xEE}));
+    REQUIRE(untouched + written == target.size());
+  }
+}
+
+TEST_CASE("whatever differs changes the fingerprint, and what is only order leaves that of the contents") {
+  std::vector<kv_layout> contents(10, llama);
+  contents[1].layers = 33;
+  contents[2].heads = 4;
+  contents[3].head_dim = 64;
+  contents[4].value_dim = 64;
+  contents[5].block_tokens = 32;
+  contents[6].has_values = false;
+  contents[7].element = dtype::f16;
+  contents[8].model = 7;
+  contents[9].element = dtype::fp8_e4m3;
+  std::set<std::uint64_t> of_contents;
+  std::set<std::uint64_t> of_all;
+  for (const kv_layout& each : contents) {
+    CHECK(of_contents.insert(each.content_fingerprint()).second);
+    for (const auto heads : {head_order::nhd, head_order::hnd}) {
+      for (const auto order :
+           {block_order::layer_first, block_order::layer_first_paired, block_order::block_first}) {
+        kv_layout arranged = each;
+        arranged.heads_in_block = heads;
+        arranged.order = order;
+        CHECK(of_all.insert(arranged.fingerprint()).second);
+        CHECK(arranged.content_fingerprint() == each.content_fingerprint());
+      }
+    }
+  }
+  kv_layout spelled_out = llama;
+  spelled_out.value_dim = llama.head_dim;
+  CHECK(spelled_out.fingerprint() == llama.fingerprint());
+}
+
+TEST_CASE("fingerprints are what they were when the first data was stored") {
+  CHECK(llama.fingerprint() == 16'463'231'453'443'522'407U);
+  CHECK(llama.content_fingerprint() == 10'809'706'092'779'207'337U);
+  CHECK(mla.fingerprint() == 13'048'386'617'486'644'335U);
+}
+
+TEST_CASE("dimensions that make no layout are refused") {
+  const auto changed = [](auto change) {
+    kv_layout out = llama;
+    change(out);
+    return out;
+  };
+  CHECK_THROWS_WITH_AS(changed([](kv_layout& l) { l.layers = 0; }).checked(),
+                       "kv_layout: layers is 0; at least 1 is needed", length_error);
+  CHECK_THROWS_WITH_AS(changed([](kv_layout& l) { l.block_tokens = 0; }).checked(),
+                       "kv_layout: block_tokens is 0; at least 1 is needed", length_error);
+  CHECK_THROWS_WITH_AS(changed([](kv_layout& l) {
+                         l.element = dtype::int4;
+                         l.head_dim = 63;
+                       }).checked(),
+                       "kv_layout: 63 elements of 4 bits are no whole number of bytes", length_error);
+  CHECK_THROWS_AS(changed([](kv_layout& l) { l.layers = l.heads = l.head_dim = 0xFFFF'FFFF; }).checked(),
+                  length_error);
+  CHECK_NOTHROW(llama.checked());
+}

@@ -1,0 +1,261 @@
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/kv_transfer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+/// An allocator with the memory behind it, on one side of the wire.
+template <class Traits = paged_traits>
+struct side {
+  side(const paged_options& options, const kv_layout& shape)
+      : cache(options), layout(shape), bytes(layout.total_bytes(cache.most_physical_blocks())) {}
+
+  [[nodiscard]] kv_memory memory() { return {bytes.data(), cache.most_physical_blocks(), layout}; }
+
+  /// Each vector's bytes are a function of the tokens up to its own, its layer, its head and its plane.
+  template <class Visit>
+  void each_byte(sequence_id sequence, std::span<const token_id> tokens, Visit&& visit) {
+    std::uint64_t history = 1;
+    for (std::uint64_t t = 0; t < tokens.size(); ++t) {
+      history = random_numbers(history * 31 + static_cast<std::uint64_t>(tokens[t])).next();
+      const std::uint64_t block = to_index(cache.blocks(sequence)[t / cache.block_tokens()]);
+      for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+        const plane_strides strides = layout.strides(p, cache.most_physical_blocks());
+        for (std::uint64_t layer = 0; layer < layout.layers; ++layer)
+          for (std::uint64_t head = 0; head < layout.heads; ++head)
+            for (std::uint64_t i = 0; i < strides.vector_bytes; ++i) {
+              const auto value = static_cast<std::uint8_t>(
+                  random_numbers(history + layer * 3 + head * 5 + p * 7 + i).next());
+              visit(bytes[strides.offset(layer, block, t % cache.block_tokens(), head) + i],
+                    std::byte{value});
+            }
+      }
+    }
+  }
+  sequence_id write(const std::vector<token_id>& tokens, const prefix_context& context = {}) {
+    const sequence_id sequence = cache.create(context).value();
+    cache.append(sequence, tokens).value();
+    each_byte(sequence, tokens, [](std::byte& at, std::byte value) { at = value; });
+    cache.commit(sequence).value();
+    return sequence;
+  }
+  [[nodiscard]] bool holds(sequence_id sequence, const std::vector<token_id>& tokens) {
+    bool all = true;
+    each_byte(sequence, tokens, [&](std::byte& at, std::byte value) { all = all && at == value; });
+    return all;
+  }
+
+  paged_allocator<Traits> cache;
+  kv_layout layout;
+  std::vector<std::byte> bytes;
+};
+
+struct wire {
+  std::vector<std::byte> bytes{};
+  std::size_t at = 0;
+
+  [[nodiscard]] auto sink() {
+    return [this](std::span<const std::byte> part) noexcept {
+      bytes.insert(bytes.end(), part.begin(), part.end());
+      return true;
+    };
+  }
+  [[nodiscard]] auto source() {
+    at = 0;
+    return [this](std::span<std::byte> part) noexcept {
+      if (part.size() > bytes.size() - at) return false;
+      if (!part.empty()) std::memcpy(part.data(), bytes.data() + at, part.size());
+      at += part.size();
+      return true;
+    };
+  }
+};
+
+[[nodiscard]] std::vector<token_id> prompt(std::size_t count, token_id first = 1) {
+  std::vector<token_id> out(count);
+  for (std::size_t i = 0; i < count; ++i)
+    out[i] = first + static_cast<token_id>(i);
+  return out;
+}
+
+constexpr kv_layout shape{.layers = 2, .heads = 2, .head_dim = 3, .block_tokens = 4, .model = 5};
+
+}  // namespace
+
+TEST_CASE(
+    "a sequence goes over the wire bit for bit, between any orders and sizes, and is found there by others") {
+  for (const auto seed : seeds(150)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    kv_layout here = shape;
+    kv_layout there = shape;
+    for (kv_layout* each : {&here, &there}) {
+      each->heads_in_block = head_order(random.below(std::uint32_t{2}));
+      each->order = block_order(random.below(std::uint32_t{3}));
+    }
+    side<> prefill({.blocks = 20, .block_tokens = 4}, here);
+    side<> decode({.blocks = 30, .block_tokens = 4}, there);
+    const prefix_context context{.salt = {random.below(std::uint64_t{2}), 0}};
+    const auto tokens = prompt(1 + random.below(std::uint64_t{40}));
+    // What the other side has already, from an earlier prompt that began alike.
+    const std::size_t known = random.below(std::uint64_t{tokens.size()} + 1);
+    const sequence_id before =
+        decode.write({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(known)}, context);
+    REQUIRE(decode.cache.release(before));
+
+    const sequence_id sent = prefill.write(tokens, context);
+    wire line;
+    const std::uint64_t leave_out = random.once_in(2) ? known / 4 : 0;
+    const auto written =
+        export_sequence(prefill.cache, sent, tokens, context, prefill.memory(), line.sink(), leave_out);
+    REQUIRE(written);
+    CHECK(*written == line.bytes.size());
+    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+    REQUIRE(received);
+    CHECK(received->tokens == tokens.size());
+    CHECK(received->reused_tokens == known / 4 * 4);
+    CHECK(line.at == line.bytes.size());
+    CHECK(decode.holds(received->sequence, tokens));
+    CHECK(decode.cache.cached_tokens(tokens, context) == tokens.size() / 4 * 4);
+    CHECK(decode.cache.audit() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a stream with any bit wrong, or cut anywhere, is refused and leaves nothing behind") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  const auto tokens = prompt(10);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  side<> decode({.blocks = 8, .block_tokens = 4}, shape);
+  const auto refused = [&](errc& code) {
+    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+    code = received.code();
+    const paged_stats now = decode.cache.stats();
+    return !received && now.sequences == 0 && now.active_blocks == 0 && now.cached_blocks == 0;
+  };
+  errc code{};
+  const std::vector<std::byte> whole = line.bytes;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    CAPTURE(i);
+    line.bytes[i] ^= std::byte{0x10};
+    REQUIRE(refused(code));
+    line.bytes[i] = whole[i];
+    line.bytes.resize(i);
+    REQUIRE(refused(code));
+    REQUIRE(code == errc::stopped);
+    line.bytes = whole;
+  }
+  // Two blocks in each other's places.
+  const std::size_t block = shape.block_bytes() + 16;
+  std::swap_ranges(line.bytes.end() - static_cast<std::ptrdiff_t>(3 * block),
+                   line.bytes.end() - static_cast<std::ptrdiff_t>(2 * block),
+                   line.bytes.end() - static_cast<std::ptrdiff_t>(2 * block));
+  REQUIRE(refused(code));
+  CHECK(code == errc::damaged_stream);
+  line.bytes = whole;
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()));
+}
+
+TEST_CASE("other contents are refused by their fingerprint, however alike they look") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  const auto tokens = prompt(8);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  kv_layout other = shape;
+  SUBCASE("another model of the same shape") {
+    other.model = 6;
+  }
+  SUBCASE("another type of the same size") {
+    other.element = dtype::f16;
+  }
+  SUBCASE("heads and layers exchanged in size") {
+    other.heads = 1;
+    other.layers = 4;
+  }
+  side<> decode({.blocks = 8, .block_tokens = 4}, other);
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::layout_mismatch);
+  CHECK(decode.cache.stats().free_blocks == 8);
+}
+
+TEST_CASE("what does not fit is refused, with the reason") {
+  side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
+  const auto tokens = prompt(20);
+  const sequence_id sent = prefill.write(tokens);
+  wire line;
+  CHECK(export_sequence(prefill.cache, sent, prompt(19), {}, prefill.memory(), line.sink()).code() ==
+        errc::size_mismatch);
+  CHECK(export_sequence(prefill.cache, {}, tokens, {}, prefill.memory(), line.sink()).code() ==
+        errc::null_handle);
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 6).code() ==
+        errc::out_of_range);
+  kv_memory small = prefill.memory();
+  small.blocks = 3;
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, small, line.sink()).code() == errc::out_of_range);
+  const auto full = [](std::span<const std::byte>) noexcept { return false; };
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), full).error().message() ==
+        "prefill: the other side of the stream stopped");
+  REQUIRE(line.bytes.empty());
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 2));
+
+  side<> decode({.blocks = 8, .block_tokens = 4, .name = "decode"}, shape);
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
+        "decode: the stream leaves out 2 blocks, of which 0 are cached here; ask for the whole");
+  side<> little({.blocks = 4, .block_tokens = 4}, shape);
+  CHECK(import_sequence(little.cache, little.memory(), line.source()).code() == errc::sequence_full);
+  wire noise{.bytes = std::vector<std::byte>(200, std::byte{1})};
+  CHECK(import_sequence(decode.cache, decode.memory(), noise.source()).code() == errc::foreign_stream);
+  kv_memory beyond = decode.memory();
+  beyond.blocks = 4;
+  CHECK(import_sequence(decode.cache, beyond, line.source()).code() == errc::out_of_range);
+
+  const sequence_id busy = decode.cache.create().value();
+  REQUIRE(decode.cache.extend(busy, 16));
+  wire whole;
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), whole.sink()));
+  CHECK(import_sequence(decode.cache, decode.memory(), whole.source()).code() == errc::out_of_blocks);
+  CHECK(decode.cache.stats().sequences == 1);
+  CHECK(decode.cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("an import writes no block that others share") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  side<> decode({.blocks = 8, .block_tokens = 4}, shape);
+  const auto tokens = prompt(8);
+  const sequence_id there = decode.write(prompt(4));
+  // Written over, to see whether somebody writes it again.
+  decode.each_byte(there, prompt(4), [](std::byte& at, std::byte) { at = std::byte{0x77}; });
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  REQUIRE(import_sequence(decode.cache, decode.memory(), line.source()));
+  decode.each_byte(there, prompt(4), [](std::byte& at, std::byte) { REQUIRE(at == std::byte{0x77}); });
+}
+
+TEST_CASE("where beginnings of blocks are lent, an import brings those blocks whole") {
+  struct copying_traits : paged_traits {
+    using partial = copy_partial_blocks;
+  };
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  side<copying_traits> decode({.blocks = 8, .block_tokens = 4}, shape);
+  auto similar = prompt(8);
+  similar[6] = 99;
+  REQUIRE(decode.cache.release(decode.write(similar)));
+  const auto tokens = prompt(8);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+  REQUIRE(received);
+  CHECK(received->reused_tokens == 4);
+  CHECK(decode.holds(received->sequence, tokens));
+}
