@@ -354,12 +354,14 @@ class paged_allocator {
 
   [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
   [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
-  [[nodiscard]] static access_hint hint_of(const keyed_blocks& blocks, std::size_t i) noexcept {
-    return blocks.hints.empty() ? access_hint{} : blocks.hints[i];
+  static constexpr access_hint nothing_told{};
+  [[nodiscard]] static const access_hint& hint_of(const keyed_blocks& blocks, std::size_t i) noexcept {
+    return blocks.hints.empty() ? nothing_told : blocks.hints[i];
   }
-  [[nodiscard]] access_hint placed(access_hint hint, const record& sequence, block_id holder, block_id parent,
-                                   std::uint64_t position, std::uint64_t tokens) const noexcept;
-  bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t tokens) noexcept;
+  [[nodiscard]] access_hint placed(const access_hint& told, const record& sequence, block_id holder,
+                                   block_id parent, std::uint64_t position,
+                                   std::uint64_t chain) const noexcept;
+  bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t chain) noexcept;
   match_result found_so_far(std::uint32_t slot, match_result out) noexcept;
   struct adoption {
     bool is_new = false;

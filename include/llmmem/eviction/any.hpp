@@ -84,6 +84,9 @@ class any_eviction {
   void advance(std::uint64_t now) noexcept { functions_->advance(policy_, now); }
   void retain(slot_id slot, retention keep) noexcept { functions_->retain(policy_, slot, keep); }
 
+  /// Whether the policy inside takes anything from hints.
+  [[nodiscard]] bool reads_hints() const noexcept { return functions_->reads_hints; }
+
   [[nodiscard]] std::optional<slot_id> victim() const noexcept { return functions_->victim(policy_); }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
     return functions_->is_candidate(policy_, slot);
@@ -108,6 +111,7 @@ class any_eviction {
     slot_count (*capacity)(const void*) noexcept;
     std::size_t (*metadata_bytes)(const void*) noexcept;
     void (*destroy)(void*, const metadata_source&) noexcept;
+    bool reads_hints;
   };
 
   template <class P>
@@ -131,7 +135,8 @@ class any_eviction {
       [](void* p, const metadata_source& source) noexcept {
         static_cast<P*>(p)->~P();
         source.deallocate(source.context, p, sizeof(P), alignof(P));
-      }};
+      },
+      !ignores_hints<P>};
 
   const function_table* functions_;
   void* policy_ = nullptr;

@@ -129,6 +129,11 @@ concept retains = requires(P policy, slot_id slot, retention keep) {
   { policy.retain(slot, keep) } noexcept -> std::same_as<void>;
 };
 
+/// A policy that takes nothing from hints says `static constexpr bool ignores_hints = true`, and callers then
+/// make none up.
+template <class P>
+concept ignores_hints = P::ignores_hints;
+
 /// A policy that can call an entry by another slot: what it knows of `from` it then knows of `to`, which was
 /// unknown.
 template <class P>
@@ -140,6 +145,15 @@ namespace detail {
 
 // What is optional in a policy, for callers that say it to all: nothing happens where a policy has no use for
 // it.
+
+template <eviction_policy P>
+[[nodiscard]] constexpr bool reads_hints(const P& policy) noexcept {
+  if constexpr (requires { policy.reads_hints(); }) {
+    return policy.reads_hints();
+  } else {
+    return !ignores_hints<P>;
+  }
+}
 
 template <eviction_policy P>
 void evict(P& policy, slot_id slot) noexcept {

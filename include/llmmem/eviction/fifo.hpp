@@ -21,6 +21,8 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {
  public:
+  static constexpr bool ignores_hints = true;
+
   explicit fifo_eviction(slot_count capacity, const metadata_source& source = {})
       : ranked_eviction(capacity, source, "fifo_eviction") {}
 

@@ -33,6 +33,8 @@ struct frequency {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class lfu_eviction : public detail::ranked_eviction<detail::frequency> {
  public:
+  static constexpr bool ignores_hints = true;
+
   explicit lfu_eviction(slot_count capacity, const metadata_source& source = {})
       : ranked_eviction(capacity, source, "lfu_eviction") {}
 

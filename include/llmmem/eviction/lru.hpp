@@ -22,6 +22,8 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class lru_eviction {
  public:
+  static constexpr bool ignores_hints = true;
+
   explicit lru_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "lru_eviction") {}
 

@@ -129,6 +129,9 @@ class block_pool {
   /// Tells the policy of an access to a cached block.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 
+  /// Whether the policy takes anything from hints: where it does not, callers need not make them up.
+  [[nodiscard]] bool reads_hints() const noexcept { return detail::reads_hints(eviction_); }
+
   /// Tells the policy what it may want to know beside accesses: when a cached block is next used, what it is
   /// worth, what time it is. Nothing happens under a policy that has no use for it.
   void expect(block_id block, std::uint64_t next_use) noexcept {

@@ -16,12 +16,13 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   record& taker = at(sequence);
   ++counters_.matches;
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
+  const std::uint64_t chain = detail::blocks_for(tokens.size(), block_tokens_);
   for (std::uint64_t i = 0; i < limit; ++i) {
     const auto part = tokens.subspan(static_cast<std::size_t>(i * block_tokens_), block_tokens_);
     const block_key key = hash_.chain(taker.chain, part);
     const auto found = index_.find(key);
     if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
-    if (!take(sequence.slot, *found, {}, tokens.size())) break;
+    if (!take(sequence.slot, *found, {}, chain)) break;
     taker.chain = key;
     taker.parent = verification_.link(*found);
     ++taker.keyed;
@@ -50,7 +51,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     if (!found || index_.tokens(*found) != part) break;
     if (!verification_.holds_key(*found, at(sequence).context)) break;
     if (part > max_sequence_tokens_ - out.tokens) break;  // keys may name any block at any place
-    if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.tokens)) break;
+    if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.keys.size())) break;
     out.tokens += part;
   }
   if (out.tokens != 0) at(sequence).tokens_known = false;
@@ -74,32 +75,33 @@ result<void> paged_allocator<Traits>::check_keys(const keyed_blocks& blocks) con
   return {};
 }
 
-/// What the policy is told of the contents of `holder`, behind those of `parent`, in a chain of `tokens`
-/// tokens.
+/// What policies are told of the contents of `holder`, behind those of `parent`, in a chain of `chain`
+/// blocks; nothing where none of them listens.
 template <class Traits>
-access_hint paged_allocator<Traits>::placed(access_hint hint, const record& sequence, block_id holder,
+access_hint paged_allocator<Traits>::placed(const access_hint& told, const record& sequence, block_id holder,
                                             block_id parent, std::uint64_t position,
-                                            std::uint64_t tokens) const noexcept {
+                                            std::uint64_t chain) const noexcept {
+  access_hint hint = told;
+  if (!asks_admission && !pool_.reads_hints()) return hint;
   if (hint.session == 0) hint.session = sequence.hints.session;
   if (hint.cost == 1) hint.cost = sequence.hints.cost;
   if (hint.keep == retention{}) hint.keep = kept(sequence, position);
   hint.content = index_.key(holder).low;
   hint.parent = parent == null_block ? no_slot : slot_id{to_index(parent)};
   hint.position = static_cast<std::uint32_t>(position);
-  hint.chain =
-      static_cast<std::uint32_t>(detail::lesser(detail::blocks_for(tokens, block_tokens_), 0xFFFF'FFFF));
+  hint.chain = static_cast<std::uint32_t>(detail::lesser(chain, 0xFFFF'FFFF));
   return hint;
 }
 
 /// Adds a cached block to a sequence; not one that has all the references there may be.
 template <class Traits>
 bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const access_hint& hint,
-                                   std::uint64_t tokens) noexcept {
+                                   std::uint64_t chain) noexcept {
   record& sequence = records_[slot];
   if (!pool_.share(found)) return false;
   const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
   if constexpr (sharing_observer<observer_type>) observer_.on_shared(found, index_.key(found));
-  pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, tokens));
+  pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, chain));
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
   return true;
@@ -137,7 +139,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   }
   const auto hint_at = [&](std::uint64_t i) noexcept {
     const block_id block = row(sequence.slot)[i];
-    return std::pair(placed({}, writer, block, null_block, i, writer.tokens), std::uint64_t{block_tokens_});
+    return std::pair(placed({}, writer, block, null_block, i, writer.blocks), std::uint64_t{block_tokens_});
   };
   if (stays_refused(writer, full, hint_at)) return registered;
   for (; writer.committed < full; ++writer.committed) {
@@ -177,7 +179,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     }
   }
   if (pool_.is_retiring(block)) return {};
-  const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.tokens);
+  const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
   if (!admits(sequence, hint, block_tokens_)) return {};
   if (existing) {
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
@@ -214,7 +216,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   };
   const auto hint_at = [&](std::uint64_t i) noexcept {
     access_hint hint = placed(hint_of(contents, static_cast<std::size_t>(i)), writer, null_block, null_block,
-                              i, contents.tokens);
+                              i, contents.keys.size());
     hint.content = contents.keys[static_cast<std::size_t>(i)].low;
     return std::pair(hint, part_of(i));
   };
@@ -224,7 +226,8 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     const std::uint64_t part = part_of(i);
     if (const auto existing = index_.find(contents.keys[i])) {
       if (verification_.holds_key(*existing, writer.context)) {
-        pool_.touch(*existing, placed(hint_of(contents, i), writer, *existing, parent, i, contents.tokens));
+        pool_.touch(*existing,
+                    placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
         if (*existing != block) ++counters_.duplicates;
         parent = *existing;
         continue;

@@ -34,7 +34,8 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
     return length < most;
   });
   if (best == null_block || !pool_.share(best)) return;
-  pool_.touch(best, placed({}, taker, best, parent, taker.blocks, out.tokens + rest.size()));
+  pool_.touch(best, placed({}, taker, best, parent, taker.blocks,
+                           detail::blocks_for(out.tokens + rest.size(), block_tokens_)));
 
   bool has_followers = false;
   partial_.visit(best, [&](block_id) noexcept {
@@ -148,6 +149,7 @@ template <class Traits>
 retention paged_allocator<Traits>::kept(const record& sequence, std::uint64_t block) const noexcept {
   if constexpr (retains<eviction_type>) {
     const auto& told = retained_[static_cast<std::size_t>(&sequence - records_.data())];
+    if (told.count == 0) return sequence.hints.keep;
     const std::uint64_t first = block * block_tokens_;
     for (std::uint32_t i = told.count; i > 0; --i) {
       const token_range& range = told.entries[i - 1].range;
