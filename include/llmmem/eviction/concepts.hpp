@@ -129,10 +129,10 @@ concept retains = requires(P policy, slot_id slot, retention keep) {
   { policy.retain(slot, keep) } noexcept -> std::same_as<void>;
 };
 
-/// A policy that takes nothing from hints says `static constexpr bool ignores_hints = true`, and callers then
-/// make none up.
+/// Whether a policy takes nothing from hints: callers then make none up. To be specialised beside such a
+/// policy; a policy that derives from it is asked anew.
 template <class P>
-concept ignores_hints = P::ignores_hints;
+inline constexpr bool ignores_hints = false;
 
 /// A policy that can call an entry by another slot: what it knows of `from` it then knows of `to`, which was
 /// unknown.

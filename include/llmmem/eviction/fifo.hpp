@@ -21,8 +21,6 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {
  public:
-  static constexpr bool ignores_hints = true;
-
   explicit fifo_eviction(slot_count capacity, const metadata_source& source = {})
       : ranked_eviction(capacity, source, "fifo_eviction") {}
 
@@ -41,5 +39,9 @@ class fifo_eviction : public detail::ranked_eviction<std::uint64_t> {
 };
 
 static_assert(eviction_policy<fifo_eviction>);
+
+/// Takes nothing from hints.
+template <>
+inline constexpr bool ignores_hints<fifo_eviction> = true;
 
 }  // namespace llmmem::inline v0

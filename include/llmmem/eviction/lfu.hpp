@@ -33,8 +33,6 @@ struct frequency {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class lfu_eviction : public detail::ranked_eviction<detail::frequency> {
  public:
-  static constexpr bool ignores_hints = true;
-
   explicit lfu_eviction(slot_count capacity, const metadata_source& source = {})
       : ranked_eviction(capacity, source, "lfu_eviction") {}
 
@@ -54,5 +52,9 @@ class lfu_eviction : public detail::ranked_eviction<detail::frequency> {
 };
 
 static_assert(eviction_policy<lfu_eviction>);
+
+/// Takes nothing from hints.
+template <>
+inline constexpr bool ignores_hints<lfu_eviction> = true;
 
 }  // namespace llmmem::inline v0

@@ -22,8 +22,6 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
 class lru_eviction {
  public:
-  static constexpr bool ignores_hints = true;
-
   explicit lru_eviction(slot_count capacity, const metadata_source& source = {})
       : candidates_(capacity, source, "lru_eviction") {}
 
@@ -51,5 +49,9 @@ class lru_eviction {
 };
 
 static_assert(eviction_policy<lru_eviction>);
+
+/// Takes nothing from hints.
+template <>
+inline constexpr bool ignores_hints<lru_eviction> = true;
 
 }  // namespace llmmem::inline v0
