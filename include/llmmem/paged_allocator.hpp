@@ -67,18 +67,19 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction. Metadata: 59 bytes a block with the default policies; for each of
-///      `max_sequences` 204, 4 a token of one block and 4 for each entry its table may have; and what the
-///      verification keeps (4 bytes a token, reported apart). Tables and tokens are committed as used.
+///      allocation after construction, `compact` and `audit` apart. Metadata: 59 bytes a block with the
+///      default policies; for each of `max_sequences` 252 (136 more under a policy that retains), 4 a token
+///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
+///      token, reported apart). Tables and tokens are committed as used.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
 /// to.
 /// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
 /// short.
-/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit` is
-///      `noexcept`; what can be refused returns a `result`, and a refusal leaves sequences and references as
-///      they were (a shortage may have collected deferred frees). A handle that is null, stale or from
-///      another allocator is named, never followed.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit`
+///      and those of compaction is `noexcept`; what can be refused returns a `result`, and a refusal leaves
+///      sequences and references as they were (a shortage may have collected deferred frees). A handle that
+///      is null, stale or from another allocator is named, never followed.
 /// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
 /// pool.
 template <class Traits = paged_traits>
