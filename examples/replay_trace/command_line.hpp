@@ -69,10 +69,14 @@ namespace detail {
 
 [[nodiscard]] inline std::vector<std::string> usage_policies(const std::string& name) {
   if (name == "all") return {std::begin(policy_names), std::end(policy_names)};
-  if (std::find(std::begin(policy_names), std::end(policy_names), name) != std::end(policy_names))
-    return {name};
+  for (const std::string_view known : policy_names) {
+    if (name == known) return {name};
+  }
+  for (const std::string_view known : lookahead_names) {
+    if (name == known) return {name};
+  }
   throw usage_error("--policy " + printable(name, 40) + ": no such policy; there are " + policy_list() +
-                    " and all");
+                    ", lookahead_N (N 4, 16, 64, 256 or 1024) and all");
 }
 
 /// All models' names, for an error text: `a, b, c`.
@@ -104,7 +108,9 @@ namespace detail {
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
-  app.add_option("--policy", policy, detail::policy_list() + ", or all; min knows the future (default: lru)")
+  app.add_option("--policy", policy,
+                 detail::policy_list() +
+                     ", lookahead_N (sees N waiting requests), or all; min knows the future (default: lru)")
       ->type_name("NAME");
   app.add_option(
          "--block-tokens", block_tokens,

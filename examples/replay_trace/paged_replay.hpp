@@ -4,15 +4,19 @@
 
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/any.hpp>
+#include <llmmem/eviction/queue_lookahead.hpp>
 #include <llmmem/paged_allocator.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "replay_trace/replay.hpp"
@@ -30,7 +34,36 @@ struct replay_traits : llmmem::paged_traits {
 
 using replay_cache = llmmem::paged_allocator<replay_traits>;
 
-/// For each block reference, the number of the next request that refers to the same id. MIN alone needs it.
+/// A policy that sees the waiting queue, `n` requests of it.
+struct queue_policy {
+  std::string_view name;
+  llmmem::any_eviction (*make)(llmmem::slot_count);
+};
+
+template <std::uint64_t n>
+[[nodiscard]] llmmem::any_eviction make_lookahead(llmmem::slot_count slots) {
+  return llmmem::any_eviction(std::in_place_type<llmmem::queue_lookahead<n>>, slots);
+}
+
+inline constexpr std::array queue_policies{
+    queue_policy{"lookahead_4", make_lookahead<4>}, queue_policy{"lookahead_16", make_lookahead<16>},
+    queue_policy{"lookahead_64", make_lookahead<64>}, queue_policy{"lookahead_256", make_lookahead<256>},
+    queue_policy{"lookahead_1024", make_lookahead<1024>}};
+static_assert(queue_policies.size() == lookahead_names.size());
+
+[[nodiscard]] inline const queue_policy* find_queue_policy(std::string_view name) {
+  const auto* const found = std::find_if(queue_policies.begin(), queue_policies.end(),
+                                         [&](const queue_policy& each) { return each.name == name; });
+  return found == queue_policies.end() ? nullptr : found;
+}
+
+[[nodiscard]] inline llmmem::any_eviction make_policy(std::string_view name, llmmem::slot_count slots) {
+  const queue_policy* const looks_ahead = find_queue_policy(name);
+  return looks_ahead != nullptr ? looks_ahead->make(slots) : llmmem::make_eviction(name, slots);
+}
+
+/// For each block reference, the number of the next request that refers to the same id. MIN uses
+/// all of it, the policies that see the queue as much as stands in it.
 /// O(ids).
 [[nodiscard]] inline std::vector<llmmem::access_hint> next_uses(const trace& from) {
   std::vector<llmmem::access_hint> hints(from.block_ids().size());
@@ -73,7 +106,7 @@ using replay_cache = llmmem::paged_allocator<replay_traits>;
     throw llmmem::length_error("replay: a capacity of " + std::to_string(capacity) + " blocks, the most is " +
                                std::to_string(llmmem::max_blocks - at_work));
   }
-  return {cache, llmmem::make_eviction(options.policy, llmmem::slot_count{cache.blocks + 1})};
+  return {cache, make_policy(options.policy, llmmem::slot_count{cache.blocks + 1})};
 }
 
 /// One request: what is cached of its prompt is shared, the rest written, the answer grown token by token's
@@ -127,7 +160,8 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
   for (const std::uint64_t id : from.block_ids()) {
     keys.push_back(llmmem::key_from_id(id));
   }
-  const auto hints = options.policy == "min" ? detail::next_uses(from) : std::vector<llmmem::access_hint>{};
+  const bool looks_ahead = options.policy == "min" || detail::find_queue_policy(options.policy) != nullptr;
+  const auto hints = looks_ahead ? detail::next_uses(from) : std::vector<llmmem::access_hint>{};
   detail::replay_cache cache = detail::make_cache(from, options, sums.capacity_blocks, block_tokens);
 
   constexpr std::size_t report_every = 256;
@@ -143,6 +177,7 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
       if (count != 0) prompt.tokens = asked.input_tokens;
       if (!hints.empty()) prompt.hints = std::span(hints).subspan(first, count);
       first += count;
+      if (looks_ahead) cache.advance(done);
       sums.block_refs += count != 0 ? count : (asked.input_tokens + block_tokens - 1) / block_tokens;
       detail::serve(cache, asked, prompt, sums);
     }

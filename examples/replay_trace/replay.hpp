@@ -4,10 +4,12 @@
 
 #include <llmmem/eviction/any.hpp>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "replay_trace/trace.hpp"
 
@@ -15,7 +17,7 @@ namespace replay_trace {
 
 /// One replay: a trace against one eviction policy at one capacity.
 struct replay_options {
-  std::string policy = "lru";                      ///< one of `policy_names`
+  std::string policy = "lru";                      ///< one of `policy_names` or `lookahead_names`
   std::optional<std::uint64_t> capacity_blocks{};  ///< empty: as many as are ever needed, nothing is evicted
   std::uint32_t block_tokens = 16;                 ///< the trace's own for a trace with block ids
   std::uint64_t seed = 1;                          ///< of whatever is drawn at random
@@ -23,6 +25,11 @@ struct replay_options {
 
 /// The policies, in the order of reports.
 inline constexpr auto policy_names = llmmem::eviction_names;
+
+/// LRU, but for what the next so many requests will use: what it is worth to see the waiting queue. Not among
+/// "all".
+inline constexpr std::array<std::string_view, 5> lookahead_names{
+    "lookahead_4", "lookahead_16", "lookahead_64", "lookahead_256", "lookahead_1024"};
 
 /// What one replay counted. Every field is a plain sum, so that results can be compared and printed anywhere.
 struct replay_result {

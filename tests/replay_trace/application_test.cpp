@@ -154,7 +154,7 @@ TEST_CASE("wrong usage ends with status 2 and names the option") {
   wrong({"--trace", file.path(), "--generate"}, "--trace and --generate exclude each other; give one");
   wrong({"--generate", "--policy", "mru"},
         "--policy mru: no such policy; there are lru, fifo, lfu, min, slru, arc, s3fifo, sieve, wtinylfu, "
-        "gdsf, length_aware, retention, hazard and all");
+        "gdsf, length_aware, retention, hazard, lookahead_N (N 4, 16, 64, 256 or 1024) and all");
   wrong({"--generate", "--capacity-blocks", "0"},
         "--capacity-blocks 0: must be a whole number from 1 to 2147483646");
   wrong({"--generate", "--capacity-blocks", "-1"}, "--capacity-blocks -1: must be a whole number");

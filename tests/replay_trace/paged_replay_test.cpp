@@ -250,6 +250,20 @@ TEST_CASE(
   CHECK(run(from, "hazard", 10'000).hit_ratio().value() > 0.2348);
 }
 
+TEST_CASE("the further a policy sees into the queue the more it finds, between LRU and MIN") {
+  const std::string path = real_trace("mooncake_conversation_trace.jsonl");
+  if (path.empty()) return;
+  const trace from = read_trace_file(path);
+  std::uint64_t before = run(from, "lru", 10'000).hits;
+  for (const std::string_view name : lookahead_names) {
+    CAPTURE(name);
+    const std::uint64_t hits = run(from, std::string(name), 10'000).hits;
+    CHECK(hits >= before);
+    before = hits;
+  }
+  CHECK(before <= run(from, "min", 10'000).hits);
+}
+
 TEST_CASE("the Azure conversation lengths waste half a per cent of 16-token blocks") {
   const std::string path = real_trace("azure_llm_inference_2023_conv.csv");
   if (path.empty()) return;
