@@ -177,7 +177,6 @@ TEST_CASE(
     all.engine.lose_every = random.below(std::uint64_t{4});
     const std::uint64_t room = blocks * all.cache.block_tokens();
     std::uint64_t submitted = 0;
-    std::uint64_t cancelled = 0;
     std::map<std::uint64_t, std::size_t> lengths;
     for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
       REQUIRE(steps < 20'000);
@@ -192,7 +191,6 @@ TEST_CASE(
         const auto which = all.tickets.begin();
         all.scheduler.finish(which->second).value();
         all.tickets.erase(which);
-        ++cancelled;
       }
       all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
       REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));

@@ -1,5 +1,6 @@
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/block_table.hpp>
 
 #include <doctest/doctest.h>
@@ -38,6 +39,15 @@ void serve(paged_allocator<named_policy>& cache, int requests, random_numbers& r
     static_cast<void>(cache.append(*twin, std::span(prompt).first(3)));
     static_cast<void>(cache.truncate(*twin, 20));
     static_cast<void>(cache.extend(*twin, 5));
+    const std::array<growth, 2> step{growth{.sequence = *sequence, .untold = 1},
+                                     growth{.sequence = *twin, .tokens = std::span(prompt).first(2)}};
+    std::array<append_result, 2> grown{};
+    static_cast<void>(cache.append_batch(step, grown, 2));
+    static_cast<void>(cache.retain(*twin, {0, 9}, {.priority = 50}));
+    static_cast<void>(cache.expect(prompt, {}, static_cast<std::uint64_t>(i)));
+    static_cast<void>(cache.deduplicate(*twin));
+    static_cast<void>(cache.cost(prompt));
+    cache.advance(static_cast<std::uint64_t>(i));
     static_cast<void>(write_csr(cache, std::span(&*twin, 1), {indptr, indices, last}));
     static_cast<void>(write_slot_mapping(cache, *twin, 3, slot));
     static_cast<void>(cache.release_after(*twin, {}));
@@ -62,6 +72,52 @@ TEST_CASE("nothing is allocated from the heap after construction, whatever the p
     CHECK(cache.stats().hit_blocks > 1000);
     CHECK(cache.stats().copies > 0);
   }
+}
+
+namespace {
+
+/// Four requests whose texts grow in place.
+struct writers {
+  std::array<std::array<token_id, 64>, 4> texts{};
+  std::array<std::size_t, 4> lengths{};
+
+  [[nodiscard]] std::span<const token_id> tokens(std::uint64_t user) noexcept {
+    return std::span(texts[user]).first(lengths[user]);
+  }
+  void copy(const block_copy&) noexcept {}
+  void exhausted(std::uint64_t, const failure&) noexcept {}
+};
+
+}  // namespace
+
+TEST_CASE("admission, preemption and resumption allocate nothing from the heap") {
+  paged_allocator<> cache({.blocks = 24, .block_tokens = 4, .max_sequences = 4});
+  writers client;
+  batch_scheduler scheduler(cache, client, {.max_running = 4, .max_requests = 4});
+  std::array<request_ticket, 4> tickets{};
+  const std::uint64_t before = heap_allocations();
+  for (int i = 0; i < 2'000; ++i) {
+    for (std::uint64_t user = 0; user < 4; ++user) {
+      if (client.lengths[user] != 0) continue;
+      client.texts[user].fill(static_cast<token_id>(user + 10));
+      client.lengths[user] = 5 + user;
+      tickets[user] = *scheduler.submit(user);
+    }
+    const auto step = scheduler.step();
+    for (const scheduled_work& each : step->work) {
+      std::size_t& length = client.lengths[each.user];
+      if (each.first + each.count == length) ++length;
+    }
+    static_cast<void>(scheduler.completed());
+    for (std::uint64_t user = 0; user < 4; ++user) {
+      if (client.lengths[user] < 60) continue;
+      static_cast<void>(scheduler.finish(tickets[user]));
+      client.lengths[user] = 0;
+    }
+  }
+  CHECK(heap_allocations() == before);
+  CHECK(scheduler.stats().preempted > 20);
+  CHECK(scheduler.stats().finished > 20);
 }
 
 TEST_CASE("the counter counts") {
