@@ -22,7 +22,7 @@ class slot_lists {
       : nodes_(checked_capacity(capacity, who), source, who) {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       const auto self = static_cast<std::uint32_t>(i);
-      nodes_[i] = {self, self};
+      nodes_[i] = node{self, self};
     }
   }
 
