@@ -176,14 +176,19 @@ class hit_scan {
     if (!cached && groups_[group].kind == layer_kind::full_attention) hopeless_ = true;
   }
 
-  /// Whether a hit of `length` tokens is one for every group. @pre all full blocks up to there were seen, and
-  /// none behind.
+  /// Whether a hit of `length` tokens is one for every group. A length that needs no block of any group (all
+  /// of them begin a new chunk) is none: nothing would be found. @pre all full blocks up to there were seen,
+  /// and none behind.
   [[nodiscard]] constexpr bool serves(std::uint64_t length) const noexcept {
     if (hopeless_) return false;
+    std::uint64_t needed = 0;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (!groups_[g].may_end_hit(length) || groups_[g].hit_blocks(length).count() > run_[g]) return false;
+      if (!groups_[g].may_end_hit(length)) return false;
+      const std::uint64_t blocks = groups_[g].hit_blocks(length).count();
+      if (blocks > run_[g]) return false;
+      needed += blocks;
     }
-    return true;
+    return needed != 0;
   }
 
   /// No longer prefix is a hit, whatever comes.
