@@ -123,11 +123,18 @@ concept eviction_factory = requires(F& make, slot_count slots, const metadata_so
 ///
 /// A page belongs to no group or to one; then it holds floor(page bytes / block bytes) of its blocks, and the
 /// rest of it, less than a block, is lost as long. Pages are assigned when a group has no free block, and
-/// return when their last block is free. So that they do return, a block is taken from the group's fullest
-/// page (by active blocks), and when no page is free, one is emptied as a whole: the one that loses the
-/// smallest share of a page in kept contents, among those the one out of use for longest. A single idle block
-/// of the asking group goes instead while it has been idle for longer than everything in any such page.
-/// (Evicting by age alone takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.)
+/// return when their last block is free. Everything is done so that they do return:
+///
+///   - A free block is taken from the group's fullest page, by active blocks.
+///   - While pages are scarce (fewer than one in 16 is free) a group with idle blocks beside active ones
+///   gives
+///     those up before it takes a page, since they are of use to no other group: its next victim if that is
+///     one, else the oldest of its fullest page.
+///   - When a page is needed, one is emptied as a whole: the one that loses the smallest share of a page in
+///     kept contents, among those the one out of use for longest. No other block is given up for it.
+///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) The
+///     asking group's own next victim goes instead, unless all that such a page keeps has been idle for
+///     longer.
 ///
 /// Blocks are active, idle or free as in `block_pool`; the order in which a group's idle ones go is
 /// `Eviction`'s, one instance a group.
@@ -139,8 +146,8 @@ concept eviction_factory = requires(F& make, slot_count slots, const metadata_so
 ///      from one block to the next is set to `unit`, so kernels need not know of pages.
 ///
 /// @par Complexity   O(1) a block, with the policy's, and O(groups) a page; `allocate` as a whole adds
-///      O(groups). Metadata 16 bytes a block id (page blocks rounded up to a power of two), the policies' and
-///      48 a page. Nothing is allocated after construction.
+///      O(groups). Metadata 20 bytes a block id (page blocks rounded up to a power of two), the policies' and
+///      56 a page. Nothing is allocated after construction.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else but `audit` is
 ///      `noexcept`.
@@ -244,7 +251,9 @@ class super_page_pool {
 
   static constexpr std::uint16_t no_group = 0xFFFF;
   static constexpr std::size_t fill_levels = 64;  // of a group's pages with free blocks
-  static constexpr std::size_t idle_levels = 8;   // of pages without active blocks, over all groups
+  static constexpr std::uint64_t scarce_share =
+      16;                                        // pages are scarce when fewer than one in so many is free
+  static constexpr std::size_t idle_levels = 8;  // of pages without active blocks, over all groups
 
   struct page_record {
     std::uint16_t group = no_group;
@@ -261,13 +270,14 @@ class super_page_pool {
     std::uint64_t active = 0;
     std::uint64_t idle = 0;
     std::uint64_t room = 0;    // free and idle blocks of pages that hold an active one
-    std::uint64_t levels = 0;  // bit i: list i of its pages with free blocks is not empty
+    std::uint64_t open = 0;    // bit i: its i-th list of pages with free blocks is not empty
+    std::uint64_t mixed = 0;   // the same for pages with active and idle ones
     std::uint64_t wanted = 0;  // that the allocation under way has not handed out yet
   };
   struct places {  // which lists a page stands in; -1: none
     std::int32_t open = -1;
     std::int32_t emptiable = -1;
-    bool mixed = false;
+    std::int32_t mixed = -1;
     friend constexpr bool operator==(const places&, const places&) = default;
   };
 
@@ -305,7 +315,6 @@ class super_page_pool {
   void empty_page(std::uint32_t page, OnEvict& on_evict) noexcept;
   [[nodiscard]] std::uint32_t cheapest_page() const noexcept;
   [[nodiscard]] std::uint32_t page_older_than(std::uint32_t time) const noexcept;
-  [[nodiscard]] block_id idle_block_in(std::uint32_t page) const noexcept;
   void free_block(block_id block, transition why) noexcept;
   void audit_page(std::uint32_t page, std::vector<std::string>& found) const;
 
@@ -316,13 +325,13 @@ class super_page_pool {
   std::array<group_record, max_layer_groups> groups_{};
   detail::fixed_array<page_record> pages_;
   detail::fixed_array<block_record> records_;  // by block id
-  detail::fixed_array<std::uint32_t>
-      links_;  // by block id; free: the next free one of its page, idle: since when
+  detail::fixed_array<std::uint32_t> since_;   // by block id: since when it is idle; free: the next free one
+  detail::page_lists idle_;                    // the idle blocks of each page, the oldest first
   detail::fixed_array<std::uint32_t> free_pages_;  // a stack
   std::uint64_t free_page_count_ = 0;
   detail::page_lists open_;       // pages with a free block, by group and share of active blocks
   detail::page_lists emptiable_;  // pages without an active block, by share of idle ones
-  detail::page_lists mixed_;      // pages with active and idle blocks, by group
+  detail::page_lists mixed_;      // pages with active and idle blocks, by group and share of active ones
   std::uint64_t emptiable_count_ = 0;
   std::uint32_t clock_ = 0;
   std::uint64_t allocations_ = 0;

@@ -71,11 +71,12 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
       pages_(options.budget_bytes / options.page_bytes, page_record{}, options.metadata,
              "super_page_pool: pages"),
       records_(pages_.size() << layout_.shift, block_record{}, options.metadata, "super_page_pool: records"),
-      links_(records_.size(), options.metadata, "super_page_pool: links"),
+      since_(records_.size(), options.metadata, "super_page_pool: times"),
+      idle_(records_.size(), pages_.size(), options.metadata, "super_page_pool: idle blocks"),
       free_pages_(pages_.size(), options.metadata, "super_page_pool: free pages"),
       open_(pages_.size(), group_count_ * fill_levels, options.metadata, "super_page_pool: open pages"),
       emptiable_(pages_.size(), idle_levels, options.metadata, "super_page_pool: emptiable pages"),
-      mixed_(pages_.size(), group_count_, options.metadata, "super_page_pool: mixed pages") {
+      mixed_(pages_.size(), group_count_ * fill_levels, options.metadata, "super_page_pool: mixed pages") {
   for (std::size_t g = 0; g < group_count_; ++g) {
     groups_[g].block_bytes = options.block_bytes[g];
     groups_[g].page_blocks = layout_.page_bytes / options.block_bytes[g];
@@ -95,44 +96,47 @@ typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
   places at;
   if (page.group == no_group) return at;
   const std::uint64_t blocks = groups_[page.group].page_blocks;
-  if (std::uint64_t{page.active} + page.idle < blocks) {
-    const std::uint64_t level = page.active == 0 ? 0 : 1 + (page.active - 1U) * (fill_levels - 1) / blocks;
-    at.open = static_cast<std::int32_t>(page.group * fill_levels + level);
-  }
+  const std::uint64_t level = page.active == 0 ? 0 : 1 + (page.active - 1U) * (fill_levels - 1) / blocks;
+  const auto of_group = static_cast<std::int32_t>(page.group * fill_levels + level);
+  if (std::uint64_t{page.active} + page.idle < blocks) at.open = of_group;
   if (page.active == 0 && page.idle != 0) {
     at.emptiable = static_cast<std::int32_t>((page.idle * idle_levels - 1) / blocks);
   }
-  at.mixed = page.active != 0 && page.idle != 0;
+  if (page.active != 0 && page.idle != 0) at.mixed = of_group;
   return at;
 }
 
 template <eviction_policy Eviction>
 void super_page_pool<Eviction>::list(std::uint32_t page, const places& to) noexcept {
-  const std::size_t group = pages_[page].group;
-  if (to.open >= 0) {
-    open_.push_back(static_cast<std::size_t>(to.open), page);
-    groups_[group].levels |= std::uint64_t{1} << (static_cast<std::size_t>(to.open) % fill_levels);
-  }
+  group_record& group = groups_[pages_[page].group];
+  const auto put = [page](detail::page_lists& lists, std::int32_t which, std::uint64_t& levels) noexcept {
+    if (which < 0) return;
+    lists.push_back(static_cast<std::size_t>(which), page);
+    levels |= std::uint64_t{1} << (static_cast<std::size_t>(which) % fill_levels);
+  };
+  put(open_, to.open, group.open);
+  put(mixed_, to.mixed, group.mixed);
   if (to.emptiable >= 0) {
     emptiable_.push_back(static_cast<std::size_t>(to.emptiable), page);
     ++emptiable_count_;
   }
-  if (to.mixed) mixed_.push_back(group, page);
 }
 
 template <eviction_policy Eviction>
 void super_page_pool<Eviction>::unlist(std::uint32_t page, const places& from) noexcept {
-  const std::size_t group = pages_[page].group;
-  if (from.open >= 0) {
-    const auto level = static_cast<std::size_t>(from.open);
-    open_.remove(level, page);
-    if (open_.empty(level)) groups_[group].levels &= ~(std::uint64_t{1} << (level % fill_levels));
-  }
+  group_record& group = groups_[pages_[page].group];
+  const auto drop = [page](detail::page_lists& lists, std::int32_t which, std::uint64_t& levels) noexcept {
+    if (which < 0) return;
+    const auto list = static_cast<std::size_t>(which);
+    lists.remove(list, page);
+    if (lists.empty(list)) levels &= ~(std::uint64_t{1} << (list % fill_levels));
+  };
+  drop(open_, from.open, group.open);
+  drop(mixed_, from.mixed, group.mixed);
   if (from.emptiable >= 0) {
     emptiable_.remove(static_cast<std::size_t>(from.emptiable), page);
     --emptiable_count_;
   }
-  if (from.mixed) mixed_.remove(group, page);
 }
 
 /// Changes what a page counts, and sees to its group's counts, its lists, and its return when it is empty.
@@ -180,7 +184,7 @@ block_id super_page_pool<Eviction>::take_free(std::uint32_t page) noexcept {
   block_id block{};
   if (record.free_block != detail::no_index) {
     block = block_at(page, record.free_block);
-    record.free_block = links_[to_index(block)];
+    record.free_block = since_[to_index(block)];
   } else {
     block = block_at(page, record.touched++);
   }
@@ -196,7 +200,7 @@ void super_page_pool<Eviction>::free_block(block_id block, transition why) noexc
   record.note(why);
   record.end_life();
   page_record& page = pages_[static_cast<std::size_t>(layout_.page_of(block))];
-  links_[to_index(block)] = page.free_block;
+  since_[to_index(block)] = page.free_block;
   page.free_block = static_cast<std::uint32_t>(layout_.index_of(block));
 }
 
@@ -263,33 +267,33 @@ template <eviction_policy Eviction>
 template <class OnEvict>
 block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict) noexcept {
   group_record& own = groups_[group];
+  const auto fullest = [group](const detail::page_lists& lists, std::uint64_t levels) noexcept {
+    return lists.front(group * fill_levels + static_cast<std::size_t>(std::bit_width(levels) - 1));
+  };
   for (;;) {
-    // The fullest page that holds active blocks anyway.
-    if (own.levels > 1) {
-      const auto level = static_cast<std::size_t>(std::bit_width(own.levels) - 1);
-      return take_free(open_.front(group * fill_levels + level));
-    }
+    if (own.open > 1) return take_free(fullest(open_, own.open));
     const bool opens = may_open(group);
-    if (opens && own.levels != 0) return take_free(open_.front(group * fill_levels));
-    if (opens && free_page_count_ != 0) return take_free(assign_page(group));
-    // Nothing is free: contents have to go.
-    if (const auto victim = evictions_by_group_[group]->victim()) {
-      const block_id block = block_of(*victim, own);
-      const std::uint32_t older = opens ? page_older_than(links_[to_index(block)]) : detail::no_index;
+    if (opens && own.open != 0) return take_free(fullest(open_, own.open));
+    // Then idle blocks beside active ones go first: no other group could use them, and pages that are left to
+    // them would fill the pool.
+    const bool scarce = group_count_ > 1 && own.mixed != 0 && free_page_count_ < pages_.size() / scarce_share;
+    if (opens && free_page_count_ != 0 && !scarce) return take_free(assign_page(group));
+    // Contents have to go.
+    const auto victim = evictions_by_group_[group]->victim();
+    const block_id block = victim ? block_of(*victim, own) : null_block;
+    if (!opens || scarce) {
+      const bool beside = pages_[static_cast<std::size_t>(layout_.page_of(block))].active != 0;
+      evict(beside ? block : block_id{idle_.front(fullest(mixed_, own.mixed))}, on_evict);
+    } else if (victim) {
+      const std::uint32_t older = page_older_than(since_[to_index(block)]);
       if (older != detail::no_index && pages_[older].group != group) {
         empty_page(older, on_evict);
-        continue;
-      }
-      if (opens || pages_[static_cast<std::size_t>(layout_.page_of(block))].active != 0) {
+      } else {
         evict(block, on_evict);
-        continue;
       }
-    } else if (opens) {
+    } else {
       empty_page(cheapest_page(), on_evict);
-      continue;
     }
-    // The group's next victim lies in a page that others need whole.
-    evict(idle_block_in(mixed_.front(group)), on_evict);
   }
 }
 
@@ -300,6 +304,7 @@ void super_page_pool<Eviction>::evict(block_id block, OnEvict& on_evict) noexcep
   const std::size_t group = pages_[page].group;
   on_evict(std::span<const block_id>(&block, 1));
   detail::evict(*evictions_by_group_[group], slot(block, groups_[group]));
+  idle_.remove(page, to_index(block));
   records_[to_index(block)].give_up(transition::evicted);
   free_block(block, transition::evicted);
   change(page, [](page_record& each) noexcept { --each.idle; });
@@ -311,11 +316,8 @@ template <eviction_policy Eviction>
 template <class OnEvict>
 void super_page_pool<Eviction>::empty_page(std::uint32_t page, OnEvict& on_evict) noexcept {
   ++pages_emptied_;
-  const std::uint32_t blocks = pages_[page].touched;
-  for (std::uint32_t i = 0; i < blocks; ++i) {
-    const block_id block = block_at(page, i);
-    if (records_[to_index(block)].is_idle()) evict(block, on_evict);
-  }
+  for (std::uint32_t left = pages_[page].idle; left > 0; --left)
+    evict(block_id{idle_.front(page)}, on_evict);
 }
 
 /// The page that loses the smallest share when it is emptied, or `no_index`.
@@ -335,14 +337,6 @@ std::uint32_t super_page_pool<Eviction>::page_older_than(std::uint32_t time) con
     if (page != detail::no_index && is_older(pages_[page].last_idle, time)) return page;
   }
   return detail::no_index;
-}
-
-template <eviction_policy Eviction>
-block_id super_page_pool<Eviction>::idle_block_in(std::uint32_t page) const noexcept {
-  for (std::uint32_t i = 0; i < pages_[page].touched; ++i) {
-    if (records_[to_index(block_at(page, i))].is_idle()) return block_at(page, i);
-  }
-  return null_block;
 }
 
 template <eviction_policy Eviction>
@@ -389,6 +383,7 @@ result<void> super_page_pool<Eviction>::share(block_id block) noexcept {
   const auto page = static_cast<std::uint32_t>(layout_.page_of(block));
   const std::size_t group = pages_[page].group;
   evictions_by_group_[group]->pin(slot(block, groups_[group]));
+  idle_.remove(page, to_index(block));
   record.add_reference(transition::revived);
   change(page, [](page_record& each) noexcept {
     --each.idle;
@@ -407,7 +402,8 @@ result<void> super_page_pool<Eviction>::release(block_id block) noexcept {
     const std::size_t group = pages_[page].group;
     record.note(transition::idled);
     evictions_by_group_[group]->unpin(slot(block, groups_[group]));
-    links_[to_index(block)] = pages_[page].last_idle = ++clock_;
+    since_[to_index(block)] = pages_[page].last_idle = ++clock_;
+    idle_.push_back(page, to_index(block));
     change(page, [](page_record& each) noexcept {
       --each.active;
       ++each.idle;
@@ -435,8 +431,10 @@ void super_page_pool<Eviction>::unmark_cached(block_id block) noexcept {
   evictions_by_group_[group]->erase(slot(block, groups_[group]));
   record.give_up(transition::uncached);
   if (!idle) return;
+  const auto page = static_cast<std::uint32_t>(layout_.page_of(block));
+  idle_.remove(page, to_index(block));
   free_block(block, transition::uncached);
-  change(static_cast<std::uint32_t>(layout_.page_of(block)), [](page_record& each) noexcept { --each.idle; });
+  change(page, [](page_record& each) noexcept { --each.idle; });
 }
 
 template <eviction_policy Eviction>
@@ -447,7 +445,9 @@ void super_page_pool<Eviction>::touch(block_id block, const access_hint& hint) n
   const std::size_t group = pages_[page].group;
   evictions_by_group_[group]->touch(slot(block, groups_[group]), hint);
   if (!record.is_idle()) return;
-  links_[to_index(block)] = pages_[page].last_idle = ++clock_;
+  since_[to_index(block)] = pages_[page].last_idle = ++clock_;
+  idle_.remove(page, to_index(block));
+  idle_.push_back(page, to_index(block));
   const places at = places_of(pages_[page]);
   unlist(page, at);
   list(page, at);
@@ -485,7 +485,7 @@ super_page_stats super_page_pool<Eviction>::stats() const noexcept {
                        .evictions = evictions_,
                        .pages_assigned = pages_assigned_,
                        .pages_emptied = pages_emptied_,
-                       .metadata_bytes = pages_.bytes() + records_.bytes() + links_.bytes() +
+                       .metadata_bytes = pages_.bytes() + records_.bytes() + since_.bytes() + idle_.bytes() +
                                          free_pages_.bytes() + open_.bytes() + emptiable_.bytes() +
                                          mixed_.bytes()};
   for (std::size_t g = 0; g < group_count_; ++g) {
@@ -528,7 +528,7 @@ void super_page_pool<Eviction>::audit_page(std::uint32_t page, std::vector<std::
       accuse(candidate ? "is an eviction candidate but not idle" : "is idle but no eviction candidate");
     }
     if (i >= record.touched && (each.is_active() || each.is_cached())) accuse("was never handed out");
-    if (each.is_idle() && is_older(record.last_idle, links_[to_index(block)])) {
+    if (each.is_idle() && is_older(record.last_idle, since_[to_index(block)])) {
       accuse("is idle since later than its page knows");
     }
   }
@@ -536,11 +536,19 @@ void super_page_pool<Eviction>::audit_page(std::uint32_t page, std::vector<std::
     blame("counts " + std::to_string(record.active) + " active and " + std::to_string(record.idle) +
           " idle blocks, it has " + std::to_string(active) + " and " + std::to_string(idle));
   }
+  std::uint64_t kept = 0;
+  for (std::uint32_t i = idle_.front(page); i != detail::no_index && kept <= ids; i = idle_.next(i), ++kept) {
+    if (layout_.page_of(block_id{i}) != page || !records_[i].is_idle()) {
+      blame("lists block " + std::to_string(i) + " as idle, which is not, or not its own");
+      return;
+    }
+  }
+  if (kept != idle) blame("lists " + std::to_string(kept) + " idle blocks, it has " + std::to_string(idle));
   if (record.group == no_group) return;
   if (record.active == 0 && record.idle == 0) blame("is empty but not free");
   std::vector<bool> listed(ids);
   std::uint64_t free = 0;
-  for (std::uint32_t i = record.free_block; i != detail::no_index; i = links_[to_index(block_at(page, i))]) {
+  for (std::uint32_t i = record.free_block; i != detail::no_index; i = since_[to_index(block_at(page, i))]) {
     const block_record* each = i < record.touched ? &records_[to_index(block_at(page, i))] : nullptr;
     if (each == nullptr || listed[i] || each->is_active() || each->is_cached()) {
       blame("lists block " + std::to_string(i) + " as free, which is in use, listed twice or none");
@@ -578,7 +586,7 @@ std::vector<std::string> super_page_pool<Eviction>::audit() const {
       continue;
     }
     const places at = places_of(record);
-    in_lists[page] = (at.open >= 0 ? 1U : 0U) + (at.emptiable >= 0 ? 1U : 0U) + (at.mixed ? 1U : 0U);
+    in_lists[page] = (at.open >= 0 ? 1U : 0U) + (at.emptiable >= 0 ? 1U : 0U) + (at.mixed >= 0 ? 1U : 0U);
     group_record& group = counted[record.group];
     ++group.pages;
     group.active += record.active;
@@ -609,15 +617,18 @@ std::vector<std::string> super_page_pool<Eviction>::audit() const {
     const group_record& of = groups_[g];
     const group_record& now = counted[g];
     for (std::size_t level = 0; level < fill_levels; ++level) {
-      const std::size_t which = g * fill_levels + level;
-      const std::uint64_t length =
-          walk(open_, which, [&](const places& at) { return at.open == std::int32_t(which); });
-      if ((length != 0) != ((of.levels >> level & 1U) != 0)) {
-        blame("group " + std::to_string(g) + " has " + std::to_string(length) + " pages of fill level " +
-              std::to_string(level) + ", its mask says otherwise");
+      const auto which = static_cast<std::int32_t>(g * fill_levels + level);
+      const auto at = static_cast<std::size_t>(which);
+      const std::uint64_t open =
+          walk(open_, at, [&](const places& of_page) { return of_page.open == which; });
+      const std::uint64_t mixed =
+          walk(mixed_, at, [&](const places& of_page) { return of_page.mixed == which; });
+      if ((open != 0) != ((of.open >> level & 1U) != 0) || (mixed != 0) != ((of.mixed >> level & 1U) != 0)) {
+        blame("group " + std::to_string(g) + " has " + std::to_string(open) + " open and " +
+              std::to_string(mixed) + " mixed pages of fill level " + std::to_string(level) +
+              ", its masks say otherwise");
       }
     }
-    walk(mixed_, g, [](const places& at) { return at.mixed; });
     if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.room != now.room ||
         of.wanted != 0) {
       blame("group " + std::to_string(g) + " counts " + std::to_string(of.pages) + " pages, " +
