@@ -55,6 +55,7 @@ enum class errc : std::uint8_t {
   still_mapped,        ///< found = mappings that keep it from being given back
   reserve_refused,     ///< index = the system's error number, wanted = bytes of address space
   map_refused,         ///< index = the system's error number, wanted = bytes, found = mappings held
+  out_of_group_blocks,  ///< index = group of layers, wanted = blocks it needs, found = blocks it could have
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -266,6 +267,9 @@ inline std::string failure::message() const {
       return who + ": the system refused to change the mapping of " + n(wanted) + " bytes (error " +
              n(index) + ") with " + n(found) +
              " mappings held; hold fewer, map larger pieces, or raise vm.max_map_count";
+    case errc::out_of_group_blocks:
+      return who + ": group " + n(index) + " needs " + n(wanted) + " blocks, " + n(found) +
+             " can be had for it; release sequences, or build it with a larger budget";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -284,6 +288,7 @@ inline void failure::raise() const {
     case errc::table_full:
     case errc::reserve_refused:
     case errc::map_refused:
+    case errc::out_of_group_blocks:
       throw out_of_memory(message());
     case errc::null_handle:
     case errc::foreign_handle:

@@ -27,7 +27,10 @@ struct broken_promise : std::logic_error {
 };
 
 inline void must(bool holds, const std::source_location& rule = std::source_location::current()) {
-  if (!holds) throw broken_promise("paged_world.hpp:" + std::to_string(rule.line()) + " does not hold");
+  if (holds) return;
+  const std::string file = rule.file_name();
+  throw broken_promise(file.substr(file.find_last_of('/') + 1) + ":" + std::to_string(rule.line()) +
+                       " does not hold");
 }
 
 /// Every block gets one of two keys: collisions all the time.

@@ -1,0 +1,188 @@
+/// @file
+/// Prefixes of tokens, chunk by chunk, apart from the blocks that hold their KV: what several groups of
+/// layers hang their cached blocks on.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/verification.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A trie of token chunks of equal length. A node stands for its chunk and all before it, and names for each
+/// group the block that caches what the group keeps there, if any does.
+///
+/// `paged_allocator` hangs its chain on the blocks themselves: the parent of a block is a block. That does
+/// not fit groups: of a sliding window the blocks before it are gone while those in it are good, of states
+/// there are few. Here the chain is metadata of its own, about 4 bytes a token, and lives as long as anything
+/// below it: a node is kept while it has a child, a cached block, or somebody who holds it. A parent is
+/// therefore never evicted before its child, and `verify_tokens` proves every node by its own tokens and the
+/// identity of its parent, whatever blocks have come and gone meanwhile.
+///
+/// Nodes are named by `block_id`, 1 to `nodes`; the null block is the root of every chain.
+///
+/// @par Complexity   O(1) a node, and the hash of its tokens; `release` O(1) for each node that goes.
+///      Metadata 47 bytes a node, 4 for each group, and the verification's. Nothing is allocated after
+///      construction.
+/// @par Thread safety   one writer at a time; const calls may run together.
+template <block_hash Hash, block_verification Verification>
+class prefix_chain {
+ public:
+  /// A place in a chain: behind the chunks that `node` stands for.
+  struct place {
+    block_id node = null_block;
+    block_key key{};
+  };
+
+  prefix_chain(std::uint64_t nodes, std::uint32_t chunk_tokens, std::size_t groups, hash_seed seed,
+               const metadata_source& source)
+      : hash_(seed),
+        index_(nodes, source),
+        verification_(nodes, chunk_tokens, source),
+        nodes_(nodes + 1, entry{}, source, "prefix_chain: nodes"),
+        held_(checked_multiply(nodes + 1, groups, "prefix_chain: nodes x groups"), null_block, source,
+              "prefix_chain: cached blocks"),
+        groups_(groups),
+        chunk_tokens_(chunk_tokens) {}
+
+  [[nodiscard]] place root(const prefix_context& context) const noexcept {
+    return {null_block, hash_.root(context)};
+  }
+
+  /// The place one chunk further, if it is known.
+  [[nodiscard]] std::optional<place> find(const place& at, std::span<const token_id> chunk,
+                                          const prefix_context& context) const noexcept {
+    const block_key key = hash_.chain(at.key, chunk);
+    const auto found = index_.find(key);
+    if (!found || !verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
+    return place{*found, key};
+  }
+
+  /// The place one chunk further, made known if it was not; nothing when no node is free, or another chunk
+  /// has the same key. A new node goes with the next `release` of it: share it first.
+  [[nodiscard]] std::optional<place> extend(const place& at, std::span<const token_id> chunk,
+                                            const prefix_context& context) noexcept {
+    const block_key key = hash_.chain(at.key, chunk);
+    if (const auto found = index_.find(key)) {
+      if (!verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
+      return place{*found, key};
+    }
+    if (free() == 0) return std::nullopt;
+    block_id fresh = free_;
+    if (fresh != null_block) {
+      free_ = nodes_[to_index(fresh)].parent;
+    } else {
+      fresh = block_id{static_cast<std::uint32_t>(++touched_)};
+    }
+    nodes_[to_index(fresh)] = {.parent = at.node, .references = 0};
+    share(at.node);
+    index_.stage(key, fresh);
+    index_.insert(fresh, chunk_tokens_);
+    verification_.store(fresh, chunk);
+    verification_.enrol(fresh, link(at.node), context);
+    return place{fresh, key};
+  }
+
+  /// Whether `extend` would refuse because another chunk has the same key.
+  [[nodiscard]] bool collides(const place& at, std::span<const token_id> chunk,
+                              const prefix_context& context) const noexcept {
+    return index_.find(hash_.chain(at.key, chunk)).has_value() && !find(at, chunk, context);
+  }
+
+  /// Somebody holds `node`, and so all before it. Nothing happens to the root.
+  void share(block_id node) noexcept {
+    if (node != null_block) ++nodes_[to_index(node)].references;
+  }
+
+  /// Takes that back. Nodes that nobody holds any more are forgotten.
+  void release(block_id node) noexcept {
+    while (node != null_block && --nodes_[to_index(node)].references == 0) {
+      const block_id parent = nodes_[to_index(node)].parent;
+      index_.erase(node);
+      nodes_[to_index(node)].parent = free_;
+      free_ = node;
+      node = parent;
+    }
+  }
+
+  /// The block that caches what `group` keeps at `node`, or the null block.
+  [[nodiscard]] block_id cached(block_id node, std::size_t group) const noexcept {
+    return held_[to_index(node) * groups_ + group];
+  }
+
+  /// `block` caches it from now on. @pre nothing does.
+  void hold(block_id node, std::size_t group, block_id block) noexcept {
+    held_[to_index(node) * groups_ + group] = block;
+    share(node);
+  }
+
+  /// Nothing caches it any more. @pre something does.
+  void drop(block_id node, std::size_t group) noexcept {
+    held_[to_index(node) * groups_ + group] = null_block;
+    release(node);
+  }
+
+  [[nodiscard]] block_id parent(block_id node) const noexcept { return nodes_[to_index(node)].parent; }
+  [[nodiscard]] const block_key& key(block_id node) const noexcept { return index_.key(node); }
+  /// Nodes in use, nodes that are not, and all of them.
+  [[nodiscard]] std::uint64_t size() const noexcept { return index_.size(); }
+  [[nodiscard]] std::uint64_t free() const noexcept { return capacity() - size(); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return nodes_.size() - 1; }
+  [[nodiscard]] bool contains(block_id node) const noexcept { return index_.contains(node); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return index_.metadata_bytes() + nodes_.bytes() + held_.bytes();
+  }
+  [[nodiscard]] std::size_t verification_bytes() const noexcept { return verification_.metadata_bytes(); }
+
+  /// Proves that each node is found, and counts its children, its cached blocks and those who hold it.
+  /// @param holders  how often each node is held from outside, by id.
+  [[nodiscard]] std::vector<std::string> audit(std::span<const std::uint64_t> holders) const {
+    std::vector<std::string> found = index_.audit();
+    std::vector<std::uint64_t> references(holders.begin(), holders.end());
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
+      if (!index_.contains(block_id{i})) continue;
+      ++references[to_index(nodes_[i].parent)];
+      for (std::size_t g = 0; g < groups_; ++g)
+        references[i] += cached(block_id{i}, g) != null_block ? 1 : 0;
+    }
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
+      const std::uint64_t counted = index_.contains(block_id{i}) ? nodes_[i].references : 0;
+      if (counted == references[i] && (counted != 0) == index_.contains(block_id{i})) continue;
+      found.push_back("prefix_chain: node " + std::to_string(i) + " counts " + std::to_string(counted) +
+                      " references, " + std::to_string(references[i]) + " exist");
+    }
+    return found;
+  }
+
+ private:
+  struct entry {
+    block_id parent = null_block;  // of a free node: the next free one
+    std::uint32_t references = 0;
+  };
+
+  [[nodiscard]] chain_link link(block_id node) const noexcept {
+    return node == null_block ? chain_link{} : verification_.link(node);
+  }
+
+  Hash hash_;
+  prefix_index index_;
+  Verification verification_;
+  detail::fixed_array<entry> nodes_;
+  detail::fixed_array<block_id> held_;  // groups_ a node
+  block_id free_ = null_block;
+  std::uint64_t touched_ = 0;  // nodes behind this one were never used
+  std::size_t groups_;
+  std::uint32_t chunk_tokens_;
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,384 @@
+/// @file
+/// Blocks of several sizes out of one budget, in super-pages, each cut for one size at a time.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/block_record.hpp>
+#include <llmmem/paging/detail/page_lists.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/layer_group.hpp>
+#include <llmmem/result.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// The most blocks that a super-page may hold.
+inline constexpr std::uint64_t max_page_blocks = 32'768;
+
+/// How a `super_page_pool` is built.
+struct super_page_options {
+  std::uint64_t budget_bytes = 0;                     ///< of all pages, the null page among them
+  std::uint64_t page_bytes = std::uint64_t{2} << 20;  ///< of a super-page
+  std::span<const std::uint64_t> block_bytes{};       ///< of each group, 1 to `max_layer_groups` of them
+  std::string name = "super_page_pool";               ///< what error texts call it
+  metadata_source metadata{};                         ///< where its tables come from
+};
+
+/// Where blocks lie: what kernels and copies compute addresses with. A plain value.
+struct super_page_layout {
+  std::uint64_t page_bytes = 0;
+  std::uint32_t shift = 0;  ///< low bits of a block id that say which block of its page it is
+  std::uint64_t unit = 0;   ///< the greatest common divisor of the page's bytes and all groups' block bytes
+
+  [[nodiscard]] LLMMEM_HD constexpr std::uint64_t page_of(block_id block) const noexcept {
+    return static_cast<std::uint32_t>(block) >> shift;
+  }
+  [[nodiscard]] LLMMEM_HD constexpr std::uint64_t index_of(block_id block) const noexcept {
+    return static_cast<std::uint32_t>(block) & ((std::uint32_t{1} << shift) - 1);
+  }
+  /// The block's first byte behind the pool's first, for a group with blocks of `block_bytes`.
+  [[nodiscard]] LLMMEM_HD constexpr std::uint64_t offset(block_id block,
+                                                         std::uint64_t block_bytes) const noexcept {
+    return page_of(block) * page_bytes + index_of(block) * block_bytes;
+  }
+  /// The same in units: what tables for kernels hold.
+  [[nodiscard]] LLMMEM_HD constexpr std::uint32_t unit_index(block_id block,
+                                                             std::uint64_t block_bytes) const noexcept {
+    return static_cast<std::uint32_t>(offset(block, block_bytes) / unit);
+  }
+};
+
+/// Blocks that one group gets out of an allocation for several.
+struct group_blocks {
+  std::size_t group = 0;
+  std::span<block_id> out{};
+};
+
+/// How many blocks one group asks for, could have, and how many pages that takes.
+struct group_shortage {
+  std::uint64_t wanted = 0;     ///< blocks
+  std::uint64_t available = 0;  ///< blocks it could have, after the groups before it got theirs
+  std::uint64_t pages = 0;      ///< pages it needs beyond those it cannot lose
+
+  [[nodiscard]] constexpr std::uint64_t lacking() const noexcept {
+    return wanted > available ? wanted - available : 0;
+  }
+};
+
+/// What a group's pages hold now, in bytes and blocks. `pages * page_bytes` is the sum of the four byte
+/// counts.
+struct super_page_group_stats {
+  std::uint64_t block_bytes = 0;
+  std::uint64_t page_blocks = 0;      ///< blocks of a page
+  std::uint64_t page_tail_bytes = 0;  ///< of a page, behind its last block
+  std::uint64_t pages = 0;            ///< assigned to the group
+  std::uint64_t active_blocks = 0;
+  std::uint64_t idle_blocks = 0;
+  std::uint64_t free_blocks = 0;  ///< of its pages
+  std::uint64_t active_bytes = 0;
+  std::uint64_t idle_bytes = 0;
+  std::uint64_t free_bytes = 0;     ///< internal waste: of its pages, no other group can use them
+  std::uint64_t padding_bytes = 0;  ///< page tails
+};
+
+/// A `super_page_pool` now, and since its construction.
+struct super_page_stats {
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t remainder_bytes = 0;  ///< of the budget, less than a page
+  std::uint64_t null_bytes = 0;       ///< the null page
+  std::uint64_t pages = 0;            ///< usable
+  std::uint64_t free_pages = 0;       ///< of no group
+  std::uint64_t emptiable_pages = 0;  ///< nothing active in them: free once their idle blocks are evicted
+  std::uint64_t active_bytes = 0;     ///< of all groups, as in `super_page_group_stats`
+  std::uint64_t idle_bytes = 0;
+  std::uint64_t free_bytes = 0;
+  std::uint64_t padding_bytes = 0;
+  std::uint64_t allocations = 0;     ///< blocks handed out
+  std::uint64_t evictions = 0;       ///< idle blocks whose contents were given up
+  std::uint64_t pages_assigned = 0;  ///< given to a group
+  std::uint64_t pages_emptied = 0;   ///< by evicting all they kept, for another page to be had
+  std::size_t metadata_bytes = 0;
+};
+
+/// Makes a policy of so many slots: for those chosen at run time.
+template <class F, class Eviction>
+concept eviction_factory = requires(F& make, slot_count slots, const metadata_source& source) {
+  { make(slots, source) } -> std::same_as<Eviction>;
+};
+
+/// Blocks of several sizes, one size a group, out of pages of one size: nothing is padded to a common
+/// multiple, and memory that one group leaves serves the others.
+///
+/// A page belongs to no group or to one; then it holds floor(page bytes / block bytes) of its blocks, and the
+/// rest of it, less than a block, is lost as long. Pages are assigned when a group has no free block, and
+/// return when their last block is free. Everything is done so that they do return:
+///
+///   - A free block is taken from the group's fullest page, by active blocks.
+///   - While pages are scarce (fewer than one in 16 is free) a group with idle blocks beside active ones
+///   gives
+///     those up before it takes a page, since they are of use to no other group: its next victim if that is
+///     one, else the oldest of its fullest page.
+///   - When a page is needed, one is emptied as a whole: the one that loses the smallest share of a page in
+///     kept contents, among those the one out of use for longest. No other block is given up for it.
+///     (Evicting by age takes blocks from everywhere and frees no page: kvcached's benchmark bench_frag.) The
+///     asking group's own next victim goes instead, unless all that such a page keeps has been idle for
+///     longer.
+///
+/// Blocks are active, idle or free as in `block_pool`; the order in which a group's idle ones go is
+/// `Eviction`'s, one instance a group.
+///
+/// @par Ids   a `block_id` is page << shift | index, over all groups; page 0 is the null page, so that block
+///      0 is the null block and its address may be read. Metadata is indexed by it, hosts and kernels decode
+///      it without a division. Tables for kernels hold units instead, see `super_page_layout`: address =
+///      base + int64(entry) * unit for every group alike. That is what a paged kernel computes whose stride
+///      from one block to the next is set to `unit`, so kernels need not know of pages.
+///
+/// @par Complexity   O(1) a block, with the policy's, and O(groups) a page; `allocate` as a whole adds
+///      O(groups). Metadata 20 bytes a block id (page blocks rounded up to a power of two), the policies' and
+///      56 a page. Nothing is allocated after construction.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else but `audit` is
+///      `noexcept`.
+template <eviction_policy Eviction = lru_eviction>
+class super_page_pool {
+ public:
+  explicit super_page_pool(const super_page_options& options);
+  /// `make` is called once for each group.
+  template <eviction_factory<Eviction> Make>
+  super_page_pool(const super_page_options& options, Make&& make);
+
+  /// Gives out all the blocks that are asked for, with one reference each, or none.
+  /// @param on_evict  called with each idle block whose contents are given up, before its place is used.
+  /// @return `errc::out_of_group_blocks` for the first group that lacks some, see `shortage`.
+  /// @pre each group stands in `wanted` once at most.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<void> allocate(std::span<const group_blocks> wanted, OnEvict&& on_evict = {}) noexcept;
+
+  /// The same for one group.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<void> allocate(std::size_t group, std::span<block_id> out, OnEvict&& on_evict = {}) noexcept {
+    const group_blocks wanted{group, out};
+    return allocate(std::span<const group_blocks>(&wanted, 1), on_evict);
+  }
+
+  /// Adds a reference to an active or idle block.
+  result<void> share(block_id block) noexcept;
+
+  /// Takes a reference from an active block. The last one leaves it idle if it is cached, else free.
+  result<void> release(block_id block) noexcept;
+
+  /// Declares that an active block's contents are worth keeping after its last release. @pre active, not
+  /// cached.
+  void mark_cached(block_id block, const access_hint& hint = {}) noexcept;
+
+  /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
+  void unmark_cached(block_id block) noexcept;
+
+  /// Tells the policy of an access to a cached block.
+  void touch(block_id block, const access_hint& hint = {}) noexcept;
+
+  /// Gives up what `pages` pages keep, the cheapest first, so that they are free; says how many it were.
+  template <eviction_callback OnEvict = ignore_eviction>
+  std::uint64_t reclaim_pages(std::uint64_t pages, OnEvict&& on_evict = {}) noexcept;
+
+  /// Gives up the idle block of `group` that its policy names; says whether there was one.
+  template <eviction_callback OnEvict = ignore_eviction>
+  bool evict_one(std::size_t group, OnEvict&& on_evict = {}) noexcept;
+
+  /// Whether every group could have what it asks for, all together, and what each lacks.
+  /// @param wanted  blocks for each group; `out` as long.
+  /// @return whether nothing is lacking.
+  /// @par Complexity   O(groups).
+  bool shortage(std::span<const std::uint64_t> wanted, std::span<group_shortage> out) const noexcept;
+
+  /// Blocks that `group` alone could have now.
+  [[nodiscard]] std::uint64_t available(std::size_t group) const noexcept {
+    return groups_[group].room + open_pages() * groups_[group].page_blocks;
+  }
+
+  /// Whether `block` is a block of this pool held by somebody.
+  [[nodiscard]] result<void> check(block_id block) const noexcept;
+
+  [[nodiscard]] std::size_t groups() const noexcept { return group_count_; }
+  [[nodiscard]] const super_page_layout& layout() const noexcept { return layout_; }
+  [[nodiscard]] std::uint64_t block_bytes(std::size_t group) const noexcept {
+    return groups_[group].block_bytes;
+  }
+  /// The group of an active or idle block.
+  [[nodiscard]] std::size_t group_of(block_id block) const noexcept {
+    return pages_[static_cast<std::size_t>(layout_.page_of(block))].group;
+  }
+  /// Offset of an active or idle block behind the pool's first byte, or of the null page for the null block.
+  [[nodiscard]] std::uint64_t offset(block_id block) const noexcept {
+    return block == null_block ? 0 : layout_.offset(block, groups_[group_of(block)].block_bytes);
+  }
+  /// What a kernel's table holds for an active or idle block, or for the null block.
+  [[nodiscard]] std::int32_t unit_index(block_id block) const noexcept {
+    return static_cast<std::int32_t>(offset(block) / layout_.unit);
+  }
+  [[nodiscard]] const block_record& record(block_id block) const noexcept {
+    return records_[to_index(block)];
+  }
+  /// Ids are below this.
+  [[nodiscard]] std::uint64_t block_ids() const noexcept { return records_.size(); }
+  /// Bytes that the backing memory must have.
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return pages_.size() * layout_.page_bytes; }
+  [[nodiscard]] std::uint64_t free_pages() const noexcept { return free_page_count_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+
+  [[nodiscard]] super_page_group_stats stats(std::size_t group) const noexcept;
+  [[nodiscard]] super_page_stats stats() const noexcept;
+
+  /// Proves the pool's invariants: each page is free or counted with its group, its blocks are each active,
+  /// idle or free as it counts them, it stands in the lists it belongs to, and every byte of the budget is
+  /// accounted for. One sentence for each violation. O(block ids); allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend struct testing_access;
+
+  static constexpr std::uint16_t no_group = 0xFFFF;
+  static constexpr std::size_t fill_levels = 64;  // of a group's pages with free blocks
+  static constexpr std::uint64_t scarce_share =
+      16;                                        // pages are scarce when fewer than one in so many is free
+  static constexpr std::size_t idle_levels = 8;  // of pages without active blocks, over all groups
+
+  struct page_record {
+    std::uint16_t group = no_group;
+    std::uint16_t active = 0;
+    std::uint16_t idle = 0;
+    std::uint16_t touched = 0;  // blocks from here on were not used since the page was assigned
+    std::uint32_t free_block = detail::no_index;  // index in the page; those used before, linked
+    std::uint32_t last_idle = 0;                  // when a block in it became idle last
+  };
+  struct group_record {
+    std::uint64_t block_bytes = 0;
+    std::uint64_t page_blocks = 0;
+    std::uint64_t pages = 0;
+    std::uint64_t active = 0;
+    std::uint64_t idle = 0;
+    std::uint64_t room = 0;    // free and idle blocks of pages that hold an active one
+    std::uint64_t open = 0;    // bit i: its i-th list of pages with free blocks is not empty
+    std::uint64_t mixed = 0;   // the same for pages with active and idle ones
+    std::uint64_t wanted = 0;  // that the allocation under way has not handed out yet
+  };
+  struct places {  // which lists a page stands in; -1: none
+    std::int32_t open = -1;
+    std::int32_t emptiable = -1;
+    std::int32_t mixed = -1;
+    friend constexpr bool operator==(const places&, const places&) = default;
+  };
+
+  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+                                            std::uint64_t found) const noexcept {
+    return {code, index, wanted, found, name_.c_str()};
+  }
+  [[nodiscard]] std::uint64_t open_pages() const noexcept { return free_page_count_ + emptiable_count_; }
+  [[nodiscard]] slot_id slot(block_id block, const group_record& group) const noexcept {
+    return slot_id{
+        static_cast<std::uint32_t>(layout_.page_of(block) * group.page_blocks + layout_.index_of(block))};
+  }
+  [[nodiscard]] block_id block_at(std::uint64_t page, std::uint64_t index) const noexcept {
+    return block_id{static_cast<std::uint32_t>(page << layout_.shift | index)};
+  }
+  [[nodiscard]] block_id block_of(slot_id slot, const group_record& group) const noexcept {
+    return block_at(to_index(slot) / group.page_blocks, to_index(slot) % group.page_blocks);
+  }
+  [[nodiscard]] bool is_older(std::uint32_t a, std::uint32_t b) const noexcept {
+    return clock_ - a > clock_ - b;
+  }
+  [[nodiscard]] places places_of(const page_record& page) const noexcept;
+  template <class Change>
+  void change(std::uint32_t page, Change&& how) noexcept;
+  void list(std::uint32_t page, const places& to) noexcept;
+  void unlist(std::uint32_t page, const places& from) noexcept;
+  std::uint32_t assign_page(std::uint16_t group) noexcept;
+  [[nodiscard]] bool may_open(std::size_t group) const noexcept;
+  template <class OnEvict>
+  block_id take(std::uint16_t group, OnEvict& on_evict) noexcept;
+  block_id take_free(std::uint32_t page) noexcept;
+  template <class OnEvict>
+  void evict(block_id block, OnEvict& on_evict) noexcept;
+  template <class OnEvict>
+  void empty_page(std::uint32_t page, OnEvict& on_evict) noexcept;
+  [[nodiscard]] std::uint32_t cheapest_page() const noexcept;
+  [[nodiscard]] std::uint32_t page_older_than(std::uint32_t time) const noexcept;
+  void free_block(block_id block, transition why) noexcept;
+  void audit_page(std::uint32_t page, std::vector<std::string>& found) const;
+
+  std::string name_;
+  std::uint64_t budget_bytes_;
+  std::size_t group_count_;
+  super_page_layout layout_;
+  std::array<group_record, max_layer_groups> groups_{};
+  detail::fixed_array<page_record> pages_;
+  detail::fixed_array<block_record> records_;  // by block id
+  detail::fixed_array<std::uint32_t> since_;   // by block id: since when it is idle; free: the next free one
+  detail::page_lists idle_;                    // the idle blocks of each page, the oldest first
+  detail::fixed_array<std::uint32_t> free_pages_;  // a stack
+  std::uint64_t free_page_count_ = 0;
+  detail::page_lists open_;       // pages with a free block, by group and share of active blocks
+  detail::page_lists emptiable_;  // pages without an active block, by share of idle ones
+  detail::page_lists mixed_;      // pages with active and idle blocks, by group and share of active ones
+  std::uint64_t emptiable_count_ = 0;
+  std::uint32_t clock_ = 0;
+  std::uint64_t allocations_ = 0;
+  std::uint64_t evictions_ = 0;
+  std::uint64_t pages_assigned_ = 0;
+  std::uint64_t pages_emptied_ = 0;
+  std::array<std::optional<Eviction>, max_layer_groups> evictions_by_group_{};
+};
+
+/// What a page size would waste.
+struct page_choice {
+  std::uint64_t page_bytes = 0;
+  std::uint64_t worst_tail = 0;  ///< bytes lost of a page, in the group where that is most
+
+  friend constexpr bool operator==(const page_choice&, const page_choice&) noexcept = default;
+};
+
+/// The multiple of `step` from `least` to `most` at which the group that loses most loses the smallest share
+/// of a page behind its last block; the smallest of those. O(most / step x groups).
+///
+/// @throws length_error  when there is none, or a block is larger than `most`.
+[[nodiscard]] constexpr page_choice choose_page_bytes(std::span<const std::uint64_t> block_bytes,
+                                                      std::uint64_t least, std::uint64_t most,
+                                                      std::uint64_t step) {
+  page_choice best{};
+  for (std::uint64_t page = step == 0 ? 0 : (least + step - 1) / step * step; step != 0 && page <= most;
+       page += step) {
+    std::uint64_t worst = 0;
+    bool fits = page != 0;
+    for (const std::uint64_t bytes : block_bytes) {
+      fits = fits && bytes != 0 && bytes <= page;
+      if (fits && page % bytes > worst) worst = page % bytes;
+    }
+    const auto share = [](std::uint64_t tail, std::uint64_t of) {
+      return static_cast<double>(tail) / static_cast<double>(of);
+    };
+    if (fits && (best.page_bytes == 0 || share(worst, page) < share(best.worst_tail, best.page_bytes)))
+      best = {page, worst};
+  }
+  if (best.page_bytes == 0) {
+    throw length_error("choose_page_bytes: no multiple of " + std::to_string(step) + " from " +
+                       std::to_string(least) + " to " + std::to_string(most) +
+                       " holds a block of every group");
+  }
+  return best;
+}
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/super_pages_body.hpp>

@@ -1,0 +1,62 @@
+/// The allocator of several groups against what it is for: see support/hybrid_world.hpp.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+
+#include "support/hybrid_world.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem_tests;
+
+namespace {
+
+struct seen {
+  std::uint64_t hits = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t released_early = 0;
+};
+
+template <class Traits>
+seen worlds_hold(std::uint64_t count) {
+  seen all;
+  for (const auto seed : seeds(count)) {
+    CAPTURE(seed);
+    hybrid_world<Traits, random_numbers> world{random_numbers(seed)};
+    for (int i = 0; i < 300; ++i)
+      world.step();
+    world.end();
+    all.hits += world.stats().hit_tokens;
+    all.evictions += world.stats().pages.evictions;
+    all.refused += world.refused();
+    all.copies += world.stats().copies;
+    all.released_early += world.stats().released_early;
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "every sequence reads what its next token looks at, holds nothing else, and finds the longest hit") {
+  const seen all = worlds_hold<hybrid_world_traits>(400);
+  MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
+                   << all.copies << " copies, " << all.released_early << " released early");
+  CHECK(all.hits > 1'000);
+  CHECK(all.evictions > 1'000);
+  CHECK(all.refused > 1'000);
+  CHECK(all.copies > 1'000);
+  CHECK(all.released_early > 1'000);
+}
+
+TEST_CASE("with a hash that collides all the time nobody gets another's values in any group") {
+  const seen all = worlds_hold<weak_hybrid_world_traits>(200);
+  CHECK(all.hits > 100);
+}
+
+TEST_CASE("with a trusted hash every sequence reads its own values in every group") {
+  const seen all = worlds_hold<trusting_hybrid_world_traits>(200);
+  CHECK(all.hits > 1'000);
+}

@@ -1,0 +1,465 @@
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/paging/super_pages.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/heap_counter.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using pool = super_page_pool<>;
+
+std::vector<block_id> take(pool& from, std::size_t group, std::size_t count) {
+  std::vector<block_id> out(count);
+  from.allocate(group, out).value();
+  return out;
+}
+
+void keep(pool& in, std::span<const block_id> blocks) {
+  for (const block_id block : blocks)
+    in.mark_cached(block);
+}
+
+void release(pool& to, std::span<const block_id> blocks) {
+  for (const block_id block : blocks)
+    to.release(block).value();
+}
+
+/// Pages of 1000 bytes: ten blocks of group 0, three of group 1 with 100 bytes left over.
+pool small_pool(std::uint64_t pages) {
+  static constexpr std::array<std::uint64_t, 2> sizes{100, 300};
+  return pool({.budget_bytes = (pages + 1) * 1000, .page_bytes = 1000, .block_bytes = sizes, .name = "kv"});
+}
+
+/// The pool by its definition: blocks with counts, pages with groups, everything searched linearly.
+class naive_pages {
+ public:
+  naive_pages(std::uint64_t pages, std::vector<std::uint64_t> page_blocks)
+      : page_blocks_(std::move(page_blocks)), pages_(pages) {}
+
+  struct block {
+    std::size_t group;
+    std::uint64_t page;
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::uint32_t references = 1;
+    bool cached = false;
+  };
+  std::map<block_id, block> blocks;
+
+  /// Pages that no active block pins.
+  [[nodiscard]] std::uint64_t open_pages() const {
+    std::map<std::uint64_t, bool> pinned;
+    for (const auto& [id, each] : blocks)
+      pinned[each.page] |= each.references != 0;
+    std::uint64_t count = pages_;
+    for (const auto& [page, is] : pinned)
+      count -= is ? 1 : 0;
+    return count;
+  }
+
+  [[nodiscard]] bool can_give(std::span<const std::uint64_t> wanted) const {
+    std::uint64_t pages = 0;
+    for (std::size_t g = 0; g < wanted.size(); ++g) {
+      std::map<std::uint64_t, std::uint64_t> active;
+      for (const auto& [id, each] : blocks)
+        active[each.page] += each.group == g && each.references != 0 ? 1 : 0;
+      std::uint64_t room = 0;
+      for (const auto& [page, count] : active)
+        room += count == 0 ? 0 : page_blocks_[g] - count;
+      for (std::uint64_t have = room; have < wanted[g]; have += page_blocks_[g])
+        ++pages;
+    }
+    return pages <= open_pages();
+  }
+
+ private:
+  std::vector<std::uint64_t> page_blocks_;
+  std::uint64_t pages_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "blocks of several sizes never overlap, batches are all or nothing, and every byte is accounted for") {
+  std::uint64_t refused = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t emptied = 0;
+  for (const auto seed : seeds(300)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::size_t groups = 1 + random.below(std::uint64_t{4});
+    const std::uint64_t page_bytes = 64 + random.below(std::uint64_t{200});
+    const std::uint64_t pages = 1 + random.below(std::uint64_t{9});
+    std::vector<std::uint64_t> sizes;
+    std::vector<std::uint64_t> page_blocks;
+    for (std::size_t g = 0; g < groups; ++g) {
+      sizes.push_back(1 + random.below(random.once_in(2) ? page_bytes : page_bytes / 8));
+      page_blocks.push_back(page_bytes / sizes.back());
+    }
+    const std::string_view policy = eviction_names[random.below(std::uint64_t{eviction_names.size()})];
+    const super_page_options options{.budget_bytes = (pages + 1) * page_bytes + random.below(page_bytes),
+                                     .page_bytes = page_bytes,
+                                     .block_bytes = sizes,
+                                     .name = "kv"};
+    super_page_pool<any_eviction> kv(options, [&](slot_count slots, const metadata_source& source) {
+      return make_eviction(policy, slots, source);
+    });
+    naive_pages oracle(pages, page_blocks);
+    const auto forget = [&](std::span<const block_id> gone) noexcept {
+      for (const block_id block : gone) {
+        const auto at = oracle.blocks.find(block);
+        if (at == oracle.blocks.end() || at->second.references != 0) std::terminate();
+        oracle.blocks.erase(at);
+      }
+    };
+    for (int step = 0; step < 300; ++step) {
+      const auto any = [&] {
+        auto at = oracle.blocks.begin();
+        std::advance(at, static_cast<std::ptrdiff_t>(random.below(std::uint64_t{oracle.blocks.size()})));
+        return at;
+      };
+      const std::uint32_t what = random.below(std::uint32_t{14});
+      if (oracle.blocks.empty() || what < 3) {
+        std::vector<std::vector<block_id>> out(groups);
+        std::vector<group_blocks> wanted;
+        std::vector<std::uint64_t> counts(groups);
+        for (std::size_t g = 0; g < groups; ++g) {
+          counts[g] =
+              random.once_in(3) ? 0 : random.below(2 * page_blocks[g] < 9 ? 2 * page_blocks[g] + 1 : 9);
+          out[g].resize(counts[g]);
+          if (counts[g] != 0) wanted.push_back({g, out[g]});
+        }
+        const auto before = oracle.blocks.size();
+        const bool possible = oracle.can_give(counts);
+        const auto done = kv.allocate(wanted, forget);
+        REQUIRE(done.has_value() == possible);
+        std::vector<group_shortage> lacks(groups);
+        if (!done) {
+          ++refused;
+          REQUIRE(done.code() == errc::out_of_group_blocks);
+          REQUIRE(oracle.blocks.size() == before);
+          REQUIRE(!kv.shortage(counts, lacks));
+          REQUIRE(done.error().wanted == counts[done.error().index]);
+          // One block less than what is lacking can be had, with all that the groups before it want.
+          for (std::size_t g = done.error().index + 1; g < groups; ++g)
+            counts[g] = 0;
+          counts[done.error().index] = done.error().found;
+          REQUIRE(oracle.can_give(counts));
+          ++counts[done.error().index];
+          REQUIRE(!oracle.can_give(counts));
+        } else {
+          for (const group_blocks& each : wanted) {
+            for (const block_id block : each.out) {
+              REQUIRE(kv.group_of(block) == each.group);
+              REQUIRE(oracle.blocks
+                          .emplace(block, naive_pages::block{each.group, kv.layout().page_of(block),
+                                                             kv.offset(block), sizes[each.group]})
+                          .second);
+            }
+          }
+        }
+      } else {
+        const auto at = any();
+        const block_id block = at->first;
+        naive_pages::block& known = at->second;
+        switch (what) {
+          case 3:
+            REQUIRE(kv.share(block).has_value());
+            ++known.references;
+            break;
+          case 4:
+          case 8:
+          case 9:
+            if (known.references != 0 && !known.cached) {
+              kv.mark_cached(block);
+              known.cached = true;
+            } else {
+              kv.touch(block);
+            }
+            break;
+          case 5:
+            if (!random.once_in(4)) break;
+            kv.unmark_cached(block);
+            known.cached = false;
+            if (known.references == 0) oracle.blocks.erase(at);
+            break;
+          case 6:
+            if (!random.once_in(10)) break;
+            if (random.once_in(2)) {
+              static_cast<void>(kv.reclaim_pages(1, forget));
+            } else {
+              static_cast<void>(kv.evict_one(random.below(std::uint64_t{groups}), forget));
+            }
+            break;
+          default:
+            REQUIRE(kv.release(block).has_value() == (known.references != 0));
+            if (known.references == 0) break;
+            if (--known.references == 0 && !known.cached) oracle.blocks.erase(at);
+        }
+      }
+      const auto found = kv.audit();
+      REQUIRE_MESSAGE(found.empty(), found.front());
+      // Recounted from the blocks alone.
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+      std::uint64_t active = 0;
+      std::uint64_t idle = 0;
+      for (const auto& [id, each] : oracle.blocks) {
+        ranges.push_back({each.offset, each.offset + each.bytes});
+        (each.references != 0 ? active : idle) += each.bytes;
+        REQUIRE(each.offset == std::uint64_t(kv.unit_index(id)) * kv.layout().unit);
+        REQUIRE(kv.record(id).references() == each.references);
+      }
+      std::sort(ranges.begin(), ranges.end());
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        REQUIRE(ranges[i].first >= (i == 0 ? page_bytes : ranges[i - 1].second));
+        REQUIRE(ranges[i].first / page_bytes == (ranges[i].second - 1) / page_bytes);
+      }
+      if (!ranges.empty()) REQUIRE(ranges.back().second <= kv.physical_bytes());
+      REQUIRE(kv.stats().active_bytes == active);
+      REQUIRE(kv.stats().idle_bytes == idle);
+    }
+    while (!oracle.blocks.empty()) {
+      const auto at = oracle.blocks.begin();
+      while (at->second.references != 0) {
+        kv.release(at->first).value();
+        --at->second.references;
+      }
+      kv.unmark_cached(at->first);
+      oracle.blocks.erase(at);
+    }
+    REQUIRE(kv.free_pages() == pages);
+    REQUIRE(kv.audit().empty());
+    evictions += kv.stats().evictions;
+    emptied += kv.stats().pages_emptied;
+  }
+  CHECK(refused > 1'000);
+  CHECK(evictions > 1'000);
+  CHECK(emptied > 100);
+}
+
+TEST_CASE("a page belongs to one group, and to none once its last block is free") {
+  pool kv = small_pool(2);
+  auto small = take(kv, 0, 11);
+  CHECK(kv.free_pages() == 0);
+  CHECK(kv.available(1) == 0);
+  release(kv, std::span(small).first(10));
+  CHECK(kv.free_pages() == 1);
+  auto large = take(kv, 1, 3);
+  CHECK(kv.free_pages() == 0);
+  release(kv, std::span(small).last(1));
+  release(kv, large);
+  CHECK(kv.free_pages() == 2);
+  CHECK(kv.audit().empty());
+}
+
+TEST_CASE("waste is told to the byte, by cause") {
+  pool kv = small_pool(3);
+  auto small = take(kv, 0, 4);
+  auto large = take(kv, 1, 4);
+  keep(kv, std::span(large).first(1));
+  release(kv, std::span(large).first(1));
+  const super_page_stats all = kv.stats();
+  CHECK(all.budget_bytes == 4000);
+  CHECK(all.null_bytes == 1000);
+  CHECK(all.free_pages == 0);
+  CHECK(all.active_bytes == 4 * 100 + 3 * 300);
+  CHECK(all.idle_bytes == 300);
+  CHECK(all.free_bytes == 6 * 100 + 2 * 300);
+  CHECK(all.padding_bytes == 2 * 100);
+  CHECK(kv.stats(1).page_tail_bytes == 100);
+  CHECK(kv.stats(1).padding_bytes == 200);
+  CHECK(kv.stats(0).padding_bytes == 0);
+}
+
+TEST_CASE("a block comes from the fullest page, so that others fall empty") {
+  pool kv = small_pool(3);
+  auto blocks = take(kv, 0, 30);
+  // Page 1 keeps 8, page 2 keeps 9, page 3 keeps 1.
+  release(kv, std::span(blocks).subspan(0, 2));
+  release(kv, std::span(blocks).subspan(10, 1));
+  release(kv, std::span(blocks).subspan(20, 9));
+  const auto next = take(kv, 0, 3);
+  CHECK(kv.layout().page_of(next[0]) == 2);
+  CHECK(kv.layout().page_of(next[1]) == 1);
+  CHECK(kv.layout().page_of(next[2]) == 1);
+  release(kv, std::span(blocks).last(1));
+  CHECK(kv.free_pages() == 1);
+}
+
+TEST_CASE("for a page, one page is emptied, the one that keeps least, and no other block is evicted") {
+  // Scattered survivors: each page keeps one block in use but two, of which one keeps ten, the other two.
+  pool kv = small_pool(20);
+  auto blocks = take(kv, 0, 200);
+  keep(kv, blocks);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::size_t page = i / 10;
+    if (page == 7 && i % 10 > 1) kv.unmark_cached(blocks[i]);
+    if (i % 10 != 0 || page == 7 || page == 3) kv.release(blocks[i]).value();
+  }
+  std::uint64_t gone = 0;
+  std::vector<block_id> large(3);
+  kv.allocate(1, large, [&](std::span<const block_id> each) noexcept { gone += each.size(); }).value();
+  CHECK(gone == 2);
+  CHECK(kv.layout().page_of(large[0]) == 8);
+  gone = 0;
+  kv.allocate(1, large, [&](std::span<const block_id> each) noexcept { gone += each.size(); }).value();
+  CHECK(gone == 10);
+  CHECK(kv.layout().page_of(large[0]) == 4);
+  // What is idle beside blocks in use helps group 0 alone.
+  CHECK(kv.available(1) == 0);
+  CHECK(kv.available(0) == 18 * 9);
+  const auto none = kv.allocate(1, large);
+  CHECK(
+      none.error().message() ==
+      "kv: group 1 needs 3 blocks, 0 can be had for it; release sequences, or build it with a larger budget");
+}
+
+TEST_CASE("a group gives up a block of its own while that is the oldest, else a page that is older") {
+  pool kv = small_pool(2);
+  auto small = take(kv, 0, 10);
+  auto large = take(kv, 1, 3);
+  keep(kv, small);
+  keep(kv, large);
+  release(kv, std::span(large).first(1));  // the oldest, in a page in use
+  release(kv, small);
+  release(kv, std::span(large).subspan(1, 1));
+  static_cast<void>(take(kv, 1, 1));
+  CHECK(kv.stats(0).idle_blocks == 10);  // group 1 gave up its own
+  CHECK(kv.stats(1).idle_blocks == 1);
+  static_cast<void>(take(kv, 1, 1));
+  CHECK(kv.stats(0).idle_blocks == 0);  // the page of group 0 was older than the one that is left
+  CHECK(kv.stats(1).idle_blocks == 1);
+  CHECK(kv.stats().pages_emptied == 1);
+}
+
+TEST_CASE("a touch makes an idle block, and its page, the most recent") {
+  pool kv = small_pool(2);
+  auto first = take(kv, 1, 3);
+  auto second = take(kv, 1, 3);
+  keep(kv, first);
+  keep(kv, second);
+  release(kv, first);
+  release(kv, second);
+  for (const block_id block : first)
+    kv.touch(block);
+  static_cast<void>(take(kv, 0, 10));
+  CHECK(kv.record(first[0]).is_idle());
+  CHECK(!kv.record(second[0]).is_idle());
+}
+
+TEST_CASE("what several groups ask for together is weighed together") {
+  pool kv = small_pool(3);
+  std::vector<block_id> small(11);
+  std::vector<block_id> large(3);
+  const std::array<group_blocks, 2> fits{{{0, small}, {1, large}}};
+  kv.allocate(fits).value();
+  CHECK(kv.free_pages() == 0);
+  release(kv, small);
+  std::vector<block_id> more(4);
+  const std::array<group_blocks, 2> too_much{{{0, small}, {1, more}}};
+  const auto none = kv.allocate(too_much);  // 2 pages and 2 more are needed, 2 are there
+  CHECK(none.error() == failure{errc::out_of_group_blocks, 1, 4, 0, ""});
+  std::array<group_shortage, 2> lacks{};
+  CHECK(!kv.shortage(std::array<std::uint64_t, 2>{11, 4}, lacks));
+  CHECK(lacks[0].lacking() == 0);
+  CHECK(lacks[0].pages == 2);
+  CHECK(lacks[1].lacking() == 4);
+  CHECK(lacks[1].pages == 2);
+}
+
+TEST_CASE("offsets are exact past four gigabytes, and one multiplication finds every block") {
+  const std::array<std::uint64_t, 2> sizes{std::uint64_t{3} << 28, std::uint64_t{1} << 20};
+  pool kv(
+      {.budget_bytes = std::uint64_t{64} << 30, .page_bytes = std::uint64_t{1} << 30, .block_bytes = sizes});
+  CHECK(kv.layout().unit == std::uint64_t{1} << 20);
+  CHECK(kv.layout().shift == 10);
+  const auto large = take(kv, 0, 20);
+  const auto small = take(kv, 1, 2);
+  CHECK(kv.offset(large.back()) == std::uint64_t{20} << 30);
+  CHECK(kv.unit_index(large.back()) == 20 * 1024);
+  CHECK(kv.offset(small[1]) == (std::uint64_t{21} << 30) + (std::uint64_t{1} << 20));
+  CHECK(std::uint64_t(kv.unit_index(small[1])) * kv.layout().unit == kv.offset(small[1]));
+  CHECK(kv.offset(null_block) == 0);
+  CHECK(kv.unit_index(null_block) == 0);
+}
+
+TEST_CASE("sizes that cannot be are refused with their numbers") {
+  const auto build = [](std::uint64_t budget, std::uint64_t page, std::vector<std::uint64_t> sizes) {
+    pool kv({.budget_bytes = budget, .page_bytes = page, .block_bytes = sizes, .name = "kv"});
+  };
+  CHECK_THROWS_WITH_AS(build(4000, 1000, {}), "kv: 0 groups; allowed are 1 to 16", length_error);
+  CHECK_THROWS_WITH_AS(build(4000, 1000, {1, 1001}),
+                       "kv: blocks of 1001 bytes in group 1; allowed are 1 to those of a page, 1000",
+                       length_error);
+  CHECK_THROWS_WITH_AS(build(4000, 1000, {0}),
+                       "kv: blocks of 0 bytes in group 0; allowed are 1 to those of a page, 1000",
+                       length_error);
+  CHECK_THROWS_WITH_AS(build(1999, 1000, {10}),
+                       "kv: a budget of 1999 bytes; the null page and one more take 2000", length_error);
+  CHECK_THROWS_WITH_AS(build(40'000'000, 100'000, {3}),
+                       "kv: 33333 blocks of group 0 in a page, the most is 32768; take smaller pages",
+                       length_error);
+  CHECK_THROWS_WITH_AS(
+      build(std::uint64_t{1} << 40, 1 << 20, {1 << 8}),
+      "kv: 1048576 pages of up to 4096 blocks; block ids, of 31 bits, name 524287 such pages: take larger "
+      "blocks",
+      length_error);
+  CHECK_THROWS_WITH_AS(
+      build(std::uint64_t{1} << 34, 1 << 20, {(1 << 20) - 1}),
+      "kv: offsets in units of 1 bytes, all that pages and blocks have in common, take "
+      "17179869184 values and int32 has 2147483647: choose sizes with a larger common divisor",
+      length_error);
+}
+
+TEST_CASE("blocks that are not held are refused by name") {
+  pool kv = small_pool(2);
+  CHECK(kv.release(null_block).code() == errc::null_handle);
+  CHECK(kv.release(block_id{9999}).code() == errc::foreign_handle);
+  const auto one = take(kv, 0, 1);
+  kv.release(one[0]).value();
+  CHECK(kv.release(one[0]).code() == errc::double_free);
+  CHECK(kv.share(one[0]).code() == errc::double_free);
+}
+
+TEST_CASE("the page size that loses least is found, and none is said so") {
+  const std::array<std::uint64_t, 2> sizes{300, 700};
+  CHECK(choose_page_bytes(sizes, 700, 3000, 100) == page_choice{2100, 0});
+  CHECK(choose_page_bytes(sizes, 800, 1000, 100) == page_choice{900, 200});
+  CHECK_THROWS_WITH_AS(choose_page_bytes(sizes, 100, 600, 100),
+                       "choose_page_bytes: no multiple of 100 from 100 to 600 holds a block of every group",
+                       length_error);
+}
+
+TEST_CASE("nothing is allocated from the heap after construction, evicting and emptying included") {
+  pool kv = small_pool(8);
+  random_numbers random(1);
+  std::array<block_id, 6> held{};
+  std::size_t count = 0;
+  const std::uint64_t before = heap_allocations();
+  for (int i = 0; i < 20'000; ++i) {
+    if (count == held.size()) {
+      for (; count > 0; --count) {
+        if (random.once_in(2)) kv.mark_cached(held[count - 1]);
+        kv.release(held[count - 1]).value();
+      }
+    }
+    kv.allocate(random.below(std::uint64_t{2}), std::span(held).subspan(count++, 1)).value();
+  }
+  CHECK(heap_allocations() == before);
+  CHECK(kv.stats().pages_emptied > 50);
+}
