@@ -50,6 +50,7 @@ enum class errc : std::uint8_t {
   still_mapped,        ///< found = mappings that keep it from being given back
   reserve_refused,     ///< index = the system's error number, wanted = bytes of address space
   map_refused,         ///< index = the system's error number, wanted = bytes, found = mappings held
+  already_cached,      ///< index = block: it is cached for other contents than were to be committed
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -244,6 +245,9 @@ inline std::string failure::message() const {
       return who + ": the system refused to change the mapping of " + n(wanted) + " bytes (error " +
              n(index) + ") with " + n(found) +
              " mappings held; hold fewer, map larger pieces, or raise vm.max_map_count";
+    case errc::already_cached:
+      return who + ": block " + n(index) +
+             " is cached for other contents; commit each block once, and what it held then";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
