@@ -181,23 +181,30 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
   for (std::size_t i = names.size(); i-- > 0;) {
     const block_id block = id_of(names[i]);
     const auto word = states_[to_index(block)];
-    std::uint64_t expected = word.load(std::memory_order_relaxed);
-    detail::shared_state next(0);
-    do {
+    // Acquires what other holders did before they released, in case this call is left with the last
+    // reference.
+    std::uint64_t expected = word.load(std::memory_order_acquire);
+    for (;;) {
       const detail::shared_state seen(expected);
       if (const auto held = check(names[i], seen); !held) {
         push_freed();
         return held.error();
       }
-      next = seen.without_reference(now);
+      const detail::shared_state next = seen.without_reference(now);
       steps::point();
-      // Releases what the caller read and wrote to whoever evicts the block, or frees it; and acquires the
-      // same of the other holders in case that is this call.
-    } while (!word.compare_exchange_weak(expected, next.word(), std::memory_order_acq_rel,
-                                         std::memory_order_relaxed));
-    if (next.references() != 0 || next.is_cached()) continue;
-    freed[--first_freed] = block;
-    if (first_freed == 0) push_freed();
+      if (seen.references() == 1 && !seen.is_cached()) {
+        // Nobody else can come by it: no exchange is needed.
+        word.store(next.word(), std::memory_order_relaxed);
+        freed[--first_freed] = block;
+        if (first_freed == 0) push_freed();
+        break;
+      }
+      // Releases what the caller read and wrote to whoever evicts the block, or frees it.
+      if (word.compare_exchange_weak(expected, next.word(), std::memory_order_release,
+                                     std::memory_order_acquire)) {
+        break;
+      }
+    }
   }
   push_freed();
   return {};
