@@ -122,20 +122,20 @@ struct shared_stats {
 ///  - The cached prefixes are closed: a cached block keeps a reference to the one before it, so a head is
 ///    never evicted before its tail, and all that is cached can be found.
 ///  - `match` is linearizable: there is a moment in the call when what it returns was the longest cached
-///    prefix. So are `commit` of one block (of several: each block by itself, in order), `release` of one,
-///    `try_allocate`, and each single eviction. `match` beside a `commit` of several blocks may see some.
+///    prefix. So are the commit of one block (of several: each by itself, in order), the release of one, each
+///    single eviction, and whether `try_allocate` is refused.
 ///
-/// Eviction order. Leaves only, and of those one that was not released while the hand last went round
-/// (a clock, as in second chance; the round is counted in eighths, so that it holds to one eighth). Behind an
-/// evicted leaf the hand goes on with the block before it, if that has not been released since either: an
-/// idle chain leaves tail first, as far as it must. An idle block that a reader revives first is passed over.
-/// Releases by other threads during a round may or may not count for that round; no other order is promised.
+/// Eviction order. A clock's hand goes round the blocks (second chance). It evicts leaves only, and passes
+/// over those released since it was there last, give or take an eighth of a round; having gone round twice it
+/// takes whatever it meets. From an evicted leaf it goes on to the block before it, if that has not been
+/// released since either: an idle chain leaves tail first, as far as it must. An idle block that a reader
+/// revives first is passed over. No other order is promised, and releases beside an eviction may count late.
 ///
 /// @tparam Traits  the policies, see `shared_traits`.
 ///
 /// @par Progress   all but `commit` are lock-free: an exchange is repeated only because another thread's
-///      succeeded. Neither waits for a thread that stands still, with one exception that is no wait: blocks
-///      that such a thread is about to free are not yet there. `commit` waits for `Traits::mutex` alone.
+///      succeeded, and nobody waits for a thread that stands still (what it was about to free stays away).
+///      None is wait-free: one thread may lose again and again. `commit` waits for `Traits::mutex` alone.
 /// @par Thread safety   any calls together, but for `commit` under `null_mutex`: one at a time; and `audit`,
 ///      while nothing else runs. The tables' memory is given back by the destructor alone, so that a state or
 ///      a link may be read by a thread that comes late; what it read it must then confirm by an exchange.
@@ -195,7 +195,8 @@ class shared_prefix_cache {
   result<void> share(std::span<const block_id> blocks) noexcept;
 
   /// Takes a reference of the caller's from each block, the last of the span first. Cached blocks stay
-  /// findable; private ones become free.
+  /// findable; private ones become free. Two threads that release the same last reference at the same moment
+  /// are not told from each other.
   /// @return `errc::double_free` for a block that nobody holds, for a handle also `errc::stale_handle` and
   ///         `errc::foreign_handle`: those behind it in the span are released, it and those before it are
   ///         not.

@@ -117,15 +117,23 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   shared_match found{.end = root(context)};
   const std::size_t full = tokens.size() / block_tokens_;
   const std::size_t limit = full < out.size() ? full : out.size();
+  const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
+  // A key ahead: an exchange keeps the processor from looking further by itself, so what the next search
+  // reads is asked for before it.
+  block_key key = limit == 0 ? block_key{} : hash_.chain(found.end.key, part(0));
   for (std::size_t i = 0; i < limit; ++i) {
-    const auto part = tokens.subspan(i * block_tokens_, block_tokens_);
-    const block_key key = hash_.chain(found.end.key, part);
-    const block_id block = find_and_pin(key, part, found.end.block, context);
+    block_key next{};
+    if (i + 1 < limit) {
+      next = hash_.chain(key, part(i + 1));
+      index_.prefetch(next);
+    }
+    const block_id block = find_and_pin(key, part(i), found.end.block, context);
     if (block == null_block) break;
     out[i] = block;
     found.end.key = key;
     found.end.block = block;
     ++found.blocks;
+    key = next;
   }
   found.tokens = found.blocks * block_tokens_;
   if (found.blocks != 0) found.end.generation = state(found.end.block).generation();
