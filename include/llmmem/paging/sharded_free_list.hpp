@@ -29,6 +29,7 @@ concept interleaving = requires {
   { S::point() } noexcept;
 };
 
+/// Nobody comes in between on purpose.
 struct uninterrupted {
   static void point() noexcept {}
 };
@@ -51,7 +52,7 @@ static_assert(interleaving<uninterrupted>);
 /// @tparam Interleaving  for tests, see `interleaving`.
 ///
 /// @par Complexity   a batch is taken by one exchange of the count and one of each shard it comes from, and
-///      given back by one of each; O(batch) links besides. 4 bytes a block, 64 a shard.
+///      given back by one of each; O(batch) links besides. 4 bytes a block, 64 a shard and 64 more.
 /// @par Progress   `push` is lock-free. `try_take` is too: an exchange fails, or a round over all shards
 /// finds
 ///      nothing, only because other threads got on with theirs.
@@ -66,7 +67,7 @@ class basic_sharded_free_list {
   /// @param shards  1 to 65,536: as many as threads that allocate and free often.
   basic_sharded_free_list(std::uint64_t blocks, std::uint32_t shards, const metadata_source& source = {})
       : links_(checked(blocks, shards) + 1, 0, source, "sharded_free_list: links"),
-        heads_(shards * words_a_line, 0, source, "sharded_free_list: heads"),
+        heads_((shards + std::uint64_t{1}) * words_a_line, 0, source, "sharded_free_list: heads"),
         shards_(shards) {}
 
   /// The blocks are free now; the first of them is on top. @pre none of them is free, or named twice.
@@ -82,23 +83,24 @@ class basic_sharded_free_list {
     } while (!head.compare_exchange_weak(seen, after(seen, to_index(blocks.front())),
                                          std::memory_order_release, std::memory_order_relaxed));
     Interleaving::point();
-    free_.fetch_add(blocks.size(), std::memory_order_release);
+    count().fetch_add(blocks.size(), std::memory_order_release);
   }
 
   /// Fills `out`, or takes nothing and says false.
   [[nodiscard]] bool try_take(std::span<block_id> out, shard_id shard = {}) noexcept {
-    std::uint64_t free = free_.load(std::memory_order_relaxed);
+    const auto all = count();
+    std::uint64_t free = all.load(std::memory_order_relaxed);
     do {
       if (free < out.size()) return false;
-    } while (!free_.compare_exchange_weak(free, free - out.size(), std::memory_order_acquire,
-                                          std::memory_order_relaxed));
+    } while (!all.compare_exchange_weak(free, free - out.size(), std::memory_order_acquire,
+                                        std::memory_order_relaxed));
     for (std::uint32_t from = number(shard); !out.empty(); from = from + 1 == shards_ ? 0 : from + 1)
       out = out.subspan(pop(from, out));
     return true;
   }
 
   /// Free blocks that nobody has reserved: at some moment during the call.
-  [[nodiscard]] std::uint64_t size() const noexcept { return free_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t size() const noexcept { return count().load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint32_t shards() const noexcept { return shards_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return links_.bytes() + heads_.bytes(); }
 
@@ -115,7 +117,8 @@ class basic_sharded_free_list {
   }
 
  private:
-  static constexpr std::size_t words_a_line = 8;  // each head has a cache line of its own
+  // Each head has a cache line of its own, and so has the count.
+  static constexpr std::size_t words_a_line = 8;
 
   [[nodiscard]] static std::uint64_t checked(std::uint64_t blocks, std::uint32_t shards) {
     if (blocks == 0 || blocks > max_blocks) {
@@ -137,6 +140,7 @@ class basic_sharded_free_list {
     return ((head >> 32) + 1) << 32 | top;
   }
   [[nodiscard]] auto head_of(std::uint32_t shard) const noexcept { return heads_[shard * words_a_line]; }
+  [[nodiscard]] auto count() const noexcept { return heads_[shards_ * words_a_line]; }
   [[nodiscard]] auto link(block_id block) const noexcept { return links_[to_index(block)]; }
   [[nodiscard]] std::uint32_t number(shard_id shard) const noexcept {
     return static_cast<std::uint32_t>(shard) % shards_;
@@ -149,27 +153,27 @@ class basic_sharded_free_list {
     for (;;) {
       // Links may change under the reader: it may go astray among them, but not out of the table, and not for
       // longer than `out`. Then the exchange fails.
-      std::size_t count = 0;
+      std::size_t taken = 0;
       std::uint32_t next = top(seen);
-      for (; next != 0 && count < out.size(); ++count) {
-        out[count] = block_id{next};
+      for (; next != 0 && taken < out.size(); ++taken) {
+        out[taken] = block_id{next};
         next = links_[next].load(std::memory_order_relaxed);
       }
-      if (count == 0) return 0;
+      if (taken == 0) return 0;
       Interleaving::point();
       if (head.compare_exchange_weak(seen, after(seen, next), std::memory_order_acquire,
                                      std::memory_order_acquire)) {
-        return count;
+        return taken;
       }
     }
   }
 
   detail::atomic_array<std::uint32_t> links_;  // by block: the one below it
-  detail::atomic_array<std::uint64_t> heads_;  // by shard
+  detail::atomic_array<std::uint64_t> heads_;  // by shard, and behind them the count of all
   std::uint32_t shards_;
-  alignas(64) std::atomic<std::uint64_t> free_{0};
 };
 
+/// The free list that is not a test's.
 using sharded_free_list = basic_sharded_free_list<>;
 
 }  // namespace llmmem::inline v0

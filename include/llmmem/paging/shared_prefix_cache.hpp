@@ -160,7 +160,7 @@ class shared_prefix_cache {
   static_assert(writer_mutex<mutex_type>, "Traits::mutex must be a writer_mutex");
   static_assert(interleaving<steps>, "Traits::steps must be an interleaving");
 
-  explicit shared_prefix_cache(shared_prefix_options options);
+  explicit shared_prefix_cache(const shared_prefix_options& options);
   shared_prefix_cache(const shared_prefix_cache&) = delete;
   shared_prefix_cache& operator=(const shared_prefix_cache&) = delete;
 

@@ -39,7 +39,7 @@ class turn {
 }  // namespace detail
 
 template <class Traits>
-shared_prefix_cache<Traits>::shared_prefix_cache(shared_prefix_options options)
+shared_prefix_cache<Traits>::shared_prefix_cache(const shared_prefix_options& options)
     : name_(options.name),
       block_tokens_(options.block_tokens),
       states_(detail::checked_shared(options) + 1, 0, options.metadata, "shared_prefix_cache: states"),
@@ -178,7 +178,7 @@ template <class Traits>
 template <class Name>
 result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> names, shard_id shard) noexcept {
   const std::uint8_t now = time_.load(std::memory_order_relaxed);
-  std::array<block_id, batch> freed;
+  std::array<block_id, batch> freed{};
   std::size_t first_freed = batch;  // filled from its end, so that the head of the span comes out on top
   const auto push_freed = [&]() noexcept {
     free_.push(std::span(freed).subspan(first_freed), shard);

@@ -59,7 +59,7 @@ std::uint64_t shared_prefix_cache<Traits>::sweep(std::uint64_t count, shard_id s
   std::uint64_t left_of_eighth = eighth_ - start % eighth_;
   std::uint64_t steps_taken = 0;
   std::uint64_t done = 0;
-  std::array<block_id, batch> evicted;
+  std::array<block_id, batch> evicted{};
   std::size_t held = 0;
   const auto flush = [&]() noexcept {
     if (held == 0) return;
