@@ -142,7 +142,7 @@ struct shared_stats {
 ///      would be believed, nothing else depends on it.
 /// @par Complexity   `match`, `commit`, `release`: O(1) a block, and hashing; `allocate`: O(1) a block from
 ///      the free lists, else the hand's way, at most three times round: O(blocks). No heap allocation after
-///      construction. 58 bytes a block, and what the verification keeps.
+///      construction. 57 bytes a block, and what the verification keeps.
 /// @par Moves   neither moved nor copied: threads hold on to it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all but `audit` is `noexcept`. A
 ///      mutex whose `lock` throws ends the program.
