@@ -34,15 +34,13 @@ template <class V>
 concept block_verification =
     std::constructible_from<V, std::uint64_t, std::uint32_t, const metadata_source&> && std::movable<V> &&
     requires(V verify, const V& read, block_id block, std::span<const token_id> tokens, chain_link parent,
-             const prefix_context& context) {
+             const prefix_context& context, void (*change)(chain_link&) noexcept) {
       { V::keeps_tokens } -> std::convertible_to<bool>;
       { verify.store(block, tokens) } noexcept;
       { verify.enrol(block, parent, context) } noexcept;
       { verify.enrol_by_key(block, context) } noexcept;
       { verify.move(block, block) } noexcept;
-      {
-        verify.each_parent([](chain_link&) noexcept {})
-      } noexcept;
+      { verify.each_parent(change) } noexcept;
       { read.tokens(block) } noexcept -> std::same_as<std::span<const token_id>>;
       { read.link(block) } noexcept -> std::same_as<chain_link>;
       { read.holds(block, tokens, parent, context) } noexcept -> std::same_as<bool>;
