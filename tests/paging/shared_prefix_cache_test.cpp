@@ -386,6 +386,22 @@ TEST_CASE("each misuse is named and changes nothing") {
         "kv: block " + std::to_string(to_index(table[1])) +
             " is cached for other contents; commit each block once, and what it held then");
 
+  // Ends of chains, blocks and handles of other caches, with numbers that are ours too, and that are not.
+  std::vector<block_id> theirs(8);
+  other.allocate(theirs).value();
+  const auto foreign = other.commit(other.root({.salt = {1, 1}}), tokens, theirs)->end;
+  std::vector<block_id> more(1);
+  cache.allocate(more).value();
+  CHECK(foreign.block == table[2]);
+  CHECK(cache.commit(foreign, unlike, more).code() == errc::stale_handle);
+  const std::array<block_id, 1> beyond{block_id{9}};
+  CHECK(cache.release(beyond).code() == errc::foreign_handle);
+  CHECK(cache.release(std::array{null_block}).code() == errc::null_handle);
+  CHECK(cache.share(beyond).code() == errc::foreign_handle);
+  CHECK(cache.commit({.context = {}, .key = {}, .block = beyond[0]}, unlike, more).code() == errc::foreign_handle);
+  CHECK(cache.release(std::array{block_handle{}}).code() == errc::null_handle);
+  cache.release(more).value();
+
   const block_handle kept = cache.handle(table[2]);
   const std::array handles{kept};
   CHECK(other.release(handles).code() == errc::foreign_handle);

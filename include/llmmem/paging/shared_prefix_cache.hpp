@@ -190,15 +190,16 @@ class shared_prefix_cache {
   result<void> try_allocate(std::span<block_id> out, shard_id shard = {}) noexcept;
 
   /// Adds a reference to each block: for a second holder. @pre the caller holds one of each.
-  /// @return `errc::double_free` for a block that nobody holds, `errc::too_many_shares`; then none is added.
+  /// @return what `release` says, and `errc::too_many_shares`; then none is added.
   result<void> share(std::span<const block_id> blocks) noexcept;
 
   /// Takes a reference of the caller's from each block, the last of the span first. Cached blocks stay
   /// findable; private ones become free. Two threads that release the same last reference at the same moment
   /// are not told from each other.
-  /// @return `errc::double_free` for a block that nobody holds, for a handle also `errc::stale_handle` and
-  ///         `errc::foreign_handle`: those behind it in the span are released, it and those before it are
-  ///         not.
+  /// @return `errc::double_free` for a block that nobody holds, `errc::null_handle`, `errc::foreign_handle`
+  /// for
+  ///         one that is not of this cache, for a handle also `errc::stale_handle`: those behind it in the
+  ///         span are released, it and those before it are not.
   result<void> release(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     return release_all(blocks, shard);
   }
@@ -263,7 +264,14 @@ class shared_prefix_cache {
     return {code, index, wanted, found, name_.c_str()};
   }
   [[nodiscard]] detail::shared_state state(block_id block) const noexcept {
-    return detail::shared_state(states_[to_index(block)].load(std::memory_order_relaxed));
+    return detail::shared_state(word_of(block).load(std::memory_order_relaxed));
+  }
+  [[nodiscard]] bool is_ours(block_id block) const noexcept {
+    return block != null_block && to_index(block) < states_.size();
+  }
+  /// Of any number that a caller names: what is none of ours reads as the null block, which nobody holds.
+  [[nodiscard]] std::atomic_ref<std::uint64_t> word_of(block_id block) const noexcept {
+    return states_[is_ours(block) ? to_index(block) : 0];
   }
   [[nodiscard]] static block_id id_of(block_id block) noexcept { return block; }
   [[nodiscard]] static block_id id_of(const block_handle& handle) noexcept { return handle.block; }

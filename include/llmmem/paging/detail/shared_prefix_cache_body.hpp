@@ -138,18 +138,22 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   return found;
 }
 
+/// Whether somebody holds the block, whose word was `seen`: that of the null block if it is none of ours.
 template <class Traits>
 result<void> shared_prefix_cache<Traits>::check(block_id block, detail::shared_state seen) const noexcept {
-  if (seen.references() == 0) return refusal(errc::double_free, to_index(block), 0, 0);
-  return {};
+  if (seen.references() != 0) return {};
+  if (block == null_block) return refusal(errc::null_handle, 0, 0, 0);
+  return refusal(is_ours(block) ? errc::double_free : errc::foreign_handle, to_index(block), 0, 0);
 }
 
 template <class Traits>
 result<void> shared_prefix_cache<Traits>::check(const block_handle& handle,
                                                 detail::shared_state seen) const noexcept {
-  if (handle.owner != owner_) return refusal(errc::foreign_handle, to_index(handle.block), 0, 0);
-  if (handle.generation != seen.generation()) {
-    return refusal(errc::stale_handle, to_index(handle.block), handle.generation, seen.generation());
+  if (handle.block != null_block) {
+    if (handle.owner != owner_) return refusal(errc::foreign_handle, to_index(handle.block), 0, 0);
+    if (handle.generation != seen.generation()) {
+      return refusal(errc::stale_handle, to_index(handle.block), handle.generation, seen.generation());
+    }
   }
   return check(handle.block, seen);
 }
@@ -157,15 +161,15 @@ result<void> shared_prefix_cache<Traits>::check(const block_handle& handle,
 template <class Traits>
 result<void> shared_prefix_cache<Traits>::share(std::span<const block_id> blocks) noexcept {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const auto word = states_[to_index(blocks[i])];
+    const auto word = word_of(blocks[i]);
     std::uint64_t expected = word.load(std::memory_order_relaxed);
     for (;;) {
       const detail::shared_state seen(expected);
       const bool full = seen.references() == detail::shared_state::max_references;
       if (seen.references() == 0 || full) {
         static_cast<void>(release(blocks.first(i)));
-        return refusal(full ? errc::too_many_shares : errc::double_free, to_index(blocks[i]), full ? 1 : 0,
-                       seen.references());
+        if (!full) return check(blocks[i], seen);
+        return refusal(errc::too_many_shares, to_index(blocks[i]), 1, seen.references());
       }
       if (word.compare_exchange_weak(expected, seen.with_reference().word(), std::memory_order_relaxed))
         break;
@@ -186,7 +190,7 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
   };
   for (std::size_t i = names.size(); i-- > 0;) {
     const block_id block = id_of(names[i]);
-    const auto word = states_[to_index(block)];
+    const auto word = word_of(block);
     // Acquires what other holders did before they released, in case this call is left with the last
     // reference.
     std::uint64_t expected = word.load(std::memory_order_acquire);
@@ -246,10 +250,14 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
   shared_commit out{.end = after};
   chain_end& end = out.end;
   // `end.block` is held throughout, so that what comes behind it comes behind that life of it.
+  if (!is_ours(end.block) && end.block != null_block) {
+    return refusal(errc::foreign_handle, to_index(end.block), 0, 0);
+  }
   if (end.block != null_block) {
     const bool pinned = pin(end.block);
     const std::uint32_t generation = state(end.block).generation();
-    if (!pinned || generation != end.generation) {
+    // The key: that the end is one of this cache's, and not of another with a block of the same number.
+    if (!pinned || generation != end.generation || entries_[to_index(end.block)].key != end.key) {
       if (pinned) unpin(end.block);
       return refusal(errc::stale_handle, to_index(end.block), end.generation, generation);
     }
