@@ -362,6 +362,30 @@ TEST_CASE("a match says where to go on, and the next commit does") {
   CHECK(cache.match(prompt, {.salt = {1, 0}}, third).blocks == 0);
 }
 
+TEST_CASE("a chain does not go on behind other contents in the same block, though the key be the same") {
+  shared_prefix_cache<colliding_traits> cache({.blocks = 8, .block_tokens = 1, .shards = 1});
+  std::vector<block_id> lent(1);
+  std::vector<block_id> own(2);
+  cache.allocate(lent).value();
+  cache.allocate(own).value();
+  const std::vector<token_id> tokens{2, 3};
+  cache.commit(cache.root(), std::span(tokens).first(1), lent).value();
+  const auto first = cache.commit(cache.root(), std::span(tokens).first(1), own).value();
+  CHECK(first.duplicates == 1);
+  CHECK(first.end.block == lent[0]);
+
+  const auto rest = std::span(tokens).subspan(1);
+  cache.release(lent).value();
+  CHECK(cache.drop_idle() == 1);
+  const std::vector<block_id> reused(1, lent[0]);
+  cache.allocate(lent).value();
+  REQUIRE(lent == reused);
+  const std::vector<token_id> others{4};
+  cache.commit(cache.root(), others, lent).value();
+  CHECK(cache.commit(first.end, rest, std::span(own).subspan(1)).code() == errc::stale_handle);
+  CHECK(cache.commit(cache.root(), tokens, own)->registered == 2);
+}
+
 TEST_CASE("each misuse is named and changes nothing") {
   shared_prefix_cache<> cache({.blocks = 8, .block_tokens = 1, .name = "kv"});
   shared_prefix_cache<> other({.blocks = 8, .block_tokens = 1});
@@ -398,7 +422,8 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.release(beyond).code() == errc::foreign_handle);
   CHECK(cache.release(std::array{null_block}).code() == errc::null_handle);
   CHECK(cache.share(beyond).code() == errc::foreign_handle);
-  CHECK(cache.commit({.context = {}, .key = {}, .block = beyond[0]}, unlike, more).code() == errc::foreign_handle);
+  CHECK(cache.commit({.context = {}, .key = {}, .block = beyond[0]}, unlike, more).code() ==
+        errc::foreign_handle);
   CHECK(cache.release(std::array{block_handle{}}).code() == errc::null_handle);
   cache.release(more).value();
 
