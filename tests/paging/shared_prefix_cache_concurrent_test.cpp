@@ -177,7 +177,7 @@ template <class Traits>
 void readers_beside_a_writer() {
   std::uint64_t hits = 0;
   std::uint64_t evicted = 0;
-  for (const auto seed : seeds(100)) {
+  for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     engine<Traits> on(8 + seed % 24);
     run_together(seed, {[&](random_numbers& random) { serve_and_release(on, random, shard_id{0}, 600); },
@@ -202,7 +202,7 @@ TEST_CASE("the same where nearly all keys collide") {
 }
 
 TEST_CASE("several threads serve whole requests, taking turns to commit alone") {
-  for (const auto seed : seeds(100)) {
+  for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     engine<many_writers> on(12 + seed % 24, static_cast<std::uint32_t>(1 + seed % 3));
     run_together(seed, {[&](random_numbers& random) { serve_and_release(on, random, shard_id{0}, 300); },

@@ -13,10 +13,10 @@ namespace llmmem_tests {
 struct giving_way {
   static void seed(std::uint64_t with) noexcept { random() = random_numbers(with); }
   static void point() noexcept {
-    const std::uint64_t choice = random().below(std::uint64_t{16});
+    const std::uint64_t choice = random().below(std::uint64_t{64});
     if (choice == 0) {
       std::this_thread::yield();
-    } else if (choice == 1) {
+    } else if (choice <= 4) {
       // A little later than the others: two threads on two cores meet in other places.
       for (std::uint64_t i = random().below(std::uint64_t{64}); i > 0; --i)
         static_cast<void>(random().next());
