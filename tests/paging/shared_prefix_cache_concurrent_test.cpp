@@ -102,7 +102,7 @@ void read(engine<Traits>& on, random_numbers& random, int rounds) {
   for (int i = 0; i < rounds; ++i) {
     const prompt asked = random_prompt(random);
     const auto [hit, table] = match_and_verify(on, asked);
-    if (random.once_in(4)) std::this_thread::yield();
+    if (random.once_in(32)) std::this_thread::yield();
     // Held all the while: still the same.
     for (std::size_t b = 0; b < table.size(); ++b) {
       if (on.memory[to_index(table[b])] != value_of(asked.tokens, asked.context.salt[0], b)) on.wrong += 1;
@@ -180,9 +180,9 @@ void readers_beside_a_writer() {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     engine<Traits> on(8 + seed % 24);
-    run_together(seed, {[&](random_numbers& random) { serve_and_release(on, random, shard_id{0}, 600); },
-                        [&](random_numbers& random) { read(on, random, 600); },
-                        [&](random_numbers& random) { read(on, random, 600); }});
+    run_together(seed, {[&](random_numbers& random) { serve_and_release(on, random, shard_id{0}, 200); },
+                        [&](random_numbers& random) { read(on, random, 200); },
+                        [&](random_numbers& random) { read(on, random, 200); }});
     check_at_rest(on);
     hits += on.hits;
     evicted += on.evicted;
@@ -223,7 +223,7 @@ TEST_CASE("a private block that two threads hold becomes free behind what both d
     // Handed from one to the other by relaxed stores: the cache alone orders what they do to the memory
     // afterwards. What comes before is ordered by the share, which the other acquires with `handed`.
     std::atomic<std::uint32_t> handed{0};
-    constexpr int rounds = 400;
+    constexpr int rounds = 100;
     run_together(seed, {[&](random_numbers&) {
                           for (int i = 0; i < rounds; ++i) {
                             std::array<block_id, 1> own{};
