@@ -16,6 +16,7 @@ import time
 SCRATCH = pathlib.Path("build/mutate")
 SOURCE = SCRATCH / "source"
 BUILD = SCRATCH / "build"
+BUILD_THREADS = SCRATCH / "build_threads"  # with the thread sanitizer, for *_concurrent tests: it sees what x86 hides
 TIMEOUT = 120  # of one test, in seconds: a mutation that makes it hang is noticed
 
 
@@ -69,25 +70,29 @@ def prepare():
         if not copy.is_file() or copy.read_bytes() != pathlib.Path(name).read_bytes():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(name, copy)
-    configured = run(
-        "cmake", "-S", SOURCE, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1",
-        "-DLLMMEM_BUILD_BENCHMARKS=OFF", "-DLLMMEM_BUILD_EXAMPLES=OFF", "-DLLMMEM_TESTS=unit;concurrent",
-        f"-DLLMMEM_TEST_TIMEOUT={TIMEOUT}",
-        # What a mutation leaves unused is no reason to reject it.
-        "-DCMAKE_CXX_FLAGS=-w",
-    )
-    if configured.returncode != 0:
-        sys.exit(configured.stdout)
+    for build, flags, kinds in ((BUILD, "-O1", "unit"), (BUILD_THREADS, "-O1 -g1 -fsanitize=thread", "concurrent")):
+        configured = run(
+            "cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
+            f"-DCMAKE_CXX_FLAGS_DEBUG={flags}",
+            "-DLLMMEM_BUILD_BENCHMARKS=OFF", "-DLLMMEM_BUILD_EXAMPLES=OFF", f"-DLLMMEM_TESTS={kinds}",
+            f"-DLLMMEM_TEST_TIMEOUT={TIMEOUT}",
+            # What a mutation leaves unused is no reason to reject it.
+            "-DCMAKE_CXX_FLAGS=-w",
+        )
+        if configured.returncode != 0:
+            sys.exit(configured.stdout)
 
 
 def build_and_test(test):
     """Builds the program of `test` and runs it: 'passed', 'failed' or 'does not compile', and the output."""
     folder, header = test.split("/", 1)
-    target = f"test_{folder}" + ("_concurrent" if header.endswith("_concurrent") else "")
-    built = run("cmake", "--build", BUILD, "--target", target)
+    concurrent = header.endswith("_concurrent")
+    build = BUILD_THREADS if concurrent else BUILD
+    target = f"test_{folder}" + ("_concurrent" if concurrent else "")
+    built = run("cmake", "--build", build, "--target", target)
     if built.returncode != 0:
         return "does not compile", built.stdout
-    tested = run("ctest", "--test-dir", BUILD, "-R", f"^{re.escape(test)}$", "--no-tests=error", "--output-on-failure")
+    tested = run("ctest", "--test-dir", build, "-R", f"^{re.escape(test)}$", "--no-tests=error", "--output-on-failure")
     if "No tests were found" in tested.stdout:
         raise Malformed(f"there is no test {test}")
     return ("passed" if tested.returncode == 0 else "failed"), tested.stdout

@@ -59,6 +59,8 @@
 #include <llmmem/paging/prefix_chain.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/sha256.hpp>
+#include <llmmem/paging/sharded_free_list.hpp>
+#include <llmmem/paging/shared_prefix_cache.hpp>
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/size_class.hpp>
 #include <llmmem/paging/stitched.hpp>

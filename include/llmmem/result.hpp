@@ -56,6 +56,7 @@ enum class errc : std::uint8_t {
   reserve_refused,     ///< index = the system's error number, wanted = bytes of address space
   map_refused,         ///< index = the system's error number, wanted = bytes, found = mappings held
   out_of_group_blocks,  ///< index = group of layers, wanted = blocks it needs, found = blocks it could have
+  already_cached,      ///< index = block: it is cached for other contents than were to be committed
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -270,6 +271,9 @@ inline std::string failure::message() const {
     case errc::out_of_group_blocks:
       return who + ": group " + n(index) + " needs " + n(wanted) + " blocks, " + n(found) +
              " can be had for it; release sequences, or build it with a larger budget";
+    case errc::already_cached:
+      return who + ": block " + n(index) +
+             " is cached for other contents; commit each block once, and what it held then";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
