@@ -44,14 +44,17 @@
 #include <llmmem/paging/block_record.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/cache_metrics.hpp>
 #include <llmmem/paging/caching_split.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/prometheus.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/size_class.hpp>
