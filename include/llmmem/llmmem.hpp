@@ -51,6 +51,9 @@
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/journal.hpp>
+#include <llmmem/paging/journal_replay.hpp>
+#include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
