@@ -54,6 +54,7 @@
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/journal_what_if.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
