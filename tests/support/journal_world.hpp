@@ -272,6 +272,19 @@ inline std::vector<std::byte> framed(const std::vector<std::vector<std::byte>>& 
   return out.bytes;
 }
 
+/// The payloads of a whole journal, for `framed`.
+inline std::vector<std::vector<std::byte>> payloads_of(std::span<const std::byte> journal) {
+  std::vector<std::vector<std::byte>> out;
+  for (std::size_t at = llmmem::detail::journal_magic.size(); at < journal.size();) {
+    llmmem::detail::byte_cursor in(journal.subspan(at));
+    const auto length = static_cast<std::size_t>(in.varint());
+    const auto payload = journal.subspan(journal.size() - in.left(), length);
+    out.emplace_back(payload.begin(), payload.end());
+    at = journal.size() - in.left() + length + 4;
+  }
+  return out;
+}
+
 /// The payload of a header.
 inline std::vector<std::byte> header_payload(const llmmem::paged_options& options,
                                              std::string_view configuration = "lru") {
