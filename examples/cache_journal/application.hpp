@@ -142,12 +142,15 @@ inline void write(std::FILE* to, const void* from, std::size_t bytes, const std:
 /// Replays a journal in its own configuration, then under every policy at `capacity`.
 [[nodiscard]] inline finding examine(const std::string& name, std::span<const std::byte> journal,
                                      std::optional<std::uint64_t> capacity) {
-  finding found{.journal = name, .bytes = journal.size()};
+  finding found;
+  found.journal = name;
+  found.bytes = journal.size();
   const auto same = llmmem::replay(journal, make_cache);
   found.records = same.end().records;
   found.torn = same.end().reason;
   if (same.divergence()) found.diverged = same.divergence()->message();
-  llmmem::what_if_options other{.max_idle_blocks = capacity};
+  llmmem::what_if_options other;
+  other.max_idle_blocks = capacity;
   found.capacity = capacity.value_or(same.header().options.max_idle_blocks);
   if (capacity && *capacity != same.header().options.max_idle_blocks) {
     // As many blocks beside the idle ones as there were.

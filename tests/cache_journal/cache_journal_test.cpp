@@ -91,7 +91,7 @@ TEST_CASE("a torn journal is asked as far as it goes, and says where it ends") {
   const finding found = examine("torn", std::span(whole).first(whole.size() - 3), std::nullopt);
   CHECK(found.diverged.empty());
   CHECK(found.torn == "record " + std::to_string(found.records + 1) + ", offset " +
-                          std::to_string(whole.size() - 13) + ": it is cut off");
+                          std::to_string(whole.size() - 14) + ": it is cut off");
 }
 
 TEST_CASE("errors are one line and a status") {
