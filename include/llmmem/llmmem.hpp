@@ -44,13 +44,19 @@
 #include <llmmem/paging/block_record.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/cache_metrics.hpp>
 #include <llmmem/paging/caching_split.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/journal.hpp>
+#include <llmmem/paging/journal_replay.hpp>
+#include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/journal_what_if.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -58,6 +64,7 @@
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_chain.hpp>
 #include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/prometheus.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/sharded_free_list.hpp>
 #include <llmmem/paging/shared_prefix_cache.hpp>

@@ -273,6 +273,8 @@ class paged_allocator {
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
+  /// To set what an observer works with, its clock say.
+  [[nodiscard]] observer_type& observer() noexcept { return observer_; }
 
   [[nodiscard]] paged_stats stats() const noexcept;
 

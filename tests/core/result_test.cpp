@@ -119,13 +119,15 @@ constexpr std::array refusals{
     refusal{errc::out_of_group_blocks, raises::out_of_memory,
             "kv: group 7 needs 30 blocks, 12 can be had for it; release sequences, or build it with a larger "
             "budget"},
+    refusal{errc::already_cached, raises::argument_error,
+            "kv: block 7 is cached for other contents; commit each block once, and what it held then"},
 };
 
 }  // namespace
 
 TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
   // A new errc that has no row here fails: the table is as long as the enumeration.
-  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::out_of_group_blocks));
+  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::already_cached));
   for (const auto& [code, kind, text] : refusals) {
     CAPTURE(text);
     const failure why = refused(code);

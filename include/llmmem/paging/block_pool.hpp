@@ -34,14 +34,15 @@ struct block_pool_options {
 
 /// Counts since construction, and how the blocks are divided now: `active + idle + free == blocks`.
 struct block_pool_stats {
-  std::uint64_t blocks = 0;        ///< usable
-  std::uint64_t active = 0;        ///< referenced
-  std::uint64_t idle = 0;          ///< unreferenced, contents kept: eviction candidates
-  std::uint64_t free = 0;          ///< unreferenced, contents worthless
-  std::uint64_t retiring = 0;      ///< referenced, no longer usable: they leave with their last reference
-  std::uint64_t allocations = 0;   ///< blocks handed out
-  std::uint64_t evictions = 0;     ///< idle blocks whose contents were given up
-  std::size_t metadata_bytes = 0;  ///< of the pool and its eviction policy
+  std::uint64_t blocks = 0;       ///< usable
+  std::uint64_t active = 0;       ///< referenced
+  std::uint64_t idle = 0;         ///< unreferenced, contents kept: eviction candidates
+  std::uint64_t free = 0;         ///< unreferenced, contents worthless
+  std::uint64_t retiring = 0;     ///< referenced, no longer usable: they leave with their last reference
+  std::uint64_t allocations = 0;  ///< blocks handed out
+  std::uint64_t evictions = 0;    ///< idle blocks whose contents were given up
+  std::uint64_t evicting_allocations = 0;  ///< of those, blocks that an allocation gave up to have them
+  std::size_t metadata_bytes = 0;          ///< of the pool and its eviction policy
 };
 
 /// What an allocation calls with the blocks whose contents it gives up: `noexcept`, so that it cannot stop
@@ -243,6 +244,7 @@ class block_pool {
   std::uint32_t owner_ = 0;
   std::uint64_t allocations_ = 0;
   std::uint64_t evictions_ = 0;
+  std::uint64_t evicting_allocations_ = 0;
   Eviction eviction_;
   LLMMEM_NO_UNIQUE_ADDRESS History history_;
 };

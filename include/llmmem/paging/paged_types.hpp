@@ -138,19 +138,21 @@ struct paged_stats {
   std::uint64_t cached_blocks = 0;    ///< findable by `match`, active or idle
   std::uint64_t deferred = 0;         ///< references waiting for a fence
 
-  std::uint64_t matches = 0;     ///< calls of `match`
-  std::uint64_t hit_blocks = 0;  ///< blocks that `match` shared
+  std::uint64_t matches = 0;           ///< calls of `match`
+  std::uint64_t requested_blocks = 0;  ///< blocks that `match` was asked for: full ones, or one for each key
+  std::uint64_t hit_blocks = 0;        ///< blocks that `match` shared
   std::uint64_t hit_tokens = 0;
-  std::uint64_t partial_hits = 0;   ///< matches that shared the beginning of one more block
-  std::uint64_t stolen_blocks = 0;  ///< of those, blocks taken over instead of copied
-  std::uint64_t allocations = 0;    ///< blocks handed out
-  std::uint64_t evictions = 0;      ///< blocks whose cached contents were given up for room
-  std::uint64_t registrations = 0;  ///< blocks made findable
-  std::uint64_t duplicates = 0;     ///< commits that found equal contents cached already
-  std::uint64_t replaced = 0;       ///< entries that a commit with the same key and other contents replaced
-  std::uint64_t deduplicated = 0;   ///< blocks given back for equal cached ones
-  std::uint64_t refused = 0;        ///< blocks that the admission policy did not let in
-  std::uint64_t copies = 0;         ///< copies on write
+  std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of one more block
+  std::uint64_t stolen_blocks = 0;         ///< of those, blocks taken over instead of copied
+  std::uint64_t allocations = 0;           ///< blocks handed out
+  std::uint64_t evictions = 0;             ///< blocks whose cached contents were given up for room
+  std::uint64_t evicting_allocations = 0;  ///< blocks handed out that had to be evicted for it
+  std::uint64_t registrations = 0;         ///< blocks made findable
+  std::uint64_t duplicates = 0;            ///< commits that found equal contents cached already
+  std::uint64_t replaced = 0;      ///< entries that a commit with the same key and other contents replaced
+  std::uint64_t deduplicated = 0;  ///< blocks given back for equal cached ones
+  std::uint64_t refused = 0;       ///< blocks that the admission policy did not let in
+  std::uint64_t copies = 0;        ///< copies on write
 
   std::size_t metadata_bytes = 0;      ///< pool, index, tables and queue
   std::size_t verification_bytes = 0;  ///< what the verification keeps, apart
@@ -231,6 +233,10 @@ class observers {
 
   template <std::size_t Index>
   [[nodiscard]] const auto& get() const noexcept {
+    return std::get<Index>(all_);
+  }
+  template <std::size_t Index>
+  [[nodiscard]] auto& get() noexcept {
     return std::get<Index>(all_);
   }
 

@@ -109,7 +109,8 @@ class verify_tokens {
                            const prefix_context& context) const noexcept {
     const record& at = records_[to_index(block)];
     return at.parent == parent && at.context == context &&
-           std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0;
+           (tokens.empty() ||
+            std::memcmp(tokens_.data() + first(block), tokens.data(), tokens.size_bytes()) == 0);
   }
 
   /// A key from outside says nothing of the context.

@@ -110,7 +110,9 @@ result<void> block_pool<Eviction, FreeList, History>::make_free(std::uint64_t co
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
   const std::uint64_t missing = count - free();
   // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
-  if (reclaim(missing, on_evict) != missing) return refusal(errc::out_of_blocks, 0, count, free());
+  const std::uint64_t evicted = reclaim(missing, on_evict);
+  evicting_allocations_ += evicted;
+  if (evicted != missing) return refusal(errc::out_of_blocks, 0, count, free());
   return {};
 }
 
@@ -342,6 +344,7 @@ block_pool_stats block_pool<Eviction, FreeList, History>::stats() const noexcept
           .retiring = retiring_,
           .allocations = allocations_,
           .evictions = evictions_,
+          .evicting_allocations = evicting_allocations_,
           .metadata_bytes = records_.bytes() + free_.metadata_bytes() + eviction_.metadata_bytes()};
 }
 

@@ -15,6 +15,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
   ++counters_.matches;
+  counters_.requested_blocks += tokens.size() / block_tokens_;
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   const std::uint64_t chain = detail::blocks_for(tokens.size(), block_tokens_);
   for (std::uint64_t i = 0; i < limit; ++i) {
@@ -41,6 +42,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   if (const auto fit = check_keys(prompt); !fit) return fit.error();
   ++counters_.matches;
+  counters_.requested_blocks += prompt.keys.size();
   // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
   constexpr std::size_t ahead = 4;
   match_result out;
@@ -334,12 +336,14 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .cached_blocks = index_.size(),
           .deferred = deferred_.held(),
           .matches = counters_.matches,
+          .requested_blocks = counters_.requested_blocks,
           .hit_blocks = counters_.hit_blocks,
           .hit_tokens = counters_.hit_tokens,
           .partial_hits = counters_.partial_hits,
           .stolen_blocks = counters_.stolen_blocks,
           .allocations = pool.allocations,
           .evictions = pool.evictions,
+          .evicting_allocations = pool.evicting_allocations,
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
           .replaced = counters_.replaced,

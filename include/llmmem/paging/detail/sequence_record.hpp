@@ -72,6 +72,7 @@ struct paged_counters {
   std::uint64_t tokens = 0;
   std::uint64_t table_blocks = 0;
   std::uint64_t matches = 0;
+  std::uint64_t requested_blocks = 0;
   std::uint64_t hit_blocks = 0;
   std::uint64_t hit_tokens = 0;
   std::uint64_t partial_hits = 0;

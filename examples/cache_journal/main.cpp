@@ -1,0 +1,12 @@
+// Journals a cache while it serves a trace, and asks the journal what other policies would have hit: see
+// README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cache_journal/application.hpp"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(cache_journal::run_application(arguments, stdout, stderr));
+}

@@ -1,0 +1,204 @@
+/// @file
+/// The bytes of a journal: varints, CRC32C, writers that count or frame, and a cursor that trusts nothing.
+/// Private to paging/.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace llmmem::inline v0::detail {
+
+inline constexpr std::array<std::uint32_t, 256> crc32c_table = [] {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < table.size(); ++i) {
+    std::uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit)
+      crc = (crc >> 1) ^ ((crc & 1U) != 0 ? 0x82F6'3B78U : 0U);
+    table[i] = crc;
+  }
+  return table;
+}();
+
+/// CRC-32C (Castagnoli), going on from `crc`, which is 0 at the beginning.
+[[nodiscard]] constexpr std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
+  crc = ~crc;
+  for (const std::byte each : bytes)
+    crc = (crc >> 8) ^ crc32c_table[(crc ^ static_cast<std::uint32_t>(each)) & 0xFFU];
+  return ~crc;
+}
+
+/// Counts what would be written.
+class byte_counter {
+ public:
+  void put(std::byte) noexcept { ++count_; }
+  [[nodiscard]] std::uint64_t count() const noexcept { return count_; }
+
+ private:
+  std::uint64_t count_ = 0;
+};
+
+/// Writes to a sink by way of a small buffer, with the checksum of what went through.
+template <class Sink>
+class checked_writer {
+ public:
+  checked_writer(Sink& sink, std::uint32_t crc) noexcept : sink_(&sink), crc_(crc) {}
+
+  void put(std::byte value) noexcept {
+    if (used_ == room_.size()) flush();
+    room_[used_++] = value;
+  }
+  void flush() noexcept {
+    const std::span<const std::byte> ready(room_.data(), used_);
+    crc_ = crc32c(crc_, ready);
+    good_ = good_ && sink_->write(ready);
+    used_ = 0;
+  }
+  [[nodiscard]] std::uint32_t crc() const noexcept { return crc_; }
+  [[nodiscard]] bool good() const noexcept { return good_; }
+
+ private:
+  Sink* sink_;
+  std::array<std::byte, 256> room_{};
+  std::size_t used_ = 0;
+  std::uint32_t crc_;
+  bool good_ = true;
+};
+
+template <class Writer>
+void put_varint(Writer& out, std::uint64_t value) noexcept {
+  for (; value >= 0x80; value >>= 7)
+    out.put(static_cast<std::byte>(value | 0x80));
+  out.put(static_cast<std::byte>(value));
+}
+
+/// Small for numbers near 0 of either sign.
+template <class Writer>
+void put_signed(Writer& out, std::int32_t value) noexcept {
+  const auto bits = static_cast<std::uint32_t>(value);
+  put_varint(out, (bits << 1) ^ (value < 0 ? 0xFFFF'FFFFU : 0U));
+}
+
+/// `value` + 1, so that "no limit" and "never" take one byte.
+template <class Writer>
+void put_limit(Writer& out, std::uint64_t value) noexcept {
+  put_varint(out, value + 1);
+}
+
+template <class Writer>
+void put_fixed32(Writer& out, std::uint32_t value) noexcept {
+  for (int shift = 0; shift < 32; shift += 8)
+    out.put(static_cast<std::byte>(value >> shift));
+}
+
+template <class Writer>
+void put_fixed64(Writer& out, std::uint64_t value) noexcept {
+  put_fixed32(out, static_cast<std::uint32_t>(value));
+  put_fixed32(out, static_cast<std::uint32_t>(value >> 32));
+}
+
+template <class Writer>
+void put_text(Writer& out, std::string_view text) noexcept {
+  put_varint(out, text.size());
+  for (const char each : text)
+    out.put(static_cast<std::byte>(each));
+}
+
+/// Reads bytes that may come from anywhere. The first thing that is wrong is kept; from then on everything
+/// reads as 0.
+class byte_cursor {
+ public:
+  /// @param offset  of the first byte, for error texts.
+  explicit byte_cursor(std::span<const std::byte> bytes, std::uint64_t offset = 0) noexcept
+      : bytes_(bytes), offset_(offset) {}
+
+  [[nodiscard]] bool ok() const noexcept { return why_ == nullptr; }
+  [[nodiscard]] const char* why() const noexcept { return why_; }
+  [[nodiscard]] std::uint64_t offset() const noexcept { return offset_ + at_; }
+  [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - at_; }
+  [[nodiscard]] bool ran_out() const noexcept { return ran_out_; }
+
+  void refuse(const char* why) noexcept {
+    if (why_ == nullptr) why_ = why;
+  }
+
+  [[nodiscard]] std::uint8_t byte() noexcept {
+    if (!ok()) return 0;
+    if (left() == 0) {
+      ran_out_ = true;
+      refuse("it ends here");
+      return 0;
+    }
+    return static_cast<std::uint8_t>(bytes_[at_++]);
+  }
+
+  [[nodiscard]] std::uint64_t varint() noexcept {
+    std::uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const std::uint64_t part = byte();
+      if (!ok()) return 0;
+      if (shift == 63 && part > 1) break;
+      value |= (part & 0x7F) << shift;
+      if (part < 0x80) {
+        if (part == 0 && shift != 0) refuse("a number is written longer than it needs");
+        return ok() ? value : 0;
+      }
+    }
+    refuse("a number does not fit 64 bits");
+    return 0;
+  }
+
+  [[nodiscard]] std::uint64_t limit() noexcept { return varint() - 1; }
+
+  [[nodiscard]] std::uint32_t narrow() noexcept {
+    const std::uint64_t value = varint();
+    if (value > 0xFFFF'FFFF) refuse("a number does not fit 32 bits");
+    return ok() ? static_cast<std::uint32_t>(value) : 0;
+  }
+
+  [[nodiscard]] std::int32_t signed32() noexcept {
+    const std::uint32_t value = narrow();
+    return static_cast<std::int32_t>((value >> 1) ^ ((value & 1U) != 0 ? 0xFFFF'FFFFU : 0U));
+  }
+
+  [[nodiscard]] std::uint32_t fixed32() noexcept {
+    std::uint32_t value = 0;
+    for (int shift = 0; shift < 32; shift += 8)
+      value |= static_cast<std::uint32_t>(byte()) << shift;
+    return ok() ? value : 0;
+  }
+
+  [[nodiscard]] std::uint64_t fixed64() noexcept {
+    const std::uint64_t low = fixed32();
+    return low | (static_cast<std::uint64_t>(fixed32()) << 32);
+  }
+
+  /// A number of things of at least `bytes` bytes each that are still to come.
+  [[nodiscard]] std::size_t count(std::size_t bytes) noexcept {
+    const std::uint64_t value = varint();
+    if (value > left() / bytes) refuse("a count passes what is left");
+    return ok() ? static_cast<std::size_t>(value) : 0;
+  }
+
+  [[nodiscard]] std::string text() {
+    std::string out(count(1), '\0');
+    for (char& each : out)
+      each = static_cast<char>(byte());
+    return out;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::uint64_t offset_;
+  std::size_t at_ = 0;
+  const char* why_ = nullptr;
+  bool ran_out_ = false;
+};
+
+}  // namespace llmmem::inline v0::detail

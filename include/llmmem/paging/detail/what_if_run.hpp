@@ -1,0 +1,306 @@
+/// @file
+/// One journal under one other configuration. Private to paging/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/journal_replay.hpp>
+#include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// When each key is matched, in matches counted from 1: what MIN has to know.
+class key_uses {
+ public:
+  explicit key_uses(std::span<const std::byte> bytes) {
+    std::uint64_t matches = 0;
+    for (journal_reader reader(bytes); reader.next();) {
+      if (reader.record().op != journal_op::match_keys) continue;
+      ++matches;
+      for (const block_key& key : reader.record().keys)
+        uses_[key.low].push_back(matches);
+    }
+  }
+
+  /// The first use of `key` after match number `now`.
+  [[nodiscard]] std::uint64_t next(const block_key& key, std::uint64_t now) const {
+    const auto known = uses_.find(key.low);
+    if (known == uses_.end()) return access_hint::never;
+    const auto next = std::upper_bound(known->second.begin(), known->second.end(), now);
+    return next == known->second.end() ? access_hint::never : *next;
+  }
+
+ private:
+  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> uses_;  // ascending
+};
+
+/// A sequence of the journal, and what stands for it here. It may hold more than it did then: what a match
+/// found beyond what was found then is *ahead*, and taken from what is appended next.
+struct what_if_sequence {
+  std::uint32_t generation = 0;  // then
+  sequence_id now{};
+  bool is_known = false;
+  bool is_skipped = false;
+  std::uint64_t tokens = 0;        // that it held then
+  std::vector<token_id> ahead;     // by tokens,
+  std::uint64_t untold_ahead = 0;  // or by keys
+};
+
+template <class Cache>
+class what_if_run {
+ public:
+  /// @param resizes  whether the journal's `resize` is done too.
+  /// @param uses  what is to come, for a policy that asks; or null.
+  what_if_run(Cache& cache, std::uint64_t& passed, std::uint32_t sequences, bool resizes,
+              const key_uses* uses)
+      : cache_(&cache), passed_(&passed), known_(sequences), uses_(uses), resizes_(resizes) {}
+
+  void run(std::span<const std::byte> bytes) {
+    std::vector<owned_record> open;
+    for (journal_reader reader(bytes); reader.next();) {
+      owned_record& next = reader.record();
+      if (next.is_open) {
+        open.push_back(std::move(next));
+      } else if (next.op == journal_op::outcome) {
+        if (open.empty()) continue;
+        open.back().why = next.why;
+        open.back().numbers = next.numbers;
+        if (next.closes == open.back().op) apply(open.back());
+        open.pop_back();
+      } else {
+        apply(next);
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint64_t sequences() const noexcept { return sequences_; }
+  [[nodiscard]] std::uint64_t skipped() const noexcept { return skipped_; }
+  [[nodiscard]] std::uint64_t requested_tokens() const noexcept { return requested_tokens_; }
+
+ private:
+  /// What was refused then led to something else then: it is left out.
+  void apply(owned_record& then) {
+    if (then.why.code != errc::ok) return;
+    const journal_arguments& given = then.given;
+    switch (then.op) {
+      case journal_op::create:
+        return begin(then, cache_->create(given.context, given.hints), nullptr);
+      case journal_op::advance:
+        return cache_->advance(given.number);
+      case journal_op::expect:
+        cache_->expect(given.tokens, given.context, given.number);
+        return;
+      case journal_op::expect_keys:
+        cache_->expect(given.keyed, given.context, given.number);
+        return;
+      case journal_op::resize:
+        if (resizes_) static_cast<void>(cache_->resize(given.number));
+        return;
+      case journal_op::collect:
+        cache_->collect();
+        return;
+      case journal_op::drop_idle:
+        cache_->drop_idle();
+        return;
+      case journal_op::fences_passed:
+        *passed_ = std::max(*passed_, given.number);
+        return;
+      case journal_op::append_batch:
+        for (const growth& each : then.batch) {
+          what_if_sequence* const grown = find(each.sequence);
+          if (grown == nullptr) continue;
+          append(*grown, each.tokens);
+          extend(*grown, each.untold);
+        }
+        return;
+      default:
+        if (what_if_sequence* const which = find(given.sequence)) apply(then, *which);
+    }
+  }
+
+  void apply(owned_record& then, what_if_sequence& which) {
+    const journal_arguments& given = then.given;
+    const bool ends = then.op == journal_op::release || then.op == journal_op::release_after;
+    if (which.is_skipped) {
+      if (then.op == journal_op::fork) begin(then, failure{errc::out_of_sequences}, &which);
+      if (ends) which = {};
+      return;
+    }
+    const recorded_fence after{passed_, given.extra};
+    switch (then.op) {
+      case journal_op::fork:
+        return begin(then, cache_->fork(which.now), &which);
+      case journal_op::release_after:
+        if (!cache_->release_after(which.now, after)) static_cast<void>(cache_->release(which.now));
+        which = {};
+        return;
+      case journal_op::release:
+        static_cast<void>(cache_->release(which.now));
+        which = {};
+        return;
+      case journal_op::match:
+        return match(then, which);
+      case journal_op::match_keys:
+        return match_keys(then, which);
+      case journal_op::append:
+        return append(which, given.tokens);
+      case journal_op::extend:
+        return extend(which, given.number);
+      case journal_op::truncate:
+        return truncate(which, given.number, recorded_fence{});
+      case journal_op::truncate_after:
+        return truncate(which, given.number, after);
+      case journal_op::commit:
+        static_cast<void>(cache_->commit(which.now, given.number));
+        return;
+      case journal_op::commit_keys:
+        static_cast<void>(cache_->commit(which.now, foretold(given.keyed)));
+        return;
+      case journal_op::deduplicate:
+        static_cast<void>(cache_->deduplicate(which.now));
+        return;
+      case journal_op::deduplicate_after:
+        static_cast<void>(cache_->deduplicate_after(which.now, after));
+        return;
+      case journal_op::retain:
+        static_cast<void>(cache_->retain(which.now, given.range, given.hints.keep));
+        return;
+      default:  // compaction names blocks of then
+        return;
+    }
+  }
+
+  void begin(const owned_record& then, const result<sequence_id>& made, const what_if_sequence* parent) {
+    if (then.numbers[0] >= known_.size()) return;  // no journal of a cache says so
+    what_if_sequence fresh;
+    if (parent != nullptr) fresh = *parent;
+    fresh.generation = static_cast<std::uint32_t>(then.numbers[1]);
+    fresh.now = *made;
+    fresh.is_known = true;
+    fresh.is_skipped = !made;
+    ++sequences_;
+    skipped_ += made ? 0 : 1;
+    what_if_sequence& place = known_[static_cast<std::size_t>(then.numbers[0])];
+    if (place.is_known && !place.is_skipped) static_cast<void>(cache_->release(place.now));
+    place = std::move(fresh);
+  }
+
+  [[nodiscard]] what_if_sequence* find(sequence_id then) noexcept {
+    if (then.owner != journal_owner || then.slot >= known_.size()) return nullptr;
+    what_if_sequence& found = known_[then.slot];
+    return found.is_known && found.generation == then.generation ? &found : nullptr;
+  }
+
+  template <class T>
+  bool kept(what_if_sequence& which, const result<T>& done) {
+    if (done) return true;
+    static_cast<void>(cache_->release(which.now));
+    which.is_skipped = true;
+    ++skipped_;
+    return false;
+  }
+
+  void match(const owned_record& then, what_if_sequence& which) {
+    const std::uint64_t found_then = std::min<std::uint64_t>(then.numbers[0], then.tokens.size());
+    requested_tokens_ += then.tokens.size();
+    const auto hit = cache_->match(which.now, then.given.tokens);
+    if (!kept(which, hit)) return;
+    which.tokens = found_then;
+    const auto from = static_cast<std::ptrdiff_t>(std::min(found_then, hit->tokens));
+    const auto to = static_cast<std::ptrdiff_t>(std::max(found_then, hit->tokens));
+    if (hit->tokens < found_then) {
+      const std::span<const token_id> missing(then.tokens.begin() + from, then.tokens.begin() + to);
+      kept(which, cache_->append(which.now, missing));
+    } else {
+      which.ahead.assign(then.tokens.begin() + from, then.tokens.begin() + to);
+    }
+  }
+
+  void match_keys(const owned_record& then, what_if_sequence& which) {
+    ++matches_;
+    requested_tokens_ += then.given.keyed.tokens;
+    const auto hit = cache_->match(which.now, foretold(then.given.keyed));
+    if (!kept(which, hit)) return;
+    which.tokens = then.numbers[0];
+    if (hit->tokens < which.tokens) {
+      kept(which, cache_->extend(which.now, which.tokens - hit->tokens));
+    } else {
+      which.untold_ahead = hit->tokens - which.tokens;
+    }
+  }
+
+  void append(what_if_sequence& which, std::span<const token_id> tokens) {
+    if (which.is_skipped || tokens.empty()) return;
+    const std::size_t same = std::min(which.ahead.size(), tokens.size());
+    const auto end = which.ahead.begin() + static_cast<std::ptrdiff_t>(same);
+    if (which.untold_ahead != 0 || !std::equal(which.ahead.begin(), end, tokens.begin())) {
+      fall_back(which);
+    } else {
+      which.ahead.erase(which.ahead.begin(), end);
+      which.tokens += same;
+      tokens = tokens.subspan(same);
+    }
+    which.tokens += tokens.size();
+    if (!tokens.empty()) kept(which, cache_->append(which.now, tokens));
+  }
+
+  void extend(what_if_sequence& which, std::uint64_t count) {
+    if (which.is_skipped || count == 0) return;
+    if (!which.ahead.empty()) fall_back(which);
+    const std::uint64_t same = std::min(which.untold_ahead, count);
+    which.untold_ahead -= same;
+    which.tokens += count;
+    if (count != same) kept(which, cache_->extend(which.now, count - same));
+  }
+
+  /// To where it was then: what comes next is not what was found.
+  void fall_back(what_if_sequence& which) {
+    static_cast<void>(cache_->truncate(which.now, which.tokens));
+    which.ahead.clear();
+    which.untold_ahead = 0;
+  }
+
+  void truncate(what_if_sequence& which, std::uint64_t tokens, const recorded_fence& after) {
+    if (!cache_->truncate_after(which.now, tokens, after))
+      static_cast<void>(cache_->truncate(which.now, tokens));
+    which.tokens = tokens;
+    which.ahead.clear();
+    which.untold_ahead = 0;
+  }
+
+  /// The same keys with what is known of their next uses.
+  [[nodiscard]] keyed_blocks foretold(const keyed_blocks& told) {
+    if (uses_ == nullptr) return told;
+    hints_.clear();
+    for (std::size_t i = 0; i < told.keys.size(); ++i) {
+      hints_.push_back(told.hints.empty() ? access_hint{} : told.hints[i]);
+      hints_.back().next_use = uses_->next(told.keys[i], matches_);
+    }
+    return {.keys = told.keys, .tokens = told.tokens, .hints = hints_};
+  }
+
+  Cache* cache_;
+  std::uint64_t* passed_;
+  std::vector<what_if_sequence> known_;  // by slot then
+  const key_uses* uses_;
+  std::vector<access_hint> hints_;
+  bool resizes_;
+  std::uint64_t matches_ = 0;
+  std::uint64_t sequences_ = 0;
+  std::uint64_t skipped_ = 0;
+  std::uint64_t requested_tokens_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

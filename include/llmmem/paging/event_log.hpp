@@ -1,0 +1,219 @@
+/// @file
+/// What a cache stores and gives up, as numbered events that a router can follow from outside.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// What happened to the contents that a key names.
+enum class cache_event_kind : std::uint8_t {
+  cleared,  ///< nothing is stored any more; no key
+  stored,   ///< findable from now on
+  removed,  ///< findable no more
+  shared,   ///< a `match` took them; only if asked for
+  moved,    ///< they lie in `to` now, not in `block`; no key; only if asked for
+};
+
+/// One event, plain data. Fields that a kind does not have are zero.
+struct cache_event {
+  std::uint64_t number = 0;  ///< one more than the event before
+  block_key key{};
+  block_key parent{};        ///< stored: key of the contents before these; zero: there are none
+  prefix_context context{};  ///< stored: salt and extra keys
+  block_id block = null_block;
+  block_id to = null_block;  ///< moved
+  std::uint32_t tokens = 0;  ///< stored: that the key stands for
+  std::uint32_t group = 0;   ///< as the log was told
+  cache_event_kind kind = cache_event_kind::cleared;
+  std::uint8_t medium = 0;  ///< as the log was told
+
+  friend constexpr bool operator==(const cache_event&, const cache_event&) noexcept = default;
+};
+
+/// How an `event_log` is built.
+struct event_log_options {
+  std::uint64_t events = 0;  ///< how many are kept for readers, 1 to 2^32
+  /// Number of the first event. A log that takes the place of another, with a cache that starts empty, goes
+  /// on at the other's `end()` and begins with a `cleared`.
+  std::uint64_t first = 0;
+  std::uint32_t group = 0;         ///< which of an engine's KV cache groups this is, in every event
+  std::uint8_t medium = 0;         ///< what the blocks lie in, in the engine's own count, in every event
+  bool shares = false;             ///< whether `shared` is logged
+  bool moves = false;              ///< whether `moved` is logged
+  std::string name = "event_log";  ///< what error texts call it
+  metadata_source metadata{};      ///< where its ring comes from
+};
+
+/// What `event_log::read` found.
+struct event_read {
+  std::size_t count = 0;    ///< events written to the front of the span
+  std::uint64_t first = 0;  ///< number of the first of them
+  std::uint64_t lost = 0;   ///< events before `first` that were asked for and are gone
+  std::uint64_t next = 0;   ///< what to read from next
+
+  friend constexpr bool operator==(const event_read&, const event_read&) noexcept = default;
+};
+
+/// Contents that are findable, as a snapshot tells them.
+struct stored_key {
+  block_key key{};
+  block_id block = null_block;
+  std::uint32_t tokens = 0;
+};
+
+/// The observer that keeps the last events of a cache in a ring.
+///
+/// Every event takes the next 64-bit number before it is written, so no event is missing unseen: a reader
+/// that fell behind is told exactly how many it lost, takes a snapshot and reads on from its number.
+///
+///     struct logged : llmmem::paged_traits { using observer = llmmem::event_log; };
+///     llmmem::paged_allocator<logged> cache({.blocks = 4096}, llmmem::event_log({.events = 1024}));
+///     ...
+///     auto got = cache.observer().read(next, batch).value();
+///     if (got.lost != 0) next = cache.observer().snapshot(cache, [&](const stored_key& each) { ... });
+///
+/// A snapshot is the state before the event of the number it returns: what it visits, and the events from
+/// there on applied in order, are the index at any later time.
+///
+/// @par Complexity   O(1) an event, 96 bytes for each that is kept, allocated once; `snapshot` O(blocks).
+/// @par Thread safety   one caller at a time, the cache's own calls included: whoever sends events elsewhere
+///      reads them between two steps of the engine.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
+/// @par Source   stored, removed and cleared are the KV events of vLLM, medium and group too; numbers with
+///      visible gaps and snapshots are what routers above such streams have had to add.
+class event_log {
+ public:
+  explicit event_log(const event_log_options& options)
+      : ring_(checked_events(options), cache_event{}, options.metadata, "event_log: events"),
+        first_(options.first),
+        next_(options.first),
+        group_(options.group),
+        medium_(options.medium),
+        shares_(options.shares),
+        moves_(options.moves),
+        name_(options.name) {
+    if (first_ != 0) clear();
+  }
+
+  // What the cache tells
+
+  void on_cached(const stored_block& stored) noexcept {
+    cache_event& event = reserve(cache_event_kind::stored);
+    event.key = stored.key;
+    event.parent = stored.parent;
+    event.context = *stored.context;
+    event.block = stored.block;
+    event.tokens = stored.tokens;
+  }
+  void on_dropped(block_id block, const block_key& key) noexcept {
+    cache_event& event = reserve(cache_event_kind::removed);
+    event.key = key;
+    event.block = block;
+  }
+  void on_shared(block_id block, const block_key& key) noexcept {
+    if (!shares_) return;
+    cache_event& event = reserve(cache_event_kind::shared);
+    event.key = key;
+    event.block = block;
+  }
+  void on_moved(block_id from, block_id to) noexcept {
+    if (!moves_) return;
+    cache_event& event = reserve(cache_event_kind::moved);
+    event.block = from;
+    event.to = to;
+  }
+
+  /// Logs that nothing is stored any more, for an engine that knows it otherwise than by `removed`.
+  void clear() noexcept { reserve(cache_event_kind::cleared); }
+
+  // What readers ask
+
+  /// Number of the next event.
+  [[nodiscard]] std::uint64_t end() const noexcept { return next_; }
+  /// Number of the oldest event that is kept; `end()` when there is none.
+  [[nodiscard]] std::uint64_t begin() const noexcept {
+    return next_ - first_ > ring_.size() ? next_ - ring_.size() : first_;
+  }
+
+  /// Copies events from number `from` on, or from the oldest that is kept, in order, as many as there are and
+  /// fit. Numbers from `from` to the first that is kept are lost.
+  /// @return `errc::out_of_range` for a number past `end()`: it is from another log.
+  [[nodiscard]] result<event_read> read(std::uint64_t from, std::span<cache_event> out) const noexcept {
+    if (from > next_) return failure{errc::out_of_range, 0, from, next_, name_.c_str()};
+    const std::uint64_t oldest = begin();
+    event_read got{.first = from < oldest ? oldest : from};
+    got.lost = got.first - from;
+    const std::uint64_t there = next_ - got.first;
+    got.count = there < out.size() ? static_cast<std::size_t>(there) : out.size();
+    for (std::size_t i = 0; i < got.count; ++i)
+      out[i] = ring_[place(got.first + i)];
+    got.next = got.first + got.count;
+    return got;
+  }
+
+  /// Calls `visit(const stored_key&)` for all that is findable in `cache`, which this log observes.
+  /// @return the number of the first event that is not in it.
+  template <class Cache, class Visit>
+    requires std::is_invocable_v<Visit&, const stored_key&>
+  std::uint64_t snapshot(const Cache& cache, Visit&& visit) const
+      noexcept(std::is_nothrow_invocable_v<Visit&, const stored_key&>) {
+    for (std::uint64_t i = 1; i <= cache.pool().most_blocks(); ++i) {
+      const block_id block{static_cast<std::uint32_t>(i)};
+      if (cache.index().contains(block))
+        visit(stored_key{cache.index().key(block), block, cache.index().tokens(block)});
+    }
+    return next_;
+  }
+
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return ring_.size(); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return ring_.bytes(); }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+
+ private:
+  [[nodiscard]] static std::uint64_t checked_events(const event_log_options& options) {
+    constexpr std::uint64_t most = std::uint64_t{1} << 32;
+    if (options.events == 0 || options.events > most) {
+      throw length_error(options.name + ": " + std::to_string(options.events) + " events; allowed are 1 to " +
+                         std::to_string(most));
+    }
+    return options.events;
+  }
+
+  [[nodiscard]] std::size_t place(std::uint64_t number) const noexcept {
+    return static_cast<std::size_t>((number - first_) % ring_.size());
+  }
+
+  cache_event& reserve(cache_event_kind kind) noexcept {
+    cache_event& event = ring_[place(next_)];
+    event = {.number = next_++, .group = group_, .kind = kind, .medium = medium_};
+    return event;
+  }
+
+  detail::fixed_array<cache_event> ring_;
+  std::uint64_t first_;
+  std::uint64_t next_;
+  std::uint32_t group_;
+  std::uint8_t medium_;
+  bool shares_;
+  bool moves_;
+  std::string name_;
+};
+
+static_assert(sharing_observer<event_log> && moving_observer<event_log>);
+
+}  // namespace llmmem::inline v0

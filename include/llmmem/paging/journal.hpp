@@ -1,0 +1,363 @@
+/// @file
+/// `journaled`: a paged cache that writes down every operation and its outcome, to be replayed to the same
+/// state.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/paging/compaction.hpp>
+#include <llmmem/paging/detail/journal_codec.hpp>
+#include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_fences.hpp>
+#include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// A `paged_allocator` with a journal: the same operations, each recorded with its arguments and its outcome.
+///
+///     struct traced : llmmem::paged_traits { using fence = llmmem::recorded_fence; };
+///     llmmem::journaled<llmmem::paged_allocator<traced>, llmmem::memory_journal> cache(
+///         {.blocks = 4096}, llmmem::memory_journal(64 << 20), "lru");
+///     auto seq = cache.create().value();                       // and so on, as the allocator has it
+///     ...
+///     auto same = replay<...>(cache.sink().bytes(), factory);  // journal_replay.hpp
+///
+/// **The same state.** An allocator's state follows from its options and its operations, but for one thing:
+/// when fences passed. So the journal keeps the real fences and gives the allocator `recorded_fence`s; before
+/// each operation it looks which have passed, and records that.
+///
+/// **Pressure.** `options.pressure` may call this object, as it may the allocator: its operations are
+/// recorded inside the one that called it, and a replay makes them there.
+///
+/// **What is in it.** Every token and key, and the hash seed: a journal is as secret as the prompts.
+///
+/// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all frames before.
+/// Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the format's
+/// version; each further one a record. A frame that is cut, changed, left out or out of place ends the
+/// journal there.
+///
+/// @tparam Cache  a `paged_allocator` whose `Traits::fence` is `recorded_fence`.
+/// @tparam Sink   a `journal_sink`.
+/// @tparam Fence  what the engine's kernels give, trivially copyable.
+///
+/// @par Complexity   O(1) a byte more than the allocator: some 8 bytes a record, 1 to 5 a token, 16 a key.
+///      No heap allocation after construction beyond the sink's.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Moves   never.
+/// @par Errors   as the allocator. When the sink refuses bytes, recording ends for good (`recording()`), and
+///      the cache goes on: a journal never costs a request.
+template <class Cache, journal_sink Sink, fence Fence = host_fence>
+class journaled {
+ public:
+  static_assert(std::is_same_v<typename Cache::fence_type, recorded_fence>,
+                "Traits::fence of a journaled cache must be recorded_fence");
+
+  /// @param configuration  for the header: the policies' names, or whatever a replay needs to know.
+  /// @param policies  what the allocator's constructor takes behind the options: eviction, observer.
+  template <class... Policies>
+  journaled(const paged_options& options, Sink sink, std::string_view configuration = {},
+            Policies&&... policies)
+      : pressure_(options.pressure),
+        cache_(watched(options), std::forward<Policies>(policies)...),
+        fences_(std::uint64_t{options.max_sequences} * 4, options.metadata),
+        sink_(std::move(sink)) {
+    write_header(options, configuration);
+  }
+  journaled(const journaled&) = delete;
+  journaled& operator=(const journaled&) = delete;
+
+  // The operations, see `paged_allocator`
+
+  result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept {
+    return run(journal_op::create, {.context = context, .hints = hints}, [&]() noexcept {
+      const auto made = cache_.create(context, hints);
+      if (made) owner_ = made->owner;
+      return made;
+    });
+  }
+  result<sequence_id> fork(sequence_id parent) noexcept {
+    return run(journal_op::fork, {.sequence = parent}, [&]() noexcept { return cache_.fork(parent); });
+  }
+  result<void> release(sequence_id sequence) noexcept {
+    return run(journal_op::release, {.sequence = sequence},
+               [&]() noexcept { return cache_.release(sequence); });
+  }
+  result<void> release_after(sequence_id sequence, const Fence& after) noexcept {
+    const bool waits = !cache_.blocks(sequence).empty();
+    return run_after(journal_op::release_after, {.sequence = sequence}, after,
+                     [&](const recorded_fence& point) noexcept {
+                       const auto done = cache_.release_after(sequence, point);
+                       return std::pair(done, done && waits);
+                     });
+  }
+  std::uint64_t collect() noexcept {
+    return *run(journal_op::collect, {}, [&]() noexcept { return result<std::uint64_t>(cache_.collect()); });
+  }
+
+  result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept {
+    return run(journal_op::match, {.sequence = sequence, .tokens = tokens},
+               [&]() noexcept { return cache_.match(sequence, tokens); });
+  }
+  result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept {
+    return run(journal_op::match_keys, {.sequence = sequence, .keyed = prompt},
+               [&]() noexcept { return cache_.match(sequence, prompt); });
+  }
+  result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept {
+    return run(journal_op::append, {.sequence = sequence, .tokens = tokens},
+               [&]() noexcept { return cache_.append(sequence, tokens); });
+  }
+  result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept {
+    return run(journal_op::extend, {.sequence = sequence, .number = count},
+               [&]() noexcept { return cache_.extend(sequence, count); });
+  }
+  result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
+                            std::uint64_t leave = 0) noexcept {
+    const detail::journal_arguments given{.number = leave, .extra = out.size(), .batch = batch};
+    interruptible now(*this, journal_op::append_batch, given);
+    const auto done = cache_.append_batch(batch, out, leave);
+    detail::journal_outcome came = detail::outcome_of(done);
+    if (done) came.batch = out;
+    now.end(came);
+    return done;
+  }
+  result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept {
+    return run(journal_op::truncate, {.sequence = sequence, .number = tokens},
+               [&]() noexcept { return cache_.truncate(sequence, tokens); });
+  }
+  result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const Fence& after) noexcept {
+    return run_after(journal_op::truncate_after, {.sequence = sequence, .number = tokens}, after,
+                     [&](const recorded_fence& point) noexcept {
+                       const std::size_t before = cache_.blocks(sequence).size();
+                       const auto done = cache_.truncate_after(sequence, tokens, point);
+                       return std::pair(done, done && cache_.blocks(sequence).size() != before);
+                     });
+  }
+
+  result<std::uint64_t> commit(sequence_id sequence) noexcept {
+    return commit(sequence, cache_.tokens(sequence));
+  }
+  result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept {
+    return run(journal_op::commit, {.sequence = sequence, .number = written},
+               [&]() noexcept { return cache_.commit(sequence, written); });
+  }
+  result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept {
+    return run(journal_op::commit_keys, {.sequence = sequence, .keyed = contents},
+               [&]() noexcept { return cache_.commit(sequence, contents); });
+  }
+  result<std::uint64_t> deduplicate(sequence_id sequence) noexcept {
+    return run(journal_op::deduplicate, {.sequence = sequence},
+               [&]() noexcept { return cache_.deduplicate(sequence); });
+  }
+  result<std::uint64_t> deduplicate_after(sequence_id sequence, const Fence& after) noexcept {
+    return run_after(journal_op::deduplicate_after, {.sequence = sequence}, after,
+                     [&](const recorded_fence& point) noexcept {
+                       const auto done = cache_.deduplicate_after(sequence, point);
+                       return std::pair(done, done && *done != 0);
+                     });
+  }
+
+  result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept {
+    return run(journal_op::retain, {.sequence = sequence, .hints = {.keep = keep}, .range = range},
+               [&]() noexcept { return cache_.retain(sequence, range, keep); });
+  }
+  void advance(std::uint64_t now) noexcept {
+    static_cast<void>(run(journal_op::advance, {.number = now}, [&]() noexcept {
+      cache_.advance(now);
+      return result<void>();
+    }));
+  }
+  std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
+                       std::uint64_t next_use) noexcept {
+    return *run(journal_op::expect, {.context = context, .tokens = tokens, .number = next_use},
+                [&]() noexcept { return result<std::uint64_t>(cache_.expect(tokens, context, next_use)); });
+  }
+  std::uint64_t expect(const keyed_blocks& prompt, const prefix_context& context,
+                       std::uint64_t next_use) noexcept {
+    return *run(journal_op::expect_keys, {.context = context, .keyed = prompt, .number = next_use},
+                [&]() noexcept { return result<std::uint64_t>(cache_.expect(prompt, context, next_use)); });
+  }
+
+  std::uint64_t drop_idle() noexcept {
+    return *run(journal_op::drop_idle, {},
+                [&]() noexcept { return result<std::uint64_t>(cache_.drop_idle()); });
+  }
+  result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
+    return run(journal_op::resize, {.number = blocks}, [&]() noexcept { return cache_.resize(blocks); });
+  }
+  template <move_copier Copy>
+  result<std::uint64_t> compact(std::span<const block_move> moves, Copy&& copy, std::size_t group = 0) {
+    const detail::journal_arguments given{.number = group, .moves = moves};
+    interruptible now(*this, journal_op::compact, given);
+    const auto done = cache_.compact(moves, copy, group);
+    now.end(detail::outcome_of(done));
+    return done;
+  }
+
+  // The journal
+
+  /// Records a digest of the whole state, which a replay compares. O(blocks).
+  void checkpoint() noexcept {
+    static_cast<void>(run(journal_op::checkpoint, {.number = detail::state_digest(cache_)},
+                          []() noexcept { return result<void>(); }));
+  }
+
+  /// Whether every operation so far is in the journal. Never true again once it was false.
+  [[nodiscard]] bool recording() const noexcept { return recording_; }
+  /// Records written, and those that could not be.
+  [[nodiscard]] std::uint64_t records() const noexcept { return records_; }
+  [[nodiscard]] std::uint64_t unrecorded() const noexcept { return unrecorded_; }
+  [[nodiscard]] Sink& sink() noexcept { return sink_; }
+  [[nodiscard]] const Sink& sink() const noexcept { return sink_; }
+
+  // What it holds
+
+  /// For everything that changes nothing: stats, audit, block tables, cost, index.
+  [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
+  [[nodiscard]] typename Cache::observer_type& observer() noexcept { return cache_.observer(); }
+  [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_.check(sequence); }
+  [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept { return cache_.tokens(sequence); }
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept {
+    return cache_.blocks(sequence);
+  }
+  [[nodiscard]] paged_stats stats() const noexcept { return cache_.stats(); }
+
+ private:
+  /// An operation while it runs. One that throws has changed nothing, and is not recorded.
+  class interruptible {
+   public:
+    interruptible(journaled& owner, journal_op op, const detail::journal_arguments& given) noexcept
+        : owner_(&owner), op_(op), given_(&given) {
+      if (owner.fences_.poll()) {
+        const detail::journal_arguments point{.number = *owner.fences_.passed()};
+        owner.write([&](auto& out) noexcept { out.record(journal_op::fences_passed, point, {}); });
+      }
+      outer_ = std::exchange(owner.current_, this);
+    }
+    ~interruptible() { owner_->current_ = outer_; }
+    interruptible(const interruptible&) = delete;
+    interruptible& operator=(const interruptible&) = delete;
+
+    void end(const detail::journal_outcome& came) noexcept {
+      owner_->write(
+          [&](auto& out) noexcept { is_open_ ? out.close(op_, came) : out.record(op_, *given_, came); });
+    }
+    /// Something else comes before the outcome.
+    void open() noexcept {
+      if (std::exchange(is_open_, true)) return;
+      owner_->write([&](auto& out) noexcept { out.open(op_, *given_); });
+    }
+
+   private:
+    journaled* owner_;
+    journal_op op_;
+    const detail::journal_arguments* given_;
+    interruptible* outer_ = nullptr;
+    bool is_open_ = false;
+  };
+
+  template <class Operation>
+  auto run(journal_op op, const detail::journal_arguments& given, Operation&& operation) noexcept {
+    interruptible now(*this, op, given);
+    const auto done = operation();
+    now.end(detail::outcome_of(done));
+    return done;
+  }
+
+  template <class Operation>
+  auto run_after(journal_op op, detail::journal_arguments given, const Fence& after,
+                 Operation&& operation) noexcept {
+    given.extra = fences_.issue();
+    interruptible now(*this, op, given);
+    const auto [done, waits] = operation(recorded_fence{fences_.passed(), given.extra});
+    if (waits) fences_.wait_for(after, given.extra);
+    now.end(detail::outcome_of(done));
+    return done;
+  }
+
+  [[nodiscard]] paged_options watched(paged_options options) noexcept {
+    if (options.pressure.call != nullptr) {
+      options.pressure.call = &journaled::on_pressure;
+      options.pressure.context = this;
+    }
+    return options;
+  }
+
+  static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
+    auto& self = *static_cast<journaled*>(context);
+    if (self.depth_ == most_pressure_depth) return false;
+    ++self.depth_;
+    self.current_->open();
+    const detail::journal_arguments asked{.number = shortage.needed, .extra = shortage.available};
+    self.write([&](auto& out) noexcept { out.record(journal_op::pressed, asked, {}); });
+    const bool again = self.pressure_.call(self.pressure_.context, shortage);
+    const detail::journal_arguments answer{.number = again ? 1U : 0U};
+    self.write([&](auto& out) noexcept { out.record(journal_op::relieved, answer, {}); });
+    --self.depth_;
+    return again;
+  }
+
+  /// @param encode  called with the encoder of the record.
+  template <class Encode>
+  void write(Encode&& encode) noexcept {
+    if (recording_) {
+      frame([&](auto& out) noexcept {
+        detail::record_encoder record(out, owner_);
+        encode(record);
+      });
+    }
+    ++(recording_ ? records_ : unrecorded_);
+  }
+
+  void write_header(const paged_options& options, std::string_view configuration) noexcept {
+    detail::checked_writer<Sink> magic(sink_, crc_);
+    for (const char each : detail::journal_magic)
+      magic.put(static_cast<std::byte>(each));
+    magic.flush();
+    recording_ = magic.good();
+    crc_ = magic.crc();
+    if (recording_) {
+      frame([&](auto& out) noexcept { detail::encode_header(out, options, configuration); });
+    }
+  }
+
+  /// Twice: once to know the length, once to write.
+  template <class Encode>
+  void frame(Encode&& encode) noexcept {
+    detail::byte_counter length;
+    encode(length);
+    detail::checked_writer<Sink> out(sink_, crc_);
+    detail::put_varint(out, length.count());
+    encode(out);
+    out.flush();
+    crc_ = out.crc();
+    detail::put_fixed32(out, crc_);
+    out.flush();
+    recording_ = out.good();
+  }
+
+  pressure_callback pressure_;
+  Cache cache_;
+  detail::journal_fences<Fence> fences_;
+  Sink sink_;
+  std::uint32_t owner_ = 0;
+  std::uint32_t crc_ = 0;
+  std::uint32_t depth_ = 0;
+  bool recording_ = false;
+  interruptible* current_ = nullptr;
+  std::uint64_t records_ = 0;
+  std::uint64_t unrecorded_ = 0;
+};
+
+}  // namespace llmmem::inline v0

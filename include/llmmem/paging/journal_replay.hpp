@@ -1,0 +1,353 @@
+/// @file
+/// Reading a journal, and replaying it to the state it was written from.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/detail/journal_codec.hpp>
+#include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Where a journal ended, and why there.
+struct journal_end {
+  std::uint64_t records = 0;  ///< whole ones before it
+  std::uint64_t offset = 0;   ///< of the byte behind the last of them
+  std::string reason;         ///< empty: there are no bytes behind it; else what is wrong with those
+};
+
+/// Where a replay first differed from its journal.
+struct journal_divergence {
+  std::uint64_t record = 0;  ///< counted from 1; the header is 0
+  journal_op operation = journal_op::create;
+  std::string expected;  ///< what the journal says came of it
+  std::string found;     ///< what came of it now
+
+  /// One sentence for a person.
+  [[nodiscard]] std::string message() const {
+    return "journal: record " + std::to_string(record) + ", " + std::string(to_string(operation)) +
+           ": expected " + expected + "; found " + found;
+  }
+};
+
+/// Goes through a journal record by record, and stops at the first byte that is not as it was written.
+///
+/// A bad tail is what a crash leaves and no error; `end()` tells of it. Every flip of up to 32 bits in a row
+/// is detected, any other damage but for one in 2^32.
+///
+/// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read; `next` throws
+///      `std::bad_alloc` alone. No input is undefined, and memory stays a small multiple of its length.
+class journal_reader {
+ public:
+  explicit journal_reader(std::span<const std::byte> bytes) : bytes_(bytes) {
+    const auto magic = bytes.first(
+        bytes.size() < detail::journal_magic.size() ? bytes.size() : detail::journal_magic.size());
+    for (std::size_t i = 0; i < detail::journal_magic.size(); ++i) {
+      if (i == magic.size()) throw journal_error("journal: offset " + std::to_string(i) + ": it ends here");
+      if (magic[i] != static_cast<std::byte>(detail::journal_magic[i]))
+        throw journal_error("journal: offset " + std::to_string(i) + ": these bytes are no journal");
+    }
+    crc_ = detail::crc32c(0, magic);
+    end_.offset = magic.size();
+    detail::byte_cursor in = frame();
+    if (in.ok()) detail::decode_header(in, header_);
+    if (!in.ok()) {
+      throw journal_error("journal: offset " + std::to_string(in.offset()) +
+                          " of the header: " + (in.why() == nullptr ? "" : in.why()));
+    }
+    accept();
+  }
+
+  [[nodiscard]] const journal_header& header() const noexcept { return header_; }
+
+  /// Reads the next record; false at the end.
+  bool next() {
+    if (!end_.reason.empty() || end_.offset == bytes_.size()) return false;
+    detail::byte_cursor in = frame();
+    if (in.ok()) detail::record_decoder(in, record_).record();
+    if (!in.ok()) {
+      end_.reason = "record " + std::to_string(end_.records + 1) + ", offset " + std::to_string(in.offset()) +
+                    ": " + in.why();
+      return false;
+    }
+    accept();
+    ++end_.records;
+    return true;
+  }
+
+  /// The record that `next` read; its spans are good until the next call.
+  [[nodiscard]] detail::owned_record& record() noexcept { return record_; }
+  [[nodiscard]] const journal_end& end() const noexcept { return end_; }
+
+ private:
+  /// A cursor over the payload of the frame at hand, its checksum proven; or one that says what is wrong.
+  [[nodiscard]] detail::byte_cursor frame() noexcept {
+    const auto rest = bytes_.subspan(static_cast<std::size_t>(end_.offset));
+    detail::byte_cursor in(rest, end_.offset);
+    const std::uint64_t length = in.varint();
+    if (!in.ok()) return in;
+    const std::size_t begin = rest.size() - in.left();
+    if (in.left() < 4 || length > in.left() - 4) {
+      in.refuse("it is cut off");
+      return in;
+    }
+    const std::size_t covered = begin + static_cast<std::size_t>(length);
+    next_crc_ = detail::crc32c(crc_, rest.first(covered));
+    detail::byte_cursor stored(rest.subspan(covered), end_.offset + covered);
+    if (stored.fixed32() != next_crc_) {
+      stored.refuse("its checksum does not fit");
+      return stored;
+    }
+    next_offset_ = end_.offset + covered + 4;
+    return detail::byte_cursor(rest.subspan(begin, static_cast<std::size_t>(length)), end_.offset + begin);
+  }
+
+  void accept() noexcept {
+    crc_ = next_crc_;
+    end_.offset = next_offset_;
+  }
+
+  std::span<const std::byte> bytes_;
+  journal_header header_;
+  detail::owned_record record_;
+  journal_end end_;
+  std::uint32_t crc_ = 0;
+  std::uint32_t next_crc_ = 0;
+  std::uint64_t next_offset_ = 0;
+};
+
+namespace detail {
+
+/// What a record returned, as a replay's texts have it.
+[[nodiscard]] inline std::string outcome_text(const failure& why, std::span<const std::uint64_t> numbers,
+                                              const std::string& name) {
+  if (why.code != errc::ok) {
+    failure named = why;
+    named.where = name.c_str();
+    return '"' + named.message() + '"';
+  }
+  if (numbers.empty()) return "success";
+  std::string text = "(";
+  for (const std::uint64_t each : numbers)
+    text += (text.size() == 1 ? "" : ", ") + std::to_string(each);
+  return text + ")";
+}
+
+[[nodiscard]] inline std::vector<std::uint64_t> numbers_of(journal_op op, const journal_outcome& came) {
+  std::vector<std::uint64_t> out;
+  if (came.why.code != errc::ok) return out;
+  out.assign(came.numbers.begin(), came.numbers.begin() + static_cast<std::ptrdiff_t>(outcome_numbers(op)));
+  for (const append_result& grown : came.batch) {
+    const auto each = numbers_of(grown);
+    out.insert(out.end(), each.begin(), each.end());
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// A cache that a journal was replayed into. It stays here: its fences and its pressure callback do.
+template <class Cache>
+class replayed {
+ public:
+  /// @see replay
+  template <class Make>
+  replayed(std::span<const std::byte> bytes, Make&& make, std::uint64_t records)
+      : reader_(bytes), cache_(make(header_for_replay())) {
+    while (!divergence_ && reader_.end().records < records && reader_.next())
+      repeat();
+  }
+  replayed(const replayed&) = delete;
+  replayed& operator=(const replayed&) = delete;
+
+  [[nodiscard]] Cache& cache() noexcept { return cache_; }
+  [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
+  [[nodiscard]] const journal_header& header() const noexcept { return reader_.header(); }
+  /// Where the journal, or what was asked of it, ended; at a divergence, that record is counted.
+  [[nodiscard]] const journal_end& end() const noexcept { return reader_.end(); }
+  /// The first outcome that was not as recorded; nothing behind it was replayed.
+  [[nodiscard]] const std::optional<journal_divergence>& divergence() const noexcept { return divergence_; }
+  /// The sequences that are alive, by slot.
+  [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept { return sequences_; }
+  /// The handle that names now what `recorded` named then.
+  [[nodiscard]] sequence_id handle(sequence_id recorded) const noexcept {
+    recorded.owner = owner_;
+    return recorded;
+  }
+
+  /// Ends all sequences, and all waiting for fences: the kernels that used them ended with the process. What
+  /// is cached stays, idle.
+  void release_all() noexcept {
+    for (const sequence_id each : sequences_)
+      static_cast<void>(cache_.release(each));
+    sequences_.clear();
+    passed_ = ~std::uint64_t{0};
+    cache_.collect();
+  }
+
+ private:
+  [[nodiscard]] const journal_header& header_for_replay() noexcept {
+    header_ = reader_.header();
+    header_.options.pressure.call = &replayed::on_pressure;
+    header_.options.pressure.context = this;
+    return header_;
+  }
+
+  /// Does the record at hand again, with all that was done inside it.
+  void repeat() {
+    if (!reader_.record().is_open) {
+      const bool was_open = std::exchange(is_open_, false);
+      finish(reader_.record(), detail::execute(cache_, reader_.record(), owner_, passed_, grown_));
+      is_open_ = was_open;
+      return;
+    }
+    detail::owned_record again = std::move(reader_.record());
+    std::vector<append_result> grown;
+    const bool was_open = std::exchange(is_open_, true);
+    const detail::journal_outcome came = detail::execute(cache_, again, owner_, passed_, grown);
+    is_open_ = was_open;
+    if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+    if (divergence_ || !reader_.next()) return;  // cut off inside: what came of it was not recorded
+    detail::owned_record& then = reader_.record();
+    if (then.op != journal_op::outcome || then.closes != again.op) {
+      return diverge(std::string(to_string(then.op)), "the outcome of " + std::string(to_string(again.op)));
+    }
+    again.why = then.why;
+    again.numbers = then.numbers;
+    finish(again, came);
+  }
+
+  void finish(const detail::owned_record& again, const detail::journal_outcome& came) {
+    switch (again.op) {
+      case journal_op::pressed:
+      case journal_op::relieved:
+      case journal_op::outcome:
+        return diverge(std::string(to_string(again.op)), "no operation open");
+      case journal_op::checkpoint: {
+        const std::uint64_t digest = detail::state_digest(cache_);
+        if (digest == again.given.number) return;
+        return diverge("state " + std::to_string(again.given.number), "state " + std::to_string(digest));
+      }
+      default: {
+        const std::vector<std::uint64_t> numbers = detail::numbers_of(again.op, came);
+        if (came.why != again.why || numbers != again.numbers) {
+          return diverge(detail::outcome_text(again.why, again.numbers, cache_.name()),
+                         detail::outcome_text(came.why, numbers, cache_.name()), again.op);
+        }
+        if (came.why.code == errc::ok) follow(again, came);
+      }
+    }
+  }
+
+  /// Stands for the engine's callback: does what that did.
+  static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
+    auto& self = *static_cast<replayed*>(context);
+    if (!self.is_open_ || self.divergence_ || self.failed_ || self.depth_ == most_pressure_depth)
+      return false;
+    ++self.depth_;
+    bool again = false;
+    try {
+      again = self.relieve(shortage);
+    } catch (...) {
+      self.failed_ = std::current_exception();
+    }
+    --self.depth_;
+    return again;
+  }
+
+  bool relieve(const block_shortage& shortage) {
+    if (!reader_.next()) return false;
+    const detail::owned_record& asked = reader_.record();
+    const auto text = [](std::uint64_t needed, std::uint64_t available) {
+      return "pressure (" + std::to_string(needed) + ", " + std::to_string(available) + ")";
+    };
+    const std::string found = text(shortage.needed, shortage.available);
+    const std::string expected = asked.op == journal_op::pressed ? text(asked.given.number, asked.given.extra)
+                                                                 : std::string(to_string(asked.op));
+    if (expected != found) {
+      diverge(expected, found);
+      return false;
+    }
+    while (!divergence_ && reader_.next()) {
+      if (reader_.record().op == journal_op::relieved) return reader_.record().given.number != 0;
+      repeat();
+    }
+    return false;
+  }
+
+  void diverge(std::string expected, std::string found) {
+    diverge(std::move(expected), std::move(found), reader_.record().op);
+  }
+  void diverge(std::string expected, std::string found, journal_op operation) {
+    divergence_ = {reader_.end().records, operation, std::move(expected), std::move(found)};
+  }
+
+  void follow(const detail::owned_record& again, const detail::journal_outcome& came) {
+    const bool is_new = again.op == journal_op::create || again.op == journal_op::fork;
+    const bool ends = again.op == journal_op::release || again.op == journal_op::release_after;
+    if (!is_new && !ends) return;
+    const auto slot = static_cast<std::uint32_t>(is_new ? came.numbers[0] : again.given.sequence.slot);
+    std::size_t at = 0;
+    while (at < sequences_.size() && sequences_[at].slot < slot)
+      ++at;
+    const auto place = sequences_.begin() + static_cast<std::ptrdiff_t>(at);
+    if (ends) {
+      sequences_.erase(place);
+      return;
+    }
+    sequences_.insert(place, {slot, static_cast<std::uint32_t>(came.numbers[1]), owner_});
+  }
+
+  journal_reader reader_;
+  journal_header header_;
+  std::uint64_t passed_ = 0;  // what the cache's fences look at
+  Cache cache_;
+  std::vector<sequence_id> sequences_;
+  std::vector<append_result> grown_;
+  std::optional<journal_divergence> divergence_;
+  std::exception_ptr failed_;  // by a callback, which may not throw
+  std::uint32_t owner_ = 0;
+  std::uint32_t depth_ = 0;
+  bool is_open_ = false;  // the operation that runs was interrupted
+};
+
+/// Does again what a journal says, comparing each outcome with the recorded one.
+///
+/// In a cache built as the journal's was, the state becomes the same: block tables, keys, the order of free
+/// and of idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last
+/// whole record: `release_all()` then leaves the index of what was cached.
+///
+///     auto same = llmmem::replay(bytes, [](const llmmem::journal_header& header) {
+///       return llmmem::paged_allocator<traced>(header.options);
+///     });
+///     if (same.divergence()) log(same.divergence()->message());
+///
+/// @param make  builds the cache, as it was built then, from the header, whose `options.pressure` stands for
+///      the engine's callback; for bytes from strangers it looks at the options first, as they say how much
+///      memory that takes.
+/// @param records  how many to replay, or to the end of the operation that this is inside: to stop before one
+/// of interest.
+/// @par Complexity   that of the operations; allocates.
+/// @par Errors   `journal_error` for a header that cannot be read, what `make` throws, `std::bad_alloc`.
+template <class Make>
+[[nodiscard]] auto replay(std::span<const std::byte> bytes, Make&& make, std::uint64_t records = unlimited) {
+  using cache_type = std::invoke_result_t<Make&, const journal_header&>;
+  static_assert(std::is_same_v<typename cache_type::fence_type, recorded_fence>,
+                "Traits::fence of a cache to replay into must be recorded_fence");
+  return replayed<cache_type>(bytes, make, records);
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,173 @@
+/// @file
+/// What a journal is made of: its operations, its header, the fence it records, where it is written to.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+/// What a record is of. The numbers are the format's.
+enum class journal_op : std::uint8_t {
+  create = 1,
+  fork = 2,
+  release = 3,
+  release_after = 4,
+  match = 5,
+  match_keys = 6,
+  append = 7,
+  extend = 8,
+  append_batch = 9,
+  truncate = 10,
+  truncate_after = 11,
+  commit = 12,
+  commit_keys = 13,
+  deduplicate = 14,
+  deduplicate_after = 15,
+  retain = 16,
+  advance = 17,
+  expect = 18,
+  expect_keys = 19,
+  resize = 20,
+  collect = 21,
+  drop_idle = 22,
+  compact = 23,
+  fences_passed = 24,  ///< the fences up to a point have passed
+  checkpoint = 25,     ///< a digest of the whole state
+  pressed = 26,        ///< the pressure callback was called, inside the operation that is open
+  relieved = 27,       ///< and returned
+  outcome = 28,        ///< of the operation that was open
+};
+inline constexpr journal_op last_journal_op = journal_op::outcome;
+
+/// The operation as error texts name it.
+[[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
+  constexpr std::array<std::string_view, 29> names{"",
+                                                   "create",
+                                                   "fork",
+                                                   "release",
+                                                   "release_after",
+                                                   "match",
+                                                   "match",
+                                                   "append",
+                                                   "extend",
+                                                   "append_batch",
+                                                   "truncate",
+                                                   "truncate_after",
+                                                   "commit",
+                                                   "commit",
+                                                   "deduplicate",
+                                                   "deduplicate_after",
+                                                   "retain",
+                                                   "advance",
+                                                   "expect",
+                                                   "expect",
+                                                   "resize",
+                                                   "collect",
+                                                   "drop_idle",
+                                                   "compact",
+                                                   "fences_passed",
+                                                   "checkpoint",
+                                                   "pressed",
+                                                   "relieved",
+                                                   "outcome"};
+  const auto number = static_cast<std::size_t>(op);
+  return number != 0 && number < names.size() ? names[number] : "unknown operation";
+}
+
+/// How deep pressure callbacks may go that call a journaled cache that calls them: deeper ones are not asked.
+inline constexpr std::uint32_t most_pressure_depth = 16;
+
+/// The version of the format that is written, and the only one that is read.
+inline constexpr std::uint32_t journal_version = 1;
+
+/// What a journal begins with. Of `options.pressure` only `low` is recorded, of `options.metadata` nothing.
+struct journal_header {
+  std::uint32_t version = journal_version;
+  paged_options options{};
+  std::string configuration;  ///< as the engine wrote it: the policies' names, a build, a model
+};
+
+/// A journal that cannot be read at all; the text has the offset and the reason.
+class journal_error : public error {
+ public:
+  using error::error;
+};
+
+/// The fence of a journaled cache: a point that its journal says has passed. The real fences stay with the
+/// journal, so that when they passed can be recorded, and told again.
+class recorded_fence {
+ public:
+  /// Has passed.
+  constexpr recorded_fence() noexcept = default;
+  constexpr recorded_fence(const std::uint64_t* passed, std::uint64_t point) noexcept
+      : passed_(passed), point_(point) {}
+
+  [[nodiscard]] bool ready() const noexcept { return passed_ == nullptr || *passed_ >= point_; }
+  /// @throws argument_error when it has not passed: nobody will say so while one waits.
+  void wait() const {
+    if (!ready()) throw argument_error("recorded_fence: wait for the fence that it stands for");
+  }
+
+ private:
+  const std::uint64_t* passed_ = nullptr;
+  std::uint64_t point_ = 0;
+};
+
+static_assert(fence<recorded_fence>);
+
+/// Where a journal is written to: `write` takes all of the bytes or says false, after which it is not called
+/// again. It must not call the cache.
+template <class S>
+concept journal_sink = std::movable<S> && requires(S& sink, std::span<const std::byte> bytes) {
+  { sink.write(bytes) } noexcept -> std::same_as<bool>;
+};
+
+/// A sink in memory, of fixed size.
+class memory_journal {
+ public:
+  /// @param capacity  bytes, allocated at once and committed as they are used.
+  explicit memory_journal(std::uint64_t capacity, const metadata_source& source = {})
+      : bytes_(capacity, source, "memory_journal: bytes") {}
+
+  [[nodiscard]] bool write(std::span<const std::byte> bytes) noexcept {
+    if (bytes.size() > bytes_.size() - used_) return false;
+    if (!bytes.empty()) std::memcpy(bytes_.data() + used_, bytes.data(), bytes.size());
+    used_ += bytes.size();
+    return true;
+  }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {bytes_.data(), used_}; }
+
+ private:
+  detail::fixed_array<std::byte> bytes_;
+  std::size_t used_ = 0;
+};
+
+static_assert(journal_sink<memory_journal>);
+
+/// A sink that is a function of the engine's: a file, a socket, a ring that a thread empties.
+struct callback_journal {
+  bool (*call)(void* context, std::span<const std::byte> bytes) noexcept = nullptr;
+  void* context = nullptr;
+
+  [[nodiscard]] bool write(std::span<const std::byte> bytes) noexcept {
+    return call != nullptr && call(context, bytes);
+  }
+};
+
+static_assert(journal_sink<callback_journal>);
+
+}  // namespace llmmem::inline v0

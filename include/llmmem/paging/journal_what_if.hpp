@@ -1,0 +1,107 @@
+/// @file
+/// Which eviction policy, and which size, would have hit more: a journal under other configurations.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/eviction/any.hpp>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/detail/what_if_run.hpp>
+#include <llmmem/paging/journal_replay.hpp>
+#include <llmmem/paging/journal_types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// The policies of the caches that `what_if` runs; inherit to change all but eviction and fence.
+struct what_if_traits : paged_traits {
+  using eviction = any_eviction;
+  using fence = recorded_fence;
+};
+
+/// What is to be different beside the policy; nothing: as the journal's cache had it.
+struct what_if_options {
+  std::optional<std::uint64_t> blocks{};  ///< then the journal's `resize` is left out
+  std::optional<std::uint64_t> max_idle_blocks{};
+};
+
+/// What a configuration would have come to.
+struct what_if_result {
+  std::string policy;
+  std::uint64_t requested_tokens = 0;  ///< of the prompts that were matched
+  std::uint64_t requested_blocks = 0;  ///< see `paged_stats`
+  std::uint64_t hit_tokens = 0;
+  std::uint64_t hit_blocks = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t sequences = 0;  ///< created or forked
+  std::uint64_t skipped = 0;    ///< of those, given up because there was no room here for what there was then
+
+  /// Share of the prompts' tokens that need not be computed; 0 when there were none.
+  [[nodiscard]] double hit_ratio() const noexcept {
+    return requested_tokens == 0 ? 0.0
+                                 : static_cast<double>(hit_tokens) / static_cast<double>(requested_tokens);
+  }
+
+  friend bool operator==(const what_if_result&, const what_if_result&) noexcept = default;
+};
+
+/// Runs a journal's operations under each of `policies`, and says what would have hit.
+///
+/// The requests are the recorded ones; the cache is another, so that a `match` finds more or fewer tokens
+/// than it did. What it finds fewer is appended, what it finds more is taken off the next append: every
+/// sequence holds the tokens that it held then. Operations that were refused then are left out, and so are
+/// compactions. A sequence that finds no room here is given up and counted (`skipped`): results with many of
+/// those do not compare.
+///
+/// MIN, the policy "min", is told when each key is matched next: a bound for prompts matched by keys. Those
+/// matched by tokens it cannot foresee.
+///
+///     const auto table = llmmem::what_if(bytes, llmmem::eviction_names, {.max_idle_blocks = 8192});
+///
+/// @tparam Traits  `Traits::eviction` is `any_eviction`, `Traits::fence` `recorded_fence`.
+/// @return a result for each policy, in their order.
+/// @par Complexity   that of the operations for each policy; allocates.
+/// @par Errors   `journal_error` for a header that cannot be read, `argument_error` for an unknown policy,
+///      and what the allocator's constructor throws. A bad tail ends the journal where `journal_reader` says.
+template <class Traits = what_if_traits>
+[[nodiscard]] std::vector<what_if_result> what_if(std::span<const std::byte> bytes,
+                                                  std::span<const std::string_view> policies,
+                                                  const what_if_options& other = {}) {
+  static_assert(std::is_same_v<typename Traits::eviction, any_eviction>);
+  static_assert(std::is_same_v<typename Traits::fence, recorded_fence>);
+  paged_options options = journal_reader(bytes).header().options;
+  if (other.blocks) options.blocks = options.most_blocks = *other.blocks;
+  if (other.max_idle_blocks) options.max_idle_blocks = *other.max_idle_blocks;
+  const slot_count slots{std::max(options.blocks, options.most_blocks) + 1};
+
+  std::optional<detail::key_uses> uses;
+  std::vector<what_if_result> out;
+  for (const std::string_view policy : policies) {
+    if (policy == "min" && !uses) uses.emplace(bytes);
+    std::uint64_t passed = 0;
+    paged_allocator<Traits> cache(options, make_eviction(policy, slots));
+    detail::what_if_run run(cache, passed, options.max_sequences, !other.blocks,
+                            policy == "min" ? &*uses : nullptr);
+    run.run(bytes);
+    const paged_stats stats = cache.stats();
+    out.push_back({.policy = std::string(policy),
+                   .requested_tokens = run.requested_tokens(),
+                   .requested_blocks = stats.requested_blocks,
+                   .hit_tokens = stats.hit_tokens,
+                   .hit_blocks = stats.hit_blocks,
+                   .evictions = stats.evictions,
+                   .sequences = run.sequences(),
+                   .skipped = run.skipped()});
+  }
+  return out;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,113 @@
+/// The example: its table is that of replaying the trace under each policy.
+#include "cache_journal/application.hpp"
+
+#include <llmmem/eviction/any.hpp>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cache_journal/record.hpp"
+#include "replay_trace/generator.hpp"
+#include "replay_trace/paged_replay.hpp"
+
+using namespace cache_journal;
+
+namespace {
+
+struct outcome {
+  exit_status status;
+  std::string out;
+  std::string notes;
+};
+
+std::string text_of(std::FILE* file) {
+  std::string text;
+  std::rewind(file);
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
+    text += static_cast<char>(c);
+  std::fclose(file);
+  return text;
+}
+
+outcome run(const std::vector<std::string>& arguments) {
+  std::FILE* const out = std::tmpfile();
+  std::FILE* const notes = std::tmpfile();
+  REQUIRE(out != nullptr);
+  REQUIRE(notes != nullptr);
+  const exit_status status = run_application(arguments, out, notes);
+  std::string text = text_of(out);
+  return {status, std::move(text), text_of(notes)};
+}
+
+}  // namespace
+
+TEST_CASE("a journal recorded under LRU says what every policy hits, MIN included") {
+  const replay_trace::trace from = replay_trace::generate_trace({.seed = 3, .requests = 1500});
+  for (const std::uint64_t capacity : {1'000U, 4'000U}) {
+    CAPTURE(capacity);
+    const finding found = examine("generated", record(from, capacity), std::nullopt);
+    CHECK(found.diverged.empty());
+    CHECK(found.torn.empty());
+    REQUIRE(found.policies.size() == llmmem::eviction_names.size());
+    for (const llmmem::what_if_result& each : found.policies) {
+      CAPTURE(each.policy);
+      const replay_trace::replay_result real =
+          replay_trace::replay(from, {each.policy, capacity, from.block_tokens(), 1}, [](std::uint64_t) {});
+      CHECK(each.hit_blocks == real.hits);
+      CHECK(each.requested_blocks == real.block_refs);
+      CHECK(each.evictions == real.evictions);
+      CHECK(each.skipped == 0);
+    }
+  }
+}
+
+TEST_CASE("a journal is asked of another capacity as if it had been recorded at that") {
+  const replay_trace::trace from = replay_trace::generate_trace({.seed = 4, .requests = 600});
+  const auto there = examine("there", record(from, 900), std::nullopt).policies;
+  CHECK(examine("here", record(from, 300), 900).policies == there);
+}
+
+TEST_CASE("with --json there is one JSON object on standard output") {
+  const outcome done = run({"--json", "--capacity-blocks", "500"});
+  CHECK(done.status == exit_status::success);
+  CHECK(done.notes.empty());
+  const auto json = nlohmann::json::parse(done.out);
+  CHECK(json["diverged"].is_null());
+  CHECK(json["torn"].is_null());
+  CHECK(json["capacity_blocks"] == 500);
+  CHECK(json["policies"].size() == llmmem::eviction_names.size());
+  CHECK(json["policies"][0]["policy"] == "lru");
+  CHECK(json["policies"][0]["sequences"] == 12'031);
+}
+
+TEST_CASE("a torn journal is asked as far as it goes, and says where it ends") {
+  const replay_trace::trace from = replay_trace::generate_trace({.seed = 3, .requests = 100});
+  const std::vector<std::byte> whole = record(from, 100);
+  const finding found = examine("torn", std::span(whole).first(whole.size() - 3), std::nullopt);
+  CHECK(found.diverged.empty());
+  CHECK(found.torn == "record " + std::to_string(found.records + 1) + ", offset " +
+                          std::to_string(whole.size() - 14) + ": it is cut off");
+}
+
+TEST_CASE("errors are one line and a status") {
+  const std::string hint = "\nrun cache_journal --help for the options\n";
+  const outcome wrong = run({"--capacity-blocks", "0"});
+  CHECK(wrong.status == exit_status::wrong_usage);
+  CHECK(wrong.out.empty());
+  CHECK(wrong.notes ==
+        "cache_journal: --capacity-blocks \"0\": must be a whole number from 1 to 1000000000" + hint);
+  const outcome both = run({"--replay", "a", "--trace", "b"});
+  CHECK(both.notes ==
+        "cache_journal: --replay excludes --trace, --record and --seed: the file says it all" + hint);
+  const outcome missing = run({"--replay", "/nonexistent/journal"});
+  CHECK(missing.status == exit_status::failure);
+  CHECK(missing.notes == "cache_journal: /nonexistent/journal: cannot open it: No such file or directory\n");
+  const outcome other = run({"--replay", "/dev/null"});
+  CHECK(other.notes == "cache_journal: journal: offset 0: it ends here\n");
+  CHECK(run({"--help"}).status == exit_status::success);
+}
