@@ -47,16 +47,16 @@ enum class errc : std::uint8_t {
   system_refused,   ///< wanted = bytes asked of what lies beneath, found = bytes left of the budget,
                     ///< index = the system's error number, 0 when it tells none
   dead_range,       ///< wanted = bytes of a range that is not inside a live one
-  overlapping_ranges,  ///< wanted = bytes to copy, found = bytes that source and destination share
-  bad_granularity,     ///< wanted = the size or offset, found = what it must be a multiple of
-  table_full,          ///< a table of fixed size: wanted = entries needed, found = entries free
-  already_mapped,      ///< wanted = offset in the range, found = offset of the mapping in the way
-  not_mapped,          ///< wanted = offset in the range where no mapping begins, or one goes on
-  still_mapped,        ///< found = mappings that keep it from being given back
-  reserve_refused,     ///< index = the system's error number, wanted = bytes of address space
-  map_refused,         ///< index = the system's error number, wanted = bytes, found = mappings held
+  overlapping_ranges,   ///< wanted = bytes to copy, found = bytes that source and destination share
+  bad_granularity,      ///< wanted = the size or offset, found = what it must be a multiple of
+  table_full,           ///< a table of fixed size: wanted = entries needed, found = entries free
+  already_mapped,       ///< wanted = offset in the range, found = offset of the mapping in the way
+  not_mapped,           ///< wanted = offset in the range where no mapping begins, or one goes on
+  still_mapped,         ///< found = mappings that keep it from being given back
+  reserve_refused,      ///< index = the system's error number, wanted = bytes of address space
+  map_refused,          ///< index = the system's error number, wanted = bytes, found = mappings held
   out_of_group_blocks,  ///< index = group of layers, wanted = blocks it needs, found = blocks it could have
-  already_cached,      ///< index = block: it is cached for other contents than were to be committed
+  already_cached,       ///< index = block: it is cached for other contents than were to be committed
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.

@@ -14,6 +14,8 @@ import time
 LIMIT = 60_000
 UMBRELLA_LIMIT = 140_000
 UMBRELLA = "llmmem/llmmem.hpp"
+# Tools that no serving engine includes, and that bring every policy.
+TOOL_LIMITS = {"llmmem/paging/journal_what_if.hpp": 80_000}
 
 compiler = sys.argv[1]
 root = pathlib.Path("include")
@@ -42,7 +44,7 @@ with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
 failed = False
 print(f"{'header':<56}{'lines':>9}{'limit':>9}{'seconds':>9}")
 for name, lines, seconds in sorted(rows, key=lambda row: -(row[1] or 0)):
-    limit = UMBRELLA_LIMIT if name == UMBRELLA else LIMIT
+    limit = UMBRELLA_LIMIT if name == UMBRELLA else TOOL_LIMITS.get(name, LIMIT)
     if lines is None:
         print(f"{name}: does not compile:\n{seconds}")
         failed = True

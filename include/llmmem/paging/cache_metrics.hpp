@@ -10,7 +10,6 @@
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -31,7 +30,7 @@ class set_clock {
  public:
   [[nodiscard]] std::uint64_t now() const noexcept { return now_; }
   /// A time before the last one is ignored.
-  void set(std::uint64_t now) noexcept { now_ = std::max(now_, now); }
+  void set(std::uint64_t now) noexcept { now_ = now > now_ ? now : now_; }
 
  private:
   std::uint64_t now_ = 0;
@@ -57,8 +56,10 @@ struct duration_histogram {
   std::uint64_t sum = 0;                                  ///< microseconds
 
   void add(std::uint64_t duration) noexcept {
-    const auto bucket = std::lower_bound(bounds.begin(), bounds.end(), duration) - bounds.begin();
-    ++counts[static_cast<std::size_t>(bucket)];
+    std::size_t bucket = 0;
+    while (bucket < bounds.size() && bounds[bucket] < duration)
+      ++bucket;
+    ++counts[bucket];
     sum += duration;
   }
   [[nodiscard]] std::uint64_t count() const noexcept {

@@ -128,6 +128,7 @@ struct attention_layers {
   }
 };
 
+/// Every token looks at all before it.
 [[nodiscard]] constexpr layer_group full_attention(const attention_layers& of) {
   return {of.name, layer_kind::full_attention, 0, of.block_tokens, of.block_bytes()};
 }

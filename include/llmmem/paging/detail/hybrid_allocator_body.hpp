@@ -4,7 +4,6 @@
 
 #include <llmmem/paging/hybrid_allocator.hpp>
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -71,9 +70,10 @@ struct pool_plan {
   for (const layer_group& each : options.groups) {
     const std::uint64_t blocks =
         (options.budget_bytes / options.page_bytes - 1) * (options.page_bytes / each.block_bytes);
-    most = std::max(most, blocks * (each.block_tokens / chunk));
+    const std::uint64_t nodes = blocks * (each.block_tokens / chunk);
+    if (nodes > most) most = nodes;
   }
-  return std::min(most, max_blocks);
+  return most < max_blocks ? most : max_blocks;
 }
 
 }  // namespace detail
@@ -133,7 +133,7 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
   for (std::size_t g = 0; g < group_count_; ++g) {
     const auto held = table(parent, g);
-    std::copy(held.begin(), held.end(), row(slot, g));
+    std::memcpy(row(slot, g), held.data(), held.size_bytes());
     for (const block_id block : held) {
       if (block != null_block) static_cast<void>(pool_.share(block));  // cannot fail: looked at above
     }
@@ -274,7 +274,7 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
     std::span<const token_id> tokens, place at, const prefix_context& context) const noexcept {
   hit_scan scan(groups());
   hit best{.tokens = 0, .at = at};
-  const std::uint64_t limit = std::min<std::uint64_t>(tokens.size(), max_sequence_tokens_);
+  const std::uint64_t limit = tokens.size() < max_sequence_tokens_ ? tokens.size() : max_sequence_tokens_;
   for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.hopeless(); end += chunk_tokens_) {
     const auto part = tokens.subspan(static_cast<std::size_t>(end - chunk_tokens_), chunk_tokens_);
     const auto next = chain_.find(at, part, context);
@@ -318,8 +318,11 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
   for (std::size_t g = 0; g < group_count_; ++g) {
     const block_range needed = groups_[g].hit_blocks(found.tokens);
     taker.dead[g] = static_cast<std::uint32_t>(needed.first);
-    std::fill_n(row(slot, g), needed.end, null_block);
-    if (needed.count() != 0) first_token = std::min(first_token, needed.first * groups_[g].block_tokens);
+    for (std::uint64_t i = 0; i < needed.end; ++i)
+      row(slot, g)[i] = null_block;
+    if (needed.count() == 0) continue;
+    const std::uint64_t begins = needed.first * groups_[g].block_tokens;
+    if (begins < first_token) first_token = begins;
   }
   // Up the chain, as far as any group needs it.
   block_id node = found.at.node;
@@ -427,7 +430,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::write_table(sequence_id sequence
   if (out.size() < held.size()) return refusal(errc::size_mismatch, 0, out.size(), held.size());
   for (std::size_t i = 0; i < held.size(); ++i)
     out[i] = pool_.unit_index(held[i]);
-  std::fill(out.begin() + static_cast<std::ptrdiff_t>(held.size()), out.end(), 0);
+  for (auto& padding : out.subspan(held.size()))
+    padding = 0;
   return held.size();
 }
 
