@@ -247,8 +247,9 @@ class paged_allocator {
 
   /// Moves blocks that are in use, a group at a time: `copy` carries the group's contents over, then every
   /// table and all that is cached names the new places. Between groups all is as it should be, so when `copy`
-  /// says no it simply ends there. No kernel may use the cache meanwhile; tables have to be uploaded again.
-  /// Contents, keys and tokens do not change, only block ids: handles of sequences stay good.
+  /// says no it simply ends there. No kernel may use the cache meanwhile, nor blocks that wait for a fence:
+  /// those are moved too. Tables have to be uploaded again. Contents, keys and tokens do not change, only
+  /// block ids: handles of sequences stay good.
   ///
   ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
   ///     cache.compact(plan.moves, [&](std::span<const block_move> moves) noexcept { ... return true;
@@ -265,7 +266,9 @@ class paged_allocator {
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
   /// The longest a sequence may become.
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
-  /// Blocks the backing memory must have: the usable ones and the null block. More while blocks are retiring.
+  /// Blocks the backing memory must have: the usable ones and the null block. Retiring blocks lie above and
+  /// are not in it: memory that may be resized has `most_physical_blocks()`, or keeps what is above until
+  /// none is.
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The same for the most blocks that `resize` may ask for.
   [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }

@@ -113,7 +113,8 @@ class [[nodiscard]] result {
     check();
     return value_;
   }
-  constexpr T&& value() && {
+  /// By value, so that `for (auto& each : call().value().parts)` has something to live in.
+  constexpr T value() && {
     check();
     return std::move(value_);
   }
@@ -217,8 +218,8 @@ inline std::string failure::message() const {
              "nothing "
              "was taken";
     case errc::foreign_stream:
-      return who + ": not a stream of keys and values, or of version " + n(wanted) + "; version " + n(found) +
-             " is understood";
+      return who + ": not a stream of keys and values of version " + n(found) + " (the version read is " +
+             n(wanted) + "); after a refusal the rest of a stream is still to come";
     case errc::damaged_stream:
       return who + ": the stream is damaged at block " + n(index) +
              " (0: or before): its digest is wrong; send it "

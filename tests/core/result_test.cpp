@@ -71,7 +71,9 @@ constexpr std::array refusals{
         "kv: the layouts differ, 30 there, 12 here (fingerprints, or tokens a block): other shape, element "
         "type, block size or model; nothing was taken"},
     refusal{errc::foreign_stream, raises::argument_error,
-            "kv: not a stream of keys and values, or of version 30; version 12 is understood"},
+            "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
+            "rest of a "
+            "stream is still to come"},
     refusal{errc::damaged_stream, raises::argument_error,
             "kv: the stream is damaged at block 7 (0: or before): its digest is wrong; send it again"},
     refusal{errc::missing_prefix, raises::argument_error,

@@ -51,7 +51,8 @@ struct scheduled_work {
 /// A step: the work, and what stands in the way of more.
 struct scheduled_step {
   std::span<const scheduled_work> work{};  ///< valid until the next step
-  /// Set when nobody runs and the request that is next cannot: blocks are held by others than this scheduler.
+  /// Set when nothing can be computed because others than this scheduler hold what it needs: blocks or, if
+  /// no more blocks are needed than available, sequences of the cache.
   block_shortage blocked{};
 };
 
@@ -62,7 +63,7 @@ struct scheduler_stats {
   std::uint64_t steps = 0;
   std::uint64_t submitted = 0;
   std::uint64_t finished = 0;
-  std::uint64_t exhausted = 0;  ///< ended because one sequence outgrew the whole cache
+  std::uint64_t exhausted = 0;  ///< ended because one sequence outgrew the cache, or `max_sequence_tokens`
   std::uint64_t admitted = 0;   ///< started for the first time
   std::uint64_t preempted = 0;
   std::uint64_t resumed = 0;
@@ -74,11 +75,12 @@ struct scheduler_stats {
 
 /// What a `batch_scheduler` asks of the engine.
 ///
-///     tokens(user)              all tokens of the request so far: the prompt and what it has generated
-///     copy(what)                a copy on write: said in the order in which copies (and swaps) take effect,
-///     all
-///                               before anything of the step is written
-///     exhausted(user, why)      the request cannot go on, not even alone; it has been ended
+///     tokens(user)           all tokens of the request so far: the prompt and what it has generated; the
+///                            span must live until the call of the scheduler that asked returns
+///     copy(what)             a copy on write: told in the order in which copies and swaps take effect,
+///                            all before anything of the step is written
+///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket is
+///     stale
 template <class C>
 concept batch_client = requires(C& client, std::uint64_t user, const block_copy& what, const failure& why) {
   { client.tokens(user) } noexcept -> std::same_as<std::span<const token_id>>;
@@ -88,14 +90,12 @@ concept batch_client = requires(C& client, std::uint64_t user, const block_copy&
 
 /// A client that can keep the KV of preempted requests elsewhere.
 ///
-///     swap_out(user, sequence, written)       saves the KV of the first `written` tokens, or says false:
-///     they are
-///                                             computed again on resumption. The blocks are gone afterwards.
-///     swap_in(user, sequence, first, end)     said once on resumption after a true `swap_out`: writes the KV
-///     of
-///                                             tokens `first` to `end`, then forgets what it has saved. The
-///                                             same if `first` is `end`: all that was saved is cached. False:
-///                                             the copy is lost, they are computed again.
+/// `swap_out(user, sequence, written)` saves the KV of the first `written` tokens, or says false: they are
+/// computed again on resumption. The blocks are gone afterwards.
+///
+/// `swap_in(user, sequence, first, end)` is said once on resumption after a true `swap_out`: it writes the KV
+/// of tokens `first` to `end`, then forgets what it has saved; also if `first` is `end`, when all that was
+/// saved is cached. False: the copy is lost, they are computed again.
 template <class C>
 concept swapping_client =
     batch_client<C> && requires(C& client, std::uint64_t user, sequence_id sequence, std::uint64_t tokens) {
@@ -108,11 +108,10 @@ concept swapping_client =
 ///     batch_scheduler scheduler(cache, engine, {.max_running = 32});
 ///     scheduler.submit(7).value();                     // engine.tokens(7) is its prompt
 ///     for (;;) {
-///       auto step = scheduler.step().value();
-///       ...                                            // compute step.work; each request that reached its
-///       last
-///                                                      // token now has one more in engine.tokens(user)
-///       scheduler.completed().value();                 // the KV is written
+///       const auto step = scheduler.step().value();
+///       ...                                            // compute step.work; who has reached its last token
+///                                                      // gets one more in engine.tokens(user)
+///       scheduler.completed().value();                 // all kernels are done, the KV is written
 ///       ...                                            // scheduler.finish(ticket) for those at their end
 ///     }
 ///

@@ -42,7 +42,7 @@ struct compaction_goal {
   std::uint64_t max_moves = ~std::uint64_t{0};  ///< what it may cost
 };
 
-/// What a plan is made from: plain data, as `paged_allocator::compaction_facts` says it.
+/// What a plan is made from: plain data, as `paged_allocator::compaction_facts_now` says it.
 struct compaction_facts {
   std::vector<block_use> blocks;              ///< by id, the null block first (which counts as idle)
   std::vector<std::vector<block_id>> tables;  ///< of all sequences
@@ -103,7 +103,8 @@ inline void plan_packing(const compaction_facts& facts, const compaction_goal& g
     if (!in_use(facts.blocks[block])) continue;
     while (hole < block && facts.blocks[hole] != block_use::free)
       ++hole;
-    if (hole >= block || plan.moves.size() >= goal.max_moves) return;
+    // A hole above the line is no better than where the block is.
+    if (hole >= block || (goal.end != 0 && hole > goal.end) || plan.moves.size() >= goal.max_moves) return;
     plan.moves.push_back(
         {block_id{static_cast<std::uint32_t>(block)}, block_id{static_cast<std::uint32_t>(hole)}});
     ++hole;
@@ -143,7 +144,10 @@ inline void plan_straightening(const compaction_facts& facts, const compaction_g
 
 /// Plans a compaction: a pure function, nothing is moved.
 ///
-/// Packing makes the fewest moves that bring all blocks in use below a line: one for each that is above it.
+/// Packing makes the fewest moves that bring blocks in use below a line: one for each that is above it, as
+/// far as there are free blocks below. Idle blocks are none: where they fill the lower end, give them up
+/// first
+/// (`drop_idle`).
 /// Straightening is greedy, in the order of the tables; it touches no block that two sequences share.
 ///
 /// @par Complexity   O(blocks + table entries) to pack, O(blocks x sequences) to straighten; allocates.

@@ -85,7 +85,7 @@ struct hybrid_stats {
 /// take them from one `super_page_pool`.
 ///
 ///     std::array groups{full_attention({"full", 23, 8192}), sliding_window({"local", 23, 8192}, 4096)};
-///     llmmem::hybrid_allocator<> cache({.groups = groups, .budget_bytes = budget});
+///     llmmem::hybrid_allocator<> cache({.groups = groups, .budget_bytes = budget, .page_bytes = 8 << 20});
 ///     auto seq = cache.create().value();
 ///     auto hit = cache.match(seq, prompt).value();
 ///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();

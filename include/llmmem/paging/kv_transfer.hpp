@@ -158,6 +158,10 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 /// The prefix that the cache has already is shared, not copied. What comes in is invisible to others until
 /// all of it has been verified; then it is committed. When anything is refused nothing remains of it.
 ///
+/// A source that goes on behind the stream is somewhere inside it after a refusal: frame streams, or close
+/// it.
+///
+/// @param memory  of at least `most_physical_blocks()` blocks, else `errc::out_of_range`.
 /// @return `errc::foreign_stream` for other magic or version, `errc::layout_mismatch` when the contents'
 /// fingerprints
 ///         differ (another model, shape, element type or block size), `errc::damaged_stream` with the block

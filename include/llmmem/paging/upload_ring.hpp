@@ -36,11 +36,13 @@ struct upload_ring_options {
 /// batch's blocks, silently; here that cannot be said.
 ///
 ///     upload_ring<host_space, device_type> ring(host, device, {.slot_bytes = bytes_of_a_batch});
-///     auto slot = ring.acquire().value();                        // or refused: all are in flight
-///     auto table = write_csr(..., slot.staging.span() ...);      // the host writes
-///     auto there = ring.upload(queue, slot, bytes).value();      // one copy
-///     ...                                                        // launch behind `there`, reading
-///     slot.target ring.release_after(slot, kernels_done).value();
+///     auto slot = ring.acquire().value();                     // or refused: all are in flight
+///     ...                                                     // write tables into slot.staging.span()
+///     auto there = ring.upload(queue, slot, bytes).value();   // one copy
+///     ...                                                     // launch behind `there`, on slot.target
+///     ring.release_after(slot, kernels_done).value();
+///
+/// A slot whose upload was refused is still held: give it back by `release_after(slot, {})`.
 ///
 /// @tparam Staging  a host-accessible space, pinned for speed.
 /// @tparam Target   the space that kernels read; where both are host memory, `upload` copies all the same.
