@@ -131,8 +131,8 @@ class hybrid_allocator {
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
 
   explicit hybrid_allocator(const hybrid_options& options);
-  /// `make` makes each group's eviction policy.
-  template <eviction_factory<eviction_type> Make>
+  /// `make`, an `eviction_factory`, makes each group's eviction policy.
+  template <class Make>
   hybrid_allocator(const hybrid_options& options, Make&& make);
 
   // Sequences

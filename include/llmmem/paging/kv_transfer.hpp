@@ -183,7 +183,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   const std::uint64_t ours = memory.layout.content_fingerprint();
   if (header.contents != ours) return failure{errc::layout_mismatch, 0, header.contents, ours, who};
   const kv_layout packed = memory.layout.packed();
-  if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
+  if (header.block_tokens != cache.block_tokens() || memory.layout.block_tokens != cache.block_tokens() ||
+      header.block_bytes != packed.block_bytes())
     return failure{errc::layout_mismatch, 0, header.block_tokens, cache.block_tokens(), who};
   if (memory.blocks < cache.most_physical_blocks())
     return failure{errc::out_of_range, 0, cache.most_physical_blocks(), memory.blocks, who};
@@ -200,25 +201,25 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high}) != digest)
     return failure{errc::damaged_stream, 0, 0, 0, who};
 
+  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
+  const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   const auto sequence = cache.create(header.context, hints);
   if (!sequence) return sequence.error();
   const auto undo = [&](const failure& why) noexcept {
     static_cast<void>(cache.release(*sequence));
     return why;
   };
-  const auto hit = cache.match(*sequence, tokens);
+  // Full blocks only: where a beginning could be lent as well, the stream brings the block whole.
+  const std::uint64_t cached = cache.cached_tokens(tokens, header.context);
+  const auto hit = cache.match(*sequence, std::span(tokens).first(static_cast<std::size_t>(cached)));
   if (!hit) return undo(hit.error());
-  // Where the beginning of a block was lent as well, the stream brings the block whole.
-  const std::uint64_t reused = hit->tokens / header.block_tokens * header.block_tokens;
-  if (const auto cut = cache.truncate(*sequence, reused); !cut) return undo(cut.error());
+  const std::uint64_t reused = hit->tokens;
   if (reused / header.block_tokens < header.first_block) {
     return undo({errc::missing_prefix, 0, header.first_block, reused / header.block_tokens, who});
   }
   const auto grown = cache.append(*sequence, std::span(tokens).subspan(static_cast<std::size_t>(reused)));
   if (!grown) return undo(grown.error());
 
-  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
-  const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   const auto table = cache.blocks(*sequence);
   for (std::uint64_t i = header.first_block; i < table.size(); ++i) {
     block_key block{};

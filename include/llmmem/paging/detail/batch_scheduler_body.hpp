@@ -175,10 +175,16 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
          step_tokens_ < options_.max_step_tokens) {
     const std::uint32_t slot = waiting_at(0);
     const request& next = requests_[slot];
+    const std::uint64_t tokens = client_->tokens(next.user).size();
+    if (tokens > cache_->max_sequence_tokens()) {  // it grew while it waited
+      give_up(slot, refusal(errc::sequence_full, slot, tokens, cache_->max_sequence_tokens()));
+      continue;
+    }
     const std::uint64_t needed = needed_to_start(next);
     const std::uint64_t leave = running_count_ == 0 ? 0 : options_.watermark;
     const std::uint64_t available = cache_->pool().available();
     const bool fits = leave <= available && needed <= available - leave;
+    if (!fits && cache_->collect() != 0) continue;  // what waited for fences may be enough
     if (!fits || !start(slot)) {
       if (running_count_ == 0) {
         if (blocks_for(client_->tokens(next.user).size()) >
@@ -245,7 +251,9 @@ bool batch_scheduler<Cache, Client>::bring_back(request& starting,
   if constexpr (swapping_client<Client>) {
     if (!starting.is_saved) return true;
     const std::uint64_t first = starting.written;
-    const std::uint64_t end = starting.saved > first ? starting.saved : first;
+    // The last token is computed in any case.
+    const std::uint64_t saved = starting.saved < tokens.size() ? starting.saved : tokens.size() - 1;
+    const std::uint64_t end = saved > first ? saved : first;
     const auto span = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
     const auto grown = cache_->append(starting.sequence, span);
     if (!grown) return false;

@@ -85,7 +85,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options)
       }) {}
 
 template <class Traits>
-template <eviction_factory<typename hybrid_allocator<Traits>::eviction_type> Make>
+template <class Make>
 hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&& make)
     : groups_(detail::checked_groups(options)),
       group_count_(options.groups.size()),
@@ -95,6 +95,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       node_of_(pool_.block_ids(), options.metadata, "hybrid_allocator: nodes of blocks"),
       max_sequence_tokens_(options.max_sequence_tokens),
       records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences") {
+  static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must give a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
     row_first_[g] = row_entries_;
     row_entries_ += groups_[g].blocks_for(max_sequence_tokens_) + 1;

@@ -18,8 +18,11 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch
     const std::uint64_t available = pool_.available();
     if (leave <= available && *needed <= available - leave) break;
     const std::uint64_t wanted = leave > max_bytes ? max_bytes : *needed + leave;
-    if (collect() == 0 && !relieve(wanted)) return refusal(errc::out_of_blocks, 0, wanted, pool_.available());
+    if (collect() != 0 || relieve(wanted)) continue;
+    if (const auto again = count_batch(batch); again && *again < *needed) continue;  // fewer copies now
+    return refusal(errc::out_of_blocks, 0, wanted, pool_.available());
   }
+  const std::uint64_t before = pool_.available();
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const growth& each = batch[i];
     const std::uint32_t slot = each.sequence.slot;
@@ -30,6 +33,7 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch
     if (records_[slot].tokens_known) fill(slot, grown->first, each.tokens);
     if (each.untold != 0) records_[slot].tokens_known = false;
   }
+  warn_if_low(before);  // last: whoever is warned may change everything
   return {};
 }
 

@@ -208,8 +208,10 @@ result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
                                                       std::span<const token_id> tokens) noexcept {
   const auto room = make_room(sequence, tokens.size());
   if (!room) return room.error();
+  const std::uint64_t before = pool_.available();
   const auto grown = grow(sequence.slot, tokens.size(), *room);
   if (grown && at(sequence).tokens_known) fill(sequence.slot, grown->first, tokens);
+  warn_if_low(before);  // last: whoever is warned may change everything
   return grown;
 }
 
@@ -217,8 +219,10 @@ template <class Traits>
 result<append_result> paged_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
   const auto room = make_room(sequence, count);
   if (!room) return room.error();
+  const std::uint64_t before = pool_.available();
   const auto grown = grow(sequence.slot, count, *room);
   if (grown && count != 0) at(sequence).tokens_known = false;
+  warn_if_low(before);
   return grown;
 }
 
@@ -252,8 +256,10 @@ result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_roo
     const need room = needed_for(sequence.slot, count);
     if (room.blocks <= pool_.available()) return room;
     if (collect() != 0) continue;  // what came back may be blocks, or the reason to copy
-    // Whoever relieves may change everything, this sequence too.
-    if (!relieve(room.blocks)) return refusal(errc::out_of_blocks, 0, room.blocks, pool_.available());
+    // Whoever relieves may change everything, this sequence too, and the reason to copy.
+    if (relieve(room.blocks)) continue;
+    if (check(sequence) && needed_for(sequence.slot, count).blocks < room.blocks) continue;
+    return refusal(errc::out_of_blocks, 0, room.blocks, pool_.available());
   }
 }
 
@@ -269,7 +275,6 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   const std::uint64_t total = detail::blocks_for(sequence.tokens + count, block_tokens_);
   const std::uint64_t more = total - sequence.blocks;
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
-  const std::uint64_t before = pool_.available();
 
   // A copy's block comes behind the new ones, so that those stand in the order they were given out.
   const std::span<block_id> fresh(&table[sequence.blocks], room.blocks);
@@ -291,7 +296,6 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   sequence.tokens += count;
   counters_.tokens += count;
   counters_.table_blocks += more;
-  warn_if_low(before);
   return out;
 }
 

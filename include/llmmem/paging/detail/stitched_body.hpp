@@ -87,7 +87,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
   ledger_.taken_back(gone.requested, gone.granted);
   switch (gone.what) {
     case kind::run:
-      runs_.give_back({gone.where, static_cast<std::uint32_t>(gone.granted / chunk_)});
+      runs_.give_back(chunk_run{gone.where, static_cast<std::uint32_t>(gone.granted / chunk_)});
       break;
     case kind::stitched:
       stitched_.each_part(gone.where, [&](const chunk_run& run) { runs_.give_back(run); });
@@ -98,7 +98,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
       if (!small_.is_whole(block)) break;
       const std::uint32_t chunk = small_[block].segment;
       small_.remove_segment(block);
-      runs_.give_back({chunk, 1});
+      runs_.give_back(chunk_run{chunk, 1});
     }
   }
   return {};
