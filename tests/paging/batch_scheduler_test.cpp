@@ -303,6 +303,33 @@ TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks i
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
+TEST_CASE("a request that outgrows a sequence while it waits ends, and those behind it run") {
+  cache_type cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 16});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  engine.ask(1, std::vector<token_id>(8, 1));
+  engine.ask(2, std::vector<token_id>(8, 2));
+  REQUIRE(scheduler.submit(1));
+  REQUIRE(scheduler.submit(2));
+  engine.requests.at(1).tokens.resize(17, 1);
+  const scheduled_step step = scheduler.step().value();
+  CHECK(engine.requests.at(1).is_exhausted);
+  REQUIRE(step.work.size() == 1);
+  CHECK(step.work[0].user == 2);
+}
+
+TEST_CASE("admission collects what fences have let go") {
+  cache_type cache({.blocks = 4, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  const sequence_id before = cache.create().value();
+  REQUIRE(cache.extend(before, 16));
+  REQUIRE(cache.release_after(before, {}));
+  engine.ask(1, std::vector<token_id>(8, 1));
+  REQUIRE(scheduler.submit(1));
+  CHECK(scheduler.step().value().work.size() == 1);
+}
+
 TEST_CASE("a prompt goes in parts, and those who run go first") {
   cache_type cache({.blocks = 64, .block_tokens = 4});
   engine_type<false> engine(cache);

@@ -229,6 +229,23 @@ TEST_CASE("what does not fit is refused, with the reason") {
   CHECK(decode.cache.audit() == std::vector<std::string>{});
 }
 
+TEST_CASE("an import takes nothing from the cache for a stream that it refuses") {
+  struct stealing_traits : paged_traits {
+    using partial = steal_partial_blocks;
+  };
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  side<stealing_traits> decode({.blocks = 8, .block_tokens = 4}, shape);
+  auto similar = prompt(8);
+  similar[6] = 99;
+  REQUIRE(decode.cache.release(decode.write(similar)));
+  wire line;
+  const auto tokens = prompt(8);
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  line.bytes.back() ^= std::byte{1};
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::damaged_stream);
+  CHECK(decode.cache.cached_tokens(similar) == 8);
+}
+
 TEST_CASE("an import writes no block that others share") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   side<> decode({.blocks = 8, .block_tokens = 4}, shape);

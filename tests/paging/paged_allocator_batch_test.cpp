@@ -190,6 +190,58 @@ TEST_CASE("low blocks are told once each time they fall below the line") {
   CHECK(relief.asked.size() == 2);
 }
 
+namespace {
+
+/// Forks, and writes into the fork, whenever it is told that blocks are low.
+struct forker {
+  paged_allocator<>* cache = nullptr;
+  sequence_id original{};
+  sequence_id twin{};
+
+  static bool call(void* self, const block_shortage& shortage) noexcept {
+    auto& me = *static_cast<forker*>(self);
+    if (shortage.needed != 0 || me.twin != sequence_id{}) return false;
+    me.twin = *me.cache->fork(me.original);
+    return false;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the low notice comes when the operation is done, so that whoever is told may use the sequence") {
+  forker told;
+  paged_allocator<> cache(
+      {.blocks = 4, .block_tokens = 4, .pressure = {.call = &forker::call, .context = &told, .low = 3}});
+  told.cache = &cache;
+  told.original = cache.create().value();
+  REQUIRE(cache.append(told.original, tokens(8)));
+  REQUIRE(told.twin != sequence_id{});
+  CHECK(cache.tokens(told.twin) == 8);
+  CHECK(cache.commit(told.twin).value() == 2);
+  CHECK(cache.cached_tokens(tokens(8)) == 8);
+  CHECK(cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("relief that removes the reason to copy is relief") {
+  preemptor relief;
+  paged_allocator<> cache(
+      {.blocks = 1, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief}});
+  relief.cache = &cache;
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.append(one, tokens(2)));
+  SUBCASE("for one") {
+    relief.victims = {cache.fork(one).value()};
+    CHECK(cache.append(one, tokens(1)).value().new_blocks == 0);
+  }
+  SUBCASE("for a batch") {
+    relief.victims = {cache.fork(one).value()};
+    const std::array<growth, 1> batch{growth{.sequence = one, .untold = 1}};
+    std::array<append_result, 1> out{};
+    CHECK(cache.append_batch(batch, out));
+  }
+  CHECK(relief.victims.empty());
+}
+
 TEST_CASE("the cost of a prompt is what it then takes") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const auto prompt = tokens(18);
