@@ -1,5 +1,5 @@
-"""mutate.py [--check] FILE.mut|FOLDER...: applies each mutation to a copy of the checkout and runs the test that must
-notice. With --check it only looks whether each still applies, to the checkout itself.
+"""mutate.py [--check] [FILE.mut|FOLDER...]: applies each mutation to a copy of the checkout and runs the test that must
+notice. With --check it only looks whether each still applies, to the checkout itself. Without a file: tests/mutations.
 
 Exit status 0: every mutation was noticed. 1: some survived. 2: a mutation is malformed, or does not compile.
 Run from the root of the checkout.
@@ -135,7 +135,9 @@ def main(arguments):
     only_check = "--check" in arguments
     arguments = [argument for argument in arguments if argument != "--check"]
     paths = []
-    for argument in map(pathlib.Path, arguments):
+    for argument in map(pathlib.Path, arguments or ["tests/mutations"]):
+        if not argument.exists():
+            raise Malformed(f"there is no {argument}; name .mut files or folders of them")
         paths += sorted(argument.glob("*.mut")) if argument.is_dir() else [argument]
     mutations = [mutation for path in paths for mutation in parse(path)]
     if not mutations:

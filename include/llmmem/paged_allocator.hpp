@@ -185,7 +185,8 @@ class paged_allocator {
 
   /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
   /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
-  /// nothing to do.
+  /// nothing to do. A block has one key: where forks share one, the first commit names it, and a later commit
+  /// of the other kind leaves it unfound by its own.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
   /// Gives the sequence's own blocks back where equal contents are cached elsewhere, and takes those instead;
@@ -236,9 +237,7 @@ class paged_allocator {
   /// Makes `blocks` blocks usable from now on, 1 to `most_blocks`; see `block_pool::resize`.
   /// @return how many blocks above the new end are still in use: the memory there is nobody's when
   ///         `stats().retiring_blocks` is 0.
-  result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
-    return pool_.resize(blocks, forget_evicted());
-  }
+  result<std::uint64_t> resize(std::uint64_t blocks) noexcept;
 
   // Compaction
 
@@ -368,7 +367,7 @@ class paged_allocator {
                                    block_id parent, std::uint64_t position,
                                    std::uint64_t chain) const noexcept;
   bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t chain) noexcept;
-  match_result found_so_far(std::uint32_t slot, match_result out) noexcept;
+  match_result found_so_far(std::uint32_t slot, match_result out, std::uint64_t before) noexcept;
   struct adoption {
     bool is_new = false;
     block_id holder = null_block;  // null_block: the admission policy did not let it in

@@ -13,6 +13,8 @@
 namespace llmmem::inline v0 {
 
 /// Why an operation was refused. The object it was refused by is as it was.
+///
+/// The numbers are written into journals: new reasons come last.
 enum class errc : std::uint8_t {
   ok = 0,
   out_of_blocks,     ///< wanted = blocks needed, found = blocks that could be had
@@ -57,6 +59,7 @@ enum class errc : std::uint8_t {
   map_refused,          ///< index = the system's error number, wanted = bytes, found = mappings held
   out_of_group_blocks,  ///< index = group of layers, wanted = blocks it needs, found = blocks it could have
   already_cached,       ///< index = block: it is cached for other contents than were to be committed
+  reentered,            ///< called by a callback of the call that is under way
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -169,6 +172,9 @@ inline std::string failure::message() const {
       return who + ": all " + n(found) + " requests are known; finish one, or raise max_requests";
     case errc::step_pending:
       return who + ": the last step, of " + n(found) + " requests, is not completed; call completed() first";
+    case errc::reentered:
+      return who +
+             ": called from within one of its own calls; remember what to do, and do it when that returns";
     case errc::out_of_bytes:
       return who + ": " + n(wanted) + " bytes needed, " + n(found) +
              " left of its budget; give ranges back, or raise it";

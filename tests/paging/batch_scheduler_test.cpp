@@ -303,6 +303,117 @@ TEST_CASE("who is next is blocked, not exhausted, while others hold the blocks i
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
+TEST_CASE("whoever waits behind one that has nothing to compute is told what it waits for") {
+  cache_type cache({.blocks = 4, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  engine.ask(1, std::vector<token_id>(8, 1));
+  engine.ask(2, std::vector<token_id>(8, 2));
+  const request_ticket first = scheduler.submit(1).value();
+  REQUIRE(scheduler.submit(2));
+  REQUIRE(scheduler.step().value().work.size() == 2);
+  REQUIRE(scheduler.completed());
+  engine.requests.at(2).tokens.push_back(3);  // the first has got no token yet
+  const scheduled_step step = scheduler.step().value();
+  CHECK(step.work.empty());
+  CHECK(scheduler.stats().preempted == 1);
+  CHECK(step.blocked.needed == 3);
+  CHECK(step.blocked.available == 2);
+  CHECK(scheduler.step().value().blocked.needed == 3);
+  REQUIRE(scheduler.finish(first));
+  CHECK(scheduler.step().value().work.size() == 1);
+}
+
+namespace {
+
+/// Calls the scheduler back from wherever it is called.
+struct meddling_engine {
+  std::map<std::uint64_t, std::vector<token_id>> texts{};
+  request_ticket ticket{};
+  batch_scheduler<cache_type, meddling_engine>* scheduler = nullptr;
+  std::vector<errc> answers{};
+  std::vector<errc> answers_at_end{};
+
+  void meddle(std::vector<errc>& to) noexcept {
+    to.push_back(scheduler->step().code());
+    to.push_back(scheduler->completed().code());
+    to.push_back(scheduler->submit(2).code());
+    to.push_back(scheduler->finish(ticket).code());
+  }
+  [[nodiscard]] std::span<const token_id> tokens(std::uint64_t user) noexcept {
+    return texts.find(user)->second;
+  }
+  void copy(const block_copy&) noexcept { meddle(answers); }
+  void exhausted(std::uint64_t, const failure&) noexcept { meddle(answers_at_end); }
+  [[nodiscard]] bool swap_out(std::uint64_t, sequence_id, std::uint64_t) noexcept {
+    meddle(answers);
+    return false;
+  }
+  [[nodiscard]] bool swap_in(std::uint64_t, sequence_id, std::uint64_t, std::uint64_t) noexcept {
+    return false;
+  }
+  static bool relieve(void* self, const block_shortage&) noexcept {
+    auto& me = *static_cast<meddling_engine*>(self);
+    if (me.scheduler != nullptr) me.meddle(me.answers);
+    return false;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("callbacks that call the scheduler are told to wait until it is done, and change nothing") {
+  meddling_engine engine;
+  cache_type cache({.blocks = 3,
+                    .block_tokens = 4,
+                    .pressure = {.call = &meddling_engine::relieve, .context = &engine, .low = 2}});
+  batch_scheduler<cache_type, meddling_engine> scheduler(cache, engine, {});
+  engine.scheduler = &scheduler;
+  engine.texts[1] = std::vector<token_id>(4, 1);
+  engine.texts[2] = std::vector<token_id>(4, 2);
+  engine.ticket = scheduler.submit(1).value();
+  REQUIRE(scheduler.submit(2));
+  REQUIRE(scheduler.step().value().work.size() == 2);
+  REQUIRE(scheduler.completed());
+  engine.texts[1].push_back(1);
+  engine.texts[2].push_back(2);
+  const auto work = scheduler.step().value().work;  // who came last is preempted
+  REQUIRE(work.size() == 1);
+  CHECK(work[0].user == 1);
+  CHECK(engine.answers.size() >= 12);  // low, relief, swap_out
+  for (const errc answer : engine.answers)
+    CHECK(answer == errc::reentered);
+  REQUIRE(scheduler.completed());
+  CHECK(scheduler.audit() == std::vector<std::string>{});
+
+  // Whoever is ended alone may ask for others, and end them.
+  engine.texts[1].resize(13, 1);
+  engine.answers.clear();
+  CHECK(scheduler.step().value().work.size() == 2);  // the second, and the one that was asked for then
+  CHECK(engine.answers_at_end == std::vector{errc::reentered, errc::reentered, errc::ok, errc::stale_handle});
+  REQUIRE(scheduler.completed());
+  CHECK(scheduler.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("a request whose sequence somebody released behind its back ends, and no other") {
+  cache_type cache({.blocks = 8, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  engine.ask(1, std::vector<token_id>(4, 1));
+  engine.ask(2, std::vector<token_id>(4, 2));
+  REQUIRE(scheduler.submit(1));
+  REQUIRE(scheduler.submit(2));
+  const auto work = scheduler.step().value().work;
+  engine.compute(work);
+  const sequence_id second = work[1].sequence;
+  REQUIRE(scheduler.completed());
+  REQUIRE(cache.release(second));
+  const scheduled_step step = scheduler.step().value();
+  CHECK(engine.requests.at(2).is_exhausted);
+  REQUIRE(step.work.size() == 1);
+  CHECK(step.work[0].user == 1);
+  CHECK(scheduler.audit() == std::vector<std::string>{});
+}
+
 TEST_CASE("a request that outgrows a sequence while it waits ends, and those behind it run") {
   cache_type cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 16});
   engine_type<false> engine(cache);

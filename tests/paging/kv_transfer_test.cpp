@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/counting_metadata.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -275,4 +276,27 @@ TEST_CASE("where beginnings of blocks are lent, an import brings those blocks wh
   REQUIRE(received);
   CHECK(received->reused_tokens == 4);
   CHECK(decode.holds(received->sequence, tokens));
+}
+
+TEST_CASE("memory that is not there is told, and nothing is sent or taken") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  side<> decode({.blocks = 8, .block_tokens = 4}, shape);
+  const auto tokens = prompt(8);
+  const sequence_id sent = prefill.write(tokens);
+  wire line;
+  const std::int64_t failed_exports = fail_each_allocation([&](const metadata_source& source) {
+    export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 0, source).value();
+  });
+  CHECK(failed_exports == 1);
+  wire whole;
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), whole.sink()));
+  CHECK(line.bytes == whole.bytes);  // nothing came before
+  std::vector<std::uint64_t> sequences;
+  const std::int64_t failed_imports = fail_each_allocation([&](const metadata_source& source) {
+    sequences.push_back(decode.cache.stats().sequences);
+    import_sequence(decode.cache, decode.memory(), line.source(), {}, source).value();
+  });
+  CHECK(failed_imports == 2);
+  CHECK(sequences == std::vector<std::uint64_t>{0, 0, 0});
+  CHECK(decode.cache.cached_tokens(tokens) == 8);
 }

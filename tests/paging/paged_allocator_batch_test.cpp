@@ -190,6 +190,40 @@ TEST_CASE("low blocks are told once each time they fall below the line") {
   CHECK(relief.asked.size() == 2);
 }
 
+TEST_CASE("a match that revives blocks and a pool that is made smaller are told as low, too") {
+  preemptor relief;
+  paged_allocator<> cache(
+      {.blocks = 8, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief, .low = 4}});
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.extend(one, 8));
+  const sequence_id two = cache.create().value();
+  const std::array keys{key_from_id(1), key_from_id(2)};
+  REQUIRE(cache.append(two, tokens(8)));
+  REQUIRE(cache.commit(two));
+  REQUIRE(cache.release(two));
+  REQUIRE(cache.extend(one, 4));  // available: 5, two of them idle
+  CHECK(relief.asked.empty());
+  const sequence_id three = cache.create().value();
+  SUBCASE("by tokens") {
+    REQUIRE(cache.match(three, tokens(8)).value().tokens == 8);
+  }
+  SUBCASE("by keys") {
+    cache.drop_idle();
+    REQUIRE(cache.extend(three, 8));
+    relief.asked.clear();
+    REQUIRE(cache.commit(three, {.keys = keys, .tokens = 8}));
+    REQUIRE(cache.release(three));
+    const sequence_id four = cache.create().value();
+    REQUIRE(cache.match(four, keyed_blocks{.keys = keys, .tokens = 8}).value().tokens == 8);
+  }
+  SUBCASE("by resize") {
+    REQUIRE(cache.resize(5));
+  }
+  REQUIRE(relief.asked.size() == 1);
+  CHECK(relief.asked[0].needed == 0);
+  CHECK(relief.asked[0].available < 4);
+}
+
 namespace {
 
 /// Forks, and writes into the fork, whenever it is told that blocks are low.
@@ -277,5 +311,26 @@ TEST_CASE("an allocator grows and shrinks while sequences live") {
   CHECK(cache.stats().retiring_blocks == 0);
   CHECK(cache.stats().idle_blocks == 2);
   CHECK(cache.resize(9).code() == errc::bad_block_count);
+  CHECK(cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("a sequence whose blocks retired for a while is cached whole again, head first") {
+  paged_allocator<ascending_traits> cache({.blocks = 4, .most_blocks = 8, .block_tokens = 4});
+  // Its table: block 1, then one above the later end, then blocks below it.
+  const sequence_id first = cache.create().value();
+  REQUIRE(cache.extend(first, 4));
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.extend(first, 8));
+  REQUIRE(cache.append(one, tokens(4)));  // block 4
+  REQUIRE(cache.truncate(first, 4));
+  REQUIRE(cache.append(one, tokens(4, 5)));  // block 2
+  REQUIRE(cache.commit(one).value() == 2);
+  CHECK(cache.resize(3).value() == 1);
+  CHECK(cache.cached_tokens(tokens(8)) == 0);
+  REQUIRE(cache.append(one, tokens(4, 9)));
+  CHECK(cache.commit(one).value() == 0);  // nobody could find it behind a block that is not cached
+  CHECK(cache.resize(8).value() == 0);
+  CHECK(cache.commit(one).value() == 2);
+  CHECK(cache.cached_tokens(tokens(12)) == 12);
   CHECK(cache.audit() == std::vector<std::string>{});
 }

@@ -258,6 +258,34 @@ TEST_CASE("of the ranges told, a sequence remembers the last four, and the later
   CHECK(priority(4) == 4);
 }
 
+TEST_CASE("what is told of contents that are cached elsewhere already is told of those") {
+  paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
+  const sequence_id one = cache.create().value();
+  const sequence_id two = cache.create().value();
+  REQUIRE(cache.append(one, tokens(8)));
+  REQUIRE(cache.append(two, tokens(8)));
+  REQUIRE(cache.retain(two, {0, 4}, {.priority = 80}));
+  REQUIRE(cache.commit(one));
+  REQUIRE(cache.commit(two).value() == 0);
+  const auto priority = [&](std::size_t i) {
+    return int{cache.pool().eviction().told.at(to_index(cache.blocks(one)[i])).keep.priority};
+  };
+  CHECK(priority(0) == 80);
+  CHECK(priority(1) == 35);
+  REQUIRE(cache.retain(two, {4, 8}, {.priority = 70}));
+  CHECK(priority(1) == 70);
+}
+
+TEST_CASE("a range told of a block of which only a part is committed holds for it at once") {
+  paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
+  const std::vector<block_key> keys{key_from_id(1), key_from_id(2)};
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.extend(one, 8));
+  REQUIRE(cache.commit(one, {.keys = keys, .tokens = 6}).value() == 2);
+  REQUIRE(cache.retain(one, {4, 6}, {.priority = 60}));
+  CHECK(cache.pool().eviction().told.at(to_index(cache.blocks(one)[1])).keep.priority == 60);
+}
+
 TEST_CASE("a priority above 100 and a range without tokens are refused") {
   paged_allocator<> cache({.blocks = 8, .name = "kv"});
   const sequence_id one = cache.create().value();
@@ -288,6 +316,23 @@ TEST_CASE("what is written for the second time is cached, whole prompts at once"
   CHECK(cache.stats().refused == 6);
   REQUIRE(cache.release(write(cache, other)));
   CHECK(cache.cached_tokens(other) == 12);
+}
+
+TEST_CASE("what is written in the place of refused tokens is asked for anew") {
+  paged_allocator<twice_traits> cache({.blocks = 32, .block_tokens = 4});
+  const auto known = tokens(12);
+  REQUIRE(cache.release(write(cache, known)));  // seen once
+  auto other = known;
+  for (std::size_t i = 4; i < other.size(); ++i)
+    other[i] += 1'000;
+  // Seen once to its end; its first block for the second time.
+  const sequence_id one = write(cache, other);
+  CHECK(cache.cached_tokens(known) == 4);
+  REQUIRE(cache.truncate(one, 4));
+  REQUIRE(cache.append(one, std::span(known).subspan(4)));
+  CHECK(cache.commit(one).value() == 2);
+  CHECK(cache.cached_tokens(known) == 12);
+  CHECK(cache.audit() == std::vector<std::string>{});
 }
 
 TEST_CASE("blocks that are not full are not cached where the policy says so") {

@@ -560,6 +560,22 @@ TEST_CASE("a partial block that was committed by key may grow, by told tokens as
   }
 }
 
+TEST_CASE("a block of which a part was committed by key is committed whole by the next") {
+  paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
+  const std::array part{key_from_id(1), key_from_id(2)};
+  const std::array whole{key_from_id(1), key_from_id(3)};
+  const sequence_id sequence = cache.create().value();
+  REQUIRE(cache.extend(sequence, 8));
+  CHECK(cache.commit(sequence, {.keys = part, .tokens = 6}).value() == 2);
+  CHECK(cache.commit(sequence, {.keys = part, .tokens = 6}).value() == 0);
+  CHECK(cache.commit(sequence, {.keys = whole, .tokens = 8}).value() == 1);
+  const sequence_id other = cache.create().value();
+  CHECK(cache.match(other, keyed_blocks{.keys = whole, .tokens = 8}).value().tokens == 8);
+  CHECK(cache.commit(sequence, {.keys = whole, .tokens = 8}).value() == 0);
+  CHECK(cache.stats().duplicates == 0);
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE("the copy of a partial block that was committed by key can be committed as it grows") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array keys{key_from_id(1)};

@@ -59,7 +59,8 @@ static_assert(admission_policy<admit_full_blocks>);
 /// What was seen is kept in two Bloom filters; when the newer has seen as many contents as the cache has
 /// slots, it takes the older's place (an ageing Bloom filter). Contents seen within the last `capacity`
 /// different ones are remembered for certain, others are taken for seen in about 1 case of 100. Contents that
-/// are not told (`access_hint::content` is 0) are admitted.
+/// are not told (`access_hint::content` is 0) are admitted. Every sequence's commit is a writing: forks that
+/// were made before the commit of what they share write it once each.
 ///
 /// @par Complexity   O(1), four bits read or set, and once in `capacity` contents a filter is cleared; 4
 /// bytes a

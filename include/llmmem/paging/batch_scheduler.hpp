@@ -51,8 +51,9 @@ struct scheduled_work {
 /// A step: the work, and what stands in the way of more.
 struct scheduled_step {
   std::span<const scheduled_work> work{};  ///< valid until the next step
-  /// Set when nothing can be computed because others than this scheduler hold what it needs: blocks or, if
-  /// no more blocks are needed than available, sequences of the cache.
+  /// Set when there is no work although somebody waits for it: what the next one needs. Blocks are held by
+  /// others, or by running requests that have nothing to compute; if no more are needed than available, what
+  /// lacks is a sequence of the cache or a place among those who run.
   block_shortage blocked{};
 };
 
@@ -81,6 +82,9 @@ struct scheduler_stats {
 ///                            all before anything of the step is written
 ///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket is
 ///     stale
+///
+/// None of them may call the scheduler, nor may the cache's callbacks: it answers `errc::reentered`. Only
+/// `exhausted` may `submit` and `finish`.
 template <class C>
 concept batch_client = requires(C& client, std::uint64_t user, const block_copy& what, const failure& why) {
   { client.tokens(user) } noexcept -> std::same_as<std::span<const token_id>>;
@@ -137,7 +141,7 @@ concept swapping_client =
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else returns a `result`.
 /// @par Source   continuous batching as in Orca (Yu et al., OSDI 2022), recompute and swap preemption as in
 ///      vLLM (Kwon et al., SOSP 2023); the progress argument is ours.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 class batch_scheduler {
  public:
   batch_scheduler(Cache& cache, Client& client, scheduler_options options);
@@ -184,6 +188,9 @@ class batch_scheduler {
     bool is_saved = false;
   };
 
+  /// What may be called now: callbacks come while queues are half changed.
+  enum class calls : std::uint8_t { all, queue, none };
+
   [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, options_.name.c_str()};
@@ -201,6 +208,9 @@ class batch_scheduler {
   bool start(std::uint32_t slot) noexcept;
   bool bring_back(request& starting, std::span<const token_id> tokens) noexcept;
   [[nodiscard]] std::uint64_t needed_to_start(const request& next) const noexcept;
+  [[nodiscard]] std::uint64_t blocks_left_to_runners() const noexcept {
+    return running_count_ == 0 ? 0 : options_.watermark;
+  }
   void copy(const block_copy& what) noexcept {
     if (what) client_->copy(what);
   }
@@ -233,6 +243,7 @@ class batch_scheduler {
   std::uint32_t work_count_ = 0;
   std::uint64_t step_tokens_ = 0;  // scheduled in this step
   bool is_pending_ = false;        // a step is out
+  calls calls_ = calls::all;
   std::uint64_t arrivals_ = 0;
   scheduler_stats counters_{};
 };

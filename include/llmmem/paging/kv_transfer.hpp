@@ -3,7 +3,9 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
 #include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/kv_layout.hpp>
@@ -19,7 +21,6 @@
 #include <span>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace llmmem::inline v0 {
 
@@ -82,6 +83,11 @@ inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high 
   return {.low = header.low ^ block, .high = header.high};
 }
 
+[[nodiscard]] inline fixed_array<std::byte> packed_block(const kv_layout& packed,
+                                                         const metadata_source& source) {
+  return {packed.block_bytes(), source, "kv_transfer: a packed block"};
+}
+
 template <class T>
 [[nodiscard]] std::span<const std::byte> bytes_of_object(const T& object) noexcept {
   return std::as_bytes(std::span<const T, 1>(&object, 1));
@@ -101,12 +107,14 @@ template <class T>
 /// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
 ///         `errc::layout_mismatch` if memory and allocator differ in `block_tokens`, `errc::out_of_range` for
 ///         a memory that ends before the sequence's blocks, `errc::stopped` when the sink would not go on.
-/// @throws out_of_memory for one packed block.
+/// @param metadata  where the memory for one packed block comes from.
+/// @throws out_of_memory when it has none; then nothing was sent.
 /// @par Waits   for the sink alone; the sequence must not change meanwhile.
 template <class Cache, byte_sink Sink>
 result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
                                       std::span<const token_id> tokens, const prefix_context& context,
-                                      const kv_memory& memory, Sink&& sink, std::uint64_t first_block = 0) {
+                                      const kv_memory& memory, Sink&& sink, std::uint64_t first_block = 0,
+                                      const metadata_source& metadata = {}) {
   const char* const who = cache.name().c_str();
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const auto table = cache.blocks(sequence);
@@ -121,7 +129,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   }
 
   const kv_layout packed = memory.layout.packed();
-  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
+  detail::fixed_array<std::byte> room = detail::packed_block(packed, metadata);
+  const std::span<std::byte> buffer(room.data(), room.size());
   detail::kv_stream_header header{.block_tokens = cache.block_tokens(),
                                   .contents = memory.layout.content_fingerprint(),
                                   .tokens = tokens.size(),
@@ -168,10 +177,13 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 ///         (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks were left out
 ///         that are not cached here, `errc::stopped` when the source ends early, and what `create`, `match`
 ///         and `append` refuse.
-/// @throws out_of_memory for the token ids (no more than a sequence may hold) and one packed block.
+/// @param metadata  where memory for the token ids (no more than a sequence may hold) and one packed block
+///         comes from.
+/// @throws out_of_memory when it has none; then nothing was taken.
 template <class Cache, byte_supply Source>
 result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory, Source&& source,
-                                          const request_hints& hints = {}) {
+                                          const request_hints& hints = {},
+                                          const metadata_source& metadata = {}) {
   const char* const who = cache.name().c_str();
   const failure stopped{errc::stopped, 0, 0, 0, who};
   detail::kv_stream_header header;
@@ -191,17 +203,18 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (header.tokens > cache.max_sequence_tokens())
     return failure{errc::sequence_full, 0, header.tokens, cache.max_sequence_tokens(), who};
 
-  std::vector<token_id> tokens(static_cast<std::size_t>(header.tokens));
+  detail::fixed_array<token_id> ids_read(header.tokens, metadata, "kv_transfer: token ids");
+  const std::span<token_id> tokens(ids_read.data(), ids_read.size());
   block_key digest{};
-  if (!source(std::as_writable_bytes(std::span(tokens))) ||
-      !source(std::as_writable_bytes(std::span(&digest, 1)))) {
+  if (!source(std::as_writable_bytes(tokens)) || !source(std::as_writable_bytes(std::span(&digest, 1)))) {
     return stopped;
   }
-  const block_key ids = detail::digest_of(std::as_bytes(std::span(tokens)), detail::header_digest);
+  const block_key ids = detail::digest_of(std::as_bytes(tokens), detail::header_digest);
   if (detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high}) != digest)
     return failure{errc::damaged_stream, 0, 0, 0, who};
 
-  std::vector<std::byte> buffer(static_cast<std::size_t>(packed.block_bytes()));
+  detail::fixed_array<std::byte> room = detail::packed_block(packed, metadata);
+  const std::span<std::byte> buffer(room.data(), room.size());
   const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   const auto sequence = cache.create(header.context, hints);
   if (!sequence) return sequence.error();
@@ -211,20 +224,19 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   };
   // Full blocks only: where a beginning could be lent as well, the stream brings the block whole.
   const std::uint64_t cached = cache.cached_tokens(tokens, header.context);
-  const auto hit = cache.match(*sequence, std::span(tokens).first(static_cast<std::size_t>(cached)));
+  const auto hit = cache.match(*sequence, tokens.first(static_cast<std::size_t>(cached)));
   if (!hit) return undo(hit.error());
   const std::uint64_t reused = hit->tokens;
   if (reused / header.block_tokens < header.first_block) {
     return undo({errc::missing_prefix, 0, header.first_block, reused / header.block_tokens, who});
   }
-  const auto grown = cache.append(*sequence, std::span(tokens).subspan(static_cast<std::size_t>(reused)));
+  const auto grown = cache.append(*sequence, tokens.subspan(static_cast<std::size_t>(reused)));
   if (!grown) return undo(grown.error());
 
   const auto table = cache.blocks(*sequence);
   for (std::uint64_t i = header.first_block; i < table.size(); ++i) {
     block_key block{};
-    if (!source(std::span(buffer)) || !source(std::as_writable_bytes(std::span(&block, 1))))
-      return undo(stopped);
+    if (!source(buffer) || !source(std::as_writable_bytes(std::span(&block, 1)))) return undo(stopped);
     if (detail::digest_of(buffer, detail::block_digest(digest, i)) != block)
       return undo({errc::damaged_stream, static_cast<std::uint32_t>(i), i, table.size(), who});
     const std::uint64_t first = i * header.block_tokens;

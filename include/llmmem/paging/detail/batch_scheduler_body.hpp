@@ -21,7 +21,7 @@ namespace detail {
 
 }  // namespace detail
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, scheduler_options options)
     : cache_(&cache),
       client_(&client),
@@ -35,11 +35,13 @@ batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, sc
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
       work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),
       free_slot_count_(options_.max_requests) {
+  // Asked here, not of the parameter: an engine may then hold its scheduler as a member.
+  static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 result<void> batch_scheduler<Cache, Client>::check(request_ticket ticket) const noexcept {
   if (ticket == request_ticket{}) return refusal(errc::null_handle, 0, 0, 0);
   if (ticket.slot >= requests_.size()) return refusal(errc::foreign_handle, ticket.slot, 0, 0);
@@ -48,10 +50,11 @@ result<void> batch_scheduler<Cache, Client>::check(request_ticket ticket) const 
   return {};
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user,
                                                               const prefix_context& context,
                                                               const request_hints& hints) noexcept {
+  if (calls_ == calls::none) return refusal(errc::reentered, 0, 0, 0);
   const std::uint64_t tokens = client_->tokens(user).size();
   if (tokens == 0) return refusal(errc::empty_range, 0, 0, 0);
   if (hints.keep.priority > retention::most_priority)
@@ -74,14 +77,23 @@ result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user
   return request_ticket{slot, fresh.generation};
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
+  if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
   if (is_pending_) return refusal(errc::step_pending, 0, 0, work_count_);
   scheduled_step out;
   work_count_ = 0;
   step_tokens_ = 0;
-  // Whoever has just been preempted would take the blocks back that it gave.
-  if (grow_running(out)) admit_waiting(out);
+  calls_ = calls::none;
+  const bool all_kept = grow_running(out);
+  const auto is_stuck = [&] { return work_count_ == 0 && out.blocked.needed == 0; };
+  // Whoever has just been preempted would take the blocks back that it gave to those who work.
+  if (all_kept || is_stuck()) admit_waiting(out);
+  if (is_stuck() && waiting_count_ != 0) {
+    out.blocked = {.needed = needed_to_start(requests_[waiting_at(0)]) + blocks_left_to_runners(),
+                   .available = cache_->pool().available()};
+  }
+  calls_ = calls::all;
   out.work = {work_.data(), work_count_};
   is_pending_ = work_count_ != 0;
   ++counters_.steps;
@@ -90,7 +102,7 @@ result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
 }
 
 /// What those who run would compute, in the order they came.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::plan_growth() noexcept {
   growing_count_ = 0;
   std::uint64_t budget = options_.max_step_tokens;
@@ -106,7 +118,7 @@ void batch_scheduler<Cache, Client>::plan_growth() noexcept {
 }
 
 /// Says whether nobody had to be preempted and nobody is blocked.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept {
   bool all_kept = true;
   for (;;) {
@@ -120,9 +132,10 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
       preempt_last();
       continue;
     }
-    // Alone, or too long for a sequence: the one that cannot grow is the first that cannot grow by itself.
+    // Alone, the first cannot grow; else it is the one that is named: too long, or a sequence that somebody
+    // has released behind our back.
     std::uint32_t culprit = growing_[0];
-    for (std::uint32_t i = 0; done.code() == errc::sequence_full && i < growing_count_; ++i) {
+    for (std::uint32_t i = 0; done.code() != errc::out_of_blocks && i < growing_count_; ++i) {
       if (growths_[i].sequence.slot == done.error().index) culprit = growing_[i];
     }
     const bool may_pass =
@@ -141,16 +154,18 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
   return all_kept;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& why) noexcept {
   const std::uint64_t user = requests_[slot].user;
   end(slot);
   ++counters_.exhausted;
+  calls_ = calls::queue;  // nothing is half done, and the queues are looked at anew
   client_->exhausted(user, why);
+  calls_ = calls::none;
 }
 
 /// Its blocks go, its tokens stay with the client; it is the next to be admitted.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::preempt_last() noexcept {
   const std::uint32_t slot = running_[--running_count_];
   request& victim = requests_[slot];
@@ -169,7 +184,7 @@ void batch_scheduler<Cache, Client>::preempt_last() noexcept {
   ++counters_.preempted;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept {
   while (waiting_count_ != 0 && running_count_ < options_.max_running &&
          step_tokens_ < options_.max_step_tokens) {
@@ -181,7 +196,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
       continue;
     }
     const std::uint64_t needed = needed_to_start(next);
-    const std::uint64_t leave = running_count_ == 0 ? 0 : options_.watermark;
+    const std::uint64_t leave = blocks_left_to_runners();
     const std::uint64_t available = cache_->pool().available();
     const bool fits = leave <= available && needed <= available - leave;
     if (!fits && cache_->collect() != 0) continue;  // what waited for fences may be enough
@@ -201,7 +216,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
 
 /// Blocks for all tokens of a request, the last of which is computed in any case: whoever wants the next
 /// token needs it.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& next) const noexcept {
   const auto tokens = client_->tokens(next.user);
   const auto cacheable = tokens.first(tokens.size() - 1);
@@ -210,7 +225,7 @@ std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& nex
 }
 
 /// Moves the head of the queue to those who run; false if it does not fit after all.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
   request& starting = requests_[slot];
   const auto tokens = client_->tokens(starting.user);
@@ -245,7 +260,7 @@ bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
 }
 
 /// Has the client write the KV it saved, as far as the cache does not have it; false if there is no room.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::bring_back(request& starting,
                                                 std::span<const token_id> tokens) noexcept {
   if constexpr (swapping_client<Client>) {
@@ -269,7 +284,7 @@ bool batch_scheduler<Cache, Client>::bring_back(request& starting,
   return true;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::add_work(std::uint32_t slot, std::uint64_t first,
                                               std::uint64_t count) noexcept {
   request& worker = requests_[slot];
@@ -285,8 +300,10 @@ void batch_scheduler<Cache, Client>::add_work(std::uint32_t slot, std::uint64_t 
                           .count = count};
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 result<void> batch_scheduler<Cache, Client>::completed() noexcept {
+  if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
+  calls_ = calls::none;
   is_pending_ = false;
   for (std::uint32_t i = 0; i < work_count_; ++i) {
     const scheduled_work& done = work_[i];
@@ -296,11 +313,13 @@ result<void> batch_scheduler<Cache, Client>::completed() noexcept {
     if (worker.is_ending) end(done.ticket.slot);
   }
   work_count_ = 0;
+  calls_ = calls::all;
   return {};
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexcept {
+  if (calls_ == calls::none) return refusal(errc::reentered, 0, 0, 0);
   if (const auto alive = check(ticket); !alive) return alive;
   request& done = requests_[ticket.slot];
   for (std::uint32_t i = 0; i < work_count_; ++i) {
@@ -315,7 +334,7 @@ result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexc
 }
 
 /// Forgets a request and what it holds.
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
   request& gone = requests_[slot];
   if (gone.is_running) {
@@ -339,7 +358,7 @@ void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
   free_slots_[free_slot_count_++] = slot;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 scheduler_stats batch_scheduler<Cache, Client>::stats() const noexcept {
   scheduler_stats out = counters_;
   out.running = running_count_;
@@ -349,7 +368,7 @@ scheduler_stats batch_scheduler<Cache, Client>::stats() const noexcept {
   return out;
 }
 
-template <class Cache, batch_client Client>
+template <class Cache, class Client>
 std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
   std::vector<std::string> found;
   const auto blame = [&](std::uint32_t slot, const char* what) {

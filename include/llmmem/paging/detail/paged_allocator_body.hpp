@@ -201,6 +201,20 @@ std::uint64_t paged_allocator<Traits>::drop_idle() noexcept {
   return pool_.reclaim(pool_.idle(), forget_evicted());
 }
 
+template <class Traits>
+result<std::uint64_t> paged_allocator<Traits>::resize(std::uint64_t blocks) noexcept {
+  const std::uint64_t before = pool_.available();
+  const auto retiring = pool_.resize(blocks, forget_evicted());
+  if (!retiring) return retiring;
+  if (*retiring != 0) {
+    // Retiring blocks have lost their contents: nothing may be cached behind them until they are again.
+    for (std::size_t i = 0; i < records_.size(); ++i)
+      records_[i].recommit_from(0);
+  }
+  warn_if_low(before);
+  return retiring;
+}
+
 // Growing and shrinking
 
 template <class Traits>
@@ -373,6 +387,10 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
     // Which cached block stands for the new last one is not recorded; the next commit finds out from the
     // start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
+  }
+  if (full < sequence.asked) {  // what comes there is asked for anew
+    sequence.asked = full;
+    sequence.refused = false;
   }
   if (full >= sequence.keyed) {
     if (full == sequence.keyed && used == 0)

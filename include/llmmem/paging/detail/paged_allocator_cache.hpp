@@ -14,6 +14,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   pool_.act_for(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   record& taker = at(sequence);
+  const std::uint64_t before = pool_.available();
   ++counters_.matches;
   counters_.requested_blocks += tokens.size() / block_tokens_;
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
@@ -32,7 +33,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   if constexpr (partial_type::source != partial_source::none) {
     take_beginning(sequence.slot, tokens.subspan(static_cast<std::size_t>(out.tokens)), out);
   }
-  return found_so_far(sequence.slot, out);
+  return found_so_far(sequence.slot, out, before);
 }
 
 template <class Traits>
@@ -41,6 +42,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   pool_.act_for(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
   if (const auto fit = check_keys(prompt); !fit) return fit.error();
+  const std::uint64_t before = pool_.available();
   ++counters_.matches;
   counters_.requested_blocks += prompt.keys.size();
   // Lookups are independent here: each asks for a later one's cache line before it waits for its own.
@@ -57,7 +59,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     out.tokens += part;
   }
   if (out.tokens != 0) at(sequence).tokens_known = false;
-  return found_so_far(sequence.slot, out);
+  return found_so_far(sequence.slot, out, before);
 }
 
 template <class Traits>
@@ -110,7 +112,8 @@ bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const acc
 }
 
 template <class Traits>
-match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, match_result out) noexcept {
+match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, match_result out,
+                                                   std::uint64_t before) noexcept {
   record& sequence = records_[slot];
   sequence.tokens = out.tokens;
   out.blocks = sequence.blocks;
@@ -118,6 +121,7 @@ match_result paged_allocator<Traits>::found_so_far(std::uint32_t slot, match_res
   counters_.table_blocks += sequence.blocks;
   counters_.hit_tokens += out.tokens;
   counters_.hit_blocks += out.blocks;
+  warn_if_low(before);  // idle blocks that are shared are available no more
   return out;
 }
 
@@ -171,6 +175,10 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
         sequence.borrowed = sequence.committed + 1;
         sequence.lender = sequence.parent;
         ++counters_.duplicates;
+        if constexpr (retains<eviction_type>) {
+          const retention keep = kept(sequence, sequence.committed);
+          if (keep != retention{}) pool_.retain(*existing, keep);
+        }
       }
       return {.is_new = false, .holder = *existing};
     }
@@ -255,6 +263,11 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       ++registered;
     }
     parent = block;
+  }
+  // A key of fewer tokens than its block holds makes way for that of more, when it comes.
+  if (writer.committed == contents.keys.size() && contents.tokens % block_tokens_ != 0 &&
+      contents.tokens < writer.tokens) {
+    --writer.committed;
   }
   return registered;
 }

@@ -131,13 +131,13 @@ result<void> paged_allocator<Traits>::retain(sequence_id sequence, token_range r
   if constexpr (retains<eviction_type>) {
     retained_[sequence.slot].add(range, keep);
     const record& owner = at(sequence);
-    const std::uint64_t end = detail::lesser(owner.committed, detail::blocks_for(range.end, block_tokens_));
+    const std::uint64_t end = detail::lesser(owner.blocks, detail::blocks_for(range.end, block_tokens_));
     for (std::uint64_t i = range.first / block_tokens_; i < end; ++i) {
       const block_id block = row(sequence.slot)[i];
       if (index_.contains(block)) {
         pool_.retain(block, keep);
-      } else if (const auto holder = index_.find(index_.key(block)); i < owner.keyed && holder) {
-        pool_.retain(*holder, keep);
+      } else if (i < owner.keyed && i < owner.committed) {
+        if (const auto holder = index_.find(index_.key(block))) pool_.retain(*holder, keep);
       }
     }
   }
