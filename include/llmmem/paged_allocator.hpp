@@ -41,7 +41,7 @@ struct paged_traits {
   using history = no_history;          ///< `block_history`: what audits tell of a block's past
   using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
-  using hash = siphash_128;            ///< `block_hash`: keys of the prefix chain
+  using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
   using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for
   using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
@@ -340,8 +340,7 @@ class paged_allocator {
   result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& room) noexcept;
   [[nodiscard]] result<std::uint64_t> count_batch(std::span<const growth> batch) noexcept;
   template <class Visit>
-  std::uint64_t walk(std::span<const token_id> tokens, const prefix_context& context,
-                     Visit&& visit) const noexcept;
+  void walk(std::span<const token_id> tokens, const prefix_context& context, Visit&& visit) const noexcept;
   void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;
   template <class GiveBack>
   result<std::uint64_t> replace_duplicates(std::uint32_t slot, GiveBack&& give_back) noexcept;

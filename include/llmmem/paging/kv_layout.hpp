@@ -177,7 +177,7 @@ struct kv_layout {
   /// SipHash over the fields, one a word, under a key of its own: stored with data, so never to change. The
   /// first word is the version of this list.
   [[nodiscard]] static constexpr std::uint64_t digest(const kv_layout& of) noexcept {
-    detail::siphash_state state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
+    detail::siphash_state<2, 4> state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
     const std::array<std::uint64_t, 11> words{1,
                                               of.layers,
                                               of.heads,

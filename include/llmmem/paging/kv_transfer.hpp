@@ -46,7 +46,7 @@ static_assert(std::endian::native == std::endian::little,
 
 /// SipHash over bytes, under a key that says what they are.
 [[nodiscard]] inline block_key digest_of(std::span<const std::byte> bytes, hash_seed key) noexcept {
-  siphash_state state(key);
+  siphash_state<2, 4> state(key);
   const std::size_t words = bytes.size() / sizeof(std::uint64_t);
   for (std::size_t i = 0; i < words; ++i) {
     std::uint64_t word = 0;

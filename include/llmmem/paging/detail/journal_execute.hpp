@@ -19,7 +19,7 @@ namespace llmmem::inline v0::detail {
 /// made. O(blocks).
 template <class Cache>
 [[nodiscard]] std::uint64_t state_digest(const Cache& cache) noexcept {
-  siphash_state state{hash_seed{}};
+  siphash_state<2, 4> state{hash_seed{}};
   std::uint64_t words = 0;
   const auto absorb = [&](std::uint64_t word) noexcept {
     state.absorb(word);

@@ -90,40 +90,22 @@ void paged_allocator<Traits>::warn() noexcept {
   static_cast<void>(pressure_.call(pressure_.context, {.needed = 0, .available = pool_.available()}));
 }
 
-/// Calls `visit(block)` for each cached full block of the prefix; says how many tokens they hold.
-template <class Traits>
-template <class Visit>
-std::uint64_t paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
-                                            Visit&& visit) const noexcept {
-  block_key key = hash_.root(context);
-  chain_link parent{};
-  std::uint64_t cached = 0;
-  while (tokens.size() - cached >= block_tokens_) {
-    const auto part = tokens.subspan(static_cast<std::size_t>(cached), block_tokens_);
-    key = hash_.chain(key, part);
-    const auto found = index_.find(key);
-    if (!found || !verification_.holds(*found, part, parent, context)) break;
-    visit(*found);
-    parent = verification_.link(*found);
-    cached += block_tokens_;
-  }
-  return cached;
-}
-
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::cached_tokens(std::span<const token_id> tokens,
                                                      const prefix_context& context) const noexcept {
-  return walk(tokens, context, [](block_id) noexcept {});
+  return cost(tokens, context).cached_tokens;
 }
 
 template <class Traits>
 prompt_cost paged_allocator<Traits>::cost(std::span<const token_id> tokens,
                                           const prefix_context& context) const noexcept {
   prompt_cost out;
-  out.cached_tokens = walk(tokens, context, [&](block_id block) noexcept {
+  walk(tokens, context, [&](block_id block, const block_key&) noexcept {
     ++out.cached_blocks;
     if (pool_.record(block).is_idle()) ++out.revived_blocks;
+    return true;
   });
+  out.cached_tokens = out.cached_blocks * block_tokens_;
   out.new_blocks = detail::blocks_for(tokens.size() - out.cached_tokens, block_tokens_);
   return out;
 }
@@ -131,7 +113,13 @@ prompt_cost paged_allocator<Traits>::cost(std::span<const token_id> tokens,
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::expect(std::span<const token_id> tokens, const prefix_context& context,
                                               std::uint64_t next_use) noexcept {
-  return walk(tokens, context, [&](block_id block) noexcept { pool_.expect(block, next_use); });
+  std::uint64_t cached = 0;
+  walk(tokens, context, [&](block_id block, const block_key&) noexcept {
+    pool_.expect(block, next_use);
+    cached += block_tokens_;
+    return true;
+  });
+  return cached;
 }
 
 template <class Traits>

@@ -4,6 +4,7 @@
 
 #include <llmmem/paged_allocator.hpp>
 
+#include <array>
 #include <utility>
 
 namespace llmmem::inline v0 {
@@ -19,16 +20,14 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   counters_.requested_blocks += tokens.size() / block_tokens_;
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   const std::uint64_t chain = detail::blocks_for(tokens.size(), block_tokens_);
-  for (std::uint64_t i = 0; i < limit; ++i) {
-    const auto part = tokens.subspan(static_cast<std::size_t>(i * block_tokens_), block_tokens_);
-    const block_key key = hash_.chain(taker.chain, part);
-    const auto found = index_.find(key);
-    if (!found || !verification_.holds(*found, part, taker.parent, taker.context)) break;
-    if (!take(sequence.slot, *found, {}, chain)) break;
-    taker.chain = key;
-    taker.parent = verification_.link(*found);
-    ++taker.keyed;
-  }
+  walk(tokens.first(static_cast<std::size_t>(limit * block_tokens_)), taker.context,
+       [&](block_id found, const block_key& key) noexcept {
+         if (!take(sequence.slot, found, {}, chain)) return false;
+         taker.chain = key;
+         taker.parent = verification_.link(found);
+         ++taker.keyed;
+         return true;
+       });
   match_result out{.tokens = std::uint64_t{taker.blocks} * block_tokens_};
   if constexpr (partial_type::source != partial_source::none) {
     take_beginning(sequence.slot, tokens.subspan(static_cast<std::size_t>(out.tokens)), out);
@@ -60,6 +59,36 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   }
   if (out.tokens != 0) at(sequence).tokens_known = false;
   return found_so_far(sequence.slot, out, before);
+}
+
+/// Calls `visit(block, key)` for each cached full block of the prefix, in order, until it says no.
+///
+/// Keys are made, and their lines of the index asked for, ahead of the lookups: none at the first block, then
+/// the more the longer the prefix goes on, so that a prompt of which nothing is cached costs no hash too
+/// many, any other at most three.
+template <class Traits>
+template <class Visit>
+void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
+                                   Visit&& visit) const noexcept {
+  constexpr std::size_t most_ahead = 4;
+  std::array<block_key, most_ahead> keys{};
+  const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
+  const std::size_t end = tokens.size() / block_tokens_;
+  std::size_t made = 0;
+  block_key last = hash_.root(context);
+  chain_link parent{};
+  for (std::size_t i = 0; i < end; ++i) {
+    for (; made < end && made <= i + (i < most_ahead ? i : most_ahead - 1); ++made) {
+      last = hash_.chain(last, part(made));
+      index_.prefetch(last);
+      keys[made % most_ahead] = last;
+    }
+    const block_key& key = keys[i % most_ahead];
+    const auto found = index_.find(key);
+    if (!found || !verification_.holds(*found, part(i), parent, context)) return;
+    parent = verification_.link(*found);
+    if (!visit(*found, key)) return;
+  }
 }
 
 template <class Traits>
