@@ -1,6 +1,8 @@
 // What it costs to look a block up, count the access, and evict another for it where it is missing.
 //
-//   lookup_touch_evict/who/blocks
+//   lookup_touch_evict/who/blocks   under LRU
+//   lookup_arc/who/blocks           under ARC, and
+//   lookup_s3fifo/who/blocks        under S3-FIFO, where libCacheSim is there to compare by
 //
 // A cache of `blocks` blocks serves the prompts of a trace (requests.hpp), round and round; an item is one
 // block of a prompt. It is full before the clock starts, so every miss evicts.
@@ -10,6 +12,9 @@
 // `llmmem_one_by_one` does all of that for each block by itself. The peers do what they can do: keep keys in
 // LRU order.
 
+#include <llmmem/eviction/arc.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/eviction/s3fifo.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "support/heap_counter.hpp"
+#include "support/libcachesim.hpp"
 #include "support/lru_peers.hpp"
 #include "support/peers.hpp"
 #include "support/requests.hpp"
@@ -37,6 +43,7 @@ void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
 
+template <class Eviction>
 class prefix_cache {
  public:
   explicit prefix_cache(std::uint64_t blocks) : pool_({.blocks = blocks}), index_(blocks) {
@@ -56,7 +63,7 @@ class prefix_cache {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (i + ahead < keys.size()) index_.prefetch(keys[i + ahead]);
       if (const auto found = index_.find(keys[i])) {
-        share(*found);
+        share(*found, keys[i]);
         table_[i] = *found;
       } else {
         missing_[misses++] = i;
@@ -78,7 +85,7 @@ class prefix_cache {
     block_id block{};
     if (found) {
       block = *found;
-      share(block);
+      share(block, key);
     } else {
       allocate({&block, 1});
       cache(key, block);
@@ -92,10 +99,13 @@ class prefix_cache {
   }
 
  private:
-  void share(block_id block) {
+  void share(block_id block, const block_key& key) {
     require(pool_.share(block).has_value());
-    pool_.touch(block);
+    pool_.touch(block, told(key));
   }
+
+  /// Policies that remember what they have evicted know it by its contents.
+  [[nodiscard]] static access_hint told(const block_key& key) { return {.content = key.low}; }
 
   void allocate(std::span<block_id> out) {
     const auto forget = [this](std::span<const block_id> evicted) noexcept { index_.erase(evicted); };
@@ -105,10 +115,10 @@ class prefix_cache {
   void cache(const block_key& key, block_id block) {
     index_.stage(key, block);
     index_.insert(block, block_tokens_);
-    pool_.mark_cached(block);
+    pool_.mark_cached(block, told(key));
   }
 
-  block_pool<> pool_;
+  block_pool<Eviction> pool_;
   prefix_index index_;
   std::uint32_t block_tokens_ = requests().block_tokens();
   std::vector<block_id> table_;
@@ -137,19 +147,21 @@ void measure(benchmark::State& state, auto serve) {
   state.SetItemsProcessed(static_cast<std::int64_t>(blocks));
 }
 
-void report_metadata(benchmark::State& state, const prefix_cache& cache) {
+template <class Eviction>
+void report_metadata(benchmark::State& state, const prefix_cache<Eviction>& cache) {
   state.counters["bytes_a_block"] =
       static_cast<double>(cache.metadata_bytes()) / static_cast<double>(state.range(0));
 }
 
+template <class Eviction>
 void by_prompt(benchmark::State& state) {
-  prefix_cache cache(static_cast<std::uint64_t>(state.range(0)));
+  prefix_cache<Eviction> cache(static_cast<std::uint64_t>(state.range(0)));
   measure(state, [&](const prompt& asked) { return cache.serve(asked); });
   report_metadata(state, cache);
 }
 
 void one_by_one(benchmark::State& state) {
-  prefix_cache cache(static_cast<std::uint64_t>(state.range(0)));
+  prefix_cache<lru_eviction> cache(static_cast<std::uint64_t>(state.range(0)));
   measure(state, [&](const prompt& asked) {
     std::uint64_t hits = 0;
     for (const block_key& key : asked.keys)
@@ -169,6 +181,19 @@ void peer_lru(benchmark::State& state) {
     return hits;
   });
 }
+
+#ifdef LLMMEM_BENCH_LIBCACHESIM
+template <libcachesim_policy Policy>
+void libcachesim(benchmark::State& state) {
+  libcachesim_cache cache(Policy, static_cast<std::uint64_t>(state.range(0)));
+  measure(state, [&](const prompt& asked) {
+    std::uint64_t hits = 0;
+    for (const block_key& key : asked.keys)
+      hits += cache.access(key.low) ? 1 : 0;
+    return hits;
+  });
+}
+#endif
 
 void floor(benchmark::State& state) {
   dense_lru cache(static_cast<std::size_t>(state.range(0)), requests().distinct_blocks());
@@ -191,10 +216,17 @@ void both_sizes(benchmark::internal::Benchmark* rows) {
   return true;
 }();
 
-BENCHMARK(by_prompt)->Name("lookup_touch_evict/llmmem")->Apply(both_sizes);
+BENCHMARK(by_prompt<lru_eviction>)->Name("lookup_touch_evict/llmmem")->Apply(both_sizes);
 BENCHMARK(one_by_one)->Name("lookup_touch_evict/llmmem_one_by_one")->Apply(both_sizes);
 BENCHMARK(peer_lru<list_map_lru>)->Name("lookup_touch_evict/list_map")->Apply(both_sizes);
 BENCHMARK(peer_lru<reusing_list_map_lru>)->Name("lookup_touch_evict/list_map_reusing")->Apply(both_sizes);
 BENCHMARK(floor)->Name("lookup_touch_evict/floor")->Apply(both_sizes);
+#ifdef LLMMEM_BENCH_LIBCACHESIM
+BENCHMARK(libcachesim<libcachesim_policy::lru>)->Name("lookup_touch_evict/libcachesim")->Apply(both_sizes);
+BENCHMARK(by_prompt<arc_eviction>)->Name("lookup_arc/llmmem")->Apply(both_sizes);
+BENCHMARK(libcachesim<libcachesim_policy::arc>)->Name("lookup_arc/libcachesim")->Apply(both_sizes);
+BENCHMARK(by_prompt<s3fifo_eviction>)->Name("lookup_s3fifo/llmmem")->Apply(both_sizes);
+BENCHMARK(libcachesim<libcachesim_policy::s3fifo>)->Name("lookup_s3fifo/libcachesim")->Apply(both_sizes);
+#endif
 
 }  // namespace
