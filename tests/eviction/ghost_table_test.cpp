@@ -34,16 +34,20 @@ TEST_CASE("a ghost table is queues of contents, searched linearly") {
       if (random.once_in(10)) {
         table.pop(queue);
         if (!queues[queue].empty()) queues[queue].pop_front();
-      } else if (find(content)) {
-        table.remove(content);
-        std::erase(queues[*find(content)], content);
+      } else if (const auto in = find(content); in && random.once_in(2)) {
+        REQUIRE(table.take(content) == in);
+        std::erase(queues[*in], content);
+      } else if (content == 0) {
+        table.push(queue, content);
+        REQUIRE_FALSE(table.take(content));
       } else {
         table.push(queue, content);
-        if (content != 0) {
-          if (queues[0].size() + queues[1].size() == capacity)
-            queues[queues[queue].empty() ? 1 - queue : queue].pop_front();
-          queues[queue].push_back(content);
+        if (in) {
+          std::erase(queues[*in], content);
+        } else if (queues[0].size() + queues[1].size() == capacity) {
+          queues[queues[queue].empty() ? 1 - queue : queue].pop_front();
         }
+        queues[queue].push_back(content);
       }
       REQUIRE(table.size(0) == queues[0].size());
       REQUIRE(table.size(1) == queues[1].size());

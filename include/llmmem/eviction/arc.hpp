@@ -32,7 +32,7 @@ namespace llmmem::inline v0 {
 /// victim before it knows what comes in: the target moves when an entry is inserted, after the eviction that
 /// made its room, and |T1| = target always takes from T2, whatever comes in.
 ///
-/// @par Complexity   every operation O(1), expected where a ghost is looked up; 42 to 50 bytes a slot,
+/// @par Complexity   every operation O(1), expected where a ghost is looked up; 50 to 66 bytes a slot,
 ///      ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
@@ -46,11 +46,8 @@ class arc_eviction {
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     contents_[to_index(slot)] = hint.content;
-    const auto ghost = ghosts_.find(hint.content);
-    if (ghost) {
-      adapt(*ghost);
-      ghosts_.remove(hint.content);
-    }
+    const auto ghost = ghosts_.take(hint.content);
+    if (ghost) adapt(*ghost);
     join(slot, ghost ? again : once);
     trim();
   }
@@ -113,9 +110,9 @@ class arc_eviction {
     lists_[to_index(slot)] = unknown;
   }
 
-  /// A ghost of `list` was missed: T1's target moves towards what would have kept it.
+  /// A ghost of `list`, just taken out, was missed: T1's target moves towards what would have kept it.
   void adapt(std::size_t list) noexcept {
-    const std::uint64_t here = ghosts_.size(list);
+    const std::uint64_t here = ghosts_.size(list) + 1;
     const std::uint64_t there = ghosts_.size(1 - list);
     const std::uint64_t by = std::max<std::uint64_t>(there / here, 1);
     const std::uint64_t most = known_[once] + known_[again] + 1;  // with the one that comes in

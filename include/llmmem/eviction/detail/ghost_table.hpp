@@ -18,7 +18,8 @@ namespace llmmem::inline v0::detail {
 ///
 /// The table is open addressing with linear probing and backward-shift deletion, at most half full, so it
 /// holds no tombstones and its probes stay short however long it runs (expected O(1) for contents that are
-/// hashes). 17 bytes a ghost and 8 to 16 for its buckets.
+/// hashes). A bucket keeps half of its contents' hash beside the ghost's number, so that probing reads the
+/// contents themselves only to confirm. 17 bytes a ghost and 16 to 32 for its buckets.
 template <std::size_t lists>
 class ghost_table {
  public:
@@ -27,7 +28,7 @@ class ghost_table {
       : contents_(checked_capacity(slot_count{capacity}, who), source, who),
         queue_of_(capacity, source, who),
         order_(slot_count{capacity}, source, who),
-        buckets_(std::bit_ceil(capacity * 2), empty, source, who) {
+        buckets_(std::bit_ceil(capacity * 2), bucket{}, source, who) {
     for (std::uint64_t i = 0; i < capacity; ++i)
       order_.push_back(unused, slot_id{static_cast<std::uint32_t>(i)});
   }
@@ -35,34 +36,53 @@ class ghost_table {
   /// The queue that `content` is in.
   [[nodiscard]] std::optional<std::size_t> find(std::uint64_t content) const noexcept {
     if (content == 0) return std::nullopt;
-    const std::uint32_t entry = buckets_[bucket_of(content)];
+    const std::uint32_t entry = buckets_[place_of(content)].entry;
     if (entry == empty) return std::nullopt;
     return queue_of_[entry];
   }
 
-  /// Appends `content` to `queue`; the oldest of that queue, or of another, makes room when all are full.
-  /// Contents that were not told, 0, are not remembered. @pre `content` is in no queue.
+  /// Forgets `content`; says which queue it was in.
+  std::optional<std::size_t> take(std::uint64_t content) noexcept {
+    if (content == 0) return std::nullopt;
+    const std::size_t place = place_of(content);
+    const std::uint32_t entry = buckets_[place].entry;
+    if (entry == empty) return std::nullopt;
+    const std::size_t queue = queue_of_[entry];
+    forget(place);
+    return queue;
+  }
+
+  /// Appends `content` to `queue`, where it was before or not; the oldest of that queue, or of another, makes
+  /// room when all are full. Contents that were not told, 0, are not remembered.
   void push(std::size_t queue, std::uint64_t content) noexcept {
     if (content == 0) return;
-    for (std::size_t i = 0; i < lists && order_.size(unused) == 0; ++i)
-      pop((queue + i) % lists);
+    std::size_t place = place_of(content);
+    if (const std::uint32_t known = buckets_[place].entry; known != empty) {
+      order_.remove(queue_of_[known], slot_id{known});
+      order_.push_back(queue, slot_id{known});
+      queue_of_[known] = static_cast<std::uint8_t>(queue);
+      return;
+    }
+    if (order_.size(unused) == 0) {
+      for (std::size_t i = 0; i < lists && order_.size(unused) == 0; ++i)
+        pop((queue + i) % lists);
+      place = place_of(content);  // what was popped may have let others move
+    }
     const slot_id entry = *order_.front(unused);
     order_.remove(unused, entry);
     order_.push_back(queue, entry);
     contents_[to_index(entry)] = content;
     queue_of_[to_index(entry)] = static_cast<std::uint8_t>(queue);
-    buckets_[bucket_of(content)] = to_index(entry);
+    buckets_[place] = {.entry = to_index(entry), .tag = tag_of(content)};
   }
 
   /// Forgets the oldest of `queue`, if there is one.
   void pop(std::size_t queue) noexcept {
-    if (const auto oldest = order_.front(queue)) forget(bucket_of(contents_[to_index(*oldest)]));
+    if (const auto oldest = order_.front(queue)) forget(place_of(contents_[to_index(*oldest)]));
   }
 
   /// Forgets `content`, if it is remembered.
-  void remove(std::uint64_t content) noexcept {
-    if (find(content)) forget(bucket_of(content));
-  }
+  void remove(std::uint64_t content) noexcept { static_cast<void>(take(content)); }
 
   [[nodiscard]] std::uint64_t size(std::size_t queue) const noexcept { return order_.size(queue); }
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -73,43 +93,52 @@ class ghost_table {
   static constexpr std::uint32_t empty = 0xFFFF'FFFF;
   static constexpr std::size_t unused = lists;  // the list of entries that hold nothing
 
-  [[nodiscard]] std::size_t home(std::uint64_t content) const noexcept {
-    return mix(content) & (buckets_.size() - 1);
+  struct bucket {
+    std::uint32_t entry = empty;
+    std::uint32_t tag = 0;  // of its contents; says where they would best be
+  };
+
+  [[nodiscard]] static std::uint32_t tag_of(std::uint64_t content) noexcept {
+    return static_cast<std::uint32_t>(mix(content) >> 32);
   }
-  [[nodiscard]] std::size_t after(std::size_t bucket) const noexcept {
-    return (bucket + 1) & (buckets_.size() - 1);
+  [[nodiscard]] std::size_t home(std::uint32_t tag) const noexcept { return tag & (buckets_.size() - 1); }
+  [[nodiscard]] std::size_t after(std::size_t place) const noexcept {
+    return (place + 1) & (buckets_.size() - 1);
   }
 
   /// Where `content` is, or would be put.
-  [[nodiscard]] std::size_t bucket_of(std::uint64_t content) const noexcept {
-    std::size_t bucket = home(content);
-    while (buckets_[bucket] != empty && contents_[buckets_[bucket]] != content)
-      bucket = after(bucket);
-    return bucket;
+  [[nodiscard]] std::size_t place_of(std::uint64_t content) const noexcept {
+    const std::uint32_t tag = tag_of(content);
+    std::size_t place = home(tag);
+    while (buckets_[place].entry != empty &&
+           (buckets_[place].tag != tag || contents_[buckets_[place].entry] != content)) {
+      place = after(place);
+    }
+    return place;
   }
 
   /// Empties a bucket and moves back what its entry had pushed further.
-  void forget(std::size_t bucket) noexcept {
-    const slot_id entry{buckets_[bucket]};
+  void forget(std::size_t place) noexcept {
+    const slot_id entry{buckets_[place].entry};
     order_.remove(queue_of_[to_index(entry)], entry);
     order_.push_back(unused, entry);
-    std::size_t hole = bucket;
-    for (std::size_t i = after(hole); buckets_[i] != empty; i = after(i)) {
+    std::size_t hole = place;
+    for (std::size_t i = after(hole); buckets_[i].entry != empty; i = after(i)) {
       // An entry may not move before its home; distances go round the table's end.
       const std::size_t mask = buckets_.size() - 1;
-      const std::size_t from_home = (i - home(contents_[buckets_[i]])) & mask;
+      const std::size_t from_home = (i - home(buckets_[i].tag)) & mask;
       if (from_home >= ((i - hole) & mask)) {
         buckets_[hole] = buckets_[i];
         hole = i;
       }
     }
-    buckets_[hole] = empty;
+    buckets_[hole] = {};
   }
 
   fixed_array<std::uint64_t> contents_;  // by entry
   fixed_array<std::uint8_t> queue_of_;   // by entry
   slot_lists<lists + 1> order_;          // entries, oldest first
-  fixed_array<std::uint32_t> buckets_;   // entry, or empty
+  fixed_array<bucket> buckets_;
 };
 
 }  // namespace llmmem::inline v0::detail
