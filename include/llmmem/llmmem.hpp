@@ -71,6 +71,7 @@
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/size_class.hpp>
 #include <llmmem/paging/stitched.hpp>
+#include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
