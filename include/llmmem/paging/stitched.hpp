@@ -164,5 +164,4 @@ class stitched_arena {
 
 }  // namespace llmmem::inline v0
 
-#include <llmmem/paging/detail/stitched_audit.hpp>
 #include <llmmem/paging/detail/stitched_body.hpp>
