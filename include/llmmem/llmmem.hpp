@@ -54,6 +54,7 @@
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/journal.hpp>
+#include <llmmem/paging/journal_reader.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/journal_what_if.hpp>
