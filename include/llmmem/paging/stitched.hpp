@@ -110,6 +110,7 @@ class stitched_arena {
 
  private:
   static constexpr std::uint32_t none = detail::no_index;
+  class auditor;
   using chunk_run = detail::chunk_run;
   using condition = detail::stitched_ranges::condition;
 
