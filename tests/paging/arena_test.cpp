@@ -73,6 +73,14 @@ std::uint64_t any_size(random_numbers& random) {
   }
 }
 
+/// Frees one of those held, whichever. @pre there is one.
+template <class Arena>
+void free_any(Arena& arena, std::vector<arena_handle>& held, random_numbers& random) {
+  const std::size_t at = random.below(held.size());
+  REQUIRE(arena.free(held[at]));
+  held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
 /// What every arena promises of what it gives out, searched linearly.
 class naive_arena {
  public:
@@ -442,11 +450,8 @@ TEST_CASE("after everything is freed, each segment of a caching split arena is o
       if (const auto got = arena.allocate(any_size(random))) held.push_back(got->handle);
     }
     CHECK(arena.blocks() > arena.segments());
-    while (!held.empty()) {
-      const std::size_t at = random.below(held.size());
-      REQUIRE(arena.free(held[at]));
-      held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
-    }
+    while (!held.empty())
+      free_any(arena, held, random);
     CHECK(arena.blocks() == arena.segments());
   }
 }
@@ -462,9 +467,7 @@ TEST_CASE("after everything is freed, the chunks of a stitched arena are one run
       if (const auto got = arena.allocate(any_size(random))) {
         held.push_back(got->handle);
       } else if (!held.empty()) {
-        const std::size_t at = random.below(held.size());
-        REQUIRE(arena.free(held[at]));
-        held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+        free_any(arena, held, random);
       }
     }
     for (const arena_handle& each : held)
