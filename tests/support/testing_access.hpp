@@ -104,6 +104,32 @@ struct testing_access {
   static auto& emptiable_pages(Pool& pool) {
     return pool.emptiable_;
   }
+
+  // Stitched arenas
+  template <class Arena>
+  static auto& chunks(Arena& arena) {
+    return arena.runs_;
+  }
+  template <class Arena>
+  static auto& chunk_handle(Arena& arena, std::size_t chunk) {
+    return arena.handles_[chunk];
+  }
+  template <class Arena>
+  static void lose_range(Arena& arena, std::uint32_t slot) {
+    arena.stitched_.set(slot, Arena::condition::idle);
+  }
+  template <class Arena>
+  static auto& allocation(Arena& arena, std::uint32_t slot) {
+    return arena.allocations_[slot];
+  }
+  template <class Arena>
+  static void miscount_mappings(Arena& arena) {
+    ++arena.mapped_chunks_;
+  }
+  template <class Arena>
+  static void shift_home(Arena& arena, std::uint64_t bytes) {
+    arena.home_.data += bytes;
+  }
 };
 
 }  // namespace llmmem::inline v0

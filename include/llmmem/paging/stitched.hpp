@@ -109,6 +109,8 @@ class stitched_arena {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
+  friend struct testing_access;  // tests damage an arena on purpose, to see audit() name it
+
   static constexpr std::uint32_t none = detail::no_index;
   class auditor;
   using chunk_run = detail::chunk_run;
