@@ -104,6 +104,12 @@ class hybrid_world {
  private:
   static constexpr std::uint32_t most_sequences = 5;
 
+  struct held_sequence {
+    llmmem::sequence_id id;
+    llmmem::prefix_context context;
+    std::vector<llmmem::token_id> tokens;
+    std::vector<std::uint64_t> expected;  // value of each token
+  };
   struct cached_block {
     llmmem::block_id block;
     std::uint32_t generation;

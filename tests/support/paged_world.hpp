@@ -126,6 +126,13 @@ class paged_world {
  private:
   static constexpr std::uint32_t most_sequences = 6;
 
+  struct held_sequence {
+    llmmem::sequence_id id;
+    llmmem::prefix_context context;
+    std::vector<llmmem::token_id> tokens;
+    std::vector<std::uint64_t> expected;  // KV of each token
+  };
+
   static llmmem::paged_options choose_options(Choices& choices) {
     llmmem::paged_options options{.blocks = 1 + choices.below(std::uint64_t{32}),
                                   .block_tokens = 1 + choices.below(std::uint32_t{5}),

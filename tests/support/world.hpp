@@ -40,14 +40,6 @@ struct weak_hash {
   }
 };
 
-/// A sequence, and what each of its slots must hold.
-struct held_sequence {
-  llmmem::sequence_id id;
-  llmmem::prefix_context context;
-  std::vector<llmmem::token_id> tokens;
-  std::vector<std::uint64_t> expected;  ///< the one value that each token's KV could have
-};
-
 /// The value of a token that follows one whose value is `before`: of all tokens so far, and the context.
 [[nodiscard]] inline std::uint64_t next_value(std::uint64_t before, llmmem::token_id token) {
   return random_numbers(before * 31 + static_cast<std::uint64_t>(token) + 1).next();
