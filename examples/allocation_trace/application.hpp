@@ -2,42 +2,33 @@
 /// The program: what it was asked, what it runs, what it prints.
 #pragma once
 
-#include <llmmem/error.hpp>
 #include <llmmem/model/presets.hpp>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <iterator>
-#include <memory>
-#include <new>
 #include <optional>
 #include <string>
-#include <system_error>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "allocation_trace/programs.hpp"
 #include "allocation_trace/replay.hpp"
 #include "allocation_trace/trace.hpp"
-#include "replay_trace/json_output.hpp"
+#include "common/program.hpp"
+#include "common/text.hpp"
 #include "replay_trace/read_trace.hpp"
-#include "replay_trace/text.hpp"
 
 namespace allocation_trace {
 
-/// The command line asks for something that cannot be: exit status 2.
-class usage_error : public llmmem::error {
- public:
-  using error::error;
-};
-
-enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+using example::exit_status;
+using example::usage_error;
 
 struct command_line {
   std::vector<std::string> programs{std::begin(program_names), std::end(program_names)};
@@ -50,16 +41,6 @@ struct command_line {
 };
 
 namespace detail {
-
-[[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text,
-                                               std::uint64_t least, std::uint64_t most) {
-  const auto value = replay_trace::parse_count(text);
-  if (!value || *value < least || *value > most) {
-    throw usage_error(fmt::format("{} \"{}\": must be a whole number from {} to {}", option,
-                                  replay_trace::printable(text, 40), least, most));
-  }
-  return *value;
-}
 
 template <class Names>
 [[nodiscard]] std::string list(const Names& names) {
@@ -106,17 +87,10 @@ template <class Names>
       ->type_name("FILE");
   app.add_option("--replay", asked.replay_file, "replay a recorded trace")->type_name("FILE");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    app.parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    return {asked, app.help()};
-  } catch (const CLI::ParseError& wrong) {
-    throw usage_error(replay_trace::printable(wrong.what(), 200));
-  }
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (program && *program != "all") {
     if (std::find(program_names.begin(), program_names.end(), *program) == program_names.end()) {
-      throw usage_error("--program " + replay_trace::printable(*program, 40) +
+      throw usage_error("--program " + example::printable(*program, 40) +
                         ": no such program; there are all, " + detail::list(program_names));
     }
     asked.programs = {*program};
@@ -126,14 +100,14 @@ template <class Names>
     const auto chosen =
         std::find_if(models.begin(), models.end(), [&](const auto& each) { return each.name == *model; });
     if (chosen == models.end() || chosen->latent.kv_rank != 0 || chosen->experts.count != 0) {
-      throw usage_error("--model " + replay_trace::printable(*model, 40) +
-                        ": no such dense model; there are " + detail::model_names());
+      throw usage_error("--model " + example::printable(*model, 40) + ": no such dense model; there are " +
+                        detail::model_names());
     }
     asked.options.model = *chosen;
   }
   const auto count = [](const char* option, const std::optional<std::string>& text, std::uint64_t least,
                         std::uint64_t most, std::uint64_t& into) {
-    if (text) into = detail::usage_count(option, *text, least, most);
+    if (text) into = example::usage_count(option, *text, least, most);
   };
   count("--seed", seed, 0, 1'000'000'000, asked.seed);
   count("--steps", steps, 1, 10'000, asked.options.steps);
@@ -194,18 +168,18 @@ struct finding {
   }
   return fmt::format(R"({{"trace": {}, "events": {}, "peak_live_bytes": {}, "arenas": [{}], )"
                      R"("caching_split_fails_at_the_budget_of_stitched": {}}})",
-                     replay_trace::json_string(found.trace), found.events, found.peak_live, arenas, at);
+                     example::json_string(found.trace), found.events, found.peak_live, arenas, at);
 }
 
 [[nodiscard]] inline std::string to_report(const std::vector<finding>& all) {
-  using replay_trace::bytes_text;
+  using example::bytes_text;
   std::string text =
       fmt::format("{:<34}{:>9}{:>11}", "smallest budget over peak live bytes", "events", "peak");
   for (const std::string_view name : arena_names)
     text += fmt::format("{:>15}", name);
   text += '\n';
   for (const finding& each : all) {
-    text += fmt::format("{:<36}{:>9}{:>11}", replay_trace::printable(each.trace, 34), each.events,
+    text += fmt::format("{:<36}{:>9}{:>11}", example::printable(each.trace, 34), each.events,
                         bytes_text(static_cast<double>(each.peak_live)));
     for (const std::uint64_t budget : each.budgets) {
       text += fmt::format("{:>15.3f}", static_cast<double>(budget) / static_cast<double>(each.peak_live));
@@ -217,7 +191,7 @@ struct finding {
     text += fmt::format("{:>15}", name);
   text += '\n';
   for (const finding& each : all) {
-    text += fmt::format("{:<56}", replay_trace::printable(each.trace, 34));
+    text += fmt::format("{:<56}", example::printable(each.trace, 34));
     for (const replay_result& one : each.replays) {
       text += fmt::format("{:>15.1f}", 1000.0 * static_cast<double>(system_calls(one)) /
                                            static_cast<double>(each.allocations));
@@ -227,7 +201,7 @@ struct finding {
   text += "\nwith the budget that stitched needs, caching_split\n";
   for (const finding& each : all) {
     const auto& split = each.split_at_stitched;
-    text += fmt::format("{:<36}", replay_trace::printable(each.trace, 34));
+    text += fmt::format("{:<36}", example::printable(each.trace, 34));
     if (!split->failed_at) {
       text += "survives\n";
       continue;
@@ -255,13 +229,6 @@ namespace detail {
   return all;
 }
 
-inline void write(std::FILE* to, const std::string& text, const std::string& name) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), to) == text.size() && std::fflush(to) == 0;
-  if (!written) {
-    throw llmmem::system_error(name + ": cannot write it: " + std::generic_category().message(errno));
-  }
-}
-
 inline void run_checked(const command_line& asked, std::FILE* out) {
   std::vector<finding> findings;
   if (asked.replay_file) {
@@ -272,13 +239,8 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
     for (const std::string& name : asked.programs) {
       const trace played = play(name, from, asked.options);
       if (asked.record_file) {
-        const std::string shown = replay_trace::printable(*asked.record_file, 512);
-        const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-            std::fopen(asked.record_file->c_str(), "wb"), &std::fclose);
-        if (!file) {
-          throw llmmem::system_error(shown + ": cannot open it: " + std::generic_category().message(errno));
-        }
-        write(file.get(), to_text(played), shown);
+        const example::file_handle file = example::open(*asked.record_file, "wb");
+        example::write(file.get(), to_text(played), *asked.record_file);
         return;
       }
       findings.push_back(examine(played));
@@ -292,7 +254,7 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
       text += (text.empty() ? "[\n  " : ",\n  ") + to_json(each);
     text += "\n]\n";
   }
-  write(out, text, "standard output");
+  example::write(out, text, "standard output");
 }
 
 }  // namespace detail
@@ -301,23 +263,10 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
 /// or nothing.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
-  try {
-    const auto [asked, help] = parse_command_line(arguments);
-    if (help) {
-      std::fputs(help->c_str(), out);
-      return exit_status::success;
-    }
-    detail::run_checked(asked, out);
-    return exit_status::success;
-  } catch (const usage_error& wrong) {
-    fmt::print(notes, "allocation_trace: {}\nrun allocation_trace --help for the options\n", wrong.what());
-    return exit_status::wrong_usage;
-  } catch (const std::bad_alloc&) {
-    fmt::print(notes, "allocation_trace: out of memory; the trace is too large for this machine\n");
-  } catch (const std::exception& failed) {
-    fmt::print(notes, "allocation_trace: {}\n", failed.what());
-  }
-  return exit_status::failure;
+  const example::program self{.name = "allocation_trace",
+                              .too_large = "the trace is too large for this machine"};
+  return example::run(self, arguments, out, notes, parse_command_line,
+                      [&](const command_line& asked) { detail::run_checked(asked, out); });
 }
 
 }  // namespace allocation_trace

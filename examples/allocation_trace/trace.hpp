@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/text.hpp"
 #include "replay_trace/byte_source.hpp"
 #include "replay_trace/line_reader.hpp"
-#include "replay_trace/text.hpp"
 
 namespace allocation_trace {
 
@@ -91,15 +91,15 @@ template <replay_trace::byte_source Source>
 [[nodiscard]] trace read_allocations(Source& source) {
   constexpr std::size_t longest_line = 64;
   constexpr std::uint64_t most_allocations = 100'000'000;
-  const std::string name = replay_trace::printable(source.name(), 512);
+  const std::string name = example::printable(source.name(), 512);
   trace read{std::string(source.name())};
   std::unordered_map<std::uint64_t, std::optional<std::uint32_t>> ids;  // empty: freed
   replay_trace::line_reader<Source> lines(source, longest_line);
   std::uint64_t live = 0;
   while (const auto line = lines.next()) {
     const auto refuse = [&](const std::string& why) {
-      throw trace_error(fmt::format("{}:{}: {}; near \"{}\"", name, line->number, why,
-                                    replay_trace::printable(line->text, 40)));
+      throw trace_error(
+          fmt::format("{}:{}: {}; near \"{}\"", name, line->number, why, example::printable(line->text, 40)));
     };
     if (!line->whole) refuse(fmt::format("the line is longer than {} bytes", longest_line));
     if (line->number == 1) {
@@ -110,7 +110,7 @@ template <replay_trace::byte_source Source>
     if (!allocates && !line->text.starts_with("f ")) refuse("must be `a ID BYTES` or `f ID`");
     const std::string_view rest = line->text.substr(2);
     const std::size_t space = rest.find(' ');
-    const auto id = replay_trace::parse_count(rest.substr(0, space));
+    const auto id = example::parse_count(rest.substr(0, space));
     if (!id) refuse("the id is not a number");
     if (!allocates) {
       if (space != rest.npos) refuse("a free has one number, the id");
@@ -123,7 +123,7 @@ template <replay_trace::byte_source Source>
       continue;
     }
     if (space == rest.npos) refuse("an allocation has two numbers, the id and the bytes");
-    const auto bytes = replay_trace::parse_count(rest.substr(space + 1));
+    const auto bytes = example::parse_count(rest.substr(space + 1));
     if (!bytes) refuse("the bytes are not a number");
     if (*bytes == 0 || *bytes > llmmem::max_arena_bytes) {
       refuse(fmt::format("{} bytes; an allocation has 1 to {}", *bytes, llmmem::max_arena_bytes));

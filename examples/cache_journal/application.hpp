@@ -8,35 +8,26 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
-#include <memory>
-#include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "cache_journal/record.hpp"
+#include "common/program.hpp"
+#include "common/text.hpp"
 #include "replay_trace/generator.hpp"
-#include "replay_trace/json_output.hpp"
 #include "replay_trace/read_trace.hpp"
-#include "replay_trace/text.hpp"
 
 namespace cache_journal {
 
-/// The command line asks for something that cannot be: exit status 2.
-class usage_error : public llmmem::error {
- public:
-  using error::error;
-};
-
-enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+using example::exit_status;
+using example::usage_error;
 
 struct command_line {
   std::optional<std::string> trace_file;
@@ -61,42 +52,17 @@ struct finding {
 namespace detail {
 
 [[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text) {
-  constexpr std::uint64_t most = 1'000'000'000;
-  const auto value = replay_trace::parse_count(text);
-  if (!value || *value == 0 || *value > most) {
-    throw usage_error(fmt::format("{} \"{}\": must be a whole number from 1 to {}", option,
-                                  replay_trace::printable(text, 40), most));
-  }
-  return *value;
-}
-
-using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
-
-[[nodiscard]] inline file_handle open(const std::string& path, const char* how) {
-  file_handle file(std::fopen(path.c_str(), how), &std::fclose);
-  if (!file) {
-    throw llmmem::system_error(replay_trace::printable(path, 512) +
-                               ": cannot open it: " + std::generic_category().message(errno));
-  }
-  return file;
-}
-
-inline void write(std::FILE* to, const void* from, std::size_t bytes, const std::string& name) {
-  if (std::fwrite(from, 1, bytes, to) != bytes || std::fflush(to) != 0) {
-    throw llmmem::system_error(replay_trace::printable(name, 512) +
-                               ": cannot write it: " + std::generic_category().message(errno));
-  }
+  return example::usage_count(option, text, 1, 1'000'000'000);
 }
 
 [[nodiscard]] inline std::vector<std::byte> read_file(const std::string& path) {
-  const file_handle file = open(path, "rb");
+  const example::file_handle file = example::open(path, "rb");
   std::vector<std::byte> bytes;
   std::vector<std::byte> part(1 << 20);
   while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get()))
     bytes.insert(bytes.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(got));
   if (std::ferror(file.get()) != 0) {
-    throw llmmem::system_error(replay_trace::printable(path, 512) +
-                               ": cannot read it: " + std::generic_category().message(errno));
+    throw example::file_error(path, "read");
   }
   return bytes;
 }
@@ -123,14 +89,7 @@ inline void write(std::FILE* to, const void* from, std::size_t bytes, const std:
   app.add_option("--record", asked.record_file, "write the journal to this file and stop")->type_name("FILE");
   app.add_option("--replay", asked.replay_file, "ask this journal instead of a new one")->type_name("FILE");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    app.parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    return {asked, app.help()};
-  } catch (const CLI::ParseError& wrong) {
-    throw usage_error(replay_trace::printable(wrong.what(), 200));
-  }
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (capacity) asked.capacity = detail::usage_count("--capacity-blocks", *capacity);
   if (seed) asked.seed = detail::usage_count("--seed", *seed);
   if (asked.replay_file && (asked.trace_file || asked.record_file || seed)) {
@@ -165,9 +124,9 @@ inline void write(std::FILE* to, const void* from, std::size_t bytes, const std:
   std::string text = fmt::format(
       R"({{"journal": {}, "bytes": {}, "records": {}, "torn": {}, "diverged": {}, "capacity_blocks": {}, )"
       R"("policies": [)",
-      replay_trace::json_string(found.journal), found.bytes, found.records,
-      found.torn.empty() ? "null" : replay_trace::json_string(found.torn),
-      found.diverged.empty() ? "null" : replay_trace::json_string(found.diverged), found.capacity);
+      example::json_string(found.journal), found.bytes, found.records,
+      found.torn.empty() ? "null" : example::json_string(found.torn),
+      found.diverged.empty() ? "null" : example::json_string(found.diverged), found.capacity);
   for (const llmmem::what_if_result& each : found.policies) {
     text += fmt::format(
         R"({}{{"policy": "{}", "hit_ratio": {}, "hit_blocks": {}, "requested_blocks": {}, "hit_tokens": {}, )"
@@ -180,10 +139,10 @@ inline void write(std::FILE* to, const void* from, std::size_t bytes, const std:
 }
 
 [[nodiscard]] inline std::string to_report(const finding& found) {
-  using replay_trace::grouped;
+  using example::grouped;
   std::string text =
       fmt::format("{}\n  journal   {} records in {} bytes\n  replay    {}\n",
-                  replay_trace::printable(found.journal, 512), grouped(found.records), grouped(found.bytes),
+                  example::printable(found.journal, 512), grouped(found.records), grouped(found.bytes),
                   found.diverged.empty() ? "every outcome and the final state as recorded" : found.diverged);
   if (!found.torn.empty()) text += "  cut at    " + found.torn + '\n';
   text += fmt::format("\nwhat if, with {} idle blocks\n  {:<14}{:>9}  {:>12}{:>12}{:>9}\n",
@@ -207,19 +166,19 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
     const replay_trace::trace from = asked.trace_file ? replay_trace::read_trace_file(*asked.trace_file)
                                                       : replay_trace::generate_trace({.seed = asked.seed});
     if (!from.has_block_ids()) {
-      throw llmmem::argument_error(replay_trace::printable(from.name(), 512) +
+      throw llmmem::argument_error(example::printable(from.name(), 512) +
                                    ": has lengths only, so nothing can be shared");
     }
     name = from.name();
     journal = record(from, asked.capacity.value_or(10'000));
   }
   if (asked.record_file) {
-    const file_handle file = open(*asked.record_file, "wb");
-    return write(file.get(), journal.data(), journal.size(), *asked.record_file);
+    const example::file_handle file = example::open(*asked.record_file, "wb");
+    const std::string_view bytes(reinterpret_cast<const char*>(journal.data()), journal.size());
+    return example::write(file.get(), bytes, *asked.record_file);
   }
   const finding found = examine(name, journal, asked.replay_file ? asked.capacity : std::nullopt);
-  const std::string text = asked.json ? to_json(found) : to_report(found);
-  write(out, text.data(), text.size(), "standard output");
+  example::write(out, asked.json ? to_json(found) : to_report(found), "standard output");
 }
 
 }  // namespace detail
@@ -228,23 +187,10 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
 /// or nothing.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
-  try {
-    const auto [asked, help] = parse_command_line(arguments);
-    if (help) {
-      std::fputs(help->c_str(), out);
-      return exit_status::success;
-    }
-    detail::run_checked(asked, out);
-    return exit_status::success;
-  } catch (const usage_error& wrong) {
-    fmt::print(notes, "cache_journal: {}\nrun cache_journal --help for the options\n", wrong.what());
-    return exit_status::wrong_usage;
-  } catch (const std::bad_alloc&) {
-    fmt::print(notes, "cache_journal: out of memory; the trace is too large for this machine\n");
-  } catch (const std::exception& failed) {
-    fmt::print(notes, "cache_journal: {}\n", failed.what());
-  }
-  return exit_status::failure;
+  const example::program self{.name = "cache_journal",
+                              .too_large = "the trace is too large for this machine"};
+  return example::run(self, arguments, out, notes, parse_command_line,
+                      [&](const command_line& asked) { detail::run_checked(asked, out); });
 }
 
 }  // namespace cache_journal

@@ -2,39 +2,31 @@
 /// The program: what it was asked, what it runs, what it prints.
 #pragma once
 
-#include <llmmem/error.hpp>
-
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
-#include <new>
 #include <optional>
 #include <string>
-#include <system_error>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "allocation_trace/programs.hpp"
+#include "common/program.hpp"
+#include "common/text.hpp"
 #include "layer_groups/models.hpp"
 #include "layer_groups/service.hpp"
-#include "replay_trace/json_output.hpp"
 #include "replay_trace/read_trace.hpp"
-#include "replay_trace/text.hpp"
 
 namespace layer_groups {
 
-/// The command line asks for something that cannot be: exit status 2.
-class usage_error : public llmmem::error {
- public:
-  using error::error;
-};
-
-enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+using example::exit_status;
+using example::usage_error;
 
 struct command_line {
   std::vector<hybrid_model> chosen = models();
@@ -71,30 +63,19 @@ struct command_line {
       ->type_name("N");
   app.add_option("--seed", seed, "of what is made up (default: 1)")->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    app.parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    return {asked, app.help()};
-  } catch (const CLI::ParseError& wrong) {
-    throw usage_error(replay_trace::printable(wrong.what(), 200));
-  }
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (model && *model != "all") {
     std::erase_if(asked.chosen, [&](const hybrid_model& each) { return each.name != *model; });
     if (asked.chosen.empty()) {
-      throw usage_error("--model " + replay_trace::printable(*model, 40) + ": no such model; there are all" +
+      throw usage_error("--model " + example::printable(*model, 40) + ": no such model; there are all" +
                         names);
     }
   }
   const auto count = [](const char* option, const std::optional<std::string>& text, std::uint64_t least,
                         std::uint64_t most, auto& into) {
     if (!text) return;
-    const auto value = replay_trace::parse_count(*text);
-    if (!value || *value < least || *value > most) {
-      throw usage_error(fmt::format("{} \"{}\": must be a whole number from {} to {}", option,
-                                    replay_trace::printable(*text, 40), least, most));
-    }
-    into = static_cast<std::remove_reference_t<decltype(into)>>(*value);
+    const std::uint64_t value = example::usage_count(option, *text, least, most);
+    into = static_cast<std::remove_reference_t<decltype(into)>>(value);
   };
   count("--budget", budget, 1, 512, asked.budget_gib);
   count("--requests", requests, 1, 1'000'000, asked.requests);
@@ -130,7 +111,7 @@ struct finding {
       R"("hit_tokens": {}, "byte_samples": {{"samples": {}, "budget": {}, "needed": {}, "cached": {}, )"
       R"("unlooked": {}, "unfilled": {}, "padding": {}, "partial_pages": {}, "null_block": {}, "free": {}}}, )"
       R"("evictions": {}, "pages_emptied": {}}})",
-      replay_trace::json_string(found.model), found.how.name, found.how.page_bytes, groups, of.requests,
+      example::json_string(found.model), found.how.name, found.how.page_bytes, groups, of.requests,
       of.refused, of.mean_running(), of.running_most, of.steps, of.preemptions, of.prompt_tokens,
       of.hit_tokens, of.samples, of.stats.pages.budget_bytes, bytes.needed, bytes.cached, bytes.unlooked,
       bytes.unfilled, bytes.padding, bytes.partial_pages, bytes.null_block, bytes.free,
@@ -195,41 +176,28 @@ namespace detail {
   return findings;
 }
 
+inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
+  const std::vector<finding> findings = serve(asked, notes);
+  std::string text;
+  if (asked.json) {
+    for (const finding& each : findings)
+      text += (text.empty() ? "[\n  " : ",\n  ") + to_json(each);
+    text += "\n]\n";
+  } else {
+    text = to_report(findings);
+  }
+  example::write(out, text, "standard output");
+}
+
 }  // namespace detail
 
 /// Runs the program. Errors become one line on `notes` and an exit status; with `--json`, `out` gets the JSON
 /// or nothing.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
-  try {
-    const auto [asked, help] = parse_command_line(arguments);
-    if (help) {
-      std::fputs(help->c_str(), out);
-      return exit_status::success;
-    }
-    const std::vector<finding> findings = detail::serve(asked, notes);
-    std::string text;
-    if (asked.json) {
-      for (const finding& each : findings)
-        text += (text.empty() ? "[\n  " : ",\n  ") + to_json(each);
-      text += "\n]\n";
-    } else {
-      text = to_report(findings);
-    }
-    if (std::fwrite(text.data(), 1, text.size(), out) != text.size() || std::fflush(out) != 0) {
-      throw llmmem::system_error("standard output: cannot write it: " +
-                                 std::generic_category().message(errno));
-    }
-    return exit_status::success;
-  } catch (const usage_error& wrong) {
-    fmt::print(notes, "layer_groups: {}\nrun layer_groups --help for the options\n", wrong.what());
-    return exit_status::wrong_usage;
-  } catch (const std::bad_alloc&) {
-    fmt::print(notes, "layer_groups: out of memory; ask for fewer requests\n");
-  } catch (const std::exception& failed) {
-    fmt::print(notes, "layer_groups: {}\n", failed.what());
-  }
-  return exit_status::failure;
+  const example::program self{.name = "layer_groups", .too_large = "ask for fewer requests"};
+  return example::run(self, arguments, out, notes, parse_command_line,
+                      [&](const command_line& asked) { detail::run_checked(asked, out, notes); });
 }
 
 }  // namespace layer_groups

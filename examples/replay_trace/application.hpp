@@ -2,20 +2,18 @@
 /// The program but for the replay itself: load, replay what is needed, print.
 #pragma once
 
-#include <llmmem/error.hpp>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
-#include <new>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
+#include <utility>
 #include <vector>
 
+#include "common/program.hpp"
+#include "common/text.hpp"
 #include "replay_trace/chart.hpp"
 #include "replay_trace/command_line.hpp"
 #include "replay_trace/generator.hpp"
@@ -27,8 +25,7 @@
 
 namespace replay_trace {
 
-/// The exit statuses.
-enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+using example::exit_status;
 
 /// What the program writes to. Results go to `out`, everything else to `notes`.
 struct console {
@@ -44,27 +41,19 @@ using replay_function =
 
 namespace detail {
 
-using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
-
 /// Opens `path` for writing, leaving what it holds until something is written.
-[[nodiscard]] inline file_handle open_for_writing(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "ab");
-  if (file == nullptr) {
-    throw llmmem::system_error(printable(path, 512) +
-                               ": cannot write it: " + std::generic_category().message(errno));
-  }
-  return {file, &std::fclose};
+[[nodiscard]] inline example::file_handle open_for_writing(const std::string& path) {
+  example::file_handle file(std::fopen(path.c_str(), "ab"), &std::fclose);
+  if (!file) throw example::file_error(path, "write");
+  return file;
 }
 
 inline void write_file(const std::string& path, std::string_view text) {
-  file_handle file{std::fopen(path.c_str(), "wb"), &std::fclose};
+  example::file_handle file(std::fopen(path.c_str(), "wb"), &std::fclose);
   const bool written = file != nullptr &&
                        std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
                        std::fclose(file.release()) == 0;
-  if (!written) {
-    throw llmmem::system_error(printable(path, 512) +
-                               ": cannot write it: " + std::generic_category().message(errno));
-  }
+  if (!written) throw example::file_error(path, "write");
 }
 
 /// Capacities to draw: 1, 2 and 5 of each power of ten from where the trace can be served to where nothing is
@@ -93,7 +82,7 @@ class replay_runner {
         meter_(to.notes, to.progress, replays * from.size()) {}
 
   [[nodiscard]] replay_result run(const std::string& policy, std::optional<std::uint64_t> capacity) {
-    meter_.begin(policy + (capacity ? " at " + grouped(*capacity) + " blocks" : " without limit"));
+    meter_.begin(policy + (capacity ? " at " + example::grouped(*capacity) + " blocks" : " without limit"));
     const replay_options options{policy, capacity, from_->block_tokens(), asked_->seed};
     const auto result =
         (*replay_)(*from_, options, [&](std::uint64_t done) { meter_.update(before_ + done); });
@@ -126,7 +115,7 @@ class replay_runner {
 inline void run_checked(const command_line& asked, const replay_function& replay, const console& to) {
   const trace from = load_trace(asked);
   if (asked.chart_file && !from.has_block_ids()) {
-    throw trace_error(printable(from.name(), 512) +
+    throw trace_error(example::printable(from.name(), 512) +
                       ": has lengths only, so no hit ratio to draw; leave out --chart");
   }
   if (asked.chart_file)
@@ -179,13 +168,9 @@ inline void run_checked(const command_line& asked, const replay_function& replay
   } else {
     text = report_text({&from, results, references, ceiling, asked.model, to.bars});
   }
-  const bool written =
-      std::fwrite(text.data(), 1, text.size(), to.out) == text.size() && std::fflush(to.out) == 0;
-  if (!written) {
-    throw llmmem::system_error("standard output: cannot write it: " + std::generic_category().message(errno));
-  }
+  example::write(to.out, text, "standard output");
   if (asked.chart_file)
-    fmt::print(to.notes, "replay_trace: chart in {}\n", printable(*asked.chart_file, 512));
+    fmt::print(to.notes, "replay_trace: chart in {}\n", example::printable(*asked.chart_file, 512));
 }
 
 }  // namespace detail
@@ -194,24 +179,10 @@ inline void run_checked(const command_line& asked, const replay_function& replay
 /// the JSON or nothing.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments,
                                                  const replay_function& replay, const console& to) {
-  try {
-    const auto parsed = parse_command_line(arguments);
-    if (parsed.help) {
-      std::fputs(parsed.help->c_str(), to.out);
-      return exit_status::success;
-    }
-    detail::run_checked(parsed.asked, replay, to);
-    return exit_status::success;
-  } catch (const usage_error& wrong) {
-    fmt::print(to.notes, "replay_trace: {}\nrun replay_trace --help for the options\n", wrong.what());
-    return exit_status::wrong_usage;
-  } catch (const std::bad_alloc&) {
-    fmt::print(to.notes,
-               "replay_trace: out of memory; the trace or the capacity is too large for this machine\n");
-  } catch (const std::exception& failed) {
-    fmt::print(to.notes, "replay_trace: {}\n", failed.what());
-  }
-  return exit_status::failure;
+  const example::program self{.name = "replay_trace",
+                              .too_large = "the trace or the capacity is too large for this machine"};
+  return example::run(self, arguments, to.out, to.notes, parse_command_line,
+                      [&](const command_line& asked) { detail::run_checked(asked, replay, to); });
 }
 
 }  // namespace replay_trace

@@ -19,7 +19,7 @@
 #include <system_error>
 #include <utility>
 
-#include "replay_trace/text.hpp"
+#include "common/text.hpp"
 
 namespace replay_trace {
 
@@ -66,7 +66,7 @@ class file_source {
   [[nodiscard]] std::string_view name() const noexcept { return name_; }
 
  private:
-  [[nodiscard]] std::string shown() const { return printable(name_, 512); }
+  [[nodiscard]] std::string shown() const { return example::printable(name_, 512); }
   [[noreturn]] void fail(const char* what, int code) const {
     throw llmmem::system_error(shown() + ": " + what + ": " + std::generic_category().message(code));
   }

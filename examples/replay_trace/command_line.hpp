@@ -2,7 +2,6 @@
 /// What `replay_trace` was asked to do.
 #pragma once
 
-#include <llmmem/error.hpp>
 #include <llmmem/model/presets.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
@@ -11,22 +10,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "common/program.hpp"
+#include "common/text.hpp"
 #include "replay_trace/replay.hpp"
-#include "replay_trace/text.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
 
-/// The command line asks for something that cannot be: exit status 2.
-class usage_error : public llmmem::error {
- public:
-  using error::error;
-};
+using example::usage_error;
 
 struct command_line {
   std::optional<std::string> trace_file;         ///< empty: generate one
@@ -51,10 +49,10 @@ namespace detail {
 
 [[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text,
                                                std::uint64_t least, std::uint64_t most) {
-  const auto value = parse_count(text);
+  const auto value = example::parse_count(text);
   if (!value || *value < least || *value > most) {
     throw usage_error(fmt::format("{} {}: must be a whole number from {} to {}", option,
-                                  text.empty() ? "\"\"" : printable(text, 40), least, most));
+                                  text.empty() ? "\"\"" : example::printable(text, 40), least, most));
   }
   return *value;
 }
@@ -75,8 +73,8 @@ namespace detail {
   for (const std::string_view known : lookahead_names) {
     if (name == known) return {name};
   }
-  throw usage_error("--policy " + printable(name, 40) + ": no such policy; there are " + policy_list() +
-                    ", lookahead_N (N 4, 16, 64, 256 or 1024) and all");
+  throw usage_error("--policy " + example::printable(name, 40) + ": no such policy; there are " +
+                    policy_list() + ", lookahead_N (N 4, 16, 64, 256 or 1024) and all");
 }
 
 /// All models' names, for an error text: `a, b, c`.
@@ -126,14 +124,7 @@ namespace detail {
       ->type_name("N");
   app.add_flag("--skip-bad", asked.skip_bad,
                "count malformed lines and go on, instead of stopping at the first");
-  try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    app.parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    return {asked, app.help()};
-  } catch (const CLI::ParseError& wrong) {
-    throw usage_error(printable(wrong.what(), 200));
-  }
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
 
   if (trace_file && generate) throw usage_error("--trace and --generate exclude each other; give one");
   if (!trace_file && !generate) throw usage_error("nothing to replay; give --trace FILE or --generate");
@@ -145,7 +136,7 @@ namespace detail {
   if (format) {
     asked.format = find_format(*format);
     if (!asked.format) {
-      throw usage_error("--format " + printable(*format, 40) +
+      throw usage_error("--format " + example::printable(*format, 40) +
                         ": no such format; there are mooncake, azure and bailian");
     }
   }
@@ -163,7 +154,7 @@ namespace detail {
     const auto chosen =
         std::find_if(models.begin(), models.end(), [&](const auto& each) { return each.name == *model; });
     if (chosen == models.end()) {
-      throw usage_error("--model " + printable(*model, 40) + ": no such model; there are " +
+      throw usage_error("--model " + example::printable(*model, 40) + ": no such model; there are " +
                         detail::model_names());
     }
     asked.model = *chosen;

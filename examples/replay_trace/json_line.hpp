@@ -14,7 +14,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "replay_trace/text.hpp"
+#include "common/text.hpp"
 
 namespace replay_trace {
 
@@ -192,7 +192,7 @@ class json_line {
       ++end;
     const std::string_view token = text_.substr(start, end - start);
     throw line_fault(start, std::string(field) + " " + why + ": " +
-                                (token.empty() ? "nothing there" : printable(token, 24)));
+                                (token.empty() ? "nothing there" : example::printable(token, 24)));
   }
 
   void skip_word(std::string_view word) {

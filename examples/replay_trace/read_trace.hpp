@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/text.hpp"
 #include "replay_trace/byte_source.hpp"
 #include "replay_trace/line_reader.hpp"
 #include "replay_trace/trace.hpp"
@@ -121,7 +122,7 @@ template <byte_source Source>
 [[nodiscard]] trace read_trace(Source& source, const read_options& options = {}) {
   constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
   const std::string name(source.name());
-  const std::string shown_name = printable(name, 512);
+  const std::string shown_name = example::printable(name, 512);
   if (options.block_tokens == std::uint32_t{0}) {
     throw llmmem::length_error(shown_name + ": a block must hold at least 1 token");
   }
@@ -161,7 +162,7 @@ template <byte_source Source>
       if (!refuse && skipped.count++ > 0) continue;
       skipped.first = shown_name + ":" + std::to_string(line->number) + ":" +
                       std::to_string(fault.offset() + 1) + ": " + fault.what() + "; near \"" +
-                      printable_around(line->text, fault.offset()) + "\"";
+                      example::printable_around(line->text, fault.offset()) + "\"";
       if (refuse) throw trace_error(skipped.first);
     }
   }

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/text.hpp"
 #include "replay_trace/replay.hpp"
-#include "replay_trace/text.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
@@ -86,17 +86,18 @@ inline void report_trace(std::string& text, const report_input& input) {
   const trace& t = *input.from;
   const auto out = std::back_inserter(text);
   const double requests = static_cast<double>(std::max<std::size_t>(t.size(), 1));
-  text += printable(t.name(), 512);
+  text += example::printable(t.name(), 512);
   if (t.format() != trace_format::generated) fmt::format_to(out, " ({})", format_name(t.format()));
   text += '\n';
-  fmt::format_to(out, "  requests       {} in {}\n", grouped(t.size()), duration_text(trace_duration_us(t)));
+  fmt::format_to(out, "  requests       {} in {}\n", example::grouped(t.size()),
+                 duration_text(trace_duration_us(t)));
   fmt::format_to(out, "  tokens         {} in prompts, {} in answers (mean {:.0f} and {:.0f} a request)\n",
-                 count_text(t.input_tokens()), count_text(t.output_tokens()),
+                 example::count_text(t.input_tokens()), example::count_text(t.output_tokens()),
                  static_cast<double>(t.input_tokens()) / requests,
                  static_cast<double>(t.output_tokens()) / requests);
   if (t.skipped().count > 0) {
     fmt::format_to(out, "  skipped        {} malformed lines, the first:\n                 {}\n",
-                   grouped(t.skipped().count), t.skipped().first);
+                   example::grouped(t.skipped().count), t.skipped().first);
   }
 }
 
@@ -106,7 +107,7 @@ inline void report_policies(std::string& text, const report_input& input) {
     fmt::format_to(out, "  {:<12} {:>8}  {}", name, percent(ratio), bar(ratio.value_or(0), 30, input.bars));
     if (result != nullptr) {
       const auto ns = result->ns_per_block_ref();
-      fmt::format_to(out, "  {:>10}  {:>7}", grouped(result->evictions),
+      fmt::format_to(out, "  {:>10}  {:>7}", example::grouped(result->evictions),
                      ns ? fmt::format("{:.1f}", *ns) : "-");
     }
     text += '\n';
@@ -123,13 +124,13 @@ inline void report_memory(std::string& text, const report_input& input, const re
   const trace& t = *input.from;
   const auto out = std::back_inserter(text);
   const auto kv = [&](double tokens) {
-    return bytes_text(tokens * static_cast<double>(input.model.kv_bytes_per_token()));
+    return example::bytes_text(tokens * static_cast<double>(input.model.kv_bytes_per_token()));
   };
   fmt::format_to(out, "\n  {} keeps {} of KV a token\n", input.model.name, kv(1));
   if (result.block_refs > 0 && t.has_block_ids()) {
     fmt::format_to(out, "  KV reused      {} ({} of {} prompt tokens not computed again, {})\n",
-                   kv(static_cast<double>(result.matched_tokens)), count_text(result.matched_tokens),
-                   count_text(result.input_tokens), result.policy);
+                   kv(static_cast<double>(result.matched_tokens)), example::count_text(result.matched_tokens),
+                   example::count_text(result.input_tokens), result.policy);
   }
   std::uint64_t longest = 0;
   for (std::size_t i = 0; i < t.size(); ++i) {
@@ -147,7 +148,7 @@ inline void report_memory(std::string& text, const report_input& input, const re
                    (1 - useful) * 100, useful);
   }
   fmt::format_to(out, "  metadata       {} at most\n",
-                 bytes_text(static_cast<double>(result.peak_metadata_bytes)));
+                 example::bytes_text(static_cast<double>(result.peak_metadata_bytes)));
 }
 
 }  // namespace detail
@@ -157,14 +158,15 @@ inline void report_memory(std::string& text, const report_input& input, const re
   const replay_result& first = input.results.front();
   std::string text;
   detail::report_trace(text, input);
-  fmt::format_to(std::back_inserter(text), "  capacity       {} of {} tokens{}\n",
-                 first.capacity_limit ? grouped(*first.capacity_limit) + " blocks" : "unlimited, blocks",
-                 first.block_tokens,
-                 input.from->has_block_ids()
-                     ? fmt::format(", {} references to {} distinct blocks", grouped(first.block_refs),
-                                   grouped(distinct_blocks(*input.from)))
-                     : fmt::format(", {} of them for prompts; lengths only, no prefix can be shared",
-                                   grouped(first.block_refs)));
+  fmt::format_to(
+      std::back_inserter(text), "  capacity       {} of {} tokens{}\n",
+      first.capacity_limit ? example::grouped(*first.capacity_limit) + " blocks" : "unlimited, blocks",
+      first.block_tokens,
+      input.from->has_block_ids()
+          ? fmt::format(", {} references to {} distinct blocks", example::grouped(first.block_refs),
+                        example::grouped(distinct_blocks(*input.from)))
+          : fmt::format(", {} of them for prompts; lengths only, no prefix can be shared",
+                        example::grouped(first.block_refs)));
   detail::report_policies(text, input);
   detail::report_memory(text, input, first);
   return text;

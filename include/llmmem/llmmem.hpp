@@ -54,6 +54,7 @@
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/journal.hpp>
+#include <llmmem/paging/journal_reader.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/journal_what_if.hpp>
@@ -71,6 +72,7 @@
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/size_class.hpp>
 #include <llmmem/paging/stitched.hpp>
+#include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>

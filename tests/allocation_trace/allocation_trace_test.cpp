@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -15,34 +14,19 @@
 #include <vector>
 
 #include "allocation_trace/application.hpp"
+#include "support/program_run.hpp"
 #include "support/seeds.hpp"
 
 using namespace allocation_trace;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
 using nlohmann::json;
 
 namespace {
 
-struct outcome {
-  exit_status status;
-  std::string out;
-  std::string notes;
-};
-
-std::string contents(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
-    text += static_cast<char>(c);
-  return text;
-}
-
 outcome run(const std::vector<std::string>& arguments) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), &std::fclose);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> notes(std::tmpfile(), &std::fclose);
-  REQUIRE(out);
-  REQUIRE(notes);
-  const exit_status status = run_application(arguments, out.get(), notes.get());
-  return {status, contents(out.get()), contents(notes.get())};
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
 }
 
 trace read(std::string_view text) {

@@ -14,34 +14,17 @@
 #include "cache_journal/record.hpp"
 #include "replay_trace/generator.hpp"
 #include "replay_trace/paged_replay.hpp"
+#include "support/program_run.hpp"
 
 using namespace cache_journal;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
 
 namespace {
 
-struct outcome {
-  exit_status status;
-  std::string out;
-  std::string notes;
-};
-
-std::string text_of(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
-    text += static_cast<char>(c);
-  std::fclose(file);
-  return text;
-}
-
 outcome run(const std::vector<std::string>& arguments) {
-  std::FILE* const out = std::tmpfile();
-  std::FILE* const notes = std::tmpfile();
-  REQUIRE(out != nullptr);
-  REQUIRE(notes != nullptr);
-  const exit_status status = run_application(arguments, out, notes);
-  std::string text = text_of(out);
-  return {status, std::move(text), text_of(notes)};
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
 }
 
 }  // namespace

@@ -8,31 +8,17 @@
 #include <vector>
 
 #include "layer_groups/application.hpp"
+#include "support/program_run.hpp"
 
 using namespace layer_groups;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
 
 namespace {
 
-struct outcome {
-  exit_status status;
-  std::string out;
-  std::string notes;
-};
-
-std::string read_all(std::FILE* file) {
-  std::string text;
-  std::rewind(file);
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
-    text += static_cast<char>(c);
-  std::fclose(file);
-  return text;
-}
-
 outcome run(const std::vector<std::string>& arguments) {
-  std::FILE* out = std::tmpfile();
-  std::FILE* notes = std::tmpfile();
-  const exit_status status = run_application(arguments, out, notes);
-  return {status, read_all(out), read_all(notes)};
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
 }
 
 }  // namespace

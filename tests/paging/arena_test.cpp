@@ -22,6 +22,7 @@
 #include "support/heap_counter.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/testing_access.hpp"
 
 using namespace llmmem;
 using namespace llmmem::testing;
@@ -71,6 +72,14 @@ std::uint64_t any_size(random_numbers& random) {
     default:
       return 1 + random.below(16 * mib);
   }
+}
+
+/// Frees one of those held, whichever. @pre there is one.
+template <class Arena>
+void free_any(Arena& arena, std::vector<arena_handle>& held, random_numbers& random) {
+  const std::size_t at = random.below(held.size());
+  REQUIRE(arena.free(held[at]));
+  held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 /// What every arena promises of what it gives out, searched linearly.
@@ -442,11 +451,8 @@ TEST_CASE("after everything is freed, each segment of a caching split arena is o
       if (const auto got = arena.allocate(any_size(random))) held.push_back(got->handle);
     }
     CHECK(arena.blocks() > arena.segments());
-    while (!held.empty()) {
-      const std::size_t at = random.below(held.size());
-      REQUIRE(arena.free(held[at]));
-      held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
-    }
+    while (!held.empty())
+      free_any(arena, held, random);
     CHECK(arena.blocks() == arena.segments());
   }
 }
@@ -462,9 +468,7 @@ TEST_CASE("after everything is freed, the chunks of a stitched arena are one run
       if (const auto got = arena.allocate(any_size(random))) {
         held.push_back(got->handle);
       } else if (!held.empty()) {
-        const std::size_t at = random.below(held.size());
-        REQUIRE(arena.free(held[at]));
-        held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+        free_any(arena, held, random);
       }
     }
     for (const arena_handle& each : held)
@@ -674,4 +678,46 @@ TEST_CASE("an arena that cannot be set up says why, and leaks nothing") {
           stitched_arena<simulated> arena(memory, options);
         }) == 12);
   CHECK(memory.stats().ranges == 0);
+}
+
+TEST_CASE("audit of a stitched arena names the chunk, the range and the count that are wrong") {
+  using corrupt = testing_access;
+  using arena_type = stitched_arena<simulated>;
+  struct damage {
+    void (*inflict)(arena_type&);
+    std::vector<std::string> found;
+  };
+  const std::vector<damage> all{
+      {[](arena_type& arena) { std::swap(corrupt::chunk_handle(arena, 1), corrupt::chunk_handle(arena, 4)); },
+       {"arena: chunk 1 is not at home", "arena: chunk 4 is not at home",
+        "arena: stitched range 0 does not map chunk 4"}},
+      {[](arena_type& arena) { corrupt::lose_range(arena, 0); }, {"arena: allocation 5 lost its range"}},
+      {[](arena_type& arena) { corrupt::miscount_mappings(arena); },
+       {"arena: mappings of stitched ranges are miscounted"}},
+      {[](arena_type& arena) { corrupt::chunks(arena).give_back({3, 1}); }, {"arena: chunk 3 has 1 users"}},
+      {[](arena_type& arena) { corrupt::chunks(arena).add({6, 1}); },
+       {"arena: chunk 6 is not at home", "arena: reserved is counted as 12582912, it adds up to 14680064"}},
+      {[](arena_type& arena) { ++corrupt::allocation(arena, 1).requested; },
+       {"arena: requested is counted as 10486760, it adds up to 10486761"}},
+      {[](arena_type& arena) { corrupt::allocation(arena, 1).where = 0; },
+       {"arena: chunk 0 has 2 users", "arena: chunk 1 has 0 users"}},
+      {[](arena_type& arena) { corrupt::shift_home(arena, 2 * mib); },
+       {"arena: a small block lies outside its chunk 2", "arena: a small block lies outside its chunk 2"}},
+  };
+  for (const damage& each : all) {
+    CAPTURE(each.found.front());
+    // Seven chunks: 1 and 3 hold a run each, 0, 4 and 5 are stitched, 2 is shared, 6 was never made.
+    simulated memory(budget(14 * mib));
+    arena_type arena(memory, stitched_tables());
+    std::vector<arena_handle> held;
+    for (int i = 0; i < 6; ++i)
+      held.push_back(arena.allocate(2 * mib).value().handle);
+    for (const std::size_t i : {0U, 2U, 4U, 5U})
+      arena.free(held[i]).value();
+    static_cast<void>(arena.allocate(6 * mib).value());
+    static_cast<void>(arena.allocate(1000).value());
+    REQUIRE(arena.audit() == std::vector<std::string>{});
+    each.inflict(arena);
+    CHECK(arena.audit() == each.found);
+  }
 }

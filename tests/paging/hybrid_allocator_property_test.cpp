@@ -5,7 +5,7 @@
 
 #include "support/hybrid_world.hpp"
 #include "support/random.hpp"
-#include "support/seeds.hpp"
+#include "support/run_worlds.hpp"
 
 using namespace llmmem_tests;
 
@@ -22,18 +22,13 @@ struct seen {
 template <class Traits>
 seen worlds_hold(std::uint64_t count) {
   seen all;
-  for (const auto seed : seeds(count)) {
-    CAPTURE(seed);
-    hybrid_world<Traits, random_numbers> world{random_numbers(seed)};
-    for (int i = 0; i < 300; ++i)
-      world.step();
-    world.end();
+  run_worlds<hybrid_world<Traits, random_numbers>>(count, 300, [&](const auto& world) {
     all.hits += world.stats().hit_tokens;
     all.evictions += world.stats().pages.evictions;
     all.refused += world.refused();
     all.copies += world.stats().copies;
     all.released_early += world.stats().released_early;
-  }
+  });
   return all;
 }
 

@@ -201,6 +201,91 @@ TEST_CASE("the format is the documented one, to the byte") {
   CHECK(std::string(text, 8) == "llmmem J");
 }
 
+TEST_CASE("every operation's arguments are written in the format's order, to the byte") {
+  using bytes = std::vector<std::byte>;
+  const auto fixed64 = [](int low) { return bytes_of({low, 0, 0, 0, 0, 0, 0, 0}); };
+  const auto join = [](std::initializer_list<bytes> parts) {
+    bytes all;
+    for (const bytes& each : parts)
+      all.insert(all.end(), each.begin(), each.end());
+    return all;
+  };
+  constexpr std::uint32_t owner = 99;
+  const std::array<token_id, 2> two{15, -16};
+  const std::array keys{block_key{.low = 16, .high = 17}};
+  const std::array hints{
+      access_hint{.next_use = 18, .session = 19, .cost = 2, .keep = {.priority = 20, .until = 21}}};
+  const sequence_id own{3, 4, owner};
+  const std::array batch{growth{.sequence = own, .tokens = two, .untold = 22}};
+  const std::array moves{block_move{block_id{23}, block_id{24}}};
+  const detail::journal_arguments given{
+      .sequence = own,
+      .context = {.salt = {5, 6}, .extra_keys = {7, 8}},
+      .hints = {.session = 9, .cost = 1, .keep = {.priority = 10, .until = 11}},
+      .range = {.first = 12, .end = 13},
+      .tokens = two,
+      .keyed = {.keys = keys, .tokens = 14, .hints = hints},
+      .number = 25,
+      .extra = 26,
+      .batch = batch,
+      .moves = moves};
+
+  const bytes sequence = bytes_of({1, 3, 4});
+  const bytes context = join({bytes_of({1}), fixed64(5), fixed64(6), fixed64(7), fixed64(8)});
+  const bytes request = bytes_of({9, 0, 0, 0x80, 0x3F});
+  const bytes keep = bytes_of({10, 12});  // limits are one more, so that none is 0
+  const bytes range = bytes_of({12, 14});
+  const bytes tokens = bytes_of({2, 30, 31});  // zigzag
+  const bytes keyed =
+      join({bytes_of({14, 1}), fixed64(16), fixed64(17), bytes_of({1, 19, 19, 0, 0, 0, 0x40, 20, 22})});
+  const bytes number = bytes_of({25});
+  const bytes limit = bytes_of({26});
+  const bytes extra = bytes_of({26});
+  struct written {
+    journal_op op;
+    bytes arguments;
+  };
+  const std::vector<written> all{
+      {journal_op::create, join({context, request, keep})},
+      {journal_op::fork, sequence},
+      {journal_op::release, sequence},
+      {journal_op::release_after, join({sequence, extra})},
+      {journal_op::match, join({sequence, tokens})},
+      {journal_op::match_keys, join({sequence, keyed})},
+      {journal_op::append, join({sequence, tokens})},
+      {journal_op::extend, join({sequence, number})},
+      {journal_op::append_batch, join({bytes_of({1}), sequence, tokens, bytes_of({22}), number, extra})},
+      {journal_op::truncate, join({sequence, number})},
+      {journal_op::truncate_after, join({sequence, number, extra})},
+      {journal_op::commit, join({sequence, number})},
+      {journal_op::commit_keys, join({sequence, keyed})},
+      {journal_op::deduplicate, sequence},
+      {journal_op::deduplicate_after, join({sequence, extra})},
+      {journal_op::retain, join({sequence, range, keep})},
+      {journal_op::advance, number},
+      {journal_op::expect, join({context, tokens, limit})},
+      {journal_op::expect_keys, join({context, keyed, limit})},
+      {journal_op::resize, number},
+      {journal_op::collect, {}},
+      {journal_op::drop_idle, {}},
+      {journal_op::compact, join({bytes_of({1, 23, 24}), number})},
+      {journal_op::fences_passed, number},
+      {journal_op::checkpoint, fixed64(25)},
+      {journal_op::pressed, join({number, extra})},
+      {journal_op::relieved, number},
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(to_string(all[i].op));
+    CHECK(static_cast<std::size_t>(all[i].op) == i + 1);  // the format's number, and none left out
+    struct collector {
+      bytes written;
+      void put(std::byte each) noexcept { written.push_back(each); }
+    } out;
+    detail::record_encoder(out, owner).open(all[i].op, given);
+    CHECK(out.written == join({bytes_of({static_cast<int>(i + 1) | 0x80}), all[i].arguments}));
+  }
+}
+
 TEST_CASE("the checksum is CRC-32C") {
   const std::string text = "123456789";
   CHECK(detail::crc32c(0, std::as_bytes(std::span(text))) == 0xE306'9283U);  // the published check value

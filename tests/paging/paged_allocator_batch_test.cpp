@@ -8,16 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "support/tokens.hpp"
+
 using namespace llmmem;
+using llmmem_tests::tokens;
 
 namespace {
-
-[[nodiscard]] std::vector<token_id> tokens(std::size_t count, token_id first = 1) {
-  std::vector<token_id> out(count);
-  for (std::size_t i = 0; i < count; ++i)
-    out[i] = first + static_cast<token_id>(i);
-  return out;
-}
 
 struct ascending_traits : paged_traits {
   using free_list = ascending_free_list;

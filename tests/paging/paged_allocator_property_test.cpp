@@ -5,7 +5,7 @@
 
 #include "support/paged_world.hpp"
 #include "support/random.hpp"
-#include "support/seeds.hpp"
+#include "support/run_worlds.hpp"
 
 using namespace llmmem_tests;
 
@@ -24,20 +24,15 @@ struct hit_blocks {
 template <class Traits>
 hit_blocks worlds_hold(std::uint64_t count) {
   hit_blocks hits;
-  for (const auto seed : seeds(count)) {
-    CAPTURE(seed);
-    paged_world<Traits, random_numbers> all{random_numbers(seed)};
-    for (int i = 0; i < 400; ++i)
-      all.step();
-    all.end();
-    hits.all += all.hits();
-    hits.by_key += all.hits_by_key();
-    hits.beginnings += all.beginnings();
-    hits.stolen += all.stats().stolen_blocks;
-    hits.deduplicated += all.stats().deduplicated;
-    hits.moves += all.moves();
-    hits.refused += all.stats().refused;
-  }
+  run_worlds<paged_world<Traits, random_numbers>>(count, 400, [&](const auto& world) {
+    hits.all += world.hits();
+    hits.by_key += world.hits_by_key();
+    hits.beginnings += world.beginnings();
+    hits.stolen += world.stats().stolen_blocks;
+    hits.deduplicated += world.stats().deduplicated;
+    hits.moves += world.moves();
+    hits.refused += world.stats().refused;
+  });
   return hits;
 }
 

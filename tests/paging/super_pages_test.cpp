@@ -15,6 +15,7 @@
 #include "support/heap_counter.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/testing_access.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -462,4 +463,77 @@ TEST_CASE("nothing is allocated from the heap after construction, evicting and e
   }
   CHECK(heap_allocations() == before);
   CHECK(kv.stats().pages_emptied > 50);
+}
+
+TEST_CASE("audit names the page, the block and the group that are wrong") {
+  using corrupt = testing_access;
+  struct damage {
+    void (*inflict)(pool&);
+    std::vector<std::string> found;
+  };
+  const std::vector<damage> all{
+      {[](pool& kv) { ++corrupt::page(kv, 1).active; },
+       {"kv: page 1 counts 2 active and 1 idle blocks, it has 1 and 1",
+        "kv: page 1 stands in a list it does not belong to",
+        "kv: page 1 stands in a list it does not belong to",
+        "kv: group 0 has 0 open and 0 mixed pages of fill level 1, its masks say otherwise",
+        "kv: group 0 counts 1 pages, 1 active and 1 idle blocks, room for 9; there are 1, 2, 1, 8",
+        "kv: page 1 is missing from a list"}},
+      {[](pool& kv) { corrupt::free_page(kv, 0) = corrupt::free_page(kv, 1); },
+       {"kv: the free pages name page 3, which is assigned, named twice or none"}},
+      {[](pool& kv) { corrupt::forget_free_page(kv); },
+       {"kv: page 3 is leaked", "kv: accounts for 4000 of 5000 bytes"}},
+      {[](pool& kv) { corrupt::withdraw_candidate(kv, 0, 11); },
+       {"kv: block 17 is idle but no eviction candidate (last: idled)"}},
+      {[](pool& kv) { corrupt::page(kv, 1).touched = 1; },
+       {"kv: block 17 was never handed out (last: idled)",
+        "kv: page 1 lists block 2 as free, which is in use, listed twice or none"}},
+      {[](pool& kv) { corrupt::page(kv, 1).last_idle = 0; },
+       {"kv: block 17 is idle since later than its page knows (last: idled)"}},
+      {[](pool& kv) { corrupt::idle_blocks(kv).remove(1, 17); },
+       {"kv: page 1 lists 0 idle blocks, it has 1"}},
+      {[](pool& kv) { corrupt::idle_blocks(kv).push_back(1, 33); },
+       {"kv: page 1 lists block 33 as idle, which is not, or not its own"}},
+      {[](pool& kv) { corrupt::page(kv, 1).free_block = 0; },
+       {"kv: page 1 lists block 0 as free, which is in use, listed twice or none"}},
+      {[](pool& kv) { corrupt::page(kv, 1).free_block = detail::no_index; },
+       {"kv: page 1 has handed out 3 blocks, accounted for are 2"}},
+      {[](pool& kv) { corrupt::assign_page(kv, 0); }, {"kv: page 3 is empty but not free"}},
+      {[](pool& kv) { corrupt::emptiable_pages(kv).remove(2, 2); },
+       {"kv: 0 pages can be emptied, counted are 1", "kv: page 2 is missing from a list"}},
+      {[](pool& kv) { corrupt::emptiable_pages(kv).push_back(2, 1); },
+       {"kv: page 1 stands in a list it does not belong to"}},
+      {[](pool& kv) { ++corrupt::group(kv, 0).room; },
+       {"kv: group 0 counts 1 pages, 1 active and 1 idle blocks, room for 10; there are 1, 1, 1, 9"}},
+      {[](pool& kv) { corrupt::group(kv, 0).open = 0; },
+       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, its masks say otherwise"}},
+      {[](pool& kv) { corrupt::group(kv, 0).mixed = 0; },
+       {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, its masks say otherwise"}},
+      {[](pool& kv) { ++corrupt::group(kv, 0).pages; },
+       {"kv: group 0 counts 2 pages, 1 active and 1 idle blocks, room for 9; there are 1, 1, 1, 9",
+        "kv: accounts for 6000 of 5000 bytes"}},
+      {[](pool& kv) { corrupt::hold(kv, block_id{26}); },
+       {"kv: block 26 is in use where its page has no block (last: allocated)",
+        "kv: page 1 counts 1 active and 1 idle blocks, it has 2 and 1",
+        "kv: page 1 has handed out 3 blocks, accounted for are 4"}},
+      {[](pool& kv) { corrupt::group(kv, 1).wanted = 1; },
+       {"kv: group 1 counts 1 pages, 0 active and 1 idle blocks, room for 0; there are 1, 0, 1, 0"}},
+      {[](pool& kv) { corrupt::hold(kv, block_id{1}); },
+       {"kv: block 1 is in use where its page has no block (last: allocated)",
+        "kv: page 0 counts 0 active and 0 idle blocks, it has 1 and 0"}},
+  };
+  for (const damage& each : all) {
+    CAPTURE(each.found.front());
+    // Page 1: block 16 active, 17 idle, 18 free again. Page 2: block 32 idle. Pages 3 and 4: free.
+    pool kv = small_pool(4);
+    const auto small = take(kv, 0, 3);
+    const auto large = take(kv, 1, 1);
+    kv.mark_cached(small[1]);
+    keep(kv, large);
+    release(kv, std::span(small).subspan(1));
+    release(kv, large);
+    REQUIRE(kv.audit() == std::vector<std::string>{});
+    each.inflict(kv);
+    CHECK(kv.audit() == each.found);
+  }
 }

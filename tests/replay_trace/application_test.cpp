@@ -7,40 +7,23 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "replay_trace/paged_replay.hpp"
+#include "support/program_run.hpp"
 
 using namespace replay_trace;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
 using nlohmann::json;
 
 namespace {
 
-/// What the program wrote and how it ended.
-struct outcome {
-  exit_status status;
-  std::string out;
-  std::string notes;
-};
-
-std::string contents(std::FILE* file) {
-  std::rewind(file);
-  std::string text;
-  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file))
-    text += static_cast<char>(c);
-  return text;
-}
-
 outcome run(const std::vector<std::string>& arguments) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), &std::fclose);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> notes(std::tmpfile(), &std::fclose);
-  REQUIRE(out);
-  REQUIRE(notes);
-  const exit_status status =
-      run_application(arguments, replay, {out.get(), notes.get(), progress_style::silent, bar_style::ascii});
-  return {status, contents(out.get()), contents(notes.get())};
+  return run_captured([&](std::FILE* out, std::FILE* notes) {
+    return run_application(arguments, replay, {out, notes, progress_style::silent, bar_style::ascii});
+  });
 }
 
 /// A file in a folder of its own, gone at the end.

@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "support/paged_world.hpp"
+#include "support/random.hpp"
+#include "support/world.hpp"
 
 namespace llmmem_tests {
 
@@ -145,21 +146,12 @@ class hybrid_world {
             .name = "kv"};
   }
 
-  static std::uint64_t value(std::uint64_t before, llmmem::token_id token) {
-    return random_numbers(before * 31 + static_cast<std::uint64_t>(token) + 1).next();
-  }
   static std::uint64_t last_value(const held_sequence& sequence) {
     return sequence.expected.empty() ? random_numbers(sequence.context.salt[0]).next()
                                      : sequence.expected.back();
   }
 
-  std::vector<llmmem::token_id> prompt() {
-    std::vector<llmmem::token_id> tokens;
-    const std::uint64_t length = choices_.below(std::uint64_t{24});
-    for (std::uint64_t i = 0; i < length; ++i)
-      tokens.push_back(choices_.once_in(12) ? 2 : 1);
-    return tokens;
-  }
+  std::vector<llmmem::token_id> prompt() { return choose_prompt(choices_, 24); }
 
   /// The cell of `position` in a group's block; states have one.
   std::uint64_t& cell(std::size_t g, llmmem::block_id block, std::uint64_t position) {
@@ -247,7 +239,7 @@ class hybrid_world {
     must(hit.tokens == longest);
     for (std::uint64_t i = 0; i < hit.tokens; ++i) {
       sequence.tokens.push_back(tokens[i]);
-      sequence.expected.push_back(value(last_value(sequence), tokens[i]));
+      sequence.expected.push_back(next_value(last_value(sequence), tokens[i]));
     }
     check_contents(sequence, hit.tokens);
     check_dead(sequence, hit.tokens);
@@ -280,7 +272,7 @@ class hybrid_world {
     for (const llmmem::token_id token : tokens) {
       const std::uint64_t position = sequence.expected.size();
       sequence.tokens.push_back(token);
-      sequence.expected.push_back(value(last_value(sequence), token));
+      sequence.expected.push_back(next_value(last_value(sequence), token));
       for (std::size_t g = 0; g < groups_.size(); ++g) {
         std::uint64_t& at = cell_of(sequence, g, position);
         // The state goes on in the block it is written to.

@@ -10,38 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <source_location>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/world.hpp"
 
 namespace llmmem_tests {
-
-/// What the world found broken; the text has the line of the rule.
-struct broken_promise : std::logic_error {
-  using std::logic_error::logic_error;
-};
-
-inline void must(bool holds, const std::source_location& rule = std::source_location::current()) {
-  if (holds) return;
-  const std::string file = rule.file_name();
-  throw broken_promise(file.substr(file.find_last_of('/') + 1) + ":" + std::to_string(rule.line()) +
-                       " does not hold");
-}
-
-/// Every block gets one of two keys: collisions all the time.
-struct weak_hash {
-  explicit weak_hash(llmmem::hash_seed) noexcept {}
-  [[nodiscard]] llmmem::block_key root(const llmmem::prefix_context&) const noexcept { return {}; }
-  [[nodiscard]] llmmem::block_key chain(const llmmem::block_key&,
-                                        std::span<const llmmem::token_id> tokens) const noexcept {
-    return {.low = static_cast<std::uint64_t>(tokens[0] & 1), .high = 0};
-  }
-};
 
 /// The contents that the allocator says are findable, as they were when it began to say so.
 struct cached_contents {
@@ -171,10 +147,6 @@ class paged_world {
 
   [[nodiscard]] std::uint64_t most_blocks() const { return std::max(options_.blocks, options_.most_blocks); }
 
-  /// KV of a token that follows a token whose KV is `before`.
-  static std::uint64_t kv(std::uint64_t before, llmmem::token_id token) {
-    return random_numbers(before * 31 + static_cast<std::uint64_t>(token) + 1).next();
-  }
   static std::uint64_t kv_of_context(const llmmem::prefix_context& context) {
     return random_numbers(context.salt[0] * 7 + context.extra_keys[1]).next();
   }
@@ -182,14 +154,7 @@ class paged_world {
     return sequence.expected.empty() ? kv_of_context(sequence.context) : sequence.expected.back();
   }
 
-  /// Prompts from a small tree, so that prefixes are shared often.
-  std::vector<llmmem::token_id> prompt() {
-    std::vector<llmmem::token_id> tokens;
-    const std::uint64_t length = choices_.below(std::uint64_t{18});
-    for (std::uint64_t i = 0; i < length; ++i)
-      tokens.push_back(choices_.once_in(12) ? 2 : 1);
-    return tokens;
-  }
+  std::vector<llmmem::token_id> prompt() { return choose_prompt(choices_, 18); }
 
   /// Keys as another service would give them: of all tokens up to a block's end. They know the context only
   /// where nobody verifies it.
@@ -198,7 +163,7 @@ class paged_world {
     std::vector<llmmem::block_key> out;
     std::uint64_t all = Traits::verification::keeps_tokens ? 0 : kv_of_context(context);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      all = kv(all, tokens[i]);
+      all = next_value(all, tokens[i]);
       if ((i + 1) % options_.block_tokens == 0 || i + 1 == tokens.size())
         out.push_back(llmmem::key_from_id(all));
     }
@@ -279,7 +244,7 @@ class paged_world {
     must(hit.tokens <= tokens.size() && hit.tokens <= limit_);
     for (std::uint64_t i = 0; i < hit.tokens; ++i) {
       fresh.tokens.push_back(tokens[i]);
-      fresh.expected.push_back(kv(last_kv(fresh), tokens[i]));
+      fresh.expected.push_back(next_value(last_kv(fresh), tokens[i]));
     }
     hits_ += hit.blocks;
     check_contents(fresh);
@@ -305,7 +270,7 @@ class paged_world {
   void write(held_sequence& sequence, std::span<const llmmem::token_id> tokens) {
     for (const llmmem::token_id token : tokens) {
       sequence.tokens.push_back(token);
-      sequence.expected.push_back(kv(last_kv(sequence), token));
+      sequence.expected.push_back(next_value(last_kv(sequence), token));
       slot(sequence.id, sequence.expected.size() - 1) = sequence.expected.back();
     }
   }

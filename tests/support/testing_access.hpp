@@ -66,6 +66,70 @@ struct testing_access {
   static void miscount_tokens(Cache& cache, sequence_id sequence) {
     ++cache.at(sequence).tokens;
   }
+
+  // Pools of super-pages
+  template <class Pool>
+  static auto& page(Pool& pool, std::uint32_t page) {
+    return pool.pages_[page];
+  }
+  template <class Pool>
+  static auto& group(Pool& pool, std::size_t group) {
+    return pool.groups_[group];
+  }
+  template <class Pool>
+  static auto& free_page(Pool& pool, std::size_t i) {
+    return pool.free_pages_[i];
+  }
+  template <class Pool>
+  static void forget_free_page(Pool& pool) {
+    --pool.free_page_count_;
+  }
+  template <class Pool>
+  static void assign_page(Pool& pool, std::uint16_t group) {
+    static_cast<void>(pool.assign_page(group));
+  }
+  template <class Pool>
+  static void hold(Pool& pool, block_id block) {
+    pool.records_[to_index(block)].allocate();
+  }
+  template <class Pool>
+  static void withdraw_candidate(Pool& pool, std::size_t group, std::uint32_t slot) {
+    pool.evictions_by_group_[group]->erase(slot_id{slot});
+  }
+  template <class Pool>
+  static auto& idle_blocks(Pool& pool) {
+    return pool.idle_;
+  }
+  template <class Pool>
+  static auto& emptiable_pages(Pool& pool) {
+    return pool.emptiable_;
+  }
+
+  // Stitched arenas
+  template <class Arena>
+  static auto& chunks(Arena& arena) {
+    return arena.runs_;
+  }
+  template <class Arena>
+  static auto& chunk_handle(Arena& arena, std::size_t chunk) {
+    return arena.handles_[chunk];
+  }
+  template <class Arena>
+  static void lose_range(Arena& arena, std::uint32_t slot) {
+    arena.stitched_.set(slot, Arena::condition::idle);
+  }
+  template <class Arena>
+  static auto& allocation(Arena& arena, std::uint32_t slot) {
+    return arena.allocations_[slot];
+  }
+  template <class Arena>
+  static void miscount_mappings(Arena& arena) {
+    ++arena.mapped_chunks_;
+  }
+  template <class Arena>
+  static void shift_home(Arena& arena, std::uint64_t bytes) {
+    arena.home_.data += bytes;
+  }
 };
 
 }  // namespace llmmem::inline v0

@@ -5,7 +5,7 @@
 #include <array>
 #include <optional>
 
-#include "replay_trace/text.hpp"
+#include "common/text.hpp"
 #include "replay_trace/trace_lines.hpp"
 
 namespace replay_trace {
@@ -52,13 +52,14 @@ inline std::array<csv_field, 3> split_csv(std::string_view line) {
 
 inline std::uint64_t csv_tokens(const csv_field& field, std::string_view column) {
   const auto refuse = [&](const char* why) {
-    throw line_fault(field.offset, std::string(column) + " " + why + ": " +
-                                       (field.text.empty() ? "nothing there" : printable(field.text, 24)));
+    throw line_fault(field.offset,
+                     std::string(column) + " " + why + ": " +
+                         (field.text.empty() ? "nothing there" : example::printable(field.text, 24)));
   };
   const auto digits = [](std::string_view text) {
     return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
   };
-  const auto value = parse_count(field.text);
+  const auto value = example::parse_count(field.text);
   if (!value) {
     if (digits(field.text)) refuse("passes 2^64 - 1");
     if (field.text.starts_with('-') && digits(field.text.substr(1))) refuse("is negative");
@@ -70,7 +71,7 @@ inline std::uint64_t csv_tokens(const csv_field& field, std::string_view column)
 
 /// Takes a number of exactly `digits` digits off the front of `text`.
 inline std::optional<std::uint32_t> take_digits(std::string_view& text, std::size_t digits) {
-  const auto value = text.size() < digits ? std::nullopt : parse_count(text.substr(0, digits));
+  const auto value = text.size() < digits ? std::nullopt : example::parse_count(text.substr(0, digits));
   if (!value) return std::nullopt;
   text.remove_prefix(digits);
   return static_cast<std::uint32_t>(*value);
@@ -159,7 +160,7 @@ inline void parse_azure_request(std::string_view line, parsed_line& into) {
   if (!time) {
     throw line_fault(fields[0].offset, "TIMESTAMP is not a time such as 2023-11-16 18:15:46.6805900: " +
                                            (fields[0].text.empty() ? std::string("nothing there")
-                                                                   : printable(fields[0].text, 40)));
+                                                                   : example::printable(fields[0].text, 40)));
   }
   into.timestamp_us = *time;
   into.input_tokens = detail::csv_tokens(fields[1], detail::azure_columns[1]);

@@ -6,10 +6,10 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/paging/compaction.hpp>
-#include <llmmem/paging/detail/journal_codec.hpp>
 #include <llmmem/paging/detail/journal_execute.hpp>
 #include <llmmem/paging/detail/journal_fences.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/detail/journal_writer.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
@@ -72,8 +72,8 @@ class journaled {
       : pressure_(options.pressure),
         cache_(watched(options), std::forward<Policies>(policies)...),
         fences_(std::uint64_t{options.max_sequences} * 4, options.metadata),
-        sink_(std::move(sink)) {
-    write_header(options, configuration);
+        journal_(std::move(sink)) {
+    journal_.header(options, configuration);
   }
   journaled(const journaled&) = delete;
   journaled& operator=(const journaled&) = delete;
@@ -214,12 +214,12 @@ class journaled {
   }
 
   /// Whether every operation so far is in the journal. Never true again once it was false.
-  [[nodiscard]] bool recording() const noexcept { return recording_; }
+  [[nodiscard]] bool recording() const noexcept { return journal_.recording(); }
   /// Records written, and those that could not be.
-  [[nodiscard]] std::uint64_t records() const noexcept { return records_; }
-  [[nodiscard]] std::uint64_t unrecorded() const noexcept { return unrecorded_; }
-  [[nodiscard]] Sink& sink() noexcept { return sink_; }
-  [[nodiscard]] const Sink& sink() const noexcept { return sink_; }
+  [[nodiscard]] std::uint64_t records() const noexcept { return journal_.records(); }
+  [[nodiscard]] std::uint64_t unrecorded() const noexcept { return journal_.unrecorded(); }
+  [[nodiscard]] Sink& sink() noexcept { return journal_.sink(); }
+  [[nodiscard]] const Sink& sink() const noexcept { return journal_.sink(); }
 
   // What it holds
 
@@ -234,38 +234,7 @@ class journaled {
   [[nodiscard]] paged_stats stats() const noexcept { return cache_.stats(); }
 
  private:
-  /// An operation while it runs. One that throws has changed nothing, and is not recorded.
-  class interruptible {
-   public:
-    interruptible(journaled& owner, journal_op op, const detail::journal_arguments& given) noexcept
-        : owner_(&owner), op_(op), given_(&given) {
-      if (owner.fences_.poll()) {
-        const detail::journal_arguments point{.number = *owner.fences_.passed()};
-        owner.write([&](auto& out) noexcept { out.record(journal_op::fences_passed, point, {}); });
-      }
-      outer_ = std::exchange(owner.current_, this);
-    }
-    ~interruptible() { owner_->current_ = outer_; }
-    interruptible(const interruptible&) = delete;
-    interruptible& operator=(const interruptible&) = delete;
-
-    void end(const detail::journal_outcome& came) noexcept {
-      owner_->write(
-          [&](auto& out) noexcept { is_open_ ? out.close(op_, came) : out.record(op_, *given_, came); });
-    }
-    /// Something else comes before the outcome.
-    void open() noexcept {
-      if (std::exchange(is_open_, true)) return;
-      owner_->write([&](auto& out) noexcept { out.open(op_, *given_); });
-    }
-
-   private:
-    journaled* owner_;
-    journal_op op_;
-    const detail::journal_arguments* given_;
-    interruptible* outer_ = nullptr;
-    bool is_open_ = false;
-  };
+  class interruptible;
 
   template <class Operation>
   auto run(journal_op op, const detail::journal_arguments& given, Operation&& operation) noexcept {
@@ -286,78 +255,24 @@ class journaled {
     return done;
   }
 
-  [[nodiscard]] paged_options watched(paged_options options) noexcept {
-    if (options.pressure.call != nullptr) {
-      options.pressure.call = &journaled::on_pressure;
-      options.pressure.context = this;
-    }
-    return options;
-  }
-
-  static bool on_pressure(void* context, const block_shortage& shortage) noexcept {
-    auto& self = *static_cast<journaled*>(context);
-    if (self.depth_ == most_pressure_depth) return false;
-    ++self.depth_;
-    self.current_->open();
-    const detail::journal_arguments asked{.number = shortage.needed, .extra = shortage.available};
-    self.write([&](auto& out) noexcept { out.record(journal_op::pressed, asked, {}); });
-    const bool again = self.pressure_.call(self.pressure_.context, shortage);
-    const detail::journal_arguments answer{.number = again ? 1U : 0U};
-    self.write([&](auto& out) noexcept { out.record(journal_op::relieved, answer, {}); });
-    --self.depth_;
-    return again;
-  }
+  [[nodiscard]] paged_options watched(paged_options options) noexcept;
+  static bool on_pressure(void* context, const block_shortage& shortage) noexcept;
 
   /// @param encode  called with the encoder of the record.
   template <class Encode>
   void write(Encode&& encode) noexcept {
-    if (recording_) {
-      frame([&](auto& out) noexcept {
-        detail::record_encoder record(out, owner_);
-        encode(record);
-      });
-    }
-    ++(recording_ ? records_ : unrecorded_);
-  }
-
-  void write_header(const paged_options& options, std::string_view configuration) noexcept {
-    detail::checked_writer<Sink> magic(sink_, crc_);
-    for (const char each : detail::journal_magic)
-      magic.put(static_cast<std::byte>(each));
-    magic.flush();
-    recording_ = magic.good();
-    crc_ = magic.crc();
-    if (recording_) {
-      frame([&](auto& out) noexcept { detail::encode_header(out, options, configuration); });
-    }
-  }
-
-  /// Twice: once to know the length, once to write.
-  template <class Encode>
-  void frame(Encode&& encode) noexcept {
-    detail::byte_counter length;
-    encode(length);
-    detail::checked_writer<Sink> out(sink_, crc_);
-    detail::put_varint(out, length.count());
-    encode(out);
-    out.flush();
-    crc_ = out.crc();
-    detail::put_fixed32(out, crc_);
-    out.flush();
-    recording_ = out.good();
+    journal_.record(owner_, encode);
   }
 
   pressure_callback pressure_;
   Cache cache_;
   detail::journal_fences<Fence> fences_;
-  Sink sink_;
+  detail::journal_writer<Sink> journal_;
   std::uint32_t owner_ = 0;
-  std::uint32_t crc_ = 0;
   std::uint32_t depth_ = 0;
-  bool recording_ = false;
   interruptible* current_ = nullptr;
-  std::uint64_t records_ = 0;
-  std::uint64_t unrecorded_ = 0;
 };
 
 }  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/journal_body.hpp>

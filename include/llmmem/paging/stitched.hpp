@@ -109,7 +109,10 @@ class stitched_arena {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
+  friend struct testing_access;  // tests damage an arena on purpose, to see audit() name it
+
   static constexpr std::uint32_t none = detail::no_index;
+  class auditor;
   using chunk_run = detail::chunk_run;
   using condition = detail::stitched_ranges::condition;
 
@@ -164,5 +167,4 @@ class stitched_arena {
 
 }  // namespace llmmem::inline v0
 
-#include <llmmem/paging/detail/stitched_audit.hpp>
 #include <llmmem/paging/detail/stitched_body.hpp>

@@ -4,72 +4,112 @@
 
 #include <llmmem/paging/stitched.hpp>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace llmmem::inline v0 {
 
+/// Goes through an arena once, counts anew, and collects where the two differ.
 template <virtual_memory Memory>
-std::vector<std::string> stitched_arena<Memory>::audit() const {
-  std::vector<std::string> found;
-  const auto say = [&](const std::string& what) {
-    found.push_back(std::string(ledger_.name()) + ": " + what);
-  };
-  runs_.audit(ledger_.name(), found);
-  std::vector<std::uint32_t> owners(runs_.size());
-  const auto own = [&](const chunk_run& run) {
+class stitched_arena<Memory>::auditor {
+ public:
+  explicit auditor(const stitched_arena& arena)
+      : arena_(&arena), owners_(arena.runs_.size()), shared_(arena.runs_.size()) {}
+
+  std::vector<std::string> run() && {
+    arena_->runs_.audit(arena_->ledger_.name(), found_);
+    for (std::uint32_t slot = 0; slot < arena_->allocations_.touched(); ++slot) {
+      if (arena_->allocations_.is_live(slot)) audit_allocation(slot);
+    }
+    audit_small_blocks();
+    for (std::uint32_t at = 0; at < arena_->runs_.size(); ++at)
+      audit_chunk(at);
+    audit_stitched_ranges();
+    arena_->ledger_.audit_sums(found_, live_, requested_, granted_, arena_->runs_.present() * arena_->chunk_);
+    return std::move(found_);
+  }
+
+ private:
+  void blame(const std::string& what) { found_.push_back(std::string(arena_->ledger_.name()) + ": " + what); }
+  void own(const chunk_run& run) noexcept {
     for (std::uint32_t i = 0; i < run.count; ++i)
-      ++owners[run.first + i];
-  };
-  std::uint64_t live = 0, requested = 0, granted = 0;
-  for (std::uint32_t slot = 0; slot < allocations_.touched(); ++slot) {
-    if (!allocations_.is_live(slot)) continue;
-    const allocation& a = allocations_[slot];
-    ++live;
-    requested += a.requested;
-    granted += a.granted;
-    if (a.what == kind::run) own({a.where, static_cast<std::uint32_t>(a.granted / chunk_)});
-    if (a.what == kind::stitched) {
-      stitched_.each_part(a.where, own);
-      if (stitched_[a.where].now != condition::live)
-        say("allocation " + std::to_string(slot) + " lost its range");
+      ++owners_[run.first + i];
+  }
+
+  void audit_allocation(std::uint32_t slot) {
+    const allocation& a = arena_->allocations_[slot];
+    ++live_;
+    requested_ += a.requested;
+    granted_ += a.granted;
+    if (a.what == kind::run) own({a.where, static_cast<std::uint32_t>(a.granted / arena_->chunk_)});
+    if (a.what != kind::stitched) return;
+    arena_->stitched_.each_part(a.where, [&](const chunk_run& run) { own(run); });
+    if (arena_->stitched_[a.where].now != condition::live) {
+      blame("allocation " + std::to_string(slot) + " lost its range");
     }
   }
-  std::vector<std::uint64_t> shared(runs_.size());
-  small_.audit(ledger_.name(), found, [&](const detail::split_blocks::block& b) {
-    shared[b.segment] += b.bytes;
-    if (b.data < address(b.segment) || b.data + b.bytes > address(b.segment) + chunk_) {
-      say("a small block lies outside its chunk " + std::to_string(b.segment));
-    }
-  });
-  for (std::uint32_t at = 0; at < runs_.size(); ++at) {
+
+  void audit_small_blocks() {
+    arena_->small_.audit(arena_->ledger_.name(), found_, [&](const detail::split_blocks::block& b) {
+      shared_[b.segment] += b.bytes;
+      const std::byte* const chunk = arena_->address(b.segment);
+      if (b.data < chunk || b.data + b.bytes > chunk + arena_->chunk_) {
+        blame("a small block lies outside its chunk " + std::to_string(b.segment));
+      }
+    });
+  }
+
+  void audit_chunk(std::uint32_t at) {
     const std::string who = "chunk " + std::to_string(at);
-    if (shared[at] != 0) {
-      ++owners[at];
-      if (shared[at] != chunk_) say(who + " is not covered by its small blocks");
+    if (shared_[at] != 0) {
+      ++owners_[at];
+      if (shared_[at] != arena_->chunk_) blame(who + " is not covered by its small blocks");
     }
-    if (owners[at] != (runs_.state(at) == detail::chunk_state::used ? 1U : 0U)) {
-      say(who + " has " + std::to_string(owners[at]) + " users");
+    if (owners_[at] != (arena_->runs_.state(at) == detail::chunk_state::used ? 1U : 0U)) {
+      blame(who + " has " + std::to_string(owners_[at]) + " users");
     }
-    const bool present = runs_.state(at) != detail::chunk_state::absent;
-    const result<physical_handle> there = memory_->mapped_at(home_, at * chunk_);
-    if (there.has_value() != present || (present && *there != handles_[at])) say(who + " is not at home");
+    const bool present = arena_->runs_.state(at) != detail::chunk_state::absent;
+    const result<physical_handle> there = arena_->memory_->mapped_at(arena_->home_, at * arena_->chunk_);
+    if (there.has_value() != present || (present && *there != arena_->handles_[at])) {
+      blame(who + " is not at home");
+    }
   }
-  std::uint64_t mapped = 0;
-  stitched_.each([&](std::uint32_t slot, const detail::stitched_ranges::stitched& s) {
-    mapped += s.chunks;
-    if (s.now == condition::broken) return;
+
+  void audit_stitched_ranges() {
+    std::uint64_t mapped = 0;
+    arena_->stitched_.each([&](std::uint32_t slot, const detail::stitched_ranges::stitched& s) {
+      mapped += s.chunks;
+      if (s.now != condition::broken) audit_mapping(slot, s.range);
+    });
+    if (mapped != arena_->mapped_chunks_) blame("mappings of stitched ranges are miscounted");
+  }
+
+  void audit_mapping(std::uint32_t slot, const virtual_range& range) {
     std::uint64_t offset = 0;
-    stitched_.each_part(slot, [&](const chunk_run& run) {
-      for (std::uint32_t i = 0; i < run.count; ++i, offset += chunk_) {
-        const result<physical_handle> there = memory_->mapped_at(s.range, offset);
-        if (!there || *there != handles_[run.first + i]) {
-          say("stitched range " + std::to_string(slot) + " does not map chunk " +
-              std::to_string(run.first + i));
+    arena_->stitched_.each_part(slot, [&](const chunk_run& run) {
+      for (std::uint32_t i = 0; i < run.count; ++i, offset += arena_->chunk_) {
+        const result<physical_handle> there = arena_->memory_->mapped_at(range, offset);
+        if (!there || *there != arena_->handles_[run.first + i]) {
+          blame("stitched range " + std::to_string(slot) + " does not map chunk " +
+                std::to_string(run.first + i));
         }
       }
     });
-  });
-  if (mapped != mapped_chunks_) say("mappings of stitched ranges are miscounted");
-  ledger_.audit_sums(found, live, requested, granted, runs_.present() * chunk_);
-  return found;
+  }
+
+  const stitched_arena* arena_;
+  std::vector<std::string> found_;
+  std::vector<std::uint32_t> owners_;  // of each chunk
+  std::vector<std::uint64_t> shared_;  // bytes of each chunk that small blocks cover
+  std::uint64_t live_ = 0;
+  std::uint64_t requested_ = 0;
+  std::uint64_t granted_ = 0;
+};
+
+template <virtual_memory Memory>
+std::vector<std::string> stitched_arena<Memory>::audit() const {
+  return auditor(*this).run();
 }
 
 }  // namespace llmmem::inline v0

@@ -1,12 +1,12 @@
 /// @file
-/// Text for people: untrusted bytes made printable, counts with separators, bytes with units, strict counts.
+/// Text for people and programs: untrusted bytes made printable or a JSON string, counts with separators,
+/// bytes with units, strict counts.
 #pragma once
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace replay_trace {
+namespace example {
 
 /// `text` as it can be shown in a terminal: at most `limit` of its bytes, control and non-ASCII bytes, quotes
 /// and backslashes escaped. What was cut is marked by `...`.
@@ -44,6 +44,38 @@ namespace replay_trace {
   const std::size_t at = std::min(offset, line.size());
   const std::size_t from = at > before ? at - before : 0;
   return (from > 0 ? "..." : "") + printable(line.substr(from), shown);
+}
+
+/// `text` as a JSON string with its quotes. Bytes that are not UTF-8 (a path may hold any) become U+FFFD.
+[[nodiscard]] inline std::string json_string(std::string_view text) {
+  const auto continuation = [&](std::size_t at) {
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80;
+  };
+  std::string out = "\"";
+  for (std::size_t i = 0; i < text.size();) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += text[i++];
+    } else if (c < 0x20 || c == 0x7f) {
+      out += fmt::format("\\u{:04x}", c);
+      ++i;
+    } else if (c < 0x80) {
+      out += text[i++];
+    } else {
+      const std::size_t length = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+      const auto second = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+      // Table 3-7 of the Unicode standard: the second byte's range depends on the first.
+      bool valid = c >= 0xc2 && c <= 0xf4 && continuation(i + 1) && !(c == 0xe0 && second < 0xa0) &&
+                   !(c == 0xed && second > 0x9f) && !(c == 0xf0 && second < 0x90) &&
+                   !(c == 0xf4 && second > 0x8f);
+      for (std::size_t k = 2; k < length; ++k)
+        valid = valid && continuation(i + k);
+      out += valid ? text.substr(i, length) : "\xef\xbf\xbd";
+      i += valid ? length : 1;
+    }
+  }
+  return out + '"';
 }
 
 /// `1234567` as `1,234,567`.
@@ -95,4 +127,4 @@ template <std::size_t N>
   return value;
 }
 
-}  // namespace replay_trace
+}  // namespace example

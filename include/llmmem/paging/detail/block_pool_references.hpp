@@ -1,0 +1,150 @@
+/// @file
+/// Bodies of block_pool.hpp: who holds a block, and what becomes of it when nobody does. Included by it
+/// alone.
+#pragma once
+
+#include <llmmem/paging/block_pool.hpp>
+
+namespace llmmem::inline v0 {
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+result<void> block_pool<Eviction, FreeList, History>::check(block_id block) const noexcept {
+  const std::uint32_t i = to_index(block);
+  if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
+  if (i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
+  if (!records_[i].is_active()) return refusal(errc::double_free, i, 0, 0);
+  return {};
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+result<void> block_pool<Eviction, FreeList, History>::check(block_handle handle) const noexcept {
+  const std::uint32_t i = to_index(handle.block);
+  if (i == 0) return refusal(errc::null_handle, 0, 0, 0);
+  if (handle.owner != owner_ || i >= records_.size()) return refusal(errc::foreign_handle, i, 0, 0);
+  const block_record& record = records_[i];
+  if (handle.generation != record.generation()) {
+    return refusal(errc::stale_handle, i, handle.generation, record.generation());
+  }
+  if (!record.is_active()) return refusal(errc::double_free, i, 0, 0);
+  return {};
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <class Name>
+result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
+  // All are looked at before any is changed: reviving an idle block would cost it its place in the order.
+  for (const Name& name : names) {
+    const std::uint32_t i = to_index(id_of(name));
+    if (const auto done = check(name); !done) {
+      if (done.code() != errc::double_free || !records_[i].is_idle()) return done;
+    }
+    if (records_[i].references() + names.size() > block_record::max_references) {
+      return refusal(errc::too_many_shares, i, names.size(), records_[i].references());
+    }
+  }
+  for (const Name& name : names)
+    add_reference(id_of(name));
+  return {};
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <class Name>
+result<void> block_pool<Eviction, FreeList, History>::release_all(std::span<const Name> names) noexcept {
+  for (std::size_t i = names.size(); i > 0; --i) {
+    if (const auto done = check(names[i - 1]); !done) [[unlikely]] {
+      // Undone in the opposite order, so that the free stack unwinds exactly.
+      for (; i < names.size(); ++i)
+        undo_drop(id_of(names[i]));
+      return done;
+    }
+    drop_reference(id_of(names[i - 1]));
+  }
+  return {};
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noexcept {
+  block_record& record = records_[to_index(block)];
+  history_.note(block, record.is_idle() ? transition::revived : transition::shared);
+  if (record.is_idle()) {
+    eviction_.pin(slot_id{to_index(block)});
+    --idle_count_;
+    record.add_reference(transition::revived);
+  } else {
+    record.add_reference(transition::shared);
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::drop_reference(block_id block) noexcept {
+  block_record& record = records_[to_index(block)];
+  if (!record.drop_reference()) {
+    history_.note(block, transition::released);
+    return;
+  }
+  history_.note(block, record.is_cached() ? transition::idled : transition::freed);
+  if (record.is_cached()) {
+    record.note(transition::idled);
+    eviction_.unpin(slot_id{to_index(block)});
+    ++idle_count_;
+  } else {
+    record.note(transition::freed);
+    record.end_life();
+    push_free(block);
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::undo_drop(block_id block) noexcept {
+  block_record& record = records_[to_index(block)];
+  if (!record.is_active() && !record.is_cached()) {
+    if (to_index(block) > last_) {
+      ++retiring_;
+    } else {
+      free_.undo_push(block);
+    }
+    record.undo_end_life();
+    record.add_reference(transition::allocated);
+  } else {
+    add_reference(block);
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::mark_cached(block_id block, const access_hint& hint) noexcept {
+  records_[to_index(block)].keep();
+  history_.note(block, transition::cached);
+  eviction_.insert(slot_id{to_index(block)}, hint);
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::unmark_cached(block_id block) noexcept {
+  block_record& record = records_[to_index(block)];
+  if (!record.is_cached()) return;
+  const bool was_idle = record.is_idle();
+  eviction_.erase(slot_id{to_index(block)});
+  record.give_up(transition::uncached);
+  history_.note(block, transition::uncached);
+  if (was_idle) {
+    record.end_life();
+    push_free(block);
+    --idle_count_;
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::touch(block_id block, const access_hint& hint) noexcept {
+  eviction_.touch(slot_id{to_index(block)}, hint);
+}
+
+/// Above the last usable block there is no way back.
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+inline void block_pool<Eviction, FreeList, History>::push_free(block_id block) noexcept {
+  if (to_index(block) > last_) [[unlikely]] {
+    --retiring_;
+  } else {
+    free_.push(block);
+  }
+}
+
+}  // namespace llmmem::inline v0

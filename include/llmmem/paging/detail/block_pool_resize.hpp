@@ -1,0 +1,53 @@
+/// @file
+/// Bodies of block_pool.hpp: blocks that change places, and how many there are. Included by it alone.
+#pragma once
+
+#include <llmmem/paging/block_pool.hpp>
+
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+void block_pool<Eviction, FreeList, History>::relocate(std::span<const block_move> moves) noexcept {
+  for (const block_move& move : moves)
+    records_[to_index(move.destination)].allocate();
+  free_.keep_if([this](block_id block) noexcept { return !records_[to_index(block)].is_active(); });
+  for (const block_move& move : moves) {
+    block_record& from = records_[to_index(move.source)];
+    block_record& to = records_[to_index(move.destination)];
+    if (from.is_cached())
+      detail::relabel(eviction_, slot_id{to_index(move.source)}, slot_id{to_index(move.destination)});
+    to.take_over(from);
+    history_.note(move.source, transition::moved);
+    history_.note(move.destination, transition::allocated);
+    push_free(move.source);
+  }
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <eviction_callback OnEvict>
+result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint64_t blocks,
+                                                                      OnEvict&& on_evict) noexcept {
+  if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
+  const std::uint64_t before = std::exchange(last_, blocks);
+  free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
+  for (std::uint64_t i = blocks + 1; i <= before; ++i) {
+    const block_id block{static_cast<std::uint32_t>(i)};
+    if (records_[i].is_active() || records_[i].is_idle()) ++retiring_;
+    if (!records_[i].is_cached()) continue;
+    unmark_cached(block);
+    on_evict(std::span<const block_id>(&block, 1));
+  }
+  for (std::uint64_t i = blocks; i > before; --i) {
+    const block_id block{static_cast<std::uint32_t>(i)};
+    if (records_[i].is_active()) {
+      --retiring_;
+    } else {
+      push_free(block);
+    }
+  }
+  return retiring_;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,70 @@
+/// @file
+/// Bodies of journal.hpp: an operation that runs, and what may interrupt it. Included by it alone.
+#pragma once
+
+#include <llmmem/paging/journal.hpp>
+
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// An operation while it runs. One that throws has changed nothing, and is not recorded.
+template <class Cache, journal_sink Sink, fence Fence>
+class journaled<Cache, Sink, Fence>::interruptible {
+ public:
+  interruptible(journaled& owner, journal_op op, const detail::journal_arguments& given) noexcept
+      : owner_(&owner), op_(op), given_(&given) {
+    if (owner.fences_.poll()) {
+      const detail::journal_arguments point{.number = *owner.fences_.passed()};
+      owner.write([&](auto& out) noexcept { out.record(journal_op::fences_passed, point, {}); });
+    }
+    outer_ = std::exchange(owner.current_, this);
+  }
+  ~interruptible() { owner_->current_ = outer_; }
+  interruptible(const interruptible&) = delete;
+  interruptible& operator=(const interruptible&) = delete;
+
+  void end(const detail::journal_outcome& came) noexcept {
+    owner_->write(
+        [&](auto& out) noexcept { is_open_ ? out.close(op_, came) : out.record(op_, *given_, came); });
+  }
+  /// Something else comes before the outcome.
+  void open() noexcept {
+    if (std::exchange(is_open_, true)) return;
+    owner_->write([&](auto& out) noexcept { out.open(op_, *given_); });
+  }
+
+ private:
+  journaled* owner_;
+  journal_op op_;
+  const detail::journal_arguments* given_;
+  interruptible* outer_ = nullptr;
+  bool is_open_ = false;
+};
+
+template <class Cache, journal_sink Sink, fence Fence>
+paged_options journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
+  if (options.pressure.call != nullptr) {
+    options.pressure.call = &journaled::on_pressure;
+    options.pressure.context = this;
+  }
+  return options;
+}
+
+/// Stands before the engine's callback, so that what that does is recorded inside the operation.
+template <class Cache, journal_sink Sink, fence Fence>
+bool journaled<Cache, Sink, Fence>::on_pressure(void* context, const block_shortage& shortage) noexcept {
+  auto& self = *static_cast<journaled*>(context);
+  if (self.depth_ == most_pressure_depth) return false;
+  ++self.depth_;
+  self.current_->open();
+  const detail::journal_arguments asked{.number = shortage.needed, .extra = shortage.available};
+  self.write([&](auto& out) noexcept { out.record(journal_op::pressed, asked, {}); });
+  const bool again = self.pressure_.call(self.pressure_.context, shortage);
+  const detail::journal_arguments answer{.number = again ? 1U : 0U};
+  self.write([&](auto& out) noexcept { out.record(journal_op::relieved, answer, {}); });
+  --self.depth_;
+  return again;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,79 @@
+/// @file
+/// A journal's frames into a sink, each with its checksum. Private to paging/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/detail/journal_codec.hpp>
+#include <llmmem/paging/detail/journal_encode.hpp>
+#include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/paged_types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace llmmem::inline v0::detail {
+
+/// Writes a header and then records, until the sink refuses bytes: what comes later is counted only.
+template <journal_sink Sink>
+class journal_writer {
+ public:
+  explicit journal_writer(Sink&& sink) : sink_(std::move(sink)) {}
+
+  void header(const paged_options& options, std::string_view configuration) noexcept {
+    checked_writer<Sink> magic(sink_, crc_);
+    for (const char each : journal_magic)
+      magic.put(static_cast<std::byte>(each));
+    magic.flush();
+    recording_ = magic.good();
+    crc_ = magic.crc();
+    if (recording_) {
+      frame([&](auto& out) noexcept { encode_header(out, options, configuration); });
+    }
+  }
+
+  /// @param owner  of the journal's own handles.
+  /// @param encode  called with the encoder of the record.
+  template <class Encode>
+  void record(std::uint32_t owner, Encode&& encode) noexcept {
+    if (recording_) {
+      frame([&](auto& out) noexcept {
+        record_encoder one(out, owner);
+        encode(one);
+      });
+    }
+    ++(recording_ ? records_ : unrecorded_);
+  }
+
+  [[nodiscard]] bool recording() const noexcept { return recording_; }
+  [[nodiscard]] std::uint64_t records() const noexcept { return records_; }
+  [[nodiscard]] std::uint64_t unrecorded() const noexcept { return unrecorded_; }
+  [[nodiscard]] Sink& sink() noexcept { return sink_; }
+  [[nodiscard]] const Sink& sink() const noexcept { return sink_; }
+
+ private:
+  /// Twice: once to know the length, once to write.
+  template <class Encode>
+  void frame(Encode&& encode) noexcept {
+    byte_counter length;
+    encode(length);
+    checked_writer<Sink> out(sink_, crc_);
+    put_varint(out, length.count());
+    encode(out);
+    out.flush();
+    crc_ = out.crc();
+    put_fixed32(out, crc_);
+    out.flush();
+    recording_ = out.good();
+  }
+
+  Sink sink_;
+  std::uint32_t crc_ = 0;
+  bool recording_ = false;
+  std::uint64_t records_ = 0;
+  std::uint64_t unrecorded_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

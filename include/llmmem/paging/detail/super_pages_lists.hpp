@@ -1,0 +1,123 @@
+/// @file
+/// Bodies of super_pages.hpp: pages, and the lists they stand in. Included by it alone.
+#pragma once
+
+#include <llmmem/paging/super_pages.hpp>
+
+namespace llmmem::inline v0 {
+
+template <eviction_policy Eviction>
+typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
+    const page_record& page) const noexcept {
+  places at;
+  if (page.group == no_group) return at;
+  const std::uint64_t blocks = groups_[page.group].page_blocks;
+  const std::uint64_t level = page.active == 0 ? 0 : 1 + (page.active - 1U) * (fill_levels - 1) / blocks;
+  const auto of_group = static_cast<std::int32_t>(page.group * fill_levels + level);
+  if (std::uint64_t{page.active} + page.idle < blocks) at.open = of_group;
+  if (page.active == 0 && page.idle != 0) {
+    at.emptiable = static_cast<std::int32_t>((page.idle * idle_levels - 1) / blocks);
+  }
+  if (page.active != 0 && page.idle != 0) at.mixed = of_group;
+  return at;
+}
+
+template <eviction_policy Eviction>
+void super_page_pool<Eviction>::list(std::uint32_t page, const places& to) noexcept {
+  group_record& group = groups_[pages_[page].group];
+  const auto put = [page](detail::page_lists& lists, std::int32_t which, std::uint64_t& levels) noexcept {
+    if (which < 0) return;
+    lists.push_back(static_cast<std::size_t>(which), page);
+    levels |= std::uint64_t{1} << (static_cast<std::size_t>(which) % fill_levels);
+  };
+  put(open_, to.open, group.open);
+  put(mixed_, to.mixed, group.mixed);
+  if (to.emptiable >= 0) {
+    emptiable_.push_back(static_cast<std::size_t>(to.emptiable), page);
+    ++emptiable_count_;
+  }
+}
+
+template <eviction_policy Eviction>
+void super_page_pool<Eviction>::unlist(std::uint32_t page, const places& from) noexcept {
+  group_record& group = groups_[pages_[page].group];
+  const auto drop = [page](detail::page_lists& lists, std::int32_t which, std::uint64_t& levels) noexcept {
+    if (which < 0) return;
+    const auto list = static_cast<std::size_t>(which);
+    lists.remove(list, page);
+    if (lists.empty(list)) levels &= ~(std::uint64_t{1} << (list % fill_levels));
+  };
+  drop(open_, from.open, group.open);
+  drop(mixed_, from.mixed, group.mixed);
+  if (from.emptiable >= 0) {
+    emptiable_.remove(static_cast<std::size_t>(from.emptiable), page);
+    --emptiable_count_;
+  }
+}
+
+/// Changes what a page counts, and sees to its group's counts, its lists, and its return when it is empty.
+template <eviction_policy Eviction>
+template <class Change>
+void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcept {
+  page_record& record = pages_[page];
+  group_record& group = groups_[record.group];
+  const auto room = [&] { return record.active == 0 ? 0 : group.page_blocks - record.active; };
+  const places from = places_of(record);
+  group.active -= record.active;
+  group.idle -= record.idle;
+  group.room -= room();
+  how(record);
+  group.active += record.active;
+  group.idle += record.idle;
+  group.room += room();
+  const places to = places_of(record);
+  if (record.active == 0 && record.idle == 0) {
+    unlist(page, from);
+    --group.pages;
+    record = {};
+    free_pages_[free_page_count_++] = page;
+  } else if (from != to) {
+    unlist(page, from);
+    list(page, to);
+  }
+}
+
+/// Gives a free page to `group`; a block of it has to be taken next. @pre there is one.
+template <eviction_policy Eviction>
+std::uint32_t super_page_pool<Eviction>::assign_page(std::uint16_t group) noexcept {
+  const std::uint32_t page = free_pages_[--free_page_count_];
+  pages_[page] = {.group = group};
+  ++groups_[group].pages;
+  ++pages_assigned_;
+  list(page, places_of(pages_[page]));
+  return page;
+}
+
+/// Takes a free block of a page. @pre it has one.
+template <eviction_policy Eviction>
+block_id super_page_pool<Eviction>::take_free(std::uint32_t page) noexcept {
+  page_record& record = pages_[page];
+  block_id block{};
+  if (record.free_block != detail::no_index) {
+    block = block_at(page, record.free_block);
+    record.free_block = since_[to_index(block)];
+  } else {
+    block = block_at(page, record.touched++);
+  }
+  records_[to_index(block)].allocate();
+  change(page, [](page_record& each) noexcept { ++each.active; });
+  ++allocations_;
+  return block;
+}
+
+template <eviction_policy Eviction>
+void super_page_pool<Eviction>::free_block(block_id block, transition why) noexcept {
+  block_record& record = records_[to_index(block)];
+  record.note(why);
+  record.end_life();
+  page_record& page = pages_[static_cast<std::size_t>(layout_.page_of(block))];
+  since_[to_index(block)] = page.free_block;
+  page.free_block = static_cast<std::uint32_t>(layout_.index_of(block));
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,112 @@
+/// @file
+/// Reading a journal, as far as it is as it was written.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/paging/detail/journal_codec.hpp>
+#include <llmmem/paging/detail/journal_decode.hpp>
+#include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/journal_types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// Where a journal ended, and why there.
+struct journal_end {
+  std::uint64_t records = 0;  ///< whole ones before it
+  std::uint64_t offset = 0;   ///< of the byte behind the last of them
+  std::string reason;         ///< empty: there are no bytes behind it; else what is wrong with those
+};
+
+/// Goes through a journal record by record, and stops at the first byte that is not as it was written.
+///
+/// A bad tail is what a crash leaves and no error; `end()` tells of it. Every flip of up to 32 bits in a row
+/// is detected, any other damage but for one in 2^32.
+///
+/// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read; `next` throws
+///      `std::bad_alloc` alone. No input is undefined, and memory stays a small multiple of its length.
+class journal_reader {
+ public:
+  explicit journal_reader(std::span<const std::byte> bytes) : bytes_(bytes) {
+    const auto magic = bytes.first(
+        bytes.size() < detail::journal_magic.size() ? bytes.size() : detail::journal_magic.size());
+    for (std::size_t i = 0; i < detail::journal_magic.size(); ++i) {
+      if (i == magic.size()) throw journal_error("journal: offset " + std::to_string(i) + ": it ends here");
+      if (magic[i] != static_cast<std::byte>(detail::journal_magic[i]))
+        throw journal_error("journal: offset " + std::to_string(i) + ": these bytes are no journal");
+    }
+    crc_ = detail::crc32c(0, magic);
+    end_.offset = magic.size();
+    detail::byte_cursor in = frame();
+    if (in.ok()) detail::decode_header(in, header_);
+    if (!in.ok()) {
+      throw journal_error("journal: offset " + std::to_string(in.offset()) +
+                          " of the header: " + (in.why() == nullptr ? "" : in.why()));
+    }
+    accept();
+  }
+
+  [[nodiscard]] const journal_header& header() const noexcept { return header_; }
+
+  /// Reads the next record; false at the end.
+  bool next() {
+    if (!end_.reason.empty() || end_.offset == bytes_.size()) return false;
+    detail::byte_cursor in = frame();
+    if (in.ok()) detail::record_decoder(in, record_).record();
+    if (!in.ok()) {
+      end_.reason = "record " + std::to_string(end_.records + 1) + ", offset " + std::to_string(in.offset()) +
+                    ": " + in.why();
+      return false;
+    }
+    accept();
+    ++end_.records;
+    return true;
+  }
+
+  /// The record that `next` read; its spans are good until the next call.
+  [[nodiscard]] detail::owned_record& record() noexcept { return record_; }
+  [[nodiscard]] const journal_end& end() const noexcept { return end_; }
+
+ private:
+  /// A cursor over the payload of the frame at hand, its checksum proven; or one that says what is wrong.
+  [[nodiscard]] detail::byte_cursor frame() noexcept {
+    const auto rest = bytes_.subspan(static_cast<std::size_t>(end_.offset));
+    detail::byte_cursor in(rest, end_.offset);
+    const std::uint64_t length = in.varint();
+    if (!in.ok()) return in;
+    const std::size_t begin = rest.size() - in.left();
+    if (in.left() < 4 || length > in.left() - 4) {
+      in.refuse("it is cut off");
+      return in;
+    }
+    const std::size_t covered = begin + static_cast<std::size_t>(length);
+    next_crc_ = detail::crc32c(crc_, rest.first(covered));
+    detail::byte_cursor stored(rest.subspan(covered), end_.offset + covered);
+    if (stored.fixed32() != next_crc_) {
+      stored.refuse("its checksum does not fit");
+      return stored;
+    }
+    next_offset_ = end_.offset + covered + 4;
+    return detail::byte_cursor(rest.subspan(begin, static_cast<std::size_t>(length)), end_.offset + begin);
+  }
+
+  void accept() noexcept {
+    crc_ = next_crc_;
+    end_.offset = next_offset_;
+  }
+
+  std::span<const std::byte> bytes_;
+  journal_header header_;
+  detail::owned_record record_;
+  journal_end end_;
+  std::uint32_t crc_ = 0;
+  std::uint32_t next_crc_ = 0;
+  std::uint64_t next_offset_ = 0;
+};
+
+}  // namespace llmmem::inline v0
