@@ -441,6 +441,11 @@ TEST_CASE("the page size that loses least is found, and none is said so") {
   const std::array<std::uint64_t, 2> sizes{300, 700};
   CHECK(choose_page_bytes(sizes, 700, 3000, 100) == page_choice{2100, 0});
   CHECK(choose_page_bytes(sizes, 800, 1000, 100) == page_choice{900, 200});
+  constexpr std::uint64_t all = ~std::uint64_t{0};
+  constexpr std::uint64_t quarter = std::uint64_t{1} << 62;
+  CHECK(choose_page_bytes(sizes, 0, all, quarter) == page_choice{quarter, 4});
+  CHECK(choose_page_bytes(sizes, all - 5, all, 5) == page_choice{all - 5, 10});
+  CHECK_THROWS_AS(choose_page_bytes(sizes, all - 5, all, quarter), length_error);
   CHECK_THROWS_WITH_AS(choose_page_bytes(sizes, 100, 600, 100),
                        "choose_page_bytes: no multiple of 100 from 100 to 600 holds a block of every group",
                        length_error);

@@ -118,8 +118,10 @@ struct page_choice {
                                                       std::uint64_t least, std::uint64_t most,
                                                       std::uint64_t step) {
   page_choice best{};
-  for (std::uint64_t page = step == 0 ? 0 : (least + step - 1) / step * step; step != 0 && page <= most;
-       page += step) {
+  const std::uint64_t first = step == 0 || least == 0 ? 1 : (least - 1) / step + 1;
+  const std::uint64_t last = step == 0 ? 0 : most / step;
+  for (std::uint64_t left = first <= last ? last - first + 1 : 0; left != 0; --left) {
+    const std::uint64_t page = (last - left + 1) * step;
     std::uint64_t worst = 0;
     bool fits = page != 0;
     for (const std::uint64_t bytes : block_bytes) {
