@@ -3,11 +3,13 @@
 //   replay/who/blocks   an item is one block of a prompt; every pass begins with an empty cache
 //
 // Ours is the real thing: create, match by keys, extend, commit, extend by the answer, release. `llmmem` has
-// the LRU built in, `llmmem_any_eviction` the same one chosen by name. The peers do the lookups alone,
-// without sequences, block tables, answers and references.
+// the LRU built in, `llmmem_any_eviction` the same one chosen by name, `llmmem_journaled` writes down every
+// operation into a sink that throws it away. The peers do the lookups alone, without sequences, block tables,
+// answers and references.
 
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/journal.hpp>
 
 #include <benchmark/benchmark.h>
 
@@ -15,6 +17,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <span>
 
 #include "support/heap_counter.hpp"
 #include "support/lru_peers.hpp"
@@ -33,6 +36,25 @@ struct keyed_traits : paged_traits {
 struct any_traits : keyed_traits {
   using eviction = any_eviction;
 };
+
+struct journaled_traits : keyed_traits {
+  using fence = recorded_fence;
+};
+
+/// Counts what a journal would hold.
+class counting_sink {
+ public:
+  [[nodiscard]] bool write(std::span<const std::byte> bytes) noexcept {
+    bytes_ += bytes.size();
+    return true;
+  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::uint64_t bytes_ = 0;
+};
+
+using journaled_cache = journaled<paged_allocator<journaled_traits>, counting_sink>;
 
 /// Every figure is of calls that succeed.
 void require(bool succeeded) {
@@ -61,8 +83,8 @@ auto replay(benchmark::State& state, auto make, auto serve) {
   return cache;
 }
 
-template <class Traits>
-std::uint64_t serve(paged_allocator<Traits>& cache, const prompt& asked) {
+template <class Cache>
+std::uint64_t serve(Cache& cache, const prompt& asked) {
   const keyed_blocks blocks{.keys = asked.keys, .tokens = asked.input_tokens};
   const auto sequence = cache.create();
   const auto hit = cache.match(*sequence, blocks);
@@ -72,16 +94,29 @@ std::uint64_t serve(paged_allocator<Traits>& cache, const prompt& asked) {
   return hit->blocks;
 }
 
+[[nodiscard]] paged_options options_of(const benchmark::State& state) {
+  return {.blocks = static_cast<std::uint64_t>(state.range(0)),
+          .block_tokens = requests().block_tokens(),
+          .max_sequences = 4,
+          .max_sequence_tokens = requests().longest_tokens()};
+}
+
 template <class Traits>
 void paged(benchmark::State& state) {
-  const paged_options options{.blocks = static_cast<std::uint64_t>(state.range(0)),
-                              .block_tokens = requests().block_tokens(),
-                              .max_sequences = 4,
-                              .max_sequence_tokens = requests().longest_tokens()};
-  const auto cache =
-      replay(state, [&] { return std::make_unique<paged_allocator<Traits>>(options); }, serve<Traits>);
+  using cache_type = paged_allocator<Traits>;
+  const paged_options options = options_of(state);
+  const auto cache = replay(state, [&] { return std::make_unique<cache_type>(options); }, serve<cache_type>);
   state.counters["bytes_a_block"] =
       static_cast<double>(cache->stats().metadata_bytes) / static_cast<double>(options.blocks);
+}
+
+void recorded(benchmark::State& state) {
+  const paged_options options = options_of(state);
+  const auto cache = replay(
+      state, [&] { return std::make_unique<journaled_cache>(options, counting_sink()); },
+      serve<journaled_cache>);
+  state.counters["journal_bytes"] =
+      static_cast<double>(cache->sink().bytes()) / static_cast<double>(requests().block_refs());
 }
 
 template <class Lru>
@@ -115,6 +150,7 @@ void both_sizes(benchmark::internal::Benchmark* rows) {
 
 BENCHMARK(paged<keyed_traits>)->Name("replay/llmmem")->Apply(both_sizes);
 BENCHMARK(paged<any_traits>)->Name("replay/llmmem_any_eviction")->Apply(both_sizes);
+BENCHMARK(recorded)->Name("replay/llmmem_journaled")->Apply(both_sizes);
 BENCHMARK(peer_lru<list_map_lru>)->Name("replay/list_map")->Apply(both_sizes);
 BENCHMARK(peer_lru<reusing_list_map_lru>)->Name("replay/list_map_reusing")->Apply(both_sizes);
 BENCHMARK(floor)->Name("replay/floor")->Apply(both_sizes);
