@@ -89,4 +89,5 @@
 #include <llmmem/space/pmr.hpp>
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
+#include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/version.hpp>

@@ -280,6 +280,9 @@ TEST_CASE("every operation's arguments are written in the format's order, to the
     struct collector {
       bytes written;
       void put(std::byte each) noexcept { written.push_back(each); }
+      void put(std::span<const std::byte> all) noexcept {
+        written.insert(written.end(), all.begin(), all.end());
+      }
     } out;
     detail::record_encoder(out, owner).open(all[i].op, given);
     CHECK(out.written == join({bytes_of({static_cast<int>(i + 1) | 0x80}), all[i].arguments}));
@@ -288,7 +291,7 @@ TEST_CASE("every operation's arguments are written in the format's order, to the
 
 TEST_CASE("the checksum is CRC-32C") {
   const std::string text = "123456789";
-  CHECK(detail::crc32c(0, std::as_bytes(std::span(text))) == 0xE306'9283U);  // the published check value
+  CHECK(crc32c(0, std::as_bytes(std::span(text))) == 0xE306'9283U);  // the published check value
 }
 
 TEST_CASE("the header has the options, and the configuration as it was told") {

@@ -258,7 +258,7 @@ inline std::vector<std::byte> framed(const std::vector<std::vector<std::byte>>& 
   std::uint32_t crc = 0;
   for (const char each : llmmem::detail::journal_magic)
     out.bytes.push_back(static_cast<std::byte>(each));
-  crc = llmmem::detail::crc32c(0, out.bytes);
+  crc = llmmem::crc32c(0, out.bytes);
   for (const auto& payload : payloads) {
     llmmem::detail::checked_writer<growing> writer(out, crc);
     llmmem::detail::put_varint(writer, payload.size());
@@ -291,6 +291,7 @@ inline std::vector<std::byte> header_payload(const llmmem::paged_options& option
   struct collector {
     std::vector<std::byte> bytes;
     void put(std::byte each) noexcept { bytes.push_back(each); }
+    void put(std::span<const std::byte> all) noexcept { bytes.insert(bytes.end(), all.begin(), all.end()); }
   } out;
   llmmem::detail::encode_header(out, options, configuration);
   return out.bytes;

@@ -50,7 +50,7 @@ class s3fifo_eviction {
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     const bool returns = ghosts_.take(hint.content).has_value();
     contents_[to_index(slot)] = hint.content;
-    at(slot) = {.queue = returns ? main : small};
+    at(slot) = {.queue = returns ? main_queue : small_queue};
     if (!returns) ++small_size_;
   }
 
@@ -79,7 +79,7 @@ class s3fifo_eviction {
     entry& e = at(slot);
     withdraw(e);
     if (queues_.contains(slot)) queues_.remove(e.queue, slot);
-    if (e.queue == small) --small_size_;
+    if (e.queue == small_queue) --small_size_;
     e.queue = unknown;
   }
 
@@ -87,7 +87,7 @@ class s3fifo_eviction {
   /// over on the way to it has moved on.
   void evict(slot_id slot) noexcept {
     if (victim() == slot) make_way_to(slot);
-    const bool was_small = at(slot).queue == small;
+    const bool was_small = at(slot).queue == small_queue;
     erase(slot);
     if (was_small) ghosts_.push(0, contents_[to_index(slot)]);
   }
@@ -101,7 +101,7 @@ class s3fifo_eviction {
       if (small_by_worth_[hot] != 0 && (!main_gives || fewest != 0)) return first_small(hot);
     }
     if (!main_gives) return std::nullopt;
-    return first_of(main, [&](const entry& e) noexcept { return uses_left(e) == fewest; });
+    return first_of(main_queue, [&](const entry& e) noexcept { return uses_left(e) == fewest; });
   }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
     return entries_[to_index(slot)].is_candidate;
@@ -112,8 +112,8 @@ class s3fifo_eviction {
   }
 
  private:
-  static constexpr std::uint8_t small = 0;
-  static constexpr std::uint8_t main = 1;
+  static constexpr std::uint8_t small_queue = 0;
+  static constexpr std::uint8_t main_queue = 1;
   static constexpr std::uint8_t unknown = 2;
   static constexpr std::uint8_t most_uses = 3;
   static constexpr std::uint8_t enough_uses = 2;  // to go on from the small queue
@@ -142,17 +142,17 @@ class s3fifo_eviction {
 
   void enter(entry& e) noexcept {
     e.is_candidate = true;
-    if (e.queue == main) e.uses = remainder(e.uses + rounds_);
+    if (e.queue == main_queue) e.uses = remainder(e.uses + rounds_);
     ++counter_of(e);
   }
   void withdraw(entry& e) noexcept {
     if (!e.is_candidate) return;
     --counter_of(e);
-    if (e.queue == main) e.uses = uses_left(e);
+    if (e.queue == main_queue) e.uses = uses_left(e);
     e.is_candidate = false;
   }
   [[nodiscard]] std::uint64_t& counter_of(const entry& e) noexcept {
-    return e.queue == main ? main_by_uses_[e.uses] : small_by_worth_[worth(e)];
+    return e.queue == main_queue ? main_by_uses_[e.uses] : small_by_worth_[worth(e)];
   }
   [[nodiscard]] static std::size_t worth(const entry& e) noexcept {
     return e.uses < enough_uses ? cold : hot;
@@ -184,7 +184,7 @@ class s3fifo_eviction {
     return *next;
   }
   [[nodiscard]] slot_id first_small(std::size_t of_worth) const noexcept {
-    return first_of(small, [&](const entry& e) noexcept { return worth(e) == of_worth; });
+    return first_of(small_queue, [&](const entry& e) noexcept { return worth(e) == of_worth; });
   }
 
   /// Puts a candidate at the new end of the main queue.
@@ -192,10 +192,10 @@ class s3fifo_eviction {
     entry& e = at(slot);
     withdraw(e);
     queues_.remove(e.queue, slot);
-    if (e.queue == small) --small_size_;
-    e.queue = main;
+    if (e.queue == small_queue) --small_size_;
+    e.queue = main_queue;
     e.uses = uses;
-    queues_.push_back(main, slot);
+    queues_.push_back(main_queue, slot);
     enter(e);
   }
 
@@ -214,14 +214,14 @@ class s3fifo_eviction {
   /// Moves on what the queues pass before they give the victim.
   void make_way_to(slot_id slot) noexcept {
     const bool whole_small = small_by_worth_[cold] == 0 && is_small_turn();
-    if (at(slot).queue == small || whole_small) {
-      walk(small, whole_small ? std::nullopt : std::optional(slot),
+    if (at(slot).queue == small_queue || whole_small) {
+      walk(small_queue, whole_small ? std::nullopt : std::optional(slot),
            [this](slot_id passed) noexcept { go_on(passed, 0); });
     }
-    if (at(slot).queue != main) return;
+    if (at(slot).queue != main_queue) return;
     // Whole rounds first, which change no order; then the part of one.
     rounds_ += uses_left(at(slot));
-    walk(main, slot, [this](slot_id passed) noexcept {
+    walk(main_queue, slot, [this](slot_id passed) noexcept {
       go_on(passed, static_cast<std::uint8_t>(uses_left(at(passed)) - 1));
     });
   }

@@ -40,7 +40,7 @@ class journal_reader {
       if (magic[i] != static_cast<std::byte>(detail::journal_magic[i]))
         throw journal_error("journal: offset " + std::to_string(i) + ": these bytes are no journal");
     }
-    crc_ = detail::crc32c(0, magic);
+    crc_ = crc32c(0, magic);
     end_.offset = magic.size();
     detail::byte_cursor in = frame();
     if (in.ok()) detail::decode_header(in, header_);
@@ -85,7 +85,7 @@ class journal_reader {
       return in;
     }
     const std::size_t covered = begin + static_cast<std::size_t>(length);
-    next_crc_ = detail::crc32c(crc_, rest.first(covered));
+    next_crc_ = crc32c(crc_, rest.first(covered));
     detail::byte_cursor stored(rest.subspan(covered), end_.offset + covered);
     if (stored.fixed32() != next_crc_) {
       stored.refuse("its checksum does not fit");

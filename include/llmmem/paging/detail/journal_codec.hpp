@@ -1,43 +1,27 @@
 /// @file
-/// The bytes of a journal: varints, CRC32C, writers that count or frame, and a cursor that trusts nothing.
+/// The bytes of a journal: varints, writers that count or frame, and a cursor that trusts nothing.
 /// Private to paging/.
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/transfer/crc32c.hpp>
 
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace llmmem::inline v0::detail {
 
-inline constexpr std::array<std::uint32_t, 256> crc32c_table = [] {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < table.size(); ++i) {
-    std::uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit)
-      crc = (crc >> 1) ^ ((crc & 1U) != 0 ? 0x82F6'3B78U : 0U);
-    table[i] = crc;
-  }
-  return table;
-}();
-
-/// CRC-32C (Castagnoli), going on from `crc`, which is 0 at the beginning.
-[[nodiscard]] constexpr std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
-  crc = ~crc;
-  for (const std::byte each : bytes)
-    crc = (crc >> 8) ^ crc32c_table[(crc ^ static_cast<std::uint32_t>(each)) & 0xFFU];
-  return ~crc;
-}
-
 /// Counts what would be written.
 class byte_counter {
  public:
   void put(std::byte) noexcept { ++count_; }
+  void put(std::span<const std::byte> bytes) noexcept { count_ += bytes.size(); }
   [[nodiscard]] std::uint64_t count() const noexcept { return count_; }
 
  private:
@@ -53,6 +37,12 @@ class checked_writer {
   void put(std::byte value) noexcept {
     if (used_ == room_.size()) flush();
     room_[used_++] = value;
+  }
+  /// @pre no more than a few numbers' worth.
+  void put(std::span<const std::byte> bytes) noexcept {
+    if (bytes.size() > room_.size() - used_) flush();
+    std::memcpy(room_.data() + used_, bytes.data(), bytes.size());
+    used_ += bytes.size();
   }
   void flush() noexcept {
     const std::span<const std::byte> ready(room_.data(), used_);
@@ -91,16 +81,16 @@ void put_limit(Writer& out, std::uint64_t value) noexcept {
   put_varint(out, value + 1);
 }
 
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie");
+
 template <class Writer>
 void put_fixed32(Writer& out, std::uint32_t value) noexcept {
-  for (int shift = 0; shift < 32; shift += 8)
-    out.put(static_cast<std::byte>(value >> shift));
+  out.put(std::as_bytes(std::span(&value, 1)));
 }
 
 template <class Writer>
 void put_fixed64(Writer& out, std::uint64_t value) noexcept {
-  put_fixed32(out, static_cast<std::uint32_t>(value));
-  put_fixed32(out, static_cast<std::uint32_t>(value >> 32));
+  out.put(std::as_bytes(std::span(&value, 1)));
 }
 
 template <class Writer>
