@@ -1,26 +1,29 @@
-// What the operations of a paged allocator cost, one by one, with everything on: SipHash, token verification,
-// LRU, 50,000 blocks of 16 tokens unless said otherwise.
+// What the operations of a paged allocator cost, one by one, with everything on: the default hash, token
+// verification, LRU, 50,000 blocks of 16 tokens unless said otherwise.
 //
-//   register/llmmem/n            n full blocks of one sequence made findable
-//   evict/llmmem/n               n blocks handed out that all have to be evicted first, and their keys
-//   forgotten fork_write/llmmem/n          n forks of one sequence that each write a token: n copies on write
-//   append_batch/llmmem/n        a decode step of n sequences, one token each
-//   match_active/llmmem/n        the n blocks of a prompt that another sequence holds (kvbm:
-//   match_active_hit) match_inactive/llmmem/n      the same, held by nobody (kvbm: match_inactive_hit)
-//   bulk_drop/llmmem/n           a sequence of n cached blocks released (kvbm: bulk_drop)
-//   get_free_blocks/llmmem/n     vLLM's benchmark_block_pool.py: n blocks taken and given back
+//   register/llmmem/n         n full blocks of one sequence made findable
+//   evict/llmmem/n            n blocks handed out that all have to be evicted first, their keys forgotten
+//   fork_write/llmmem/n       n forks of one sequence that each write a token: n copies on write
+//   append_batch/llmmem/n     a decode step of n sequences, one token each
+//   match_active/llmmem/n     the n blocks of a prompt that another sequence holds (kvbm: match_active_hit)
+//   match_inactive/llmmem/n   the same, held by nobody (kvbm: match_inactive_hit)
+//   match_keys/llmmem/n       the same by keys from outside
+//   bulk_drop/llmmem/n        a sequence of n cached blocks released (kvbm: bulk_drop)
+//   get_free_blocks/llmmem/n  vLLM's benchmark_block_pool.py: n blocks taken and given back
 //
 // An item is a block, or a sequence in append_batch. The shapes are those of vLLM's
 // benchmarks/benchmark_block_pool.py and of kvbm-logical's benches/block_manager.rs, so that whoever has
-// those can lay them side by side.
+// those can lay them side by side. `match_active/llmmem_xxh3` is the row with the hash for those whose
+// prompts nobody attacks.
 //
-//   eviction_latency/llmmem_*/cached   one eviction out of a cache of so many blocks, each timed: the
-//   percentiles
-//                                      are in the columns, in nanoseconds, the clock's own cost (`clock`) in
-//                                      them
+//   eviction_latency/llmmem_*/cached   one eviction out of a cache of so many blocks, each timed; percentiles
+//                                      in nanoseconds, the clock's own cost (`clock`) in them
 
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/paged_allocator.hpp>
+#if __has_include(<xxhash.h>)
+#include <llmmem/paging/xxh3.hpp>
+#endif
 
 #include <benchmark/benchmark.h>
 
@@ -85,6 +88,13 @@ void measure(benchmark::State& state, Before&& before, Run&& run, After&& after)
 }
 
 using cache_type = paged_allocator<>;
+
+#if __has_include(<xxhash.h>)
+struct xxh3_traits : paged_traits {
+  using hash = xxh3_128;
+};
+using xxh3_cache = paged_allocator<xxh3_traits>;
+#endif
 
 [[nodiscard]] paged_options options(std::uint32_t sequences) {
   return {.blocks = pool_blocks, .block_tokens = block_tokens, .max_sequences = sequences};
@@ -172,9 +182,9 @@ void stepping(benchmark::State& state) {
       });
 }
 
-template <bool Active>
+template <class Cache, bool Active>
 void matching(benchmark::State& state) {
-  cache_type cache(options(4));
+  Cache cache(options(4));
   const auto tokens = prompt(size(state), 1);
   const sequence_id writer = cache.create().value();
   cache.append(writer, tokens).value();
@@ -186,6 +196,26 @@ void matching(benchmark::State& state) {
       [&] { benchmark::DoNotOptimize(cache.match(taker, std::span<const token_id>(tokens))); },
       [&] {
         require(cache.tokens(taker) == tokens.size());
+        cache.release(taker).value();
+      });
+}
+
+void matching_keys(benchmark::State& state) {
+  cache_type cache(options(4));
+  std::vector<block_key> keys;
+  for (std::uint64_t i = 0; i < size(state); ++i)
+    keys.push_back(key_from_id(i));
+  const keyed_blocks prompt_of_keys{.keys = keys, .tokens = keys.size() * block_tokens};
+  const sequence_id writer = cache.create().value();
+  cache.extend(writer, prompt_of_keys.tokens).value();
+  cache.commit(writer, prompt_of_keys).value();
+  cache.release(writer).value();
+  sequence_id taker{};
+  measure(
+      state, [&] { taker = cache.create().value(); },
+      [&] { benchmark::DoNotOptimize(cache.match(taker, prompt_of_keys)); },
+      [&] {
+        require(cache.tokens(taker) == prompt_of_keys.tokens);
         cache.release(taker).value();
       });
 }
@@ -219,8 +249,12 @@ BENCHMARK(registering)->Name("register/llmmem")->Apply(batches)->UseManualTime()
 BENCHMARK(evicting)->Name("evict/llmmem")->Apply(batches)->UseManualTime();
 BENCHMARK(forking)->Name("fork_write/llmmem")->Apply(batches)->UseManualTime();
 BENCHMARK(stepping)->Name("append_batch/llmmem")->Apply(batches)->UseManualTime();
-BENCHMARK(matching<true>)->Name("match_active/llmmem")->Apply(prefixes)->UseManualTime();
-BENCHMARK(matching<false>)->Name("match_inactive/llmmem")->Apply(prefixes)->UseManualTime();
+BENCHMARK(matching<cache_type, true>)->Name("match_active/llmmem")->Apply(prefixes)->UseManualTime();
+BENCHMARK(matching<cache_type, false>)->Name("match_inactive/llmmem")->Apply(prefixes)->UseManualTime();
+#if __has_include(<xxhash.h>)
+BENCHMARK(matching<xxh3_cache, true>)->Name("match_active/llmmem_xxh3")->Apply(prefixes)->UseManualTime();
+#endif
+BENCHMARK(matching_keys)->Name("match_keys/llmmem")->Apply(prefixes)->UseManualTime();
 BENCHMARK(dropping)->Name("bulk_drop/llmmem")->Apply(prefixes)->UseManualTime();
 BENCHMARK(taking)->Name("get_free_blocks/llmmem")->Arg(1)->Arg(10)->Arg(100)->Arg(500)->Arg(1'000);
 
