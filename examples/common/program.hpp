@@ -1,0 +1,114 @@
+/// @file
+/// What the examples' programs have in common: how they read a command line, use files, and end.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "common/text.hpp"
+
+namespace example {
+
+enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
+
+/// The command line asks for something that cannot be: exit status 2.
+class usage_error : public llmmem::error {
+ public:
+  using error::error;
+};
+
+/// Lets `app` read `arguments`, the program's name left out.
+/// @return the help text where it was asked for.
+/// @throws usage_error
+[[nodiscard]] inline std::optional<std::string> parse(CLI::App& app, std::vector<std::string> arguments) {
+  try {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    return app.help();
+  } catch (const CLI::ParseError& wrong) {
+    throw usage_error(printable(wrong.what(), 200));
+  }
+  return std::nullopt;
+}
+
+/// @throws usage_error  with the option, what was given and what would be right.
+[[nodiscard]] inline std::uint64_t usage_count(std::string_view option, std::string_view text,
+                                               std::uint64_t least, std::uint64_t most) {
+  const auto value = parse_count(text);
+  if (!value || *value < least || *value > most) {
+    throw usage_error(fmt::format("{} \"{}\": must be a whole number from {} to {}", option,
+                                  printable(text, 40), least, most));
+  }
+  return *value;
+}
+
+using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+/// `path: cannot <what> it:` and what `errno` says.
+[[nodiscard]] inline llmmem::system_error file_error(std::string_view path, std::string_view what) {
+  const std::string reason = std::generic_category().message(errno);
+  return llmmem::system_error(fmt::format("{}: cannot {} it: {}", printable(path, 512), what, reason));
+}
+
+/// @throws llmmem::system_error
+[[nodiscard]] inline file_handle open(const std::string& path, const char* mode) {
+  file_handle file(std::fopen(path.c_str(), mode), &std::fclose);
+  if (!file) throw file_error(path, "open");
+  return file;
+}
+
+/// Writes all of `text`, or throws `llmmem::system_error` with `name`.
+inline void write(std::FILE* to, std::string_view text, std::string_view name) {
+  if (std::fwrite(text.data(), 1, text.size(), to) != text.size() || std::fflush(to) != 0) {
+    throw file_error(name, "write");
+  }
+}
+
+/// What a program is called, and what to say when memory does not suffice.
+struct program {
+  std::string_view name;
+  std::string_view too_large;
+};
+
+/// Runs a program. What is thrown becomes one line on `notes` and an exit status.
+/// @param parse  gives for the arguments what was asked, and the help text if that is wanted instead.
+/// @param work   does what was asked.
+template <class Parse, class Work>
+[[nodiscard]] exit_status run(const program& which, const std::vector<std::string>& arguments, std::FILE* out,
+                              std::FILE* notes, Parse&& parse, Work&& work) {
+  try {
+    const auto [asked, help] = parse(arguments);
+    if (help) {
+      std::fputs(help->c_str(), out);
+    } else {
+      work(asked);
+    }
+    return exit_status::success;
+  } catch (const usage_error& wrong) {
+    fmt::print(notes, "{0}: {1}\nrun {0} --help for the options\n", which.name, wrong.what());
+    return exit_status::wrong_usage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(notes, "{}: out of memory; {}\n", which.name, which.too_large);
+  } catch (const std::exception& failed) {
+    fmt::print(notes, "{}: {}\n", which.name, failed.what());
+  }
+  return exit_status::failure;
+}
+
+}  // namespace example
