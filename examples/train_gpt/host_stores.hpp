@@ -4,6 +4,7 @@
 
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/host.hpp>
 
 #include <array>
 #include <cstddef>
@@ -49,10 +50,10 @@ class host_state {
     }
   }
 
-  [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, access) noexcept {
+  [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode) noexcept {
     return pieces_[to_index(layer) * kinds + static_cast<std::size_t>(kind)].values();
   }
-  void release(layer_id, state_kind, access) noexcept {}
+  void release(layer_id, state_kind, lease_mode) noexcept {}
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
     return {0, pieces_[to_index(layer) * kinds].values().size()};
   }
@@ -88,5 +89,8 @@ class host_activations {
 
   std::vector<host_values<T, Space>> records_;
 };
+
+static_assert(state_store<host_state<float, llmmem::host_space>>);
+static_assert(activation_store<host_activations<float, llmmem::host_space>>);
 
 }  // namespace train_gpt

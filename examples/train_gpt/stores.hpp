@@ -19,7 +19,7 @@ namespace train_gpt {
 enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
 
 /// What a lease is for.
-enum class access : std::uint8_t {
+enum class lease_mode : std::uint8_t {
   read,        ///< the contents are what was released last; they are not changed
   write,       ///< the contents are anything; every element is written before the release
   read_write,  ///< the contents are what was released last; some or all change
@@ -49,7 +49,7 @@ struct element_range {
 /// - **How many** at once: a step never leases more than four pieces of one layer and one layer's
 /// activations.
 ///   The most bytes leased at once are the least a top tier can do with.
-/// - **Access** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
+/// - **The mode** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
 /// piece
 ///   is not leased twice at once, not even for reading.
 /// - **Threads**: one thread acquires and releases. The memory of a lease is touched by the trainer's
@@ -66,7 +66,7 @@ struct element_range {
 /// elements only.
 template <class S>
 concept state_store = std::floating_point<typename S::value_type> &&
-                      requires(S& store, layer_id layer, state_kind kind, access mode) {
+                      requires(S& store, layer_id layer, state_kind kind, lease_mode mode) {
                         {
                           store.acquire(layer, kind, mode)
                         } -> std::same_as<std::span<typename S::value_type>>;
@@ -118,11 +118,11 @@ concept activation_store =
     };
 
 /// Holds a piece for as long as it lives.
-template <state_store Store, access Mode>
+template <state_store Store, lease_mode Mode>
 class [[nodiscard]] state_lease {
  public:
-  using value_type =
-      std::conditional_t<Mode == access::read, const typename Store::value_type, typename Store::value_type>;
+  using value_type = std::conditional_t<Mode == lease_mode::read, const typename Store::value_type,
+                                        typename Store::value_type>;
 
   /// @throws whatever the store does.
   state_lease(Store& store, layer_id layer, state_kind kind)
@@ -194,7 +194,7 @@ struct step_event {
   call what = call::acquire;
   layer_id layer{};
   state_kind kind = state_kind::weights;  ///< of `acquire` and `release`
-  access mode = access::read;             ///< of `acquire` and `release`
+  lease_mode mode = lease_mode::read;     ///< of `acquire` and `release`
 
   friend constexpr bool operator==(const step_event&, const step_event&) noexcept = default;
 };
@@ -209,8 +209,8 @@ struct step_event {
     const layer_id layer = shape.layer(i);
     const bool keeps = layer != shape.embedding();
     if (keeps) all.push_back({save, layer});
-    all.push_back({acquire, layer, state_kind::weights, access::read});
-    all.push_back({release, layer, state_kind::weights, access::read});
+    all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
+    all.push_back({release, layer, state_kind::weights, lease_mode::read});
     if (keeps) all.push_back({keep, layer});
   }
   for (std::size_t i = shape.layers(); i-- > 0;) {
@@ -218,21 +218,21 @@ struct step_event {
     const bool kept = layer != shape.embedding();
     if (kept) {
       all.push_back({fetch, layer});
-      all.push_back({acquire, layer, state_kind::weights, access::read});
+      all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
     }
-    all.push_back({acquire, layer, state_kind::gradients, access::write});
-    all.push_back({release, layer, state_kind::gradients, access::write});
+    all.push_back({acquire, layer, state_kind::gradients, lease_mode::write});
+    all.push_back({release, layer, state_kind::gradients, lease_mode::write});
     if (kept) {
-      all.push_back({release, layer, state_kind::weights, access::read});
+      all.push_back({release, layer, state_kind::weights, lease_mode::read});
       all.push_back({drop, layer});
     }
   }
   for (std::size_t i = 0; i < shape.layers(); ++i) {
     const layer_id layer = shape.layer(i);
-    const step_event leases[] = {{acquire, layer, state_kind::gradients, access::read},
-                                 {acquire, layer, state_kind::weights, access::read_write},
-                                 {acquire, layer, state_kind::mean, access::read_write},
-                                 {acquire, layer, state_kind::variance, access::read_write}};
+    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
+                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
+                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
+                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
     all.insert(all.end(), std::begin(leases), std::end(leases));
     for (auto lease = std::rbegin(leases); lease != std::rend(leases); ++lease)
       all.push_back({release, layer, lease->kind, lease->mode});

@@ -54,7 +54,7 @@ class trainer {
       const layer_id layer = shape().layer(i);
       draw_weights(layer, seed);
       for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
-        const lease<access::write> moment(*state_, layer, kind);
+        const lease<lease_mode::write> moment(*state_, layer, kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
       }
     }
@@ -78,10 +78,10 @@ class trainer {
     const adam_factors by(adam_, step);
     for (std::size_t i = 0; i < shape().layers(); ++i) {
       const layer_id layer = shape().layer(i);
-      const lease<access::read> gradients(*state_, layer, state_kind::gradients);
-      const lease<access::read_write> weights(*state_, layer, state_kind::weights);
-      const lease<access::read_write> mean(*state_, layer, state_kind::mean);
-      const lease<access::read_write> variance(*state_, layer, state_kind::variance);
+      const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+      const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+      const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
+      const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
       const value_type* const g = gradients.values().data();
       value_type* const w = weights.values().data();
       value_type* const m = mean.values().data();
@@ -108,7 +108,7 @@ class trainer {
   [[nodiscard]] std::uint64_t digest() {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < shape().layers(); ++i) {
-      const lease<access::read> weights(*state_, shape().layer(i), state_kind::weights);
+      const lease<lease_mode::read> weights(*state_, shape().layer(i), state_kind::weights);
       using bits = std::conditional_t<sizeof(value_type) == 8, std::uint64_t, std::uint32_t>;
       for (const value_type value : weights.values())
         sum = mixed(sum, std::bit_cast<bits>(value));
@@ -117,7 +117,7 @@ class trainer {
   }
 
  private:
-  template <access Mode>
+  template <lease_mode Mode>
   using lease = state_lease<State, Mode>;
 
   /// The constants of one step.
@@ -150,7 +150,7 @@ class trainer {
   /// Embeddings begin at 0.1: the first norm would enlarge 0.02 so much that, without warm-up, Adam's first
   /// steps turn it.
   void draw_weights(layer_id layer, std::uint64_t seed) {
-    const lease<access::write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::write> weights(*state_, layer, state_kind::weights);
     const element_range owned = state_->owned(layer);
     for (const tensor_place& tensor : model_->parameters(layer).tensors) {
       const bool is_bias = tensor.name.ends_with(".bias");
@@ -178,7 +178,7 @@ class trainer {
   template <class Filled>
   double forward(const token_batch& batch, Filled filled) {
     {
-      const lease<access::read> weights(*state_, shape().embedding(), state_kind::weights);
+      const lease<lease_mode::read> weights(*state_, shape().embedding(), state_kind::weights);
       model_->embed(batch.tokens, weights.values());
     }
     double loss = 0;
@@ -186,7 +186,7 @@ class trainer {
       const layer_id layer = shape().layer(i);
       saved_activations<Activations> record(*activations_, layer);
       {
-        const lease<access::read> weights(*state_, layer, state_kind::weights);
+        const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
         model_->save_input(record.values());
         model_->fill(layer, weights.values(), record.values());
         if (layer == shape().head()) {
@@ -204,22 +204,22 @@ class trainer {
     const rebuild_activations<value_type> rebuild(
         [](void* self, layer_id layer, std::span<value_type> activations) {
           auto& me = *static_cast<trainer*>(self);
-          const lease<access::read> weights(*me.state_, layer, state_kind::weights);
+          const lease<lease_mode::read> weights(*me.state_, layer, state_kind::weights);
           me.model_->fill(layer, weights.values(), activations);
         },
         this);
     for (std::size_t i = shape().layers() - 1; i > 0; --i) {
       const layer_id layer = shape().layer(i);
       const fetched_activations<Activations> record(*activations_, layer, rebuild);
-      const lease<access::read> weights(*state_, layer, state_kind::weights);
-      const lease<access::write> gradients(*state_, layer, state_kind::gradients);
+      const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
+      const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
       if (layer == shape().head()) {
         model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());
       } else {
         model_->block_backward(layer, weights.values(), record.values(), gradients.values());
       }
     }
-    const lease<access::write> gradients(*state_, shape().embedding(), state_kind::gradients);
+    const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
     model_->embed_backward(batch.tokens, gradients.values());
   }
 
