@@ -433,51 +433,54 @@ class gpt {
                     part * shape_.width + pair % shape_.heads * shape_.head_width(), shape_.head_width());
   }
 
+  /// Calls `work(pair, scratch)` for every head of every sequence, each on one worker.
+  template <class Work>
+  void for_each_head(Work&& work) {
+    team_->slices(shape_.batch * shape_.heads, 1,
+                  [&](std::size_t first, std::size_t end, std::size_t worker) {
+                    for (std::size_t pair = first; pair < end; ++pair)
+                      work(pair, scratch(worker));
+                  });
+  }
+
   void attend(matrix<T> y, matrix<T> probabilities, matrix<const T> qkv) noexcept {
     const std::size_t context = shape_.context;
-    team_->slices(
-        shape_.batch * shape_.heads, 1, [&](std::size_t first, std::size_t end, std::size_t worker) {
-          for (std::size_t pair = first; pair < end; ++pair) {
-            const matrix<T> p = probabilities.from_row(pair * context, (pair + 1) * context);
-            fill_zero(p);
-            multiply_add(p, head_of(qkv, pair, 0), head_of(qkv, pair, 1).transposed(), scratch(worker));
-            for (std::size_t i = 0; i < context; ++i) {
-              softmax(p.row(i), i + 1, attention_scale());
-              std::fill(p.row(i) + i + 1, p.row(i) + context, T{0});
-            }
-            const matrix<T> out = head_of(y, pair, 0);
-            fill_zero(out);
-            multiply_add<T>(out, p, head_of(qkv, pair, 2), scratch(worker));
-          }
-        });
+    for_each_head([&](std::size_t pair, std::span<T> room) {
+      const matrix<T> p = probabilities.from_row(pair * context, (pair + 1) * context);
+      fill_zero(p);
+      multiply_add(p, head_of(qkv, pair, 0), head_of(qkv, pair, 1).transposed(), room);
+      for (std::size_t i = 0; i < context; ++i) {
+        softmax(p.row(i), i + 1, attention_scale());
+        std::fill(p.row(i) + i + 1, p.row(i) + context, T{0});
+      }
+      const matrix<T> out = head_of(y, pair, 0);
+      fill_zero(out);
+      multiply_add<T>(out, p, head_of(qkv, pair, 2), room);
+    });
   }
 
   void attention_backward(matrix<T> to_qkv, matrix<const T> out, matrix<const T> qkv,
                           matrix<const T> probabilities) noexcept {
     const std::size_t context = shape_.context;
     fill_zero(to_qkv);
-    team_->slices(
-        shape_.batch * shape_.heads, 1, [&](std::size_t first, std::size_t end, std::size_t worker) {
-          const matrix<T> scores = as_matrix(scratch(worker).subspan(product_scratch_elements), context);
-          for (std::size_t pair = first; pair < end; ++pair) {
-            const matrix<const T> p = probabilities.from_row(pair * context, (pair + 1) * context);
-            const matrix<const T> dy = head_of(out, pair, 0);
-            fill_zero(scores);
-            multiply_add(scores, dy, head_of(qkv, pair, 2).transposed(), scratch(worker));
-            multiply_add(head_of(to_qkv, pair, 2), p.transposed(), dy, scratch(worker));
-            for (std::size_t i = 0; i < context; ++i) {
-              T* const row = scores.row(i);
-              const T* const likely = p.row(i);
-              const T sum = ordered_sum<T>(i + 1, [&](std::size_t j) { return likely[j] * row[j]; });
-              for (std::size_t j = 0; j <= i; ++j)
-                row[j] = likely[j] * (row[j] - sum) * attention_scale();
-              std::fill(row + i + 1, row + context, T{0});
-            }
-            multiply_add<T>(head_of(to_qkv, pair, 0), scores, head_of(qkv, pair, 1), scratch(worker));
-            multiply_add<T>(head_of(to_qkv, pair, 1), scores.transposed(), head_of(qkv, pair, 0),
-                            scratch(worker));
-          }
-        });
+    for_each_head([&](std::size_t pair, std::span<T> room) {
+      const matrix<T> scores = as_matrix(room.subspan(product_scratch_elements), context);
+      const matrix<const T> p = probabilities.from_row(pair * context, (pair + 1) * context);
+      const matrix<const T> dy = head_of(out, pair, 0);
+      fill_zero(scores);
+      multiply_add(scores, dy, head_of(qkv, pair, 2).transposed(), room);
+      multiply_add(head_of(to_qkv, pair, 2), p.transposed(), dy, room);
+      for (std::size_t i = 0; i < context; ++i) {
+        T* const row = scores.row(i);
+        const T* const likely = p.row(i);
+        const T sum = ordered_sum<T>(i + 1, [&](std::size_t j) { return likely[j] * row[j]; });
+        for (std::size_t j = 0; j <= i; ++j)
+          row[j] = likely[j] * (row[j] - sum) * attention_scale();
+        std::fill(row + i + 1, row + context, T{0});
+      }
+      multiply_add<T>(head_of(to_qkv, pair, 0), scores, head_of(qkv, pair, 1), room);
+      multiply_add<T>(head_of(to_qkv, pair, 1), scores.transposed(), head_of(qkv, pair, 0), room);
+    });
   }
   /// @}
 

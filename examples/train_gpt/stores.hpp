@@ -3,9 +3,11 @@
 /// for the backward pass (`activation_store`). A memory technique is shown by writing one of these.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -73,6 +75,14 @@ concept state_store = std::floating_point<typename S::value_type> &&
                         { store.release(layer, kind, mode) } noexcept;
                         { store.owned(layer) } noexcept -> std::same_as<element_range>;
                       };
+
+/// A store of either kind that is told where steps begin and end: one that plans by the schedule, or that
+/// takes consistent snapshots. No piece is leased then. Both may wait, and throw what failed since.
+template <class S>
+concept follows_steps = requires(S& store, std::uint64_t step) {
+  store.begin_step(step);
+  store.end_step(step);
+};
 
 /// Computes a layer's activations again from its input: what an activation store may call in `fetch`. The
 /// bits are those of the first time.
@@ -238,6 +248,23 @@ struct step_event {
       all.push_back({release, layer, lease->kind, lease->mode});
   }
   return all;
+}
+
+/// The most values leased at once in a step: a tier that computes must hold these, and whatever it prefetches
+/// on top.
+[[nodiscard]] inline std::size_t most_leased_elements(const gpt_shape& shape) {
+  using enum step_event::call;
+  std::size_t now = 0;
+  std::size_t most = 0;
+  for (const step_event& event : step_schedule(shape)) {
+    const bool of_state = event.what == acquire || event.what == release;
+    const std::size_t elements =
+        (of_state ? parameter_layout(shape, event.layer) : activation_layout(shape, event.layer)).elements;
+    const bool begins = event.what == acquire || event.what == save || event.what == fetch;
+    now = begins ? now + elements : now - elements;
+    most = std::max(most, now);
+  }
+  return most;
 }
 
 }  // namespace train_gpt

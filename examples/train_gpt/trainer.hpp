@@ -98,8 +98,12 @@ class trainer {
 
   /// One step of training; the loss is that before the update.
   double step(const token_batch& batch, std::uint64_t number) {
+    if constexpr (follows_steps<State>) state_->begin_step(number);
+    if constexpr (follows_steps<Activations>) activations_->begin_step(number);
     const double loss = forward_backward(batch);
     update(number);
+    if constexpr (follows_steps<Activations>) activations_->end_step(number);
+    if constexpr (follows_steps<State>) state_->end_step(number);
     return loss;
   }
 

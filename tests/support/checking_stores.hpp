@@ -150,9 +150,15 @@ class checking_state {
     of.leased = false;
   }
 
+  void begin_step(std::uint64_t step) { boundary(step, 0); }
+  void end_step(std::uint64_t step) { boundary(step, 1); }
+
   [[nodiscard]] train_gpt::element_range owned(train_gpt::layer_id layer) const noexcept {
     return {0, pieces_[to_index(layer)][0].kept.size()};
   }
+
+  /// How many steps began and ended.
+  [[nodiscard]] std::uint64_t steps() const noexcept { return boundaries_ / 2; }
 
   /// @pre no lease lives.
   [[nodiscard]] bool rests() { return memory_.rests(); }
@@ -165,6 +171,11 @@ class checking_state {
     bool leased = false;
   };
 
+  void boundary(std::uint64_t step, std::uint64_t is_end) {
+    if (boundaries_ != 2 * step + is_end) log_->findings.push_back("steps begin and end out of order");
+    if (log_->leases != 0) log_->findings.push_back("leased at the boundary of a step");
+    ++boundaries_;
+  }
   [[nodiscard]] piece& at(train_gpt::layer_id layer, train_gpt::state_kind kind) noexcept {
     return pieces_[to_index(layer)][static_cast<std::size_t>(kind)];
   }
@@ -176,6 +187,7 @@ class checking_state {
   store_log* log_;
   lease_memory<T> memory_;
   std::vector<std::array<piece, 4>> pieces_;
+  std::uint64_t boundaries_ = 0;
 };
 
 /// Whether records are kept whole or as their input alone, the rest computed again.
@@ -273,7 +285,8 @@ class checking_activations {
   std::map<train_gpt::layer_id, record> records_;
 };
 
-static_assert(train_gpt::state_store<checking_state<float>>);
+static_assert(train_gpt::state_store<checking_state<float>> &&
+              train_gpt::follows_steps<checking_state<float>>);
 static_assert(train_gpt::activation_store<checking_activations<float>>);
 
 }  // namespace llmmem_tests

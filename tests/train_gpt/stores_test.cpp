@@ -75,6 +75,7 @@ TEST_CASE("the trainer touches memory under leases only, and moving it about cha
   CHECK(train(checked.trainer, checked.text) == in_host_memory());
   CHECK(checked.clean());
   CHECK(checked.activations.records() == 0);
+  CHECK(checked.state.steps() == steps);
 }
 
 TEST_CASE("activations computed again from a layer's input have the same bits") {
@@ -115,6 +116,7 @@ TEST_CASE("no more is leased at once than one layer's state or activations, weig
     most = std::max({most, 4 * parameters, 2 * parameters + record});
   }
   CHECK(checked.log.most_leased_bytes == most * sizeof(float));
+  CHECK(most_leased_elements(tiny_shape) == most);
 }
 
 TEST_CASE("whichever lease a store refuses, all others are given back, and it can go on") {
