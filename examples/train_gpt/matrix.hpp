@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <type_traits>
 
@@ -47,9 +48,26 @@ template <class T>
 
 namespace detail {
 
-// A tile of C stays in registers: eight of the sixteen that every x86-64 has, two are B's, one A's.
+// A tile of C stays in registers: eight of the sixteen that every x86-64 has, two are B's, one A's. What the
+// target has is used, and no more: wider registers do more elements at once, each as before.
+#if defined(__AVX512F__)
+inline constexpr std::size_t register_bytes = 64;
+#elif defined(__AVX__)
+inline constexpr std::size_t register_bytes = 32;
+#else
+inline constexpr std::size_t register_bytes = 16;
+#endif
+
+template <class T>
+struct register_of {
+  typedef T type __attribute__((vector_size(register_bytes)));  // g++'s and clang++'s vector extension
+  static constexpr std::size_t lanes = register_bytes / sizeof(T);
+};
+
 inline constexpr std::size_t tile_rows = 4;
-inline constexpr std::size_t tile_columns = 8;
+template <class T>
+inline constexpr std::size_t tile_columns = 2 * register_of<T>::lanes;
+
 // Blocks of A and B are packed so that tiles read them in order; they fit the second-level cache.
 inline constexpr std::size_t block_rows = 64;
 inline constexpr std::size_t block_depth = 256;
@@ -73,32 +91,40 @@ void pack_strips(matrix<const T> from, T* to) noexcept {
 /// C += A B for one tile: `a` holds `depth` columns of `tile_rows`, `b` as many rows of `tile_columns`.
 template <class T>
 void multiply_tile(std::size_t depth, const T* a, const T* b, T* c, std::size_t row_step) noexcept {
-  T sum[tile_rows][tile_columns];
+  using values = typename register_of<T>::type;
+  constexpr std::size_t lanes = register_of<T>::lanes;
+  values left[tile_rows];
+  values right[tile_rows];
   for (std::size_t i = 0; i < tile_rows; ++i) {
-    for (std::size_t j = 0; j < tile_columns; ++j)
-      sum[i][j] = c[i * row_step + j];
+    std::memcpy(&left[i], c + i * row_step, sizeof(values));
+    std::memcpy(&right[i], c + i * row_step + lanes, sizeof(values));
   }
-  for (std::size_t k = 0; k < depth; ++k) {
+  for (std::size_t k = 0; k < depth; ++k, a += tile_rows, b += 2 * lanes) {
+    values b_left;
+    values b_right;
+    std::memcpy(&b_left, b, sizeof(values));
+    std::memcpy(&b_right, b + lanes, sizeof(values));
     for (std::size_t i = 0; i < tile_rows; ++i) {
-      for (std::size_t j = 0; j < tile_columns; ++j)
-        sum[i][j] += a[k * tile_rows + i] * b[k * tile_columns + j];
+      left[i] += a[i] * b_left;
+      right[i] += a[i] * b_right;
     }
   }
   for (std::size_t i = 0; i < tile_rows; ++i) {
-    for (std::size_t j = 0; j < tile_columns; ++j)
-      c[i * row_step + j] = sum[i][j];
+    std::memcpy(c + i * row_step, &left[i], sizeof(values));
+    std::memcpy(c + i * row_step + lanes, &right[i], sizeof(values));
   }
 }
 
 /// The same where C ends inside the tile.
 template <class T>
 void multiply_edge(std::size_t depth, const T* a, const T* b, matrix<T> c) noexcept {
-  T tile[tile_rows * tile_columns] = {};
+  constexpr std::size_t columns = tile_columns<T>;
+  T tile[tile_rows * columns] = {};
   for (std::size_t i = 0; i < c.rows; ++i)
-    std::copy_n(c.row(i), c.columns, tile + i * tile_columns);
-  multiply_tile(depth, a, b, tile, tile_columns);
+    std::copy_n(c.row(i), c.columns, tile + i * columns);
+  multiply_tile(depth, a, b, tile, columns);
   for (std::size_t i = 0; i < c.rows; ++i)
-    std::copy_n(tile + i * tile_columns, c.columns, c.row(i));
+    std::copy_n(tile + i * columns, c.columns, c.row(i));
 }
 
 }  // namespace detail
@@ -123,17 +149,17 @@ void multiply_add(matrix<T> c, matrix<const T> a, matrix<const T> b, std::span<T
     const std::size_t columns = std::min(block_columns, c.columns - j);
     for (std::size_t k = 0; k < a.columns; k += block_depth) {
       const std::size_t depth = std::min(block_depth, a.columns - k);
-      pack_strips<tile_columns>(b.part(k, depth, j, columns), packed_b);
+      pack_strips<tile_columns<T>>(b.part(k, depth, j, columns), packed_b);
       for (std::size_t i = 0; i < c.rows; i += block_rows) {
         const std::size_t rows = std::min(block_rows, c.rows - i);
         pack_strips<tile_rows>(a.part(i, rows, k, depth).transposed(), packed_a);
-        for (std::size_t jj = 0; jj < columns; jj += tile_columns) {
+        for (std::size_t jj = 0; jj < columns; jj += tile_columns<T>) {
           for (std::size_t ii = 0; ii < rows; ii += tile_rows) {
-            const matrix<T> tile =
-                c.part(i + ii, std::min(tile_rows, rows - ii), j + jj, std::min(tile_columns, columns - jj));
+            const matrix<T> tile = c.part(i + ii, std::min(tile_rows, rows - ii), j + jj,
+                                          std::min(tile_columns<T>, columns - jj));
             const T* const strip_a = packed_a + ii * depth;
             const T* const strip_b = packed_b + jj * depth;
-            if (tile.rows == tile_rows && tile.columns == tile_columns) {
+            if (tile.rows == tile_rows && tile.columns == tile_columns<T>) {
               multiply_tile(depth, strip_a, strip_b, tile.data, tile.row_step);
             } else {
               multiply_edge(depth, strip_a, strip_b, tile);

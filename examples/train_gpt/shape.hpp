@@ -28,11 +28,11 @@ enum class layer_id : std::uint32_t {};
 
 /// The numbers that a model and its batches are made of.
 struct gpt_shape {
-  std::size_t blocks = 6;     ///< transformer blocks
-  std::size_t width = 256;    ///< of the residual stream
-  std::size_t heads = 8;      ///< of attention; divides `width`
-  std::size_t context = 128;  ///< tokens of a sequence
-  std::size_t batch = 4;      ///< sequences of a step
+  std::size_t blocks = 6;    ///< transformer blocks
+  std::size_t width = 256;   ///< of the residual stream
+  std::size_t heads = 8;     ///< of attention; divides `width`
+  std::size_t context = 64;  ///< tokens of a sequence
+  std::size_t batch = 4;     ///< sequences of a step
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
