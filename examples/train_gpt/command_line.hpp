@@ -13,10 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "common/program.hpp"
@@ -41,9 +42,7 @@ class training_options {
   explicit training_options(CLI::App& app) {
     const command_line usual;
     const auto number = [&](const char* name, const std::string& what, std::size_t otherwise) {
-      numbers_.reserve(8);  // CLI11 keeps references
-      auto& into = numbers_.emplace_back(name, std::nullopt);
-      app.add_option(name, into.second, fmt::format("{} (default: {})", what, otherwise))->type_name("N");
+      app.add_option(name, numbers_[name], fmt::format("{} (default: {})", what, otherwise))->type_name("N");
     };
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--text", asked_.text_file,
@@ -60,6 +59,9 @@ class training_options {
     number("--batch", "sequences of a step", usual.shape.batch);
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
+
+  training_options(const training_options&) = delete;  // the app refers to it
+  training_options& operator=(const training_options&) = delete;
 
   /// @pre the app has parsed.
   /// @throws usage_error  saying what would be right.
@@ -84,13 +86,12 @@ class training_options {
  private:
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
-    const auto at =
-        std::find_if(numbers_.begin(), numbers_.end(), [&](const auto& n) { return n.first == name; });
-    return at->second ? example::usage_count(name, *at->second, least, most) : otherwise;
+    const std::optional<std::string>& text = numbers_.at(name);
+    return text ? example::usage_count(name, *text, least, most) : otherwise;
   }
 
   command_line asked_;
-  std::vector<std::pair<std::string, std::optional<std::string>>> numbers_;
+  std::map<std::string, std::optional<std::string>> numbers_;
 };
 
 /// A text and what error texts and reports call it.

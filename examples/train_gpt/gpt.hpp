@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "train_gpt/exact_math.hpp"
-#include "train_gpt/host_stores.hpp"
+#include "train_gpt/host_values.hpp"
 #include "train_gpt/matrix.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/worker_team.hpp"

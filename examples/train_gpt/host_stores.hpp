@@ -2,36 +2,19 @@
 /// The stores that keep everything in one space, all the time: what every other store is measured against.
 #pragma once
 
-#include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/host.hpp>
 
-#include <array>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include "train_gpt/host_values.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
-
-/// A range of a space that the host can touch, as values.
-template <class T, llmmem::memory_space Space>
-  requires(Space::is_host_accessible)
-class host_values {
- public:
-  /// @throws out_of_memory  when the space has not got them.
-  host_values(Space& space, std::size_t count) : buffer_(space, count, sizeof(T), 64), count_(count) {}
-
-  [[nodiscard]] std::span<T> values() const noexcept {
-    return {reinterpret_cast<T*>(buffer_.range().data), count_};
-  }
-
- private:
-  llmmem::space_buffer<Space> buffer_;
-  std::size_t count_;
-};
 
 /// Every piece of state in a range of its own, never moved.
 ///
