@@ -32,12 +32,12 @@ namespace train_gpt {
 /// Every element of a result is computed by one worker in one order, so that the bits do not depend on how
 /// many there are. NaN anywhere in the input of a layer shows in its output.
 ///
-/// @par Complexity      6 operations a parameter and token for a step, and 12 x context x width a token and
-/// block.
+/// @par Complexity      a step takes 6 operations a parameter and token, and 12 x context x width more a
+/// token
+///                      and block.
 /// @par Thread safety   one caller; the work goes to the team.
-/// @par Errors          the constructor throws `argument_error` for a shape that cannot be and
-/// `out_of_memory`;
-///                      nothing else throws.
+/// @par Errors          the constructor throws `argument_error` for a shape that cannot be, `out_of_memory`
+///                      when the space has not got the scratch memory; nothing else throws.
 template <std::floating_point T, llmmem::memory_space Space>
 class gpt {
  public:

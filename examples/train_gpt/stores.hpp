@@ -44,23 +44,19 @@ struct element_range {
 /// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up what it allocates, for direct I/O, say.
-/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape)` lists, so that a
-/// store
-///   may plan all transfers of a run before it begins. Outside of steps (initialisation, digest, checkpoints)
-///   any piece may be asked for, one at a time.
-/// - **How many** at once: a step never leases more than four pieces of one layer and one layer's
-/// activations.
-///   The most bytes leased at once are the least a top tier can do with.
+/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape)` lists, so that all
+///   transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
+///   checkpoints) any piece may be asked for, one at a time.
+/// - **How many** at once: the four pieces of a layer, or its activations, weights and gradients;
+///   `most_leased_elements(shape)` is what the tier that computes cannot do without.
 /// - **The mode** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
-/// piece
-///   is not leased twice at once, not even for reading.
+///   piece is not leased twice at once, not even for reading.
 /// - **Threads**: one thread acquires and releases. The memory of a lease is touched by the trainer's
-/// workers.
-///   The store's own threads may move whatever is not leased.
+///   workers. The store's own threads may move whatever is not leased.
 /// - **Errors**: `acquire` may wait, and may throw; the step then ends, other leases are released, and the
-/// run is
-///   over. `release` may not throw: what fails behind it is thrown by a later `acquire`. Contents of a
-///   writing lease that is released while an exception unwinds are unfinished.
+///   run is over. `release` may not throw: what fails behind it is thrown by a later `acquire`, or at the
+///   next boundary of a step (`follows_steps`). What a writing lease holds when it is released while an
+///   exception unwinds is unfinished.
 ///
 /// **Sharded state.** `owned(layer)` is what this process's optimizer updates of a layer; in a store that is
 /// not sharded, all. Leases for computing, that is weights to `read` and gradients to `write`, always span
@@ -210,8 +206,9 @@ struct step_event {
 };
 
 /// Every call that `trainer::step` makes, in order, the same each step: forward from the embedding to the
-/// head, backward from the head to the embedding, then the optimizer from the embedding to the head. (What a
-/// store that computes activations again leases for it comes on top, between a `fetch` and what follows it.)
+/// head, backward from the head to the embedding, then the optimizer from the embedding to the head. What a
+/// store that computes activations again leases for it comes on top, between a `fetch` and what follows it.
+/// `trainer::evaluate` makes the calls of the forward pass, with `drop` for `keep`.
 [[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape) {
   using enum step_event::call;
   std::vector<step_event> all;

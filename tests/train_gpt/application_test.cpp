@@ -62,6 +62,24 @@ TEST_CASE("with --json there is one object on standard output, with every field"
   CHECK(json["regret"] == 0);
 }
 
+TEST_CASE("what a run moved is named by its links, and the first tier's peak is the one told") {
+  run_result result;
+  result.losses = {1.5, 0.25};
+  result.memory.tiers = {{"device", 10, 20}, {"host", 30, 40}};
+  result.memory.links = {{"device to host", 123}, {"host to \"disk\"", 456}};
+  result.memory.stall_seconds = 0.5;
+  result.memory.stall_lower_bound_seconds = 0.25;
+  result.memory.regret = 0.125;
+  const auto json = nlohmann::json::parse(to_json(result));
+  CHECK(json["losses"] == nlohmann::json{"0x1.8p+0", "0x1p-2"});
+  CHECK(json["digest"] == "0000000000000000");
+  CHECK(json["peak_resident_bytes"] == 20);
+  CHECK(json["bytes_moved"] == nlohmann::json{{"device to host", 123}, {"host to \"disk\"", 456}});
+  CHECK(json["stall_seconds"] == 0.5);
+  CHECK(json["stall_lower_bound_seconds"] == 0.25);
+  CHECK(json["regret"] == 0.125);
+}
+
 TEST_CASE("the figures depend on the seed and not on the threads") {
   const auto result = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--json", "--text", readme});
