@@ -1,0 +1,157 @@
+/// @file
+/// The program: trains with everything in host memory, and tells how it went.
+#pragma once
+
+#include <llmmem/model/training_state.hpp>
+#include <llmmem/space/host.hpp>
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/program.hpp"
+#include "common/text.hpp"
+#include "train_gpt/command_line.hpp"
+#include "train_gpt/corpus.hpp"
+#include "train_gpt/gpt.hpp"
+#include "train_gpt/host_stores.hpp"
+#include "train_gpt/run.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/trainer.hpp"
+#include "train_gpt/worker_team.hpp"
+
+namespace train_gpt {
+
+using example::exit_status;
+
+/// What a run keeps, by what it is for.
+struct planned_bytes {
+  llmmem::training_bytes state;
+  std::uint64_t activations = 0;
+  std::uint64_t workspace = 0;
+
+  [[nodiscard]] std::uint64_t total() const { return state.total() + activations + workspace; }
+};
+
+[[nodiscard]] inline planned_bytes plan_bytes(const gpt_shape& shape, std::size_t threads) {
+  using value = float;
+  planned_bytes plan;
+  plan.state = llmmem::training_state(
+      shape.model().parameters(), llmmem::zero_stage::none, 1,
+      {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = 2 * sizeof(value)});
+  for (std::size_t layer = 1; layer < shape.layers(); ++layer)
+    plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
+  plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);
+  return plan;
+}
+
+/// A line for every step, or twenty where there are more, so that a log of a long run stays short.
+class progress_lines {
+ public:
+  progress_lines(std::FILE* to, std::string program, std::uint64_t steps)
+      : to_(to), program_(std::move(program)), steps_(steps), each_(steps / 20 + 1) {}
+
+  void operator()(const run_progress& now) const {
+    if (now.step % each_ != 0 && now.step != steps_) return;
+    fmt::print(to_, "{}: step {}/{}  loss {:.4f}  {} tokens/s", program_, now.step, steps_, now.loss,
+               example::grouped(static_cast<std::uint64_t>(now.tokens_per_second)));
+    for (const tier_usage& tier : now.memory.tiers)
+      fmt::print(to_, "  {} {}", tier.name, example::bytes_text(static_cast<double>(tier.resident_bytes)));
+    fmt::print(to_, "\n");
+    std::fflush(to_);
+  }
+
+ private:
+  std::FILE* to_;
+  std::string program_;
+  std::uint64_t steps_;
+  std::uint64_t each_;
+};
+
+[[nodiscard]] inline std::string to_report(const command_line& asked, const std::string& text_name,
+                                           const planned_bytes& plan, const run_result& result) {
+  const auto bytes = [](std::uint64_t n) { return example::bytes_text(static_cast<double>(n)); };
+  const gpt_shape& shape = asked.shape;
+  std::string text = fmt::format(
+      "{} blocks of width {} with {} heads, {} parameters; {} x {} bytes of {} a step\n"
+      "  loss         {:.4f} to {:.4f} in {} steps\n"
+      "  weights      {:016x}\n"
+      "  speed        {} tokens/s on {} threads\n"
+      "  kept         weights {}, gradients {}, optimizer {}, activations {}, workspace {}\n",
+      shape.blocks, shape.width, shape.heads, example::count_text(shape.model().parameters()), shape.batch,
+      shape.context, text_name, result.losses.front(), result.losses.back(), asked.steps, result.digest,
+      example::grouped(static_cast<std::uint64_t>(result.tokens_per_second)), asked.threads,
+      bytes(plan.state.weights), bytes(plan.state.gradients), bytes(plan.state.optimizer),
+      bytes(plan.activations), bytes(plan.workspace));
+  for (const tier_usage& tier : result.memory.tiers)
+    text += fmt::format("  {:<12} peak {}\n", tier.name, bytes(tier.peak_bytes));
+  return text;
+}
+
+namespace detail {
+
+/// The machine's memory: more would not do.
+[[nodiscard]] inline std::uint64_t physical_bytes() noexcept {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGESIZE);
+  return pages > 0 && page > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page)
+                               : std::uint64_t{1} << 40;
+}
+
+inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
+  const gpt_shape& shape = asked.shape;
+  const planned_bytes plan = plan_bytes(shape, asked.threads);
+  const std::uint64_t budget = physical_bytes();
+  if (plan.total() > budget) {
+    throw example::usage_error(fmt::format(
+        "this model would keep {}, the machine has {}; lower --layers, --width, --context or --batch",
+        example::bytes_text(static_cast<double>(plan.total())),
+        example::bytes_text(static_cast<double>(budget))));
+  }
+  named_text from = load_text(asked.text_file);
+  const corpus text(from.name, std::move(from.text), shape);
+
+  llmmem::host_space host({.budget = budget, .name = "host"});
+  worker_team team(asked.threads);
+  host_state<float, llmmem::host_space> state(host, shape);
+  host_activations<float, llmmem::host_space> activations(host, shape);
+  gpt<float, llmmem::host_space> model(shape, team, host);
+  trainer training(model, team, state, activations);
+  training.initialise(asked.seed);
+
+  const auto memory = [&] {
+    const llmmem::space_stats stats = host.stats();
+    memory_report report;
+    report.tiers.push_back({std::string(host.name()), stats.used, stats.peak});
+    return report;
+  };
+  const run_result result = run_training(training, text, shape, asked.steps, asked.seed, memory,
+                                         progress_lines(notes, "train_gpt", asked.steps));
+  example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
+                 "standard output");
+}
+
+}  // namespace detail
+
+/// Runs the program. Errors become one line on `notes` and an exit status; with `--json`, `out` gets the JSON
+/// or nothing.
+[[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
+                                                 std::FILE* notes) {
+  const auto parse = [](const std::vector<std::string>& given) {
+    CLI::App app("Trains a small GPT on any text with Adam, everything in host memory.", "train_gpt");
+    const training_options options(app);
+    const auto help = example::parse(app, given);
+    return std::pair(help ? command_line{} : options.asked(), help);
+  };
+  return example::run({"train_gpt", "lower --layers, --width, --context or --batch"}, arguments, out, notes,
+                      parse, [&](const command_line& asked) { detail::run_checked(asked, out, notes); });
+}
+
+}  // namespace train_gpt

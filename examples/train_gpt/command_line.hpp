@@ -1,0 +1,166 @@
+/// @file
+/// What a training program was asked to do, and the text it trains on.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "common/program.hpp"
+#include "common/text.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/worker_team.hpp"
+
+namespace train_gpt {
+
+struct command_line {
+  gpt_shape shape;
+  std::uint64_t steps = 12;
+  std::uint64_t seed = 1;
+  std::size_t threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
+  std::optional<std::string> text_file;
+  bool json = false;
+};
+
+/// The options that every program that trains has; a program adds its own to the same `app`.
+class training_options {
+ public:
+  explicit training_options(CLI::App& app) {
+    const command_line usual;
+    const auto number = [&](const char* name, const std::string& what, std::size_t otherwise) {
+      app.add_option(name, numbers_[name], fmt::format("{} (default: {})", what, otherwise))->type_name("N");
+    };
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app.add_option("--text", asked_.text_file,
+                   "train on this file, any bytes (default: $LLMMEM_DATA_DIR/tinyshakespeare.txt, else this "
+                   "project's own headers)")
+        ->type_name("FILE");
+    number("--steps", "of training", static_cast<std::size_t>(usual.steps));
+    number("--seed", "of weights and batches", static_cast<std::size_t>(usual.seed));
+    number("--threads", "that compute; the figures do not depend on it", usual.threads);
+    number("--layers", "transformer blocks", usual.shape.blocks);
+    number("--width", "of the residual stream", usual.shape.width);
+    number("--heads", "of attention", usual.shape.heads);
+    number("--context", "bytes of a sequence", usual.shape.context);
+    number("--batch", "sequences of a step", usual.shape.batch);
+    app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
+  }
+
+  training_options(const training_options&) = delete;  // the app refers to it
+  training_options& operator=(const training_options&) = delete;
+
+  /// @pre the app has parsed.
+  /// @throws usage_error  saying what would be right.
+  [[nodiscard]] command_line asked() const {
+    command_line all = asked_;
+    all.steps = count("--steps", all.steps, 0, 1'000'000);
+    all.seed = count("--seed", all.seed, 0, 1'000'000'000'000);
+    all.threads = count("--threads", all.threads, 1, worker_team::most);
+    all.shape.blocks = count("--layers", all.shape.blocks, 1, 1024);
+    all.shape.width = count("--width", all.shape.width, 1, 16'384);
+    all.shape.heads = count("--heads", all.shape.heads, 1, 256);
+    all.shape.context = count("--context", all.shape.context, 1, 8192);
+    all.shape.batch = count("--batch", all.shape.batch, 1, 4096);
+    if (all.shape.width % all.shape.heads != 0) {
+      const std::size_t width = (all.shape.width / all.shape.heads + 1) * all.shape.heads;
+      throw example::usage_error(fmt::format("--heads {} does not divide --width {}; --width {} would do",
+                                             all.shape.heads, all.shape.width, width));
+    }
+    return all;
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
+                                    std::uint64_t most) const {
+    const std::optional<std::string>& text = numbers_.at(name);
+    return text ? example::usage_count(name, *text, least, most) : otherwise;
+  }
+
+  command_line asked_;
+  std::map<std::string, std::optional<std::string>> numbers_;
+};
+
+/// A text and what error texts and reports call it.
+struct named_text {
+  std::string name;
+  std::string text;
+};
+
+namespace detail {
+
+inline constexpr std::size_t most_text = std::size_t{1} << 30;
+
+/// Appends a file. @throws llmmem::system_error, llmmem::argument_error
+inline void append_file(std::string& text, const std::string& path) {
+  const example::file_handle file = example::open(path, "rb");
+  std::vector<char> part(std::size_t{1} << 20);
+  while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get())) {
+    text.append(part.data(), got);
+    if (text.size() > most_text) {
+      throw llmmem::argument_error(example::printable(path, 512) +
+                                   ": has more than 1 GiB; train on a part of it");
+    }
+  }
+  if (std::ferror(file.get()) != 0) throw example::file_error(path, "read");
+}
+
+/// The headers below `folder`, in the order of their paths.
+[[nodiscard]] inline std::vector<std::string> headers_in(const std::filesystem::path& folder) {
+  std::vector<std::string> paths;
+  std::error_code ignored;
+  for (std::filesystem::recursive_directory_iterator at(folder, ignored), end; at != end;
+       at.increment(ignored)) {
+    if (at->path().extension() == ".hpp") paths.push_back(at->path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace detail
+
+/// The text that was asked for, or the first there is of the defaults.
+/// @throws llmmem::system_error  for a file that cannot be read.
+/// @throws usage_error           when there is none.
+[[nodiscard]] inline named_text load_text(const std::optional<std::string>& file) {
+  named_text found;
+  if (file) {
+    found.name = example::printable(*file, 512);
+    detail::append_file(found.text, *file);
+    return found;
+  }
+  if (const char* const folder = std::getenv("LLMMEM_DATA_DIR"); folder != nullptr && *folder != '\0') {
+    const std::string path = std::string(folder) + "/tinyshakespeare.txt";
+    if (std::error_code ignored; std::filesystem::exists(path, ignored)) {
+      found.name = "tinyshakespeare.txt";
+      detail::append_file(found.text, path);
+      return found;
+    }
+  }
+#if defined(LLMMEM_SOURCE_DIR)
+  for (const std::string& path : detail::headers_in(LLMMEM_SOURCE_DIR "/include/llmmem"))
+    detail::append_file(found.text, path);
+  found.name = "llmmem's own headers";
+#endif
+  if (found.text.empty()) {
+    throw example::usage_error(
+        "there is no text to train on: give --text FILE, or set LLMMEM_DATA_DIR to the folder of "
+        "tinyshakespeare.txt");
+  }
+  return found;
+}
+
+}  // namespace train_gpt

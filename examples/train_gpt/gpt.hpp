@@ -1,0 +1,498 @@
+/// @file
+/// A small GPT: forward and backward pass of each layer, written out by hand.
+///
+/// Bytes as tokens; learned positions; blocks that normalise before attention and before an MLP of four times
+/// the width with GELU (tanh form); a last norm; a head of its own, not tied to the embedding, so that every
+/// parameter belongs to one layer. Radford et al. 2019, "Language models are unsupervised multitask
+/// learners", section 2.3.
+#pragma once
+
+#include <llmmem/space/concepts.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "train_gpt/exact_math.hpp"
+#include "train_gpt/host_values.hpp"
+#include "train_gpt/matrix.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/worker_team.hpp"
+
+namespace train_gpt {
+
+/// The layers' arithmetic. It knows no store: parameters, gradients and activations of one layer at a time
+/// are spans that the caller brings. What it owns is the residual stream, its gradient, and scratch memory,
+/// which hold nothing between steps.
+///
+/// Every element of a result is computed by one worker in one order, so that the bits do not depend on how
+/// many there are. NaN anywhere in the input of a layer shows in its output.
+///
+/// @par Complexity      a step takes 6 operations a parameter and token, and 12 x context x width more a
+/// token
+///                      and block.
+/// @par Thread safety   one caller; the work goes to the team.
+/// @par Errors          the constructor throws `argument_error` for a shape that cannot be, `out_of_memory`
+///                      when the space has not got the scratch memory; nothing else throws.
+template <std::floating_point T, llmmem::memory_space Space>
+class gpt {
+ public:
+  gpt(const gpt_shape& shape, worker_team& team, Space& space)
+      : shape_(checked(shape)),
+        team_(&team),
+        stream_values_(space, input_elements(shape)),
+        gradient_values_(space, input_elements(shape)),
+        narrow_values_(space, input_elements(shape)),
+        wide_values_(space, wide_elements(shape)),
+        scratch_values_(space, team.size() * scratch_elements(shape)) {
+    for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
+      parameters_.push_back(parameter_layout(shape, shape.layer(layer)));
+      activations_.push_back(activation_layout(shape, shape.layer(layer)));
+    }
+  }
+
+  /// The memory of its own, in values.
+  [[nodiscard]] static constexpr std::size_t workspace_elements(const gpt_shape& shape,
+                                                                std::size_t workers) noexcept {
+    return 3 * input_elements(shape) + wide_elements(shape) + workers * scratch_elements(shape);
+  }
+
+  [[nodiscard]] const gpt_shape& shape() const noexcept { return shape_; }
+  [[nodiscard]] const layer_layout& parameters(layer_id layer) const noexcept {
+    return parameters_[to_index(layer)];
+  }
+  [[nodiscard]] const layer_layout& activations(layer_id layer) const noexcept {
+    return activations_[to_index(layer)];
+  }
+
+  /// @name Forward
+  /// In this order: `embed`; for each block and the head `save_input`, `fill`; behind a block's `fill`,
+  /// `advance`.
+  /// @{
+
+  /// The residual stream becomes the sum of the tokens' embeddings and those of their positions.
+  void embed(std::span<const std::uint8_t> tokens, std::span<const T> weights) noexcept {
+    const layer_view<const T> of(weights, parameters(shape_.embedding()));
+    const auto token_table = of[embedding_tensor::tokens];
+    const auto position_table = of[embedding_tensor::positions];
+    const matrix<T> x = stream();
+    team_->slices(shape_.tokens(), 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first; i < end; ++i) {
+        const T* const token = token_table.row(tokens[i]);
+        const T* const position = position_table.row(i % shape_.context);
+        for (std::size_t c = 0; c < shape_.width; ++c)
+          x.row(i)[c] = token[c] + position[c];
+      }
+    });
+  }
+
+  /// Begins a layer's record with its input, the residual stream.
+  void save_input(std::span<T> record) noexcept {
+    const auto from = stream_values_.values();
+    team_->slices(from.size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      std::copy_n(from.data() + first, end - first, record.data() + first);
+    });
+  }
+
+  /// Fills a record from its input. Touches the record and scratch memory alone, so that it may be called
+  /// again at any time.
+  void fill(layer_id layer, std::span<const T> weights, std::span<T> record) noexcept {
+    if (layer == shape_.head()) {
+      fill_head(weights, record);
+    } else {
+      fill_block(layer, weights, record);
+    }
+  }
+
+  /// The residual stream becomes the output of a block whose record is filled.
+  void advance(layer_id block, std::span<const T> weights, std::span<const T> record) noexcept {
+    const layer_view<const T> of(weights, parameters(block));
+    const layer_view<const T> saved(record, activations(block));
+    affine(stream(), saved[block_activation::activated], of[block_tensor::contract_weight],
+           of[block_tensor::contract_bias].data, saved[block_activation::middle]);
+  }
+
+  /// The mean over all tokens of -ln(probability of the target), from the head's record; summed in double
+  /// precision in the order of the tokens.
+  [[nodiscard]] double loss(std::span<const std::uint8_t> targets, std::span<const T> record) const noexcept {
+    const layer_view<const T> saved(record, activations(shape_.head()));
+    const auto probabilities = saved[head_activation::probabilities];
+    double sum = 0;
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      const auto likely = static_cast<double>(probabilities.row(i)[targets[i]]);
+      sum -= exact_log(likely < 0x1p-1000 ? 0x1p-1000 : likely);
+    }
+    return sum / static_cast<double>(targets.size());
+  }
+  /// @}
+
+  /// @name Backward
+  /// In this order: `head_backward`, `block_backward` from the last block to the first, `embed_backward`.
+  /// Each writes all of its layer's gradients, of the mean loss.
+  /// @{
+  void head_backward(std::span<const std::uint8_t> targets, std::span<const T> weights,
+                     std::span<const T> record, std::span<T> gradients) noexcept {
+    const layer_layout& layout = parameters(shape_.head());
+    const layer_view<const T> of(weights, layout);
+    const layer_view<T> to(gradients, layout);
+    const layer_view<const T> saved(record, activations(shape_.head()));
+    const auto probabilities = saved[head_activation::probabilities];
+    const matrix<T> logits = wide(vocabulary);
+    const T share = 1 / static_cast<T>(shape_.tokens());
+    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first; i < end; ++i) {
+        for (std::size_t j = 0; j < vocabulary; ++j)
+          logits.row(i)[j] = probabilities.row(i)[j] * share;
+        logits.row(i)[targets[i]] -= share;
+      }
+    });
+    product(to[head_tensor::weight], saved[head_activation::norm].transposed(), logits);
+    product(narrow(), logits, of[head_tensor::weight].transposed());
+    fill_zero(gradient());
+    norm_backward(narrow(), saved[head_activation::input], saved[head_activation::norm_statistics],
+                  of[head_tensor::norm_scale].data, to[head_tensor::norm_scale].data,
+                  to[head_tensor::norm_shift].data);
+  }
+
+  void block_backward(layer_id block, std::span<const T> weights, std::span<const T> record,
+                      std::span<T> gradients) noexcept {
+    using enum block_tensor;
+    const layer_view<const T> of(weights, parameters(block));
+    const layer_view<T> to(gradients, parameters(block));
+    const layer_view<const T> saved(record, activations(block));
+    const matrix<T> out = gradient();  // of the block's output, then of `middle`, then of its input
+
+    const matrix<T> inner = wide(shape_.inner());
+    product(to[contract_weight], saved[block_activation::activated].transposed(), out);
+    column_sums(to[contract_bias].data, out);
+    product(inner, out, of[contract_weight].transposed());
+    gelu_backward(inner, saved[block_activation::expanded]);
+    product(to[expand_weight], saved[block_activation::norm2].transposed(), inner);
+    column_sums(to[expand_bias].data, inner);
+    product(narrow(), inner, of[expand_weight].transposed());
+    norm_backward(narrow(), saved[block_activation::middle], saved[block_activation::norm2_statistics],
+                  of[norm2_scale].data, to[norm2_scale].data, to[norm2_shift].data);
+
+    const matrix<T> qkv = wide(3 * shape_.width);
+    product(to[project_weight], saved[block_activation::attended].transposed(), out);
+    column_sums(to[project_bias].data, out);
+    product(narrow(), out, of[project_weight].transposed());
+    attention_backward(qkv, narrow(), saved[block_activation::qkv], saved[block_activation::probabilities]);
+    product(to[qkv_weight], saved[block_activation::norm1].transposed(), qkv);
+    column_sums(to[qkv_bias].data, qkv);
+    product(narrow(), qkv, of[qkv_weight].transposed());
+    norm_backward(narrow(), saved[block_activation::input], saved[block_activation::norm1_statistics],
+                  of[norm1_scale].data, to[norm1_scale].data, to[norm1_shift].data);
+  }
+
+  void embed_backward(std::span<const std::uint8_t> tokens, std::span<T> gradients) noexcept {
+    const layer_view<T> to(gradients, parameters(shape_.embedding()));
+    const auto token_table = to[embedding_tensor::tokens];
+    const auto position_table = to[embedding_tensor::positions];
+    const matrix<T> out = gradient();
+    team_->slices(shape_.width, 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (const auto& table : {token_table, position_table}) {
+        for (std::size_t i = 0; i < table.rows; ++i)
+          std::fill(table.row(i) + first, table.row(i) + end, T{0});
+      }
+      for (std::size_t i = 0; i < out.rows; ++i) {
+        T* const token = token_table.row(tokens[i]);
+        T* const position = position_table.row(i % shape_.context);
+        for (std::size_t c = first; c < end; ++c) {
+          token[c] += out.row(i)[c];
+          position[c] += out.row(i)[c];
+        }
+      }
+    });
+  }
+  /// @}
+
+ private:
+  static constexpr T norm_epsilon = T(1e-5);
+
+  [[nodiscard]] static const gpt_shape& checked(const gpt_shape& shape) {
+    shape.validate();
+    return shape;
+  }
+
+  /// @name Memory of its own
+  /// @{
+  [[nodiscard]] matrix<T> stream() const noexcept { return as_matrix(stream_values_.values(), shape_.width); }
+  [[nodiscard]] matrix<T> gradient() const noexcept {
+    return as_matrix(gradient_values_.values(), shape_.width);
+  }
+  [[nodiscard]] matrix<T> narrow() const noexcept { return as_matrix(narrow_values_.values(), shape_.width); }
+  [[nodiscard]] matrix<T> wide(std::size_t columns) const noexcept {
+    return as_matrix(wide_values_.values().first(shape_.tokens() * columns), columns);
+  }
+  [[nodiscard]] static constexpr std::size_t wide_elements(const gpt_shape& shape) noexcept {
+    return shape.tokens() * std::max(shape.inner(), vocabulary);
+  }
+  /// For products, and behind that a matrix of context by context.
+  [[nodiscard]] static constexpr std::size_t scratch_elements(const gpt_shape& shape) noexcept {
+    return product_scratch_elements + shape.context * shape.context;
+  }
+  [[nodiscard]] std::span<T> scratch(std::size_t worker) const noexcept {
+    const std::size_t each = scratch_elements(shape_);
+    return scratch_values_.values().subspan(worker * each, each);
+  }
+  /// @}
+
+  void fill_block(layer_id block, std::span<const T> weights, std::span<T> record) noexcept {
+    using enum block_tensor;
+    const layer_view<const T> of(weights, parameters(block));
+    const layer_view<T> saved(record, activations(block));
+    norm(saved[block_activation::norm1], saved[block_activation::norm1_statistics],
+         saved[block_activation::input], of[norm1_scale].data, of[norm1_shift].data);
+    affine(saved[block_activation::qkv], saved[block_activation::norm1], of[qkv_weight], of[qkv_bias].data);
+    attend(saved[block_activation::attended], saved[block_activation::probabilities],
+           saved[block_activation::qkv]);
+    affine(saved[block_activation::middle], saved[block_activation::attended], of[project_weight],
+           of[project_bias].data, saved[block_activation::input]);
+    norm(saved[block_activation::norm2], saved[block_activation::norm2_statistics],
+         saved[block_activation::middle], of[norm2_scale].data, of[norm2_shift].data);
+    affine(saved[block_activation::expanded], saved[block_activation::norm2], of[expand_weight],
+           of[expand_bias].data);
+    gelu(saved[block_activation::activated], saved[block_activation::expanded]);
+  }
+
+  void fill_head(std::span<const T> weights, std::span<T> record) noexcept {
+    const layer_view<const T> of(weights, parameters(shape_.head()));
+    const layer_view<T> saved(record, activations(shape_.head()));
+    norm(saved[head_activation::norm], saved[head_activation::norm_statistics], saved[head_activation::input],
+         of[head_tensor::norm_scale].data, of[head_tensor::norm_shift].data);
+    const matrix<T> logits = saved[head_activation::probabilities];
+    product(logits, saved[head_activation::norm], of[head_tensor::weight]);
+    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first; i < end; ++i)
+        softmax(logits.row(i), vocabulary, 1);
+    });
+  }
+
+  /// @name Products
+  /// @{
+
+  /// y = a b.
+  void product(matrix<T> y, matrix<const T> a, matrix<const T> b) noexcept {
+    team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
+      for (std::size_t i = first; i < end; ++i)
+        std::fill_n(y.row(i), y.columns, T{0});
+      multiply_add(y.from_row(first, end), a.from_row(first, end), b, scratch(worker));
+    });
+  }
+
+  /// y = added + bias + x w, without `added` when it is left out.
+  void affine(matrix<T> y, matrix<const T> x, matrix<const T> w, const T* bias,
+              matrix<const T> added = {}) noexcept {
+    team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
+      for (std::size_t i = first; i < end; ++i) {
+        T* const row = y.row(i);
+        if (added.data == nullptr) {
+          std::copy_n(bias, y.columns, row);
+        } else {
+          for (std::size_t j = 0; j < y.columns; ++j)
+            row[j] = added.row(i)[j] + bias[j];
+        }
+      }
+      multiply_add(y.from_row(first, end), x.from_row(first, end), w, scratch(worker));
+    });
+  }
+
+  /// sums[j] = the sum of column j, in the order of the rows.
+  void column_sums(T* sums, matrix<const T> of) noexcept {
+    team_->slices(of.columns, 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      std::fill(sums + first, sums + end, T{0});
+      for (std::size_t i = 0; i < of.rows; ++i) {
+        for (std::size_t j = first; j < end; ++j)
+          sums[j] += of.row(i)[j];
+      }
+    });
+  }
+
+  void fill_zero(matrix<T> y) noexcept {
+    for (std::size_t i = 0; i < y.rows; ++i)
+      std::fill_n(y.row(i), y.columns, T{0});
+  }
+  /// @}
+
+  /// @name Layer norm
+  /// `statistics` has each row's mean and the inverse of its standard deviation.
+  /// @{
+  void norm(matrix<T> y, matrix<T> statistics, matrix<const T> x, const T* scale, const T* shift) noexcept {
+    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      const T share = 1 / static_cast<T>(x.columns);
+      for (std::size_t i = first; i < end; ++i) {
+        const T* const from = x.row(i);
+        T* const to = y.row(i);
+        const T mean = ordered_sum<T>(x.columns, [&](std::size_t c) { return from[c]; }) * share;
+        const T variance =
+            ordered_sum<T>(x.columns, [&](std::size_t c) { return (from[c] - mean) * (from[c] - mean); }) *
+            share;
+        const T inverse = 1 / std::sqrt(variance + norm_epsilon);
+        for (std::size_t c = 0; c < x.columns; ++c)
+          to[c] = (from[c] - mean) * inverse * scale[c] + shift[c];
+        statistics.row(i)[0] = mean;
+        statistics.row(i)[1] = inverse;
+      }
+    });
+  }
+
+  /// Adds the gradient of the norm's input to `gradient()`, and writes those of its scale and shift.
+  void norm_backward(matrix<const T> out, matrix<const T> x, matrix<const T> statistics, const T* scale,
+                     T* to_scale, T* to_shift) noexcept {
+    const matrix<T> to = gradient();
+    team_->slices(x.columns, 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      std::fill(to_scale + first, to_scale + end, T{0});
+      std::fill(to_shift + first, to_shift + end, T{0});
+      for (std::size_t i = 0; i < x.rows; ++i) {
+        const T mean = statistics.row(i)[0];
+        const T inverse = statistics.row(i)[1];
+        for (std::size_t c = first; c < end; ++c) {
+          to_scale[c] += out.row(i)[c] * ((x.row(i)[c] - mean) * inverse);
+          to_shift[c] += out.row(i)[c];
+        }
+      }
+    });
+    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      const T share = 1 / static_cast<T>(x.columns);
+      for (std::size_t i = first; i < end; ++i) {
+        const T mean = statistics.row(i)[0];
+        const T inverse = statistics.row(i)[1];
+        const T* const from = x.row(i);
+        const T* const dy = out.row(i);
+        T* const dx = to.row(i);
+        const T sum = ordered_sum<T>(x.columns, [&](std::size_t c) { return dy[c] * scale[c]; }) * share;
+        const T along =
+            ordered_sum<T>(x.columns,
+                           [&](std::size_t c) { return dy[c] * scale[c] * ((from[c] - mean) * inverse); }) *
+            share;
+        for (std::size_t c = 0; c < x.columns; ++c)
+          dx[c] += (dy[c] * scale[c] - sum - (from[c] - mean) * inverse * along) * inverse;
+      }
+    });
+  }
+  /// @}
+
+  /// @name GELU
+  /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+  /// @{
+  static constexpr T gelu_rate = T(0.7978845608028654);
+  static constexpr T gelu_cubic = T(0.044715);
+
+  void gelu(matrix<T> y, matrix<const T> x) noexcept {
+    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first * x.columns; i < end * x.columns; ++i) {
+        const T v = x.data[i];
+        y.data[i] = T(0.5) * v * (1 + exact_tanh(gelu_rate * (v + gelu_cubic * v * v * v)));
+      }
+    });
+  }
+
+  /// Turns the gradient of GELU's output into that of its input `x`.
+  void gelu_backward(matrix<T> gradient, matrix<const T> x) noexcept {
+    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first * x.columns; i < end * x.columns; ++i) {
+        const T v = x.data[i];
+        const T t = exact_tanh(gelu_rate * (v + gelu_cubic * v * v * v));
+        const T slope = (1 - t * t) * gelu_rate * (1 + 3 * gelu_cubic * v * v);
+        gradient.data[i] *= T(0.5) * (1 + t) + T(0.5) * v * slope;
+      }
+    });
+  }
+  /// @}
+
+  /// @name Causal attention
+  /// Query, key and value of a token stand side by side in its row of `qkv`, the heads side by side in each.
+  /// A head of a sequence is one worker's: `context` rows of `probabilities`.
+  /// @{
+
+  /// row[j] = exp(scale row[j]) over the sum of these, for j from 0 to `count`.
+  static void softmax(T* row, std::size_t count, T scale) noexcept {
+    T most = row[0];
+    for (std::size_t j = 1; j < count; ++j)
+      most = row[j] > most ? row[j] : most;
+    for (std::size_t j = 0; j < count; ++j)
+      row[j] = exact_exp((row[j] - most) * scale);
+    const T inverse = 1 / ordered_sum<T>(count, [&](std::size_t j) { return row[j]; });
+    for (std::size_t j = 0; j < count; ++j)
+      row[j] *= inverse;
+  }
+
+  [[nodiscard]] T attention_scale() const noexcept {
+    return 1 / std::sqrt(static_cast<T>(shape_.head_width()));
+  }
+
+  /// The rows of sequence and head number `pair`, in a matrix with `parts` times the width, of part `part`.
+  template <class U>
+  [[nodiscard]] matrix<U> head_of(matrix<U> all, std::size_t pair, std::size_t part) const noexcept {
+    return all.part(pair / shape_.heads * shape_.context, shape_.context,
+                    part * shape_.width + pair % shape_.heads * shape_.head_width(), shape_.head_width());
+  }
+
+  /// Calls `work(pair, scratch)` for every head of every sequence, each on one worker.
+  template <class Work>
+  void for_each_head(Work&& work) {
+    team_->slices(shape_.batch * shape_.heads, 1,
+                  [&](std::size_t first, std::size_t end, std::size_t worker) {
+                    for (std::size_t pair = first; pair < end; ++pair)
+                      work(pair, scratch(worker));
+                  });
+  }
+
+  void attend(matrix<T> y, matrix<T> probabilities, matrix<const T> qkv) noexcept {
+    const std::size_t context = shape_.context;
+    for_each_head([&](std::size_t pair, std::span<T> room) {
+      const matrix<T> p = probabilities.from_row(pair * context, (pair + 1) * context);
+      fill_zero(p);
+      multiply_add(p, head_of(qkv, pair, 0), head_of(qkv, pair, 1).transposed(), room);
+      for (std::size_t i = 0; i < context; ++i) {
+        softmax(p.row(i), i + 1, attention_scale());
+        std::fill(p.row(i) + i + 1, p.row(i) + context, T{0});
+      }
+      const matrix<T> out = head_of(y, pair, 0);
+      fill_zero(out);
+      multiply_add<T>(out, p, head_of(qkv, pair, 2), room);
+    });
+  }
+
+  void attention_backward(matrix<T> to_qkv, matrix<const T> out, matrix<const T> qkv,
+                          matrix<const T> probabilities) noexcept {
+    const std::size_t context = shape_.context;
+    fill_zero(to_qkv);
+    for_each_head([&](std::size_t pair, std::span<T> room) {
+      const matrix<T> scores = as_matrix(room.subspan(product_scratch_elements), context);
+      const matrix<const T> p = probabilities.from_row(pair * context, (pair + 1) * context);
+      const matrix<const T> dy = head_of(out, pair, 0);
+      fill_zero(scores);
+      multiply_add(scores, dy, head_of(qkv, pair, 2).transposed(), room);
+      multiply_add(head_of(to_qkv, pair, 2), p.transposed(), dy, room);
+      for (std::size_t i = 0; i < context; ++i) {
+        T* const row = scores.row(i);
+        const T* const likely = p.row(i);
+        const T sum = ordered_sum<T>(i + 1, [&](std::size_t j) { return likely[j] * row[j]; });
+        for (std::size_t j = 0; j <= i; ++j)
+          row[j] = likely[j] * (row[j] - sum) * attention_scale();
+        std::fill(row + i + 1, row + context, T{0});
+      }
+      multiply_add<T>(head_of(to_qkv, pair, 0), scores, head_of(qkv, pair, 1), room);
+      multiply_add<T>(head_of(to_qkv, pair, 1), scores.transposed(), head_of(qkv, pair, 0), room);
+    });
+  }
+  /// @}
+
+  gpt_shape shape_;
+  worker_team* team_;
+  host_values<T, Space> stream_values_;
+  host_values<T, Space> gradient_values_;
+  host_values<T, Space> narrow_values_;
+  host_values<T, Space> wide_values_;
+  host_values<T, Space> scratch_values_;
+  std::vector<layer_layout> parameters_;
+  std::vector<layer_layout> activations_;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,11 @@
+// Trains a small GPT, whose memory the other examples manage: see README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "train_gpt/application.hpp"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(train_gpt::run_application(arguments, stdout, stderr));
+}

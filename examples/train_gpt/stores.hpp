@@ -1,0 +1,267 @@
+/// @file
+/// The two seams of the fixture: where the state of a model lives (`state_store`), and where activations wait
+/// for the backward pass (`activation_store`). A memory technique is shown by writing one of these.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "train_gpt/shape.hpp"
+
+namespace train_gpt {
+
+/// What is kept of every layer. All four have the layout that `parameter_layout` gives.
+enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
+
+/// What a lease is for.
+enum class lease_mode : std::uint8_t {
+  read,        ///< the contents are what was released last; they are not changed
+  write,       ///< the contents are anything; every element is written before the release
+  read_write,  ///< the contents are what was released last; some or all change
+};
+
+/// Part of a layer's elements.
+struct element_range {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// Where weights, gradients and optimizer state come from and go to, layer by layer.
+///
+/// A *piece* is one kind of state of one layer. Between `acquire` and `release` it is *leased*: a contiguous
+/// span in memory that this thread and those it starts may touch, at a fixed address. At all other times it
+/// is the store's alone, which may keep it anywhere, in any form that restores the bits, and hand it out at
+/// another address each time: the trainer keeps no pointer. `state_lease` below makes sure that every
+/// acquired piece is released.
+///
+/// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
+///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
+///   A store may round up what it allocates, for direct I/O, say.
+/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape)` lists, so that all
+///   transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
+///   checkpoints) any piece may be asked for, one at a time.
+/// - **How many** at once: the four pieces of a layer, or its activations, weights and gradients;
+///   `most_leased_elements(shape)` is what the tier that computes cannot do without.
+/// - **The mode** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
+///   piece is not leased twice at once, not even for reading.
+/// - **Threads**: one thread acquires and releases. The memory of a lease is touched by the trainer's
+///   workers. The store's own threads may move whatever is not leased.
+/// - **Errors**: `acquire` may wait, and may throw; the step then ends, other leases are released, and the
+///   run is over. `release` may not throw: what fails behind it is thrown by a later `acquire`, or at the
+///   next boundary of a step (`follows_steps`). What a writing lease holds when it is released while an
+///   exception unwinds is unfinished.
+///
+/// **Sharded state.** `owned(layer)` is what this process's optimizer updates of a layer; in a store that is
+/// not sharded, all. Leases for computing, that is weights to `read` and gradients to `write`, always span
+/// the whole layer: a sharded store gathers the ones and reduces the others. All other leases span the owned
+/// elements only.
+template <class S>
+concept state_store = std::floating_point<typename S::value_type> &&
+                      requires(S& store, layer_id layer, state_kind kind, lease_mode mode) {
+                        {
+                          store.acquire(layer, kind, mode)
+                        } -> std::same_as<std::span<typename S::value_type>>;
+                        { store.release(layer, kind, mode) } noexcept;
+                        { store.owned(layer) } noexcept -> std::same_as<element_range>;
+                      };
+
+/// A store of either kind that is told where steps begin and end: one that plans by the schedule, or that
+/// takes consistent snapshots. No piece is leased then. Both may wait, and throw what failed since.
+template <class S>
+concept follows_steps = requires(S& store, std::uint64_t step) {
+  store.begin_step(step);
+  store.end_step(step);
+};
+
+/// Computes a layer's activations again from its input: what an activation store may call in `fetch`. The
+/// bits are those of the first time.
+template <class T>
+class rebuild_activations {
+ public:
+  using function = void (*)(void* context, layer_id layer, std::span<T> activations);
+
+  constexpr rebuild_activations(function call, void* context) noexcept : call_(call), context_(context) {}
+
+  /// Leases the layer's weights to read them, and releases them.
+  /// @pre the first `input_elements(shape)` of `activations` are as they were kept; the others become so.
+  void operator()(layer_id layer, std::span<T> activations) const { call_(context_, layer, activations); }
+
+ private:
+  function call_;
+  void* context_;
+};
+
+/// Where activations wait between a layer's forward and its backward pass.
+///
+/// The record of a layer is `activation_layout(shape, layer).elements` values; the embedding has none and is
+/// never asked for. Its life, in a step:
+///
+///     save -> filled by the forward pass -> keep   layers 1, 2, ... to the head
+///     fetch -> read by the backward pass -> drop   the head first, down to layer 1
+///
+/// Between `keep` and `fetch` the record is the store's alone, to be moved, encoded, or reduced to its first
+/// `input_elements(shape)` values, the layer's input: `fetch` is given the function that computes the rest
+/// again. After `drop` the contents are worthless. A pass without a backward one drops each record right
+/// after saving it. `saved_activations` and `fetched_activations` below make sure of the second half of each
+/// pair.
+///
+/// Alignment, threads, errors and the order of it all (`step_schedule`) are as for `state_store`.
+template <class A>
+concept activation_store =
+    std::floating_point<typename A::value_type> &&
+    requires(A& store, layer_id layer, const rebuild_activations<typename A::value_type>& rebuild) {
+      { store.save(layer) } -> std::same_as<std::span<typename A::value_type>>;
+      { store.keep(layer) } noexcept;
+      { store.fetch(layer, rebuild) } -> std::same_as<std::span<const typename A::value_type>>;
+      { store.drop(layer) } noexcept;
+    };
+
+/// Holds a piece for as long as it lives.
+template <state_store Store, lease_mode Mode>
+class [[nodiscard]] state_lease {
+ public:
+  using value_type = std::conditional_t<Mode == lease_mode::read, const typename Store::value_type,
+                                        typename Store::value_type>;
+
+  /// @throws whatever the store does.
+  state_lease(Store& store, layer_id layer, state_kind kind)
+      : store_(&store), layer_(layer), kind_(kind), values_(store.acquire(layer, kind, Mode)) {}
+  state_lease(const state_lease&) = delete;
+  state_lease& operator=(const state_lease&) = delete;
+  ~state_lease() { store_->release(layer_, kind_, Mode); }
+
+  [[nodiscard]] std::span<value_type> values() const noexcept { return values_; }
+
+ private:
+  Store* store_;
+  layer_id layer_;
+  state_kind kind_;
+  std::span<value_type> values_;
+};
+
+/// Room for a layer's record; dropped with this object unless `keep` was called.
+template <activation_store Store>
+class [[nodiscard]] saved_activations {
+ public:
+  saved_activations(Store& store, layer_id layer)
+      : store_(&store), layer_(layer), values_(store.save(layer)) {}
+  saved_activations(const saved_activations&) = delete;
+  saved_activations& operator=(const saved_activations&) = delete;
+  ~saved_activations() {
+    if (store_ != nullptr) store_->drop(layer_);
+  }
+
+  [[nodiscard]] std::span<typename Store::value_type> values() const noexcept { return values_; }
+
+  /// The record is filled; it is the store's now.
+  void keep() noexcept {
+    values_ = {};
+    std::exchange(store_, nullptr)->keep(layer_);
+  }
+
+ private:
+  Store* store_;
+  layer_id layer_;
+  std::span<typename Store::value_type> values_;
+};
+
+/// A layer's record as it was kept; dropped with this object.
+template <activation_store Store>
+class [[nodiscard]] fetched_activations {
+ public:
+  using value_type = const typename Store::value_type;
+
+  fetched_activations(Store& store, layer_id layer,
+                      const rebuild_activations<typename Store::value_type>& rebuild)
+      : store_(&store), layer_(layer), values_(store.fetch(layer, rebuild)) {}
+  fetched_activations(const fetched_activations&) = delete;
+  fetched_activations& operator=(const fetched_activations&) = delete;
+  ~fetched_activations() { store_->drop(layer_); }
+
+  [[nodiscard]] std::span<value_type> values() const noexcept { return values_; }
+
+ private:
+  Store* store_;
+  layer_id layer_;
+  std::span<value_type> values_;
+};
+
+/// What a step asks of its stores, one call an event.
+struct step_event {
+  enum class call : std::uint8_t { acquire, release, save, keep, fetch, drop };
+
+  call what = call::acquire;
+  layer_id layer{};
+  state_kind kind = state_kind::weights;  ///< of `acquire` and `release`
+  lease_mode mode = lease_mode::read;     ///< of `acquire` and `release`
+
+  friend constexpr bool operator==(const step_event&, const step_event&) noexcept = default;
+};
+
+/// Every call that `trainer::step` makes, in order, the same each step: forward from the embedding to the
+/// head, backward from the head to the embedding, then the optimizer from the embedding to the head. What a
+/// store that computes activations again leases for it comes on top, between a `fetch` and what follows it.
+/// `trainer::evaluate` makes the calls of the forward pass, with `drop` for `keep`.
+[[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape) {
+  using enum step_event::call;
+  std::vector<step_event> all;
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    const layer_id layer = shape.layer(i);
+    const bool keeps = layer != shape.embedding();
+    if (keeps) all.push_back({save, layer});
+    all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
+    all.push_back({release, layer, state_kind::weights, lease_mode::read});
+    if (keeps) all.push_back({keep, layer});
+  }
+  for (std::size_t i = shape.layers(); i-- > 0;) {
+    const layer_id layer = shape.layer(i);
+    const bool kept = layer != shape.embedding();
+    if (kept) {
+      all.push_back({fetch, layer});
+      all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
+    }
+    all.push_back({acquire, layer, state_kind::gradients, lease_mode::write});
+    all.push_back({release, layer, state_kind::gradients, lease_mode::write});
+    if (kept) {
+      all.push_back({release, layer, state_kind::weights, lease_mode::read});
+      all.push_back({drop, layer});
+    }
+  }
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    const layer_id layer = shape.layer(i);
+    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
+                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
+                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
+                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
+    all.insert(all.end(), std::begin(leases), std::end(leases));
+    for (auto lease = std::rbegin(leases); lease != std::rend(leases); ++lease)
+      all.push_back({release, layer, lease->kind, lease->mode});
+  }
+  return all;
+}
+
+/// The most values leased at once in a step: a tier that computes must hold these, and whatever it prefetches
+/// on top.
+[[nodiscard]] inline std::size_t most_leased_elements(const gpt_shape& shape) {
+  using enum step_event::call;
+  std::size_t now = 0;
+  std::size_t most = 0;
+  for (const step_event& event : step_schedule(shape)) {
+    const bool of_state = event.what == acquire || event.what == release;
+    const std::size_t elements =
+        (of_state ? parameter_layout(shape, event.layer) : activation_layout(shape, event.layer)).elements;
+    const bool begins = event.what == acquire || event.what == save || event.what == fetch;
+    now = begins ? now + elements : now - elements;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,237 @@
+/// @file
+/// `trainer`: steps of a `gpt` with Adam, with all that is kept behind a `state_store` and an
+/// `activation_store`.
+#pragma once
+
+#include <llmmem/space/concepts.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "train_gpt/corpus.hpp"
+#include "train_gpt/gpt.hpp"
+#include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
+#include "train_gpt/worker_team.hpp"
+
+namespace train_gpt {
+
+/// Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1), with bias correction, without weight decay.
+struct adam_options {
+  double rate = 1e-3;
+  double mean_decay = 0.9;
+  double variance_decay = 0.95;
+  double epsilon = 1e-8;
+};
+
+/// Trains. Parameters, gradients, moments and activations are touched under leases only; between two calls it
+/// holds nothing but its options.
+///
+/// A step is `forward_backward`, then `update`. A technique that works between the two, or that runs the
+/// first for several micro-batches, calls them itself.
+///
+/// @par Thread safety   one caller.
+/// @par Errors          what the stores throw, see there.
+template <state_store State, activation_store Activations, llmmem::memory_space Space>
+  requires(std::is_same_v<typename State::value_type, typename Activations::value_type>)
+class trainer {
+ public:
+  using value_type = typename State::value_type;
+
+  /// All outlive the trainer. The stores hold layers of `model.shape()`.
+  trainer(gpt<value_type, Space>& model, worker_team& team, State& state, Activations& activations,
+          const adam_options& adam = {})
+      : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam) {}
+
+  /// Draws weights, the same for a seed whatever the store owns, and sets the moments to zero.
+  void initialise(std::uint64_t seed) {
+    for (std::size_t i = 0; i < shape().layers(); ++i) {
+      const layer_id layer = shape().layer(i);
+      draw_weights(layer, seed);
+      for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
+        const lease<lease_mode::write> moment(*state_, layer, kind);
+        std::fill(moment.values().begin(), moment.values().end(), value_type{0});
+      }
+    }
+  }
+
+  /// The loss of a batch. Nothing changes.
+  [[nodiscard]] double evaluate(const token_batch& batch) {
+    return forward(batch, [](saved_activations<Activations>&) {});
+  }
+
+  /// The loss of a batch, and its gradients into the store.
+  double forward_backward(const token_batch& batch) {
+    const double loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
+    backward(batch);
+    return loss;
+  }
+
+  /// Changes weights and moments by the gradients in the store.
+  /// @param step  of the run, from 0.
+  void update(std::uint64_t step) {
+    const adam_factors by(adam_, step);
+    for (std::size_t i = 0; i < shape().layers(); ++i) {
+      const layer_id layer = shape().layer(i);
+      const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+      const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+      const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
+      const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
+      const value_type* const g = gradients.values().data();
+      value_type* const w = weights.values().data();
+      value_type* const m = mean.values().data();
+      value_type* const v = variance.values().data();
+      team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
+        for (std::size_t k = first; k < end; ++k) {
+          m[k] = by.mean_decay * m[k] + by.mean_share * g[k];
+          v[k] = by.variance_decay * v[k] + by.variance_share * g[k] * g[k];
+          w[k] -= by.rate * m[k] / (std::sqrt(v[k] * by.variance_correction) + by.epsilon);
+        }
+      });
+    }
+  }
+
+  /// One step of training; the loss is that before the update.
+  double step(const token_batch& batch, std::uint64_t number) {
+    if constexpr (follows_steps<State>) state_->begin_step(number);
+    if constexpr (follows_steps<Activations>) activations_->begin_step(number);
+    const double loss = forward_backward(batch);
+    update(number);
+    if constexpr (follows_steps<Activations>) activations_->end_step(number);
+    if constexpr (follows_steps<State>) state_->end_step(number);
+    return loss;
+  }
+
+  /// 64 bits of all weights, in the order of the layers: equal for equal bits, different for others but by
+  /// accident.
+  [[nodiscard]] std::uint64_t digest() {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < shape().layers(); ++i) {
+      const lease<lease_mode::read> weights(*state_, shape().layer(i), state_kind::weights);
+      using bits = std::conditional_t<sizeof(value_type) == 8, std::uint64_t, std::uint32_t>;
+      for (const value_type value : weights.values())
+        sum = mixed(sum, std::bit_cast<bits>(value));
+    }
+    return sum;
+  }
+
+ private:
+  template <lease_mode Mode>
+  using lease = state_lease<State, Mode>;
+
+  /// The constants of one step.
+  struct adam_factors {
+    adam_factors(const adam_options& options, std::uint64_t step) noexcept
+        : mean_decay(static_cast<value_type>(options.mean_decay)),
+          mean_share(static_cast<value_type>(1 - options.mean_decay)),
+          variance_decay(static_cast<value_type>(options.variance_decay)),
+          variance_share(static_cast<value_type>(1 - options.variance_decay)),
+          variance_correction(static_cast<value_type>(1 / (1 - power(options.variance_decay, step + 1)))),
+          rate(static_cast<value_type>(options.rate / (1 - power(options.mean_decay, step + 1)))),
+          epsilon(static_cast<value_type>(options.epsilon)) {}
+
+    /// Multiplied out, so that no library's rounding is in it.
+    [[nodiscard]] static double power(double base, std::uint64_t exponent) noexcept {
+      double product = 1;
+      for (; exponent != 0; exponent /= 2, base *= base) {
+        if (exponent % 2 != 0) product *= base;
+      }
+      return product;
+    }
+
+    value_type mean_decay, mean_share, variance_decay, variance_share, variance_correction, rate, epsilon;
+  };
+
+  [[nodiscard]] const gpt_shape& shape() const noexcept { return model_->shape(); }
+
+  /// Norms begin as the identity, biases at zero, matrices evenly distributed with a standard deviation of
+  /// 0.02, and those that add to the residual stream less by the square root of their number, as in GPT-2.
+  /// Embeddings begin at 0.1: the first norm would enlarge 0.02 so much that, without warm-up, Adam's first
+  /// steps turn it.
+  void draw_weights(layer_id layer, std::uint64_t seed) {
+    const lease<lease_mode::write> weights(*state_, layer, state_kind::weights);
+    const element_range owned = state_->owned(layer);
+    for (const tensor_place& tensor : model_->parameters(layer).tensors) {
+      const bool is_bias = tensor.name.ends_with(".bias");
+      const bool is_norm = tensor.name.find("ln_") != tensor.name.npos;
+      const bool is_residual = tensor.name.ends_with(".c_proj.weight");
+      double deviation = layer == shape().embedding() ? 0.1 : 0.02;
+      if (is_residual) deviation /= std::sqrt(2.0 * static_cast<double>(shape().blocks));
+      const double step =
+          deviation * 1.7320508075688772 * 0x1p-23;  // of an even distribution over 2^24 values
+      const std::size_t first = std::max(tensor.offset, owned.first);
+      const std::size_t end =
+          std::min(tensor.offset + tensor.rows * tensor.columns, owned.first + owned.count);
+      for (std::size_t k = first; k < end; ++k) {
+        double value = is_norm && !is_bias ? 1 : 0;
+        if (!is_norm && !is_bias) {
+          const std::uint64_t drawn = mixed(mixed(seed, to_index(layer)), k) >> 40;
+          value = (static_cast<double>(drawn) - 0x1p23 + 0.5) * step;
+        }
+        weights.values()[k - owned.first] = static_cast<value_type>(value);
+      }
+    }
+  }
+
+  /// @param filled  called with each filled record.
+  template <class Filled>
+  double forward(const token_batch& batch, Filled filled) {
+    {
+      const lease<lease_mode::read> weights(*state_, shape().embedding(), state_kind::weights);
+      model_->embed(batch.tokens, weights.values());
+    }
+    double loss = 0;
+    for (std::size_t i = 1; i < shape().layers(); ++i) {
+      const layer_id layer = shape().layer(i);
+      saved_activations<Activations> record(*activations_, layer);
+      {
+        const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
+        model_->save_input(record.values());
+        model_->fill(layer, weights.values(), record.values());
+        if (layer == shape().head()) {
+          loss = model_->loss(batch.targets, record.values());
+        } else {
+          model_->advance(layer, weights.values(), record.values());
+        }
+      }
+      filled(record);
+    }
+    return loss;
+  }
+
+  void backward(const token_batch& batch) {
+    const rebuild_activations<value_type> rebuild(
+        [](void* self, layer_id layer, std::span<value_type> activations) {
+          auto& me = *static_cast<trainer*>(self);
+          const lease<lease_mode::read> weights(*me.state_, layer, state_kind::weights);
+          me.model_->fill(layer, weights.values(), activations);
+        },
+        this);
+    for (std::size_t i = shape().layers() - 1; i > 0; --i) {
+      const layer_id layer = shape().layer(i);
+      const fetched_activations<Activations> record(*activations_, layer, rebuild);
+      const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
+      const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
+      if (layer == shape().head()) {
+        model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());
+      } else {
+        model_->block_backward(layer, weights.values(), record.values(), gradients.values());
+      }
+    }
+    const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
+    model_->embed_backward(batch.tokens, gradients.values());
+  }
+
+  gpt<value_type, Space>* model_;
+  worker_team* team_;
+  State* state_;
+  Activations* activations_;
+  adam_options adam_;
+};
+
+}  // namespace train_gpt

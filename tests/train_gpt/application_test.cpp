@@ -1,0 +1,167 @@
+#include "train_gpt/application.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "support/program_run.hpp"
+#include "support/tiny_gpt.hpp"
+
+using namespace train_gpt;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
+
+namespace {
+
+outcome run(const std::vector<std::string>& arguments) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
+}
+
+/// Small, so that a build without optimisation is quick.
+std::vector<std::string> small(std::vector<std::string> more) {
+  std::vector<std::string> all{"--layers",  "1", "--width", "16", "--heads", "2",
+                               "--context", "8", "--batch", "2",  "--steps", "3"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+constexpr const char* readme = LLMMEM_SOURCE_DIR "/README.md";
+
+const std::string hint = "\nrun train_gpt --help for the options\n";
+
+}  // namespace
+
+TEST_CASE("with --json there is one object on standard output, with every field") {
+  const outcome done = run(small({"--json", "--text", readme, "--threads", "2"}));
+  REQUIRE(done.status == exit_status::success);
+  const auto json = nlohmann::json::parse(done.out);
+  CHECK(json.size() == 8);
+  REQUIRE(json["losses"].size() == 4);
+  for (const auto& loss : json["losses"]) {
+    const auto text = loss.get<std::string>();
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    CHECK(*end == '\0');
+    CHECK(text.substr(0, 2) == "0x");
+    CHECK(value > 4);
+    CHECK(value < 7);
+  }
+  CHECK(json["digest"].get<std::string>().size() == 16);
+  CHECK(json["tokens_per_second"].get<double>() > 0);
+  const gpt_shape shape{.blocks = 1, .width = 16, .heads = 2, .context = 8, .batch = 2};
+  CHECK(json["peak_resident_bytes"].get<std::uint64_t>() >= plan_bytes(shape, 2).total());
+  CHECK(json["bytes_moved"] == nlohmann::json::object());
+  CHECK(json["stall_seconds"] == 0);
+  CHECK(json["stall_lower_bound_seconds"] == 0);
+  CHECK(json["regret"] == 0);
+}
+
+TEST_CASE("what a run moved is named by its links, and the first tier's peak is the one told") {
+  run_result result;
+  result.losses = {1.5, 0.25};
+  result.memory.tiers = {{"device", 10, 20}, {"host", 30, 40}};
+  result.memory.links = {{"device to host", 123}, {"host to \"disk\"", 456}};
+  result.memory.stall_seconds = 0.5;
+  result.memory.stall_lower_bound_seconds = 0.25;
+  result.memory.regret = 0.125;
+  const auto json = nlohmann::json::parse(to_json(result));
+  CHECK(json["losses"] == nlohmann::json{"0x1.8p+0", "0x1p-2"});
+  CHECK(json["digest"] == "0000000000000000");
+  CHECK(json["peak_resident_bytes"] == 20);
+  CHECK(json["bytes_moved"] == nlohmann::json{{"device to host", 123}, {"host to \"disk\"", 456}});
+  CHECK(json["stall_seconds"] == 0.5);
+  CHECK(json["stall_lower_bound_seconds"] == 0.25);
+  CHECK(json["regret"] == 0.125);
+}
+
+TEST_CASE("the figures depend on the seed and not on the threads") {
+  const auto result = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--json", "--text", readme});
+    const auto json = nlohmann::json::parse(run(small(std::move(more))).out);
+    return json["losses"].dump() + json["digest"].dump();
+  };
+  CHECK(result({"--threads", "1"}) == result({"--threads", "3"}));
+  CHECK(result({"--seed", "1"}) != result({"--seed", "2"}));
+}
+
+TEST_CASE("a report tells every step's progress and where the bytes are") {
+  const outcome done = run(small({"--text", readme}));
+  CHECK(done.status == exit_status::success);
+  for (const char* step : {"step 0/3", "step 1/3", "step 2/3", "step 3/3", "tokens/s", "host"})
+    CHECK(done.notes.find(step) != done.notes.npos);
+  for (const char* said : {"1 blocks of width 16", "README.md", "in 3 steps", "activations", "host "})
+    CHECK(done.out.find(said) != done.out.npos);
+}
+
+TEST_CASE("no steps is a loss and the weights as they were drawn") {
+  const auto json = nlohmann::json::parse(run(small({"--steps", "0", "--json", "--text", readme})).out);
+  CHECK(json["losses"].size() == 1);
+  CHECK(json["tokens_per_second"] == 0);
+}
+
+TEST_CASE("the default model keeps at least 64 MiB in at least 6 layers") {
+  const command_line usual;
+  CHECK(usual.shape.blocks >= 6);
+  CHECK(usual.steps == 12);
+  CHECK(plan_bytes(usual.shape, 1).total() >= std::uint64_t{64} << 20);
+}
+
+TEST_CASE("without a text of its own it trains on what there is") {
+  const char* const folder = std::getenv("LLMMEM_DATA_DIR");
+  const std::string before = folder == nullptr ? "" : folder;
+  ::setenv("LLMMEM_DATA_DIR", "/nonexistent", 1);
+  CHECK(load_text(std::nullopt).name == "llmmem's own headers");
+  CHECK(load_text(std::nullopt).text.size() > 100'000);
+  ::setenv("LLMMEM_DATA_DIR", before.c_str(), 1);
+  CHECK(load_text(readme).name == readme);
+}
+
+TEST_CASE("wrong options are told apart, with what would be right") {
+  const auto wrong = [](const std::vector<std::string>& arguments) {
+    const outcome done = run(arguments);
+    CHECK(done.status == exit_status::wrong_usage);
+    CHECK(done.out.empty());
+    return done.notes;
+  };
+  CHECK(wrong({"--layers", "0"}) ==
+        "train_gpt: --layers \"0\": must be a whole number from 1 to 1024" + hint);
+  CHECK(wrong({"--threads", "many"}) ==
+        "train_gpt: --threads \"many\": must be a whole number from 1 to 256" + hint);
+  CHECK(wrong({"--width", "100"}) ==
+        "train_gpt: --heads 8 does not divide --width 100; --width 104 would do" + hint);
+  CHECK(wrong({"--steps", "-1"}) ==
+        "train_gpt: --steps \"-1\": must be a whole number from 0 to 1000000" + hint);
+  CHECK(wrong({"--wdith", "100"}).find("--wdith") != std::string::npos);
+  const std::string large =
+      wrong({"--layers", "1024", "--width", "16384", "--context", "8192", "--batch", "4096"});
+  CHECK(large.starts_with("train_gpt: this model would keep "));
+  CHECK(large.ends_with("; lower --layers, --width, --context or --batch" + hint));
+}
+
+TEST_CASE("texts that are missing or too short are failures that name the file") {
+  const outcome missing = run(small({"--text", "/nonexistent/a.txt"}));
+  CHECK(missing.status == exit_status::failure);
+  CHECK(missing.notes == "train_gpt: /nonexistent/a.txt: cannot open it: No such file or directory\n");
+  const outcome folder = run(small({"--text", "/"}));
+  CHECK(folder.notes == "train_gpt: /: cannot read it: Is a directory\n");
+  const outcome empty = run(small({"--text", "/dev/null"}));
+  CHECK(empty.status == exit_status::failure);
+  CHECK(empty.out.empty());
+  CHECK(empty.notes ==
+        "train_gpt: /dev/null: has 0 bytes; sequences of 8 tokens need at least 9: take a longer text, or a "
+        "context of fewer tokens\n");
+}
+
+TEST_CASE("help names every option") {
+  const outcome help = run({"--help"});
+  CHECK(help.status == exit_status::success);
+  for (const char* option : {"--text", "--steps", "--seed", "--threads", "--layers", "--width", "--heads",
+                             "--context", "--batch", "--json"})
+    CHECK(help.out.find(option) != help.out.npos);
+}

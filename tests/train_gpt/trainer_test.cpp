@@ -1,0 +1,112 @@
+#include "train_gpt/trainer.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "support/seeds.hpp"
+#include "support/tiny_gpt.hpp"
+
+using namespace train_gpt;
+using llmmem_tests::tiny_shape;
+using llmmem_tests::tiny_text;
+using llmmem_tests::tiny_training;
+
+TEST_CASE("the figures are the same for every compiler, at every optimisation") {
+  // Additions, multiplications, divisions and square roots alone, in a fixed order: IEEE 754 leaves no
+  // choice.
+  tiny_training<float> tiny;
+  const double first = tiny.trainer.step(tiny.text.batch(tiny_shape, 1, 0), 0);
+  for (std::uint64_t step = 1; step < 4; ++step)
+    tiny.trainer.step(tiny.text.batch(tiny_shape, 1, step), step);
+  CHECK(first == 0x1.6662e78117e9ep+2);
+  CHECK(tiny.trainer.digest() == 0x7007'965c'6bbc'5066U);
+}
+
+TEST_CASE("a model learns within twelve steps, whatever the seed") {
+  const gpt_shape shape{.blocks = 2, .width = 64, .heads = 4, .context = 32, .batch = 4};
+  for (const auto seed : llmmem_tests::seeds(3)) {
+    CAPTURE(seed);
+    tiny_training<float> tiny(shape);
+    tiny.trainer.initialise(seed);
+    const token_batch unseen = tiny.text.batch(shape, seed, 1000);
+    const double before = tiny.trainer.evaluate(unseen);
+    for (std::uint64_t step = 0; step < 12; ++step)
+      tiny.trainer.step(tiny.text.batch(shape, seed, step), step);
+    CHECK(before > 5.3);  // ln 256 is 5.55: every byte alike
+    CHECK(tiny.trainer.evaluate(unseen) < before - 1);
+  }
+}
+
+TEST_CASE("evaluating changes nothing") {
+  tiny_training<float> tiny;
+  const token_batch batch = tiny.text.batch(tiny_shape, 1, 0);
+  const std::uint64_t before = tiny.trainer.digest();
+  const double loss = tiny.trainer.evaluate(batch);
+  CHECK(tiny.trainer.evaluate(batch) == loss);
+  CHECK(tiny.trainer.digest() == before);
+}
+
+TEST_CASE("Adam moves every weight with a gradient by the rate in its first step") {
+  tiny_training<double> tiny;
+  const token_batch batch = tiny.text.batch(tiny_shape, 1, 0);
+  tiny.trainer.forward_backward(batch);
+  const layer_id head = tiny_shape.head();
+  const auto weights = tiny.state.acquire(head, state_kind::weights, lease_mode::read);
+  const auto gradients = tiny.state.acquire(head, state_kind::gradients, lease_mode::read);
+  const std::vector<double> before(weights.begin(), weights.end());
+  tiny.trainer.update(0);
+  for (std::size_t k = 0; k < weights.size(); ++k) {
+    const double g = gradients[k];
+    REQUIRE(weights[k] - before[k] == doctest::Approx(-1e-3 * g / (std::abs(g) + 1e-8)));
+  }
+}
+
+TEST_CASE("a digest changes with any bit of any weight") {
+  tiny_training<float> tiny;
+  const std::uint64_t before = tiny.trainer.digest();
+  for (std::size_t i = 0; i < tiny_shape.layers(); ++i) {
+    const auto weights = tiny.state.acquire(tiny_shape.layer(i), state_kind::weights, lease_mode::read_write);
+    for (const std::size_t k : {std::size_t{0}, weights.size() - 1}) {
+      const float here = weights[k];
+      weights[k] = -here;  // the sign alone: of zeros, too
+      CHECK(tiny.trainer.digest() != before);
+      weights[k] = here;
+    }
+  }
+  CHECK(tiny.trainer.digest() == before);
+}
+
+TEST_CASE("a batch follows from the seed and the step alone, and targets are the tokens that come next") {
+  const std::string text = tiny_text(500);
+  const corpus from("tiny", text, tiny_shape);
+  for (std::uint64_t step = 0; step < 50; ++step) {
+    const token_batch batch = from.batch(tiny_shape, 3, step);
+    REQUIRE(batch.tokens.size() == tiny_shape.tokens());
+    for (std::size_t sequence = 0; sequence < tiny_shape.batch; ++sequence) {
+      const std::size_t at = sequence * tiny_shape.context;
+      std::string both(batch.tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                       batch.tokens.begin() + static_cast<std::ptrdiff_t>(at + tiny_shape.context));
+      both += static_cast<char>(batch.targets[at + tiny_shape.context - 1]);
+      CHECK(text.find(both) != text.npos);
+      CHECK(std::equal(batch.tokens.begin() + static_cast<std::ptrdiff_t>(at + 1),
+                       batch.tokens.begin() + static_cast<std::ptrdiff_t>(at + tiny_shape.context),
+                       batch.targets.begin() + static_cast<std::ptrdiff_t>(at)));
+    }
+    CHECK(from.batch(tiny_shape, 3, step).tokens == batch.tokens);
+    CHECK(from.batch(tiny_shape, 3, step + 1).tokens != batch.tokens);
+    CHECK(from.batch(tiny_shape, 4, step).tokens != batch.tokens);
+  }
+}
+
+TEST_CASE("a text that just suffices is taken, a shorter one refused") {
+  const gpt_shape shape{.context = 128};
+  const corpus just("a.txt", tiny_text(129), shape);
+  CHECK(just.batch(shape, 1, 0).targets.size() == shape.tokens());
+  CHECK_THROWS_WITH_AS(
+      corpus("a.txt", tiny_text(128), shape),
+      "a.txt: has 128 bytes; sequences of 128 tokens need at least 129: take a longer text, or "
+      "a context of fewer tokens",
+      llmmem::argument_error);
+}
