@@ -52,6 +52,7 @@
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_reader.hpp>
