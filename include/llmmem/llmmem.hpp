@@ -50,6 +50,7 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
+#include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/hybrid_types.hpp>

@@ -6,6 +6,9 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/hybrid_record.hpp>
+#include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -14,12 +17,14 @@
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace llmmem::inline v0 {
@@ -67,17 +72,21 @@ class hybrid_allocator {
   using eviction_type = typename Traits::eviction;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
+  using observer_type = typename Traits::observer;
+  using fence_type = typename Traits::fence;
   using pool_type = super_page_pool<eviction_type>;
   using chain_type = prefix_chain<hash_type, verification_type>;
 
   static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
+  static_assert(group_cache_observer<observer_type>, "Traits::observer must be a group_cache_observer");
+  static_assert(fence<fence_type>, "Traits::fence must be a fence");
 
-  explicit hybrid_allocator(const hybrid_options& options);
+  explicit hybrid_allocator(const hybrid_options& options, observer_type observer = {});
   /// `make`, an `eviction_factory`, makes each group's eviction policy.
   template <class Make>
-  hybrid_allocator(const hybrid_options& options, Make&& make);
+  hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer = {});
 
   // Sequences
 
@@ -89,7 +98,27 @@ class hybrid_allocator {
   result<sequence_id> fork(sequence_id parent) noexcept;
 
   /// Ends a sequence; of each group the last block first.
+  /// @return `errc::deferred_full` when its blocks are still read (`read_until`) and cannot be queued.
   result<void> release(sequence_id sequence) noexcept;
+
+  // Behind fences
+
+  /// Kernels may read the sequence's blocks until `after` has passed: what it gives back from now on, by
+  /// whichever call, returns to the pool behind that. The last fence told holds; give those of one stream, in
+  /// their order; a fork begins with its parent's. Where there is no room to queue what nobody looks at any
+  /// more, the sequence keeps it until there is.
+  ///
+  ///     cache.append(seq, tokens).value();
+  ///     launch(step, stream);
+  ///     cache.read_until(seq, stream.record()).value();   // now append, commit, release as you like
+  result<void> read_until(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// `read_until` and `release`. Refused, the sequence is as it was.
+  result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// Returns the blocks whose fences have passed; says how many references that were. Calls that run short do
+  /// so themselves.
+  std::uint64_t collect() noexcept;
 
   // Contents
 
@@ -97,9 +126,31 @@ class hybrid_allocator {
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Adds tokens with all the blocks they need in every group, or nothing.
-  /// @return `errc::out_of_group_blocks` for the first group that lacks some, `errc::sequence_full`, and what
-  ///         `check` says of a handle.
+  /// @return `errc::out_of_group_blocks` for the first group that lacks some, `errc::sequence_full`,
+  ///         `errc::deferred_full` when what it would copy from is still read (`read_until`) and cannot be
+  ///         queued, and what `check` says of a handle.
   result<hybrid_append> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
+  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
+  /// `append`, in the order of the batch; carry out all copies before anything is written. The whole is
+  /// counted before anything is changed, copies on write included, so a batch that is refused has cost no
+  /// eviction and no copy.
+  /// @param leave  blocks of each group that can be had afterwards, all together: a watermark for sequences
+  ///        that grow later; none: 0 of each.
+  /// @return `errc::out_of_group_blocks` with what the whole batch needs of the first group that lacks some
+  ///         (`leave` included), `errc::sequence_full` for the first that grows too long,
+  ///         `errc::deferred_full` as `append` has it, `errc::listed_twice`, `errc::size_mismatch` if `out`
+  ///         is not as long as `batch`, or `leave` not as long as `groups()`, and what `check` says of a
+  ///         handle.
+  result<void> append_batch(std::span<const hybrid_growth> batch, std::span<hybrid_append> out,
+                            std::span<const std::uint64_t> leave = {}) noexcept;
+
+  /// What a prompt of `tokens` would need of each group if it came now, appended in one piece (in several,
+  /// with commits between, windows need less). Changes nothing: for admission. What `pool().shortage` lacks
+  /// of it cannot be admitted; the rest usually can, and `append` tells: blocks that are revived may hold
+  /// pages that others counted on.
+  [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
+                                 const prefix_context& context = {}) const noexcept;
 
   /// What `append` of `count` tokens would need of each group, and whether it could be had. `out` has a place
   /// for each group. Gives back what no token looks at any more.
@@ -110,6 +161,35 @@ class hybrid_allocator {
   /// many blocks were registered.
   result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
+
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them: what a rejected draft is taken back
+  /// with. Possible wherever every group still has what the next token looks at:
+  ///
+  ///   - full attention: to any length;
+  ///   - windows and chunks: to any length from which on none of the blocks looked at was given back. Those
+  ///   go
+  ///     at `append`, by the length before it, and at `commit`, by the tokens declared written: a sequence
+  ///     can always be cut to where its last `append` began, or to what was committed since if that is more;
+  ///   - states, updated in place: to the ends of blocks that were not given back, so within the last
+  ///     `append` only. To take back single tokens `fork` before the draft, and release the twin.
+  ///
+  /// To 0 it can always be cut, and to its own length.
+  ///
+  /// After a cut into a cached block its contents stay cached until the sequence writes there again (then,
+  /// whoever else holds them keeps them, and the sequence gets a copy).
+  /// @return `errc::not_kept` for the first group that lacks something, with the nearest length above that
+  ///         could be; `errc::past_the_end`; and what `check` says of a handle.
+  /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens from there on x groups).
+  result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
+
+  /// `read_until` and `truncate`: for kernels that still use the blocks behind. The last block that stays is
+  /// the sequence's to write at once; order what writes it behind those kernels. Refused, also by
+  /// `errc::deferred_full`, the sequence is as it was.
+  result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
+
+  /// Where `truncate` to `tokens`, or as near as can be, is possible now. O(tokens between them x groups).
+  /// @return `errc::past_the_end`, and what `check` says of a handle.
+  [[nodiscard]] result<cut_points> nearest_cuts(sequence_id sequence, std::uint64_t tokens) const noexcept;
 
   /// How many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
@@ -152,6 +232,14 @@ class hybrid_allocator {
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
+  /// To set what an observer works with, its clock say.
+  [[nodiscard]] observer_type& observer() noexcept { return observer_; }
+
+  /// Calls `visit(const stored_key&, std::size_t group)` for all that is findable. O(block ids).
+  template <class Visit>
+  void for_each_cached(Visit&& visit) const;
+
   [[nodiscard]] hybrid_stats stats() const noexcept;
 
   /// Proves every invariant: the pool's, the chain's, and that each block has exactly the references that
@@ -162,25 +250,11 @@ class hybrid_allocator {
   friend struct testing_access;
 
   using place = typename chain_type::place;
-  struct record {
-    std::uint64_t tokens = 0;
-    std::uint64_t committed = 0;  // leading chunks that the chain knows
-    place at{};                   // behind them
-    prefix_context context{};
-    std::array<std::uint32_t, max_layer_groups> dead{};  // leading entries of each table that are null
-  };
+  using record = detail::hybrid_record<place, fence_type>;
+  using need = detail::hybrid_need;
   struct hit {
     std::uint64_t tokens = 0;
     place at{};
-  };
-  struct counters {
-    std::uint64_t tokens = 0;
-    std::uint64_t matches = 0;
-    std::uint64_t hit_tokens = 0;
-    std::uint64_t registrations = 0;
-    std::uint64_t duplicates = 0;
-    std::uint64_t released_early = 0;
-    std::uint64_t copies = 0;
   };
 
   [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
@@ -199,24 +273,43 @@ class hybrid_allocator {
   [[nodiscard]] auto forget_evicted() noexcept {
     return [this](std::span<const block_id> blocks) noexcept {
       for (const block_id block : blocks)
-        chain_.drop(node_of_[to_index(block)], pool_.group_of(block));
+        forget(block);
     };
   }
-  struct need {
-    std::uint64_t more = 0;  // new entries of the table
-    bool copies = false;     // on write, into one block more
-    bool carries = false;    // a state into the first new block
-
-    [[nodiscard]] std::uint64_t blocks() const noexcept { return more + (copies ? 1 : 0); }
-  };
+  /// No prefix names `block` any more.
+  void forget(block_id block) noexcept {
+    const block_id node = node_of_[to_index(block)];
+    const std::size_t group = pool_.group_of(block);
+    observer_.on_dropped(block, chain_.key(node), group);
+    chain_.drop(node, group);
+  }
+  static constexpr bool is_observed = !std::is_same_v<observer_type, ignore_group_cache_events>;
+  void tell_cached(const record& owner, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
+  void tell_shared(std::uint32_t slot, std::uint64_t length) noexcept;
   [[nodiscard]] need needed_for(std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept;
   [[nodiscard]] result<void> check_length(std::uint32_t slot, std::uint64_t count) const noexcept;
   [[nodiscard]] hit longest_hit(std::span<const token_id> tokens, place at,
                                 const prefix_context& context) const noexcept;
   result<std::uint64_t> take(std::uint32_t slot, const hit& found) noexcept;
+  result<hybrid_append> grow(std::uint32_t slot, std::span<const token_id> tokens,
+                             std::span<const std::uint64_t> leave, std::size_t first_copy) noexcept;
+  using group_counts = std::array<std::uint64_t, max_layer_groups>;
+  struct batch_count {
+    group_counts blocks{};
+    std::uint64_t sources = 0;  // of copies, still read
+    std::uint64_t readers = 0;  // sequences that they belong to
+  };
+  [[nodiscard]] batch_count count_batch(std::span<const hybrid_growth> batch) noexcept;
+  [[nodiscard]] bool is_read(record& sequence) noexcept;
+  template <class Visit>
+  void visit_hit(const hit& found, Visit&& visit) const noexcept;
   void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
+  result<void> let_go(std::uint32_t slot, std::span<const std::span<const block_id>> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;
-  void give_back(std::uint32_t slot) noexcept;
+  result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
+  [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;
+  void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  void drop_contents(block_id block) noexcept;
 
   std::array<layer_group, max_layer_groups> groups_{};
   std::size_t group_count_;
@@ -230,8 +323,11 @@ class hybrid_allocator {
   detail::handle_table<sequence_id, record> records_;
   detail::fixed_array<block_id> rows_;
   detail::fixed_array<token_id> tokens_;  // of each sequence
-  std::array<group_copy, max_layer_groups> copies_{};
-  counters counters_{};
+  detail::fixed_array<group_copy> copies_;
+  deferred_frees<fence_type> deferred_;
+  std::uint64_t batches_ = 0;
+  LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
+  detail::hybrid_counters counters_{};
 };
 
 }  // namespace llmmem::inline v0

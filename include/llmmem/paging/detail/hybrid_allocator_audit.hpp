@@ -39,6 +39,7 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
       }
     }
   }
+  deferred_.for_each([&](block_id block) { ++held[to_index(block)]; });
   if (tokens != counters_.tokens) {
     blame("counts " + std::to_string(counters_.tokens) + " tokens, there are " + std::to_string(tokens));
   }

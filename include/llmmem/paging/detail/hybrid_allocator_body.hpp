@@ -78,15 +78,25 @@ struct pool_plan {
 
 }  // namespace detail
 
+/// Block ids of a `hybrid_allocator` built from `options` are below this: how large a table by block, an
+/// observer's say, has to be.
+/// @throws length_error  as its constructor does.
+[[nodiscard]] inline std::uint64_t block_ids(const hybrid_options& options) {
+  static_cast<void>(detail::checked_groups(options));
+  const detail::pool_plan plan(options);
+  return options.budget_bytes / options.page_bytes << detail::checked_layout(plan.pool).shift;
+}
+
 template <class Traits>
-hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options)
-    : hybrid_allocator(options, [](slot_count slots, const metadata_source& source) {
-        return eviction_type(slots, source);
-      }) {}
+hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, observer_type observer)
+    : hybrid_allocator(
+          options,
+          [](slot_count slots, const metadata_source& source) { return eviction_type(slots, source); },
+          std::move(observer)) {}
 
 template <class Traits>
 template <class Make>
-hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&& make)
+hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer)
     : groups_(detail::checked_groups(options)),
       group_count_(options.groups.size()),
       pool_(detail::pool_plan(options).pool, make),
@@ -94,7 +104,12 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       chain_(detail::most_chunks(options), chunk_tokens_, group_count_, options.seed, options.metadata),
       node_of_(pool_.block_ids(), options.metadata, "hybrid_allocator: nodes of blocks"),
       max_sequence_tokens_(options.max_sequence_tokens),
-      records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences") {
+      records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences"),
+      copies_(std::uint64_t{options.max_sequences} * group_count_, options.metadata,
+              "hybrid_allocator: copies"),
+      deferred_(options.max_deferred == unlimited ? pool_.block_ids() : options.max_deferred,
+                std::uint64_t{options.max_sequences} * 4, options.metadata),
+      observer_(std::move(observer)) {
   static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must give a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
     row_first_[g] = row_entries_;
@@ -149,36 +164,98 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::release(sequence_id sequence) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto gone = give_back(sequence.slot, 0); !gone) return gone;
   counters_.tokens -= records_[sequence.slot].tokens;
-  give_back(sequence.slot);
   chain_.release(records_[sequence.slot].at.node);
   records_.release(sequence.slot);
   return {};
 }
 
-/// Drops the references of all tables.
 template <class Traits>
-void hybrid_allocator<Traits>::give_back(std::uint32_t slot) noexcept {
-  const record& ended = records_[slot];
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    for (std::uint64_t i = groups_[g].blocks_for(ended.tokens); i > ended.dead[g]; --i)
-      static_cast<void>(pool_.release(row(slot, g)[i - 1]));  // cannot fail: the sequence held it
-  }
+result<void> hybrid_allocator<Traits>::read_until(sequence_id sequence, const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  records_[sequence.slot].after = after;
+  return {};
 }
 
-/// Gives back what no token looks at from `length` tokens on.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const fence_type before = std::exchange(records_[sequence.slot].after, after);
+  const auto released = release(sequence);
+  if (!released) records_[sequence.slot].after = before;
+  return released;
+}
+
+template <class Traits>
+std::uint64_t hybrid_allocator<Traits>::collect() noexcept {
+  return deferred_.collect([this](block_id block) noexcept {
+    static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
+  });
+}
+
+/// Whether the sequence's fence has not passed.
+template <class Traits>
+bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {
+  if (!sequence.after.ready()) return true;
+  sequence.after = fence_type();  // not to be asked again
+  return false;
+}
+
+/// Gives references of a sequence up, all or none: at once, or behind its fence.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
+                                              std::span<const std::span<const block_id>> parts) noexcept {
+  if (!is_read(records_[slot])) {
+    for (const auto& part : parts) {
+      for (std::size_t i = part.size(); i > 0; --i)
+        static_cast<void>(pool_.release(part[i - 1]));  // cannot fail: the sequence held it
+    }
+    return {};
+  }
+  const fence_type& after = records_[slot].after;
+  if (deferred_.push_parts(parts, after)) return {};
+  collect();  // fences may have passed since
+  const auto queued = deferred_.push_parts(parts, after);
+  if (queued) return {};
+  return refusal(errc::deferred_full, slot, queued.error().wanted, queued.error().found);
+}
+
+/// Gives up the references to all blocks behind the first `keep` tokens.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64_t keep) noexcept {
+  const record& sequence = records_[slot];
+  std::array<std::span<const block_id>, max_layer_groups> parts{};
+  std::size_t blocks = 0;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const std::uint64_t kept = groups_[g].blocks_for(keep);
+    const std::uint64_t first = kept > sequence.dead[g] ? kept : sequence.dead[g];
+    const std::uint64_t end = groups_[g].blocks_for(sequence.tokens);
+    if (end > first) parts[g] = {row(slot, g) + first, static_cast<std::size_t>(end - first)};
+    blocks += parts[g].size();
+  }
+  if (blocks == 0) return {};
+  return let_go(slot, std::span(parts).first(group_count_));
+}
+
+/// Gives back what no token looks at from `length` tokens on; what cannot be queued now is kept.
 template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
+  std::array<std::span<const block_id>, max_layer_groups> parts{};
+  std::size_t blocks = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const std::uint64_t end = groups_[g].dead_blocks(length);
-    for (std::uint32_t& i = sequence.dead[g]; i < end; ++i) {
-      block_id& entry = row(slot, g)[i];
-      static_cast<void>(pool_.release(entry));  // cannot fail: the sequence held it
-      entry = null_block;
-      ++counters_.released_early;
-    }
+    if (end <= sequence.dead[g]) continue;
+    parts[g] = {row(slot, g) + sequence.dead[g], static_cast<std::size_t>(end - sequence.dead[g])};
+    blocks += parts[g].size();
   }
+  if (blocks == 0 || !let_go(slot, std::span(parts).first(group_count_))) return;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    for (std::size_t i = 0; i < parts[g].size(); ++i)
+      row(slot, g)[sequence.dead[g]++] = null_block;
+  }
+  counters_.released_early += blocks;
 }
 
 // What a sequence holds
@@ -214,10 +291,12 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
           .released_early = counters_.released_early,
+          .deferred = deferred_.held(),
           .copies = counters_.copies,
           .pages = pages,
           .metadata_bytes = pages.metadata_bytes + chain_.metadata_bytes() + node_of_.bytes() +
-                            records_.bytes() + rows_.bytes() + tokens_.bytes(),
+                            records_.bytes() + rows_.bytes() + tokens_.bytes() + copies_.bytes() +
+                            deferred_.metadata_bytes(),
           .verification_bytes = chain_.verification_bytes()};
 }
 
@@ -225,4 +304,5 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
 
 #include <llmmem/paging/detail/hybrid_allocator_audit.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_cache.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_cut.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_growth.hpp>

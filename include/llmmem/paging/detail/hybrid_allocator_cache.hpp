@@ -50,30 +50,39 @@ result<match_result> hybrid_allocator<Traits>::match(sequence_id sequence,
   return match_result{.tokens = found.tokens, .blocks = *blocks};
 }
 
-/// Fills the tables of a sequence without tokens with what a hit has, and shares it; says how many blocks.
+/// Calls `visit(group, block index, block)` for each block that a hit shares, the last first.
 template <class Traits>
-result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
-  record& taker = records_[slot];
+template <class Visit>
+void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const noexcept {
   std::uint64_t first_token = found.tokens;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const block_range needed = groups_[g].hit_blocks(found.tokens);
-    taker.dead[g] = static_cast<std::uint32_t>(needed.first);
-    for (std::uint64_t i = 0; i < needed.end; ++i)
-      row(slot, g)[i] = null_block;
-    if (needed.count() == 0) continue;
     const std::uint64_t begins = needed.first * groups_[g].block_tokens;
-    if (begins < first_token) first_token = begins;
+    if (needed.count() != 0 && begins < first_token) first_token = begins;
   }
   // Up the chain, as far as any group needs it.
   block_id node = found.at.node;
   for (std::uint64_t end = found.tokens; end > first_token; end -= chunk_tokens_) {
     for (std::size_t g = 0; g < group_count_; ++g) {
       const std::uint64_t blocks = end / groups_[g].block_tokens;
-      if (end % groups_[g].block_tokens == 0 && blocks > taker.dead[g])
-        row(slot, g)[blocks - 1] = chain_.cached(node, g);
+      if (end % groups_[g].block_tokens == 0 && blocks > groups_[g].hit_blocks(found.tokens).first)
+        visit(g, blocks - 1, chain_.cached(node, g));
     }
     node = chain_.parent(node);
   }
+}
+
+/// Fills the tables of a sequence without tokens with what a hit has, and shares it; says how many blocks.
+template <class Traits>
+result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
+  record& taker = records_[slot];
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const block_range needed = groups_[g].hit_blocks(found.tokens);
+    taker.dead[g] = static_cast<std::uint32_t>(needed.first);
+    for (std::uint64_t i = 0; i < needed.end; ++i)
+      row(slot, g)[i] = null_block;
+  }
+  visit_hit(found, [&](std::size_t g, std::uint64_t i, block_id block) noexcept { row(slot, g)[i] = block; });
   std::uint64_t shared = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const block_range needed = groups_[g].hit_blocks(found.tokens);
@@ -93,7 +102,51 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
       ++shared;
     }
   }
+  if constexpr (group_sharing_observer<observer_type>) tell_shared(slot, found.tokens);
   return shared;
+}
+
+/// @pre `owner.at` is behind the block.
+template <class Traits>
+void hybrid_allocator<Traits>::tell_cached(const record& owner, std::uint32_t slot, std::size_t group,
+                                           std::uint64_t block) noexcept {
+  const std::uint32_t tokens = groups_[group].block_tokens;
+  block_id before = owner.at.node;
+  for (std::uint32_t i = 0; i < tokens; i += chunk_tokens_)
+    before = chain_.parent(before);
+  observer_.on_cached(
+      stored_block{.block = row(slot, group)[block],
+                   .key = owner.at.key,
+                   .parent = before == null_block ? block_key{} : chain_.key(before),
+                   .tokens = tokens,
+                   .token_ids = {tokens_.data() + slot * max_sequence_tokens_ + block * tokens, tokens},
+                   .context = &owner.context},
+      group);
+}
+
+/// Tells what a hit of `length` tokens took.
+template <class Traits>
+void hybrid_allocator<Traits>::tell_shared(std::uint32_t slot, std::uint64_t length) noexcept {
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const block_range needed = groups_[g].hit_blocks(length);
+    for (std::uint64_t i = needed.first; i < needed.end; ++i) {
+      const block_id block = row(slot, g)[i];
+      observer_.on_shared(block, chain_.key(node_of_[to_index(block)]), g);
+    }
+  }
+}
+
+template <class Traits>
+template <class Visit>
+void hybrid_allocator<Traits>::for_each_cached(Visit&& visit) const {
+  static_assert(std::is_invocable_v<Visit&, const stored_key&, std::size_t>,
+                "visit(const stored_key&, std::size_t) is what is called");
+  for (std::uint32_t i = 1; i < pool_.block_ids(); ++i) {
+    const block_id block{i};
+    if (!pool_.record(block).is_cached()) continue;
+    const std::size_t group = pool_.group_of(block);
+    visit(stored_key{chain_.key(node_of_[i]), block, groups_[group].block_tokens}, group);
+  }
 }
 
 /// The place behind the next chunk; where the chain has no room, idle blocks make some.
@@ -135,6 +188,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
       chain_.hold(next->node, g, block);
       node_of_[to_index(block)] = next->node;
       pool_.mark_cached(block, {.content = next->key.low, .position = static_cast<std::uint32_t>(i)});
+      if constexpr (is_observed) tell_cached(writer, sequence.slot, g, i);
       ++registered;
     }
   }
