@@ -47,7 +47,7 @@ namespace llmmem::inline v0 {
 /// Kernels do not look there. Blocks are given back by `commit` and by `append`, and stay cached if they were
 /// committed; commit a step before the next append, or what leaves the window between them is not cached. The
 /// memory may be handed out again at once: kernels that still read it keep the order of the calls, on one
-/// stream.
+/// stream, or have a fence that `read_until` is told.
 ///
 /// A hit is the longest prefix for which *every* group has what the next token looks at (`hit_scan`), and
 /// ends at a multiple of all groups' `block_tokens`. After a hit, or at the end of a block, the next state
@@ -58,12 +58,13 @@ namespace llmmem::inline v0 {
 ///
 /// @par Complexity   O(1) a block and a group, and O(1) a token for hashing; no heap allocation after
 ///      construction. Metadata beside the pool's and the chain's: for each of `max_sequences` 4 bytes a token
-///      it may have and 4 for each table entry, committed as used.
+///      it may have and 4 for each table entry, committed as used; 4 bytes for each of `max_deferred`.
 /// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Waits   nothing waits; calls that run short collect what has passed.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`. Every other
 /// call
-///      but `audit` is `noexcept`; a refusal leaves sequences as they were, but that blocks no token looks at
-///      any more may have been given back.
+///      but `for_each_cached` and `audit` is `noexcept`; a refusal leaves sequences as they were, but that
+///      blocks no token looks at any more may have been given back, and deferred ones collected.
 /// @par Sources   managers by kind, intersected hits and placeholders: vLLM's hybrid KV cache groups,
 ///      TensorRT-LLM's placeholder blocks. Pages instead of one padded block size are ours.
 template <class Traits = hybrid_traits>

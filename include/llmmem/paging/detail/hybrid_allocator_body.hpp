@@ -242,16 +242,20 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
 template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
+  std::size_t g = 0;
+  while (g < group_count_ && groups_[g].dead_blocks(length) <= sequence.dead[g])
+    ++g;
+  if (g == group_count_) return;  // nearly always
   std::array<std::span<const block_id>, max_layer_groups> parts{};
   std::size_t blocks = 0;
-  for (std::size_t g = 0; g < group_count_; ++g) {
+  for (; g < group_count_; ++g) {
     const std::uint64_t end = groups_[g].dead_blocks(length);
     if (end <= sequence.dead[g]) continue;
     parts[g] = {row(slot, g) + sequence.dead[g], static_cast<std::size_t>(end - sequence.dead[g])};
     blocks += parts[g].size();
   }
-  if (blocks == 0 || !let_go(slot, std::span(parts).first(group_count_))) return;
-  for (std::size_t g = 0; g < group_count_; ++g) {
+  if (!let_go(slot, std::span(parts).first(group_count_))) return;
+  for (g = 0; g < group_count_; ++g) {
     for (std::size_t i = 0; i < parts[g].size(); ++i)
       row(slot, g)[sequence.dead[g]++] = null_block;
   }
