@@ -37,7 +37,7 @@ class deferred_frees {
 
   /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none.
   result<void> push(std::span<const block_id> blocks, const Fence& after) noexcept {
-    return push_parts({&blocks, 1}, after);
+    return push_parts(std::span(&blocks, 1), after);
   }
 
   /// The same for the blocks of several spans, as one group.

@@ -253,6 +253,7 @@ class hybrid_allocator {
   using place = typename chain_type::place;
   using record = detail::hybrid_record<place, fence_type>;
   using need = detail::hybrid_need;
+  using table_part = std::span<const block_id>;
   struct hit {
     std::uint64_t tokens = 0;
     place at{};
@@ -294,18 +295,12 @@ class hybrid_allocator {
   result<std::uint64_t> take(std::uint32_t slot, const hit& found) noexcept;
   result<hybrid_append> grow(std::uint32_t slot, std::span<const token_id> tokens,
                              std::span<const std::uint64_t> leave, std::size_t first_copy) noexcept;
-  using group_counts = std::array<std::uint64_t, max_layer_groups>;
-  struct batch_count {
-    group_counts blocks{};
-    std::uint64_t sources = 0;  // of copies, still read
-    std::uint64_t readers = 0;  // sequences that they belong to
-  };
-  [[nodiscard]] batch_count count_batch(std::span<const hybrid_growth> batch) noexcept;
+  [[nodiscard]] detail::hybrid_batch_need count_batch(std::span<const hybrid_growth> batch) noexcept;
   [[nodiscard]] bool is_read(record& sequence) noexcept;
   template <class Visit>
   void visit_hit(const hit& found, Visit&& visit) const noexcept;
   void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
-  result<void> let_go(std::uint32_t slot, std::span<const std::span<const block_id>> parts) noexcept;
+  result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;
   result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
   [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;

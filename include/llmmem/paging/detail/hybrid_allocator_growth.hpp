@@ -40,7 +40,7 @@ result<bool> hybrid_allocator<Traits>::shortage(sequence_id sequence, std::uint6
   if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
   do {
     release_dead(sequence.slot, records_[sequence.slot].tokens);
-    group_counts wanted{};
+    detail::group_counts wanted{};
     for (std::size_t g = 0; g < group_count_; ++g)
       wanted[g] = needed_for(sequence.slot, g, count).blocks();
     if (pool_.shortage(std::span(wanted).first(group_count_), out)) return false;
@@ -56,7 +56,7 @@ result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
   if (const auto fits = check_length(slot, tokens.size()); !fits) return fits.error();
   for (;;) {
     release_dead(slot, records_[slot].tokens);
-    const auto grown = grow(slot, tokens, {}, 0);
+    const auto grown = grow(slot, tokens, std::span<const std::uint64_t>(), 0);
     if (grown || collect() == 0) return grown;  // what came back may be blocks, or the reason to copy
   }
 }
@@ -76,7 +76,8 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   for (std::size_t g = 0; g < group_count_; ++g) {
     needs[g] = needed_for(slot, g, tokens.size());
     // A copy's block comes behind the new ones.
-    wanted[g] = {g, {row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks()}};
+    wanted[g] = group_blocks{
+        g, std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
     sources += needs[g].copies ? 1 : 0;
   }
@@ -87,7 +88,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   if (!had) return had.error();
 
   std::array<block_id, max_layer_groups> given_back{};
-  const std::span<const block_id> given(given_back.data(), sources);
+  const table_part given(given_back.data(), sources);
   std::size_t copies = first_copy;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const layer_group& of = groups_[g];
@@ -97,25 +98,26 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
     if (needs[g].copies) {
       block_id& last = row(slot, g)[entries - 1];
       const block_id copy = row(slot, g)[entries + needs[g].more];
-      copies_[copies++] = {g, {.source = last, .destination = copy, .tokens = used}};
+      copies_[copies++] = group_copy{g, block_copy{.source = last, .destination = copy, .tokens = used}};
       given_back[--sources] = last;
       last = copy;
       ++counters_.copies;
     } else if (needs[g].carries) {
-      copies_[copies++] = {
-          g, {.source = row(slot, g)[entries - 1], .destination = row(slot, g)[entries], .tokens = used}};
+      copies_[copies++] = group_copy{
+          g, block_copy{
+                 .source = row(slot, g)[entries - 1], .destination = row(slot, g)[entries], .tokens = used}};
     } else if (grown.tokens % of.block_tokens != 0) {
       // Cached contents are about to be overwritten (the sequence was cut into them), and nobody shares them.
       const block_id last = row(slot, g)[entries - 1];
       if (pool_.record(last).is_cached()) drop_contents(last);
     }
   }
-  if (!given.empty()) static_cast<void>(let_go(slot, {&given, 1}));  // cannot fail: there was room
+  if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: there was room
   std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
               tokens.size_bytes());
   grown.tokens += tokens.size();
   counters_.tokens += tokens.size();
-  out.copies = {copies_.data() + first_copy, copies - first_copy};
+  out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
   return out;
 }
 
@@ -137,11 +139,11 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
     if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
     records_[sequence.slot].batch = batches_;
   }
-  group_counts left{};  // of the batch, and to be left
+  detail::group_counts left{};  // of the batch, and to be left
   for (;;) {
     for (const hybrid_growth& each : batch)
       release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
-    const batch_count needed = count_batch(batch);
+    const detail::hybrid_batch_need needed = count_batch(batch);
     left = needed.blocks;
     for (std::size_t g = 0; g < leave.size(); ++g)
       left[g] += leave[g] < max_blocks ? leave[g] : max_blocks;
@@ -173,9 +175,9 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
 /// but the last to hold it copy: references are dropped while counting, as growing would drop them, and put
 /// back. Those that wait for a fence stay meanwhile.
 template <class Traits>
-typename hybrid_allocator<Traits>::batch_count hybrid_allocator<Traits>::count_batch(
+detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     std::span<const hybrid_growth> batch) noexcept {
-  batch_count needed{};
+  detail::hybrid_batch_need needed{};
   const auto last = [this](std::uint32_t slot, std::size_t g) noexcept {
     return row(slot, g)[groups_[g].blocks_for(records_[slot].tokens) - 1];
   };

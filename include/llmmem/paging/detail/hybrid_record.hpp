@@ -33,6 +33,16 @@ struct hybrid_need {
   [[nodiscard]] std::uint64_t blocks() const noexcept { return more + (copies ? 1 : 0); }
 };
 
+/// A count for each group.
+using group_counts = std::array<std::uint64_t, max_layer_groups>;
+
+/// What all of a batch takes together.
+struct hybrid_batch_need {
+  group_counts blocks{};
+  std::uint64_t sources = 0;  // of copies, still read
+  std::uint64_t readers = 0;  // sequences that they belong to
+};
+
 struct hybrid_counters {
   std::uint64_t tokens = 0;
   std::uint64_t matches = 0;
