@@ -28,7 +28,7 @@ const layer_group mamba = state_snapshots("mamba", 1, 300, 8);
 
 cache_type cache_of(std::span<const layer_group> groups) {
   return cache_type({.groups = groups,
-                     .budget_bytes = 40 * 300,
+                     .budget_bytes = 12'000,
                      .page_bytes = 300,
                      .max_sequences = 4,
                      .max_sequence_tokens = 100,

@@ -389,6 +389,7 @@ class hybrid_world {
     const std::uint64_t first = sequence.expected.size();
     std::vector<llmmem::group_shortage> lacks(groups_.size());
     const auto lacking = cache_.shortage(sequence.id, tokens.size(), lacks);
+    const std::uint64_t deferred = cache_.stats().deferred;
     const auto done = cache_.append(sequence.id, tokens);
     if (!done) {
       ++refused_;
@@ -405,10 +406,19 @@ class hybrid_world {
     std::uint64_t wanted = 0;
     for (const llmmem::group_shortage& each : lacks)
       wanted += each.wanted;
-    must(wanted == done->new_blocks);
+    // Fewer where collecting, for a copy's source to be queued, took the reason to copy.
+    must(wanted == done->new_blocks || (wanted > done->new_blocks && cache_.stats().deferred < deferred));
     for (const llmmem::group_copy& each : done->copies)
       carry_out(each);
     write(sequence, tokens);
+    // All that was appended can be taken back token by token, but for states.
+    if (std::any_of(groups_.begin(), groups_.end(), [](const llmmem::layer_group& each) {
+          return each.kind == llmmem::layer_kind::state_snapshots;
+        })) {
+      return;
+    }
+    for (std::uint64_t n = first; n <= sequence.expected.size(); ++n)
+      must(cache_.nearest_cuts(sequence.id, n).value() == llmmem::cut_points{.below = n, .above = n});
   }
 
   void write(held_sequence& sequence, std::span<const llmmem::token_id> tokens) {

@@ -154,7 +154,8 @@ class hybrid_allocator {
                                  const prefix_context& context = {}) const noexcept;
 
   /// What `append` of `count` tokens would need of each group, and whether it could be had. `out` has a place
-  /// for each group. Gives back what no token looks at any more.
+  /// for each group. Gives back what no token looks at any more. Of what copies come from, and where that is
+  /// still read, it says nothing: `append` may yet answer `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
@@ -167,12 +168,11 @@ class hybrid_allocator {
   /// with. Possible wherever every group still has what the next token looks at:
   ///
   ///   - full attention: to any length;
-  ///   - windows and chunks: to any length from which on none of the blocks looked at was given back. Those
-  ///   go
-  ///     at `append`, by the length before it, and at `commit`, by the tokens declared written: a sequence
-  ///     can always be cut to where its last `append` began, or to what was committed since if that is more;
+  ///   - windows and chunks: to any length at which none of the blocks looked at was given back. Those go at
+  ///     `append` (a refused one too) and `shortage`, by the length before it, and at `commit`, by the tokens
+  ///     declared written: a draft that was not committed can be cut to any length from where it began;
   ///   - states, updated in place: to the ends of blocks that were not given back, so within the last
-  ///     `append` only. To take back single tokens `fork` before the draft, and release the twin.
+  ///     draft only. To take back single tokens `fork` before it, and release the twin.
   ///
   /// To 0 it can always be cut, and to its own length.
   ///
