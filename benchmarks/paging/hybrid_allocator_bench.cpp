@@ -67,7 +67,7 @@ struct hybrid {
     std::vector<std::uint64_t> sizes;
     for (const layer_group& each : groups)
       sizes.push_back(each.block_bytes);
-    const std::uint64_t largest = *std::max_element(sizes.begin(), sizes.end());
+    const std::uint64_t largest = *std::ranges::max_element(sizes);
     const std::uint64_t page = choose_page_bytes(sizes, largest, 2 * largest, 2'048).page_bytes;
     return cache_type({.groups = groups,
                        .budget_bytes = (pages + 1) * page,
