@@ -37,7 +37,7 @@
 #include <string>
 #include <vector>
 
-#include "support/heap_counter.hpp"
+#include "support/timed.hpp"
 
 namespace {
 
@@ -67,24 +67,6 @@ void batches(benchmark::internal::Benchmark* bench) {
 }
 void prefixes(benchmark::internal::Benchmark* bench) {
   bench->Arg(8)->Arg(32)->Arg(128);
-}
-
-/// Times `run()` alone, between `before()` and `after()`; all three on the same cache.
-template <class Before, class Run, class After>
-void measure(benchmark::State& state, Before&& before, Run&& run, After&& after) {
-  std::uint64_t calls = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    before();
-    const heap_watch heap;
-    const auto start = std::chrono::steady_clock::now();
-    run();
-    const auto end = std::chrono::steady_clock::now();
-    calls += heap.calls();
-    state.SetIterationTime(std::chrono::duration<double>(end - start).count());
-    after();
-  }
-  state.SetItemsProcessed(state.iterations() * state.range(0));
-  state.counters["heap_calls"] = static_cast<double>(calls);
 }
 
 using cache_type = paged_allocator<>;

@@ -50,8 +50,10 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
+#include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_reader.hpp>

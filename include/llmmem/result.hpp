@@ -60,6 +60,8 @@ enum class errc : std::uint8_t {
   out_of_group_blocks,  ///< index = group of layers, wanted = blocks it needs, found = blocks it could have
   already_cached,       ///< index = block: it is cached for other contents than were to be committed
   reentered,            ///< called by a callback of the call that is under way
+  not_kept,             ///< index = group of layers that no longer has what comes next after
+                        ///< wanted = tokens to cut to, found = the fewest above them that all still have
 };
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
@@ -281,6 +283,10 @@ inline std::string failure::message() const {
     case errc::already_cached:
       return who + ": block " + n(index) +
              " is cached for other contents; commit each block once, and what it held then";
+    case errc::not_kept:
+      return who + ": group " + n(index) + " no longer has what comes next after " + n(wanted) +
+             " tokens; cut to " + n(found) +
+             ", or to the length below that nearest_cuts() names, and compute the rest again";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

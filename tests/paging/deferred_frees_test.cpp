@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "support/counting_metadata.hpp"
@@ -75,6 +76,21 @@ TEST_CASE("a full queue refuses the whole group and says how much room there is"
   REQUIRE(stream.pass(fence));
   CHECK(collect(queue).count == 4);
   CHECK(queue.push(ids({6, 7, 8, 9}), {}));
+}
+
+TEST_CASE("the blocks of several spans wait as one group, all or none") {
+  deferred_frees<host_fence> queue(6, 3, {});
+  const auto one = ids({1, 2});
+  const auto two = ids({3});
+  const std::array<std::span<const block_id>, 3> parts{one, {}, two};
+  REQUIRE(queue.push_parts(parts, {}));
+  CHECK(queue.fits(3, 2));
+  CHECK(!queue.fits(4, 1));
+  CHECK(!queue.fits(0, 3));
+  REQUIRE(queue.push(ids({4}), {}));
+  CHECK(queue.push_parts(parts, {}).error() == failure{errc::deferred_full, 0, 3, 2});
+  CHECK(queue.held() == 4);
+  CHECK(collect(queue).blocks == ids({3, 2, 1, 4}));
 }
 
 TEST_CASE("the rings run over their end any number of times") {

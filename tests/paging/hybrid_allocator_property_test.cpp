@@ -17,6 +17,10 @@ struct seen {
   std::uint64_t refused = 0;
   std::uint64_t copies = 0;
   std::uint64_t released_early = 0;
+  std::uint64_t cuts = 0;
+  std::uint64_t refused_cuts = 0;
+  std::uint64_t batches = 0;
+  std::uint64_t waited = 0;
 };
 
 template <class Traits>
@@ -28,6 +32,10 @@ seen worlds_hold(std::uint64_t count) {
     all.refused += world.refused();
     all.copies += world.stats().copies;
     all.released_early += world.stats().released_early;
+    all.cuts += world.cuts();
+    all.refused_cuts += world.refused_cuts();
+    all.batches += world.batches();
+    all.waited += world.waited();
   });
   return all;
 }
@@ -38,12 +46,18 @@ TEST_CASE(
     "every sequence reads what its next token looks at, holds nothing else, and finds the longest hit") {
   const seen all = worlds_hold<hybrid_world_traits>(400);
   MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
-                   << all.copies << " copies, " << all.released_early << " released early");
+                   << all.copies << " copies, " << all.released_early << " released early, " << all.cuts
+                   << " cuts, " << all.refused_cuts << " refused cuts, " << all.batches << " batches, "
+                   << all.waited << " reads outlived their sequence");
   CHECK(all.hits > 1'000);
   CHECK(all.evictions > 1'000);
   CHECK(all.refused > 1'000);
   CHECK(all.copies > 1'000);
   CHECK(all.released_early > 1'000);
+  CHECK(all.cuts > 1'000);
+  CHECK(all.refused_cuts > 1'000);
+  CHECK(all.batches > 1'000);
+  CHECK(all.waited > 1'000);
 }
 
 TEST_CASE("with a hash that collides all the time nobody gets another's values in any group") {

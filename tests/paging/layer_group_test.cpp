@@ -77,6 +77,29 @@ TEST_CASE("of states only the last is looked at, and a hit ends where one was ke
   CHECK(group.hit_blocks(16) == block_range{1, 2});
 }
 
+TEST_CASE("a sequence can be cut to where the next token still finds what it looks at") {
+  for (const auto seed : seeds(300)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const layer_group group = random_group(random);
+    const std::uint64_t length = random.below(std::uint64_t{50});
+    const std::uint64_t gone = random.below(group.dead_blocks(length) + 1);
+    for (std::uint64_t n = 0; n <= length; ++n) {
+      // Of the tokens that stay, those looked at, and those in the block that the next token goes on in.
+      bool there = true;
+      for (std::uint64_t other = 0; other < n; ++other) {
+        const bool same_block =
+            n % group.block_tokens != 0 && other / group.block_tokens == n / group.block_tokens;
+        if (looks_at(group, n, other) || same_block) there = there && other / group.block_tokens >= gone;
+      }
+      // A state is kept where a block ends; the present one is where the sequence ends.
+      if (group.kind == layer_kind::state_snapshots && n != length && n % group.block_tokens != 0)
+        there = false;
+      REQUIRE(group.can_cut(n, length, gone) == there);
+    }
+  }
+}
+
 TEST_CASE("block bytes follow from layers, tokens and the model's shape") {
   CHECK(full_attention({"full", 21, 8192, 16}).block_bytes == 2'752'512);
   CHECK(mla(models::deepseek_v3, 64).block_bytes == 64 * 70'272);

@@ -145,9 +145,14 @@ TEST_CASE(
           out[g].resize(counts[g]);
           if (counts[g] != 0) wanted.push_back({g, out[g]});
         }
+        std::vector<std::uint64_t> leave(random.once_in(2) ? 0 : groups);
+        for (std::size_t g = 0; g < leave.size(); ++g) {
+          leave[g] = random.below(std::uint64_t{4});
+          counts[g] += leave[g];
+        }
         const auto before = oracle.blocks.size();
         const bool possible = oracle.can_give(counts);
-        const auto done = kv.allocate(wanted, forget);
+        const auto done = kv.allocate(wanted, leave, forget);
         REQUIRE(done.has_value() == possible);
         std::vector<group_shortage> lacks(groups);
         if (!done) {
@@ -173,6 +178,7 @@ TEST_CASE(
                           .second);
             }
           }
+          REQUIRE((leave.empty() || oracle.can_give(leave)));
         }
       } else {
         const auto at = any();

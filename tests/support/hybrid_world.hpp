@@ -39,8 +39,42 @@ namespace llmmem_tests {
   return true;
 }
 
+/// What the allocator says is findable, by group; the world adds what the cells then held.
+struct cached_group_contents {
+  struct entry {
+    std::size_t group = 0;
+    llmmem::block_key key{};
+    std::uint64_t stamp = 0;
+    std::vector<std::uint64_t> cells{};
+  };
+  std::map<llmmem::block_id, entry> blocks;
+  std::uint64_t stamps = 0;
+  std::uint64_t shared = 0;
+};
+
+struct group_recorder {
+  cached_group_contents* contents;
+  void on_cached(const llmmem::stored_block& stored, std::size_t group) noexcept {
+    must(stored.tokens == stored.token_ids.size());
+    must(contents->blocks
+             .emplace(stored.block, cached_group_contents::entry{group, stored.key, ++contents->stamps})
+             .second);
+  }
+  void on_dropped(llmmem::block_id block, const llmmem::block_key& key, std::size_t group) noexcept {
+    const auto at = contents->blocks.find(block);
+    must(at != contents->blocks.end() && at->second.key == key && at->second.group == group);
+    contents->blocks.erase(at);
+  }
+  void on_shared(llmmem::block_id block, const llmmem::block_key& key, std::size_t group) noexcept {
+    const auto at = contents->blocks.find(block);
+    must(at != contents->blocks.end() && at->second.key == key && at->second.group == group);
+    ++contents->shared;
+  }
+};
+
 struct hybrid_world_traits : llmmem::hybrid_traits {
   using eviction = llmmem::any_eviction;
+  using observer = group_recorder;
 };
 struct weak_hybrid_world_traits : hybrid_world_traits {
   using hash = weak_hash;
@@ -52,7 +86,8 @@ struct trusting_hybrid_world_traits : hybrid_world_traits {
 /// Every byte of the budget is a cell. Each token leaves in each attention group the one value that its KV
 /// could have, a function of the context and all tokens so far; each state is the value of its last token.
 /// Whatever the allocator does, every living sequence must read what its next token looks at, hold no block
-/// that it does not, and find by `match` exactly what a search over all lengths finds.
+/// that it does not, and find by `match` exactly what a search over all lengths finds; what is cached must
+/// stay as it was, and what a kernel reads until its fence has passed.
 template <class Traits, class Choices>
 class hybrid_world {
  public:
@@ -63,10 +98,12 @@ class hybrid_world {
         groups_(choose_groups(choices_)),
         options_(choose_options()),
         policy_(llmmem::eviction_names[choices_.below(std::uint64_t{llmmem::eviction_names.size()})]),
-        cache_(options_,
-               [this](llmmem::slot_count slots, const llmmem::metadata_source& source) {
-                 return llmmem::make_eviction(policy_, slots, source);
-               }),
+        cache_(
+            options_,
+            [this](llmmem::slot_count slots, const llmmem::metadata_source& source) {
+              return llmmem::make_eviction(policy_, slots, source);
+            },
+            group_recorder{&contents_}),
         memory_(cache_.pool().physical_bytes()) {}
   hybrid_world(const hybrid_world&) = delete;
   hybrid_world& operator=(const hybrid_world&) = delete;
@@ -84,22 +121,36 @@ class hybrid_world {
         }
       }
     }
-    must(cache_.stats().pages.active_bytes == bytes);
+    const std::uint64_t active = cache_.stats().pages.active_bytes;
+    must(cache_.stats().deferred == 0 ? active == bytes : active >= bytes);
+    check_cached();
+    check_readers();
   }
 
   void end() {
-    while (!living_.empty())
+    while (!living_.empty()) {
+      must(stream_.pass(stream_.issue()).has_value());
       release(living_.size() - 1);
-    must(cache_.stats().pages.active_bytes == 0 && cache_.stats().tokens == 0);
+    }
+    must(stream_.pass(stream_.issue()).has_value());
+    cache_.collect();
+    must(cache_.stats().deferred == 0 && cache_.stats().pages.active_bytes == 0 &&
+         cache_.stats().tokens == 0);
     cache_.drop_idle();
     must(cache_.stats().pages.free_pages == cache_.stats().pages.pages && cache_.stats().chunks == 0);
-    must(cache_.audit().empty());
+    must(cache_.audit().empty() && contents_.blocks.empty());
   }
 
   [[nodiscard]] llmmem::hybrid_stats stats() const { return cache_.stats(); }
   /// Appends that were refused, and hits shorter than the longest prefix that any one group could have
   /// served.
   [[nodiscard]] std::uint64_t refused() const { return refused_; }
+  /// Sequences cut shorter, cuts that were refused, batches that grew, and reads that were still under way
+  /// when what they read was given back.
+  [[nodiscard]] std::uint64_t cuts() const { return cuts_; }
+  [[nodiscard]] std::uint64_t refused_cuts() const { return refused_cuts_; }
+  [[nodiscard]] std::uint64_t batches() const { return batches_; }
+  [[nodiscard]] std::uint64_t waited() const { return waited_; }
 
  private:
   static constexpr std::uint32_t most_sequences = 5;
@@ -109,10 +160,22 @@ class hybrid_world {
     llmmem::prefix_context context;
     std::vector<llmmem::token_id> tokens;
     std::vector<std::uint64_t> expected;  // value of each token
+    llmmem::host_fence until{};           // of the last kernel that reads it, or read what it was forked from
   };
   struct cached_block {
     llmmem::block_id block;
-    std::uint32_t generation;
+    std::uint64_t stamp;
+  };
+  /// A kernel that reads cells until its fence has passed.
+  struct reader {
+    llmmem::host_fence until;
+    llmmem::sequence_id sequence;
+    struct read {
+      std::uint64_t cell;
+      std::uint64_t position;
+      std::uint64_t value;
+    };
+    std::vector<read> reads;
   };
 
   static std::vector<llmmem::layer_group> choose_groups(Choices& choices) {
@@ -143,6 +206,7 @@ class hybrid_world {
             .max_sequences = most_sequences,
             .max_sequence_tokens = choices_.once_in(4) ? 9U : 50U,
             .max_chunks = choices_.once_in(4) ? 1 + choices_.below(std::uint64_t{12}) : 0,
+            .max_deferred = choices_.once_in(3) ? choices_.below(std::uint64_t{12}) : llmmem::unlimited,
             .name = "kv"};
   }
 
@@ -185,8 +249,61 @@ class hybrid_world {
         bool seen = false;
         for (std::uint64_t k = 0; k < groups_[g].block_tokens; ++k)
           seen = seen || looks_at(groups_[g], position, i * groups_[g].block_tokens + k);
-        must((table[i] != llmmem::null_block) == seen || i * groups_[g].block_tokens > position);
+        if (table[i] == llmmem::null_block) {
+          must(!seen);
+        } else {
+          // Kept too long only where the queue had no room for it.
+          must(seen || i * groups_[g].block_tokens > position || cache_.stats().deferred != 0 ||
+               waits(sequence));
+        }
       }
+    }
+  }
+
+  /// Whether a kernel still reads what the sequence holds or held.
+  [[nodiscard]] static bool waits(const held_sequence& sequence) { return !sequence.until.ready(); }
+
+  /// What is cached is what was written when it became so.
+  void check_cached() {
+    std::uint64_t visited = 0;
+    cache_.for_each_cached([&](const llmmem::stored_key& stored, std::size_t g) {
+      ++visited;
+      const auto at = contents_.blocks.find(stored.block);
+      must(at != contents_.blocks.end() && at->second.key == stored.key && at->second.group == g);
+      const bool is_state = groups_[g].kind == llmmem::layer_kind::state_snapshots;
+      std::vector<std::uint64_t> cells;
+      for (std::uint64_t i = 0; i < (is_state ? 1 : groups_[g].block_tokens); ++i)
+        cells.push_back(cell(g, stored.block, i));
+      if (at->second.cells.empty()) at->second.cells = cells;
+      must(at->second.cells == cells);
+    });
+    must(visited == contents_.blocks.size());
+  }
+
+  /// Begins a kernel that reads what the sequence's next token looks at. States only when it is the last: the
+  /// next step writes them in place.
+  void read(held_sequence& sequence, bool last = false) {
+    reader fresh{.until = stream_.issue(), .sequence = sequence.id, .reads = {}};
+    const std::uint64_t length = sequence.expected.size();
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].kind == llmmem::layer_kind::state_snapshots && !last) continue;
+      for (std::uint64_t other = 0; other < length; ++other) {
+        if (!looks_at(groups_[g], length, other)) continue;
+        const std::uint64_t& at = cell_of(sequence, g, other);
+        fresh.reads.push_back({static_cast<std::uint64_t>(&at - memory_.data()), other, at});
+      }
+    }
+    must(cache_.read_until(sequence.id, fresh.until).has_value());
+    sequence.until = fresh.until;
+    readers_.push_back(std::move(fresh));
+  }
+
+  void check_readers() {
+    std::erase_if(readers_, [](const reader& each) { return each.until.ready(); });
+    for (const reader& each : readers_) {
+      for (const auto& read : each.reads)
+        must(memory_[read.cell] == read.value);
+      waited_ += cache_.check(each.sequence) ? 0 : 1;
     }
   }
 
@@ -217,8 +334,8 @@ class hybrid_world {
                                const llmmem::prefix_context& context) {
     const auto at = cached_.find(cache_key{g, context.salt[0], {tokens.begin(), tokens.end()}});
     if (at == cached_.end()) return false;
-    const llmmem::block_record& record = cache_.pool().record(at->second.block);
-    if (record.is_cached() && record.generation() == at->second.generation) return true;
+    const auto now = contents_.blocks.find(at->second.block);
+    if (now != contents_.blocks.end() && now->second.stamp == at->second.stamp) return true;
     cached_.erase(at);
     return false;
   }
@@ -235,14 +352,35 @@ class hybrid_world {
     const std::vector<llmmem::token_id> tokens = prompt();
     const std::uint64_t longest = longest_hit(tokens, fresh.context);
     must(cache_.cached_tokens(tokens, fresh.context) == longest);
+    const llmmem::hybrid_cost cost = cache_.cost(tokens, fresh.context);
+    must(cost.cached_tokens == longest);
+    std::vector<std::uint64_t> idle;
+    for (std::size_t g = 0; g < groups_.size(); ++g)
+      idle.push_back(cache_.pool().stats(g).idle_blocks);
+    const std::uint64_t told = contents_.shared;
     const auto hit = cache_.match(sequence.id, tokens).value();
-    must(hit.tokens == longest);
+    must(hit.tokens == longest && contents_.shared - told == hit.blocks);
+    std::uint64_t shared = 0;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      shared += cost.groups[g].cached_blocks;
+      must(idle[g] - cache_.pool().stats(g).idle_blocks == cost.groups[g].revived_blocks);
+    }
+    must(shared == hit.blocks);
     for (std::uint64_t i = 0; i < hit.tokens; ++i) {
       sequence.tokens.push_back(tokens[i]);
       sequence.expected.push_back(next_value(last_value(sequence), tokens[i]));
     }
     check_contents(sequence, hit.tokens);
     check_dead(sequence, hit.tokens);
+    std::vector<llmmem::group_shortage> lacks(groups_.size());
+    if (cache_.shortage(sequence.id,
+                        std::min<std::uint64_t>(tokens.size(), options_.max_sequence_tokens) - hit.tokens,
+                        lacks)
+                .value() == false &&
+        tokens.size() <= options_.max_sequence_tokens) {
+      for (std::size_t g = 0; g < groups_.size(); ++g)
+        must(lacks[g].wanted == cost.groups[g].new_blocks);
+    }
     append(sequence, std::span(tokens).subspan(hit.tokens));
   }
 
@@ -251,11 +389,13 @@ class hybrid_world {
     const std::uint64_t first = sequence.expected.size();
     std::vector<llmmem::group_shortage> lacks(groups_.size());
     const auto lacking = cache_.shortage(sequence.id, tokens.size(), lacks);
+    const std::uint64_t deferred = cache_.stats().deferred;
     const auto done = cache_.append(sequence.id, tokens);
     if (!done) {
       ++refused_;
       must(cache_.stats().tokens == before.tokens && cache_.tokens(sequence.id) == first);
       must(cache_.stats().pages.evictions == before.pages.evictions);
+      if (done.code() == llmmem::errc::deferred_full) return must(waits(sequence));
       if (done.code() == llmmem::errc::sequence_full) {
         return must(!lacking && first + tokens.size() > options_.max_sequence_tokens);
       }
@@ -266,9 +406,23 @@ class hybrid_world {
     std::uint64_t wanted = 0;
     for (const llmmem::group_shortage& each : lacks)
       wanted += each.wanted;
-    must(wanted == done->new_blocks);
+    // Fewer where collecting, for a copy's source to be queued, took the reason to copy.
+    must(wanted == done->new_blocks || (wanted > done->new_blocks && cache_.stats().deferred < deferred));
     for (const llmmem::group_copy& each : done->copies)
       carry_out(each);
+    write(sequence, tokens);
+    // All that was appended can be taken back token by token, but for states.
+    if (std::any_of(groups_.begin(), groups_.end(), [](const llmmem::layer_group& each) {
+          return each.kind == llmmem::layer_kind::state_snapshots;
+        })) {
+      return;
+    }
+    for (std::uint64_t n = first; n <= sequence.expected.size(); ++n)
+      must(cache_.nearest_cuts(sequence.id, n).value() == llmmem::cut_points{.below = n, .above = n});
+  }
+
+  void write(held_sequence& sequence, std::span<const llmmem::token_id> tokens) {
+    const std::uint64_t first = sequence.expected.size();
     for (const llmmem::token_id token : tokens) {
       const std::uint64_t position = sequence.expected.size();
       sequence.tokens.push_back(token);
@@ -290,6 +444,131 @@ class hybrid_world {
             must(cell_of(sequence, g, other) == sequence.expected[other] + g);
         }
       }
+    }
+  }
+
+  /// All of them or none: a refusal has changed no sequence and evicted nothing.
+  void append_batch() {
+    std::vector<std::size_t> who;
+    std::vector<std::vector<llmmem::token_id>> tokens;
+    for (std::size_t i = 0; i < living_.size(); ++i) {
+      if (choices_.once_in(3)) continue;
+      who.push_back(i);
+      tokens.push_back(choices_.once_in(2) ? prompt() : std::vector<llmmem::token_id>{1});
+    }
+    std::vector<llmmem::hybrid_growth> batch;
+    std::uint64_t longest = 0;
+    for (std::size_t k = 0; k < who.size(); ++k) {
+      batch.push_back({.sequence = living_[who[k]].id, .tokens = tokens[k]});
+      longest = std::max<std::uint64_t>(longest, living_[who[k]].expected.size() + tokens[k].size());
+    }
+    const bool twice = batch.size() > 1 && choices_.once_in(10);
+    if (twice) batch.back().sequence = batch.front().sequence;
+    std::vector<std::uint64_t> leave;
+    for (std::size_t g = 0; g < groups_.size() && choices_.below(std::uint32_t{3}) != 0; ++g)
+      leave.push_back(choices_.below(std::uint64_t{4}));
+    leave.resize(leave.empty() ? 0 : groups_.size());
+    std::vector<llmmem::hybrid_append> out(batch.size());
+    const llmmem::hybrid_stats before = cache_.stats();
+    const auto done = cache_.append_batch(batch, out, leave);
+    const llmmem::hybrid_stats after = cache_.stats();
+    std::vector<llmmem::group_shortage> lacks(groups_.size());
+    if (!done) {
+      must(after.tokens == before.tokens && after.pages.evictions == before.pages.evictions &&
+           after.pages.allocations == before.pages.allocations && after.copies == before.copies);
+      if (done.code() == llmmem::errc::listed_twice) return must(twice);
+      if (done.code() == llmmem::errc::sequence_full)
+        return must(longest > options_.max_sequence_tokens || twice);
+      if (done.code() == llmmem::errc::deferred_full) return must(options_.max_deferred != llmmem::unlimited);
+      must(done.code() == llmmem::errc::out_of_group_blocks && done.error().wanted > done.error().found);
+      // One by one they do not all fit either, or leave too little.
+      return check_too_much(who, tokens, leave);
+    }
+    must(!twice);
+    must(leave.empty() || cache_.pool().shortage(leave, lacks));
+    std::uint64_t taken = 0;
+    for (const llmmem::hybrid_append& each : out)
+      taken += each.new_blocks;
+    must(after.pages.allocations - before.pages.allocations == taken);
+    for (const llmmem::hybrid_append& each : out) {
+      for (const llmmem::group_copy& copy : each.copies)
+        carry_out(copy);  // all before any write
+    }
+    for (std::size_t k = 0; k < who.size(); ++k) {
+      must(out[k].first == living_[who[k]].expected.size());
+      write(living_[who[k]], tokens[k]);
+    }
+    ++batches_;
+  }
+
+  /// Grows one by one what a batch could not: somebody is refused, or less is left than asked for.
+  void check_too_much(const std::vector<std::size_t>& who,
+                      const std::vector<std::vector<llmmem::token_id>>& tokens,
+                      std::span<const std::uint64_t> leave) {
+    const std::uint64_t refused = refused_;
+    for (std::size_t k = 0; k < who.size(); ++k)
+      append(living_[who[k]], tokens[k]);
+    std::vector<llmmem::group_shortage> lacks(groups_.size());
+    must(refused_ != refused || !cache_.pool().shortage(leave, lacks));
+  }
+
+  /// Whether every group has, and can write behind, what a token after the first `n` looks at.
+  [[nodiscard]] bool can_cut(const held_sequence& sequence, std::uint64_t n) {
+    const std::uint64_t length = sequence.expected.size();
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const llmmem::layer_group& group = groups_[g];
+      const auto table = cache_.table(sequence.id, g);
+      if (group.kind == llmmem::layer_kind::state_snapshots && n != length && n != 0) {
+        // The state is there where a block ended, if it was kept.
+        if (n % group.block_tokens != 0 || table[n / group.block_tokens - 1] == llmmem::null_block)
+          return false;
+        continue;
+      }
+      for (std::uint64_t other = 0; other < n; ++other) {
+        const bool goes_on =
+            n % group.block_tokens != 0 && other / group.block_tokens == n / group.block_tokens;
+        if ((looks_at(group, n, other) || goes_on) && table[other / group.block_tokens] == llmmem::null_block)
+          return false;
+      }
+    }
+    return true;
+  }
+
+  void truncate(held_sequence& sequence) {
+    const std::uint64_t length = sequence.expected.size();
+    const std::uint64_t keep = choices_.once_in(2)
+                                   ? choices_.below(length + 1)
+                                   : length - std::min(length, choices_.below(std::uint64_t{4}));
+    must(cache_.nearest_cuts(sequence.id, length + 1).code() == llmmem::errc::past_the_end);
+    const llmmem::cut_points nearest = cache_.nearest_cuts(sequence.id, keep).value();
+    std::uint64_t below = keep;
+    std::uint64_t above = keep;
+    while (!can_cut(sequence, below))
+      --below;
+    while (!can_cut(sequence, above))
+      ++above;
+    must(nearest == llmmem::cut_points{.below = below, .above = above});
+
+    const llmmem::hybrid_stats before = cache_.stats();
+    const bool behind = choices_.once_in(3);
+    if (behind) read(sequence);
+    const auto cut = behind ? cache_.truncate_after(sequence.id, keep, readers_.back().until)
+                            : cache_.truncate(sequence.id, keep);
+    if (!cut) {
+      must(cache_.tokens(sequence.id) == length && cache_.stats().tokens == before.tokens);
+      must(cache_.stats().pages.evictions == before.pages.evictions);
+      if (cut.code() == llmmem::errc::deferred_full) return must(waits(sequence));
+      ++refused_cuts_;
+      return must(cut.code() == llmmem::errc::not_kept && below != keep && cut.error().found == above);
+    }
+    must(below == keep);
+    sequence.expected.resize(keep);
+    sequence.tokens.resize(keep);
+    cuts_ += keep != length ? 1 : 0;
+    // What the sequence writes behind the cut is its own to order.
+    for (reader& each : readers_) {
+      if (each.sequence == sequence.id)
+        std::erase_if(each.reads, [&](const auto& read) { return read.position >= keep; });
     }
   }
 
@@ -315,7 +594,7 @@ class hybrid_world {
         if (block == llmmem::null_block || !cache_.pool().record(block).is_cached()) continue;
         if (is_cached(g, tokens, sequence.context)) continue;
         cached_[cache_key{g, sequence.context.salt[0], {tokens.begin(), tokens.end()}}] = {
-            block, cache_.pool().record(block).generation()};
+            block, contents_.blocks.at(block).stamp};
       }
     }
     if (written == sequence.tokens.size()) check_dead(sequence, written);
@@ -331,18 +610,32 @@ class hybrid_world {
   }
 
   void release(std::size_t i) {
-    must(cache_.release(living_[i].id).has_value());
+    bool done = false;
+    if (choices_.once_in(3)) {
+      read(living_[i], true);
+      const auto deferred = cache_.release_after(living_[i].id, readers_.back().until);
+      done = deferred.has_value();
+      if (!done) {
+        must(deferred.code() == llmmem::errc::deferred_full);
+        return readers_.pop_back();  // it lives on
+      }
+    }
+    if (!done) {
+      const auto released = cache_.release(living_[i].id);
+      if (!released) return must(released.code() == llmmem::errc::deferred_full && waits(living_[i]));
+    }
     must(cache_.release(living_[i].id).code() == llmmem::errc::stale_handle);
     living_.erase(living_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 
   void act() {
+    if (choices_.once_in(6)) must(stream_.pass(stream_.issue()).has_value());
     if (living_.size() == most_sequences && choices_.once_in(2))
       release(choices_.below(std::uint64_t{living_.size()}));
     if (living_.empty() || choices_.once_in(4)) return begin();
     const std::size_t i = choices_.below(std::uint64_t{living_.size()});
     held_sequence& sequence = living_[i];
-    switch (choices_.below(std::uint32_t{10})) {
+    switch (choices_.below(std::uint32_t{15})) {
       case 0:
       case 1:
         return append(sequence, prompt());
@@ -359,6 +652,15 @@ class hybrid_world {
       case 7:
         if (choices_.once_in(8)) cache_.drop_idle();
         return;
+      case 8:
+      case 9:
+        return truncate(sequence);
+      case 10:
+        return append_batch();
+      case 11:
+        return read(sequence);
+      case 12:
+        return static_cast<void>(cache_.collect());
       default:
         return release(i);
     }
@@ -368,11 +670,18 @@ class hybrid_world {
   std::vector<llmmem::layer_group> groups_;
   llmmem::hybrid_options options_;
   std::string_view policy_;
+  cached_group_contents contents_;
   cache_type cache_;
   std::vector<std::uint64_t> memory_;
   std::vector<held_sequence> living_;
   std::map<cache_key, cached_block> cached_;
+  llmmem::host_timeline stream_;
+  std::vector<reader> readers_;
   std::uint64_t refused_ = 0;
+  std::uint64_t cuts_ = 0;
+  std::uint64_t refused_cuts_ = 0;
+  std::uint64_t batches_ = 0;
+  std::uint64_t waited_ = 0;
 };
 
 }  // namespace llmmem_tests

@@ -37,12 +37,20 @@ class deferred_frees {
 
   /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none.
   result<void> push(std::span<const block_id> blocks, const Fence& after) noexcept {
-    if (blocks.size() > room() || group_count_ == groups_.size()) {
-      return failure{errc::deferred_full, 0, blocks.size(), room(), "deferred_frees"};
+    return push_parts(std::span(&blocks, 1), after);
+  }
+
+  /// The same for the blocks of several spans, as one group.
+  result<void> push_parts(std::span<const std::span<const block_id>> parts, const Fence& after) noexcept {
+    std::uint64_t count = 0;
+    for (const auto& part : parts)
+      count += part.size();
+    if (!fits(count, 1)) return failure{errc::deferred_full, 0, count, room(), "deferred_frees"};
+    for (const auto& part : parts) {
+      for (const block_id block : part)
+        references_[wrap(first_ + held_++, references_.size())] = block;
     }
-    for (const block_id block : blocks)
-      references_[wrap(first_ + held_++, references_.size())] = block;
-    groups_[wrap(first_group_ + group_count_++, groups_.size())] = {after, blocks.size()};
+    groups_[wrap(first_group_ + group_count_++, groups_.size())] = {after, count};
     return {};
   }
 
@@ -81,6 +89,10 @@ class deferred_frees {
   /// References that `push` could take now.
   [[nodiscard]] std::uint64_t room() const noexcept {
     return group_count_ == groups_.size() ? 0 : references_.size() - held_;
+  }
+  /// Whether `groups` pushes of `references` together could be taken now.
+  [[nodiscard]] bool fits(std::uint64_t references, std::uint64_t groups) const noexcept {
+    return references <= references_.size() - held_ && groups <= groups_.size() - group_count_;
   }
   /// References still held.
   [[nodiscard]] std::uint64_t held() const noexcept { return held_; }

@@ -7,6 +7,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
@@ -67,13 +68,6 @@ struct event_read {
   std::uint64_t next = 0;   ///< what to read from next
 
   friend constexpr bool operator==(const event_read&, const event_read&) noexcept = default;
-};
-
-/// Contents that are findable, as a snapshot tells them.
-struct stored_key {
-  block_key key{};
-  block_id block = null_block;
-  std::uint32_t tokens = 0;
 };
 
 /// The observer that keeps the last events of a cache in a ring.
@@ -138,6 +132,22 @@ class event_log {
     event.to = to;
   }
 
+  // The same of a cache with several groups: the events have the group that is told, not the options' one.
+
+  void on_cached(const stored_block& stored, std::size_t group) noexcept {
+    on_cached(stored);
+    of_group(group);
+  }
+  void on_dropped(block_id block, const block_key& key, std::size_t group) noexcept {
+    on_dropped(block, key);
+    of_group(group);
+  }
+  void on_shared(block_id block, const block_key& key, std::size_t group) noexcept {
+    if (!shares_) return;
+    on_shared(block, key);
+    of_group(group);
+  }
+
   /// Logs that nothing is stored any more, for an engine that knows it otherwise than by `removed`.
   void clear() noexcept { reserve(cache_event_kind::cleared); }
 
@@ -180,6 +190,15 @@ class event_log {
     return next_;
   }
 
+  /// The same for a cache with several groups: calls `visit(const stored_key&, std::size_t group)`.
+  template <class Cache, class Visit>
+    requires std::is_invocable_v<Visit&, const stored_key&, std::size_t>
+  std::uint64_t snapshot(const Cache& cache, Visit&& visit) const
+      noexcept(std::is_nothrow_invocable_v<Visit&, const stored_key&, std::size_t>) {
+    cache.for_each_cached(visit);
+    return next_;
+  }
+
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ring_.size(); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return ring_.bytes(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -196,6 +215,10 @@ class event_log {
 
   [[nodiscard]] std::size_t place(std::uint64_t number) const noexcept {
     return static_cast<std::size_t>((number - first_) % ring_.size());
+  }
+
+  void of_group(std::size_t group) noexcept {
+    ring_[place(next_ - 1)].group = static_cast<std::uint32_t>(group);
   }
 
   cache_event& reserve(cache_event_kind kind) noexcept {
@@ -215,5 +238,6 @@ class event_log {
 };
 
 static_assert(sharing_observer<event_log> && moving_observer<event_log>);
+static_assert(group_sharing_observer<event_log>);
 
 }  // namespace llmmem::inline v0

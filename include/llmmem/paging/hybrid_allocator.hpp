@@ -5,80 +5,29 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
-#include <llmmem/eviction/lru.hpp>
 #include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/hybrid_record.hpp>
+#include <llmmem/paging/group_observer.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/prefix_chain.hpp>
-#include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace llmmem::inline v0 {
-
-/// The policies of a `hybrid_allocator`. Inherit, and shadow what is to be different.
-struct hybrid_traits {
-  using eviction = lru_eviction;       ///< `eviction_policy`, one instance a group
-  using hash = siphash_128;            ///< `block_hash`: keys of the prefix chain
-  using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
-};
-
-/// How a `hybrid_allocator` is built.
-struct hybrid_options {
-  std::span<const layer_group> groups{};  ///< 1 to `max_layer_groups`
-  std::uint64_t budget_bytes = 0;         ///< of all their blocks together, see `super_page_options`
-  std::uint64_t page_bytes = std::uint64_t{2} << 20;
-  std::uint32_t max_sequences = 256;            ///< alive at once, at least 1
-  std::uint64_t max_sequence_tokens = 131'072;  ///< the longest a sequence may become
-  /// Chunks of tokens that the prefix chain may know; 0: as many as the group with the most tokens a byte
-  /// could cache if it had the budget alone.
-  std::uint64_t max_chunks = 0;
-  hash_seed seed{};
-  std::string name = "hybrid_allocator";  ///< what error texts call it
-  metadata_source metadata{};
-};
-
-/// A copy of part of a block of `group`, or for states of the whole block, see `block_copy`.
-struct group_copy {
-  std::size_t group = 0;
-  block_copy copy{};
-
-  friend constexpr bool operator==(const group_copy&, const group_copy&) noexcept = default;
-};
-
-/// Where the tokens of an `append` went.
-struct hybrid_append {
-  std::uint64_t first = 0;       ///< position of the first new token
-  std::uint64_t new_blocks = 0;  ///< blocks allocated, of all groups
-  /// To be carried out before the new tokens are written: copies on write, and states that go on in a new
-  /// block. Valid until the next `append`.
-  std::span<const group_copy> copies{};
-};
-
-/// A `hybrid_allocator` now, and since its construction.
-struct hybrid_stats {
-  std::uint64_t sequences = 0;
-  std::uint64_t tokens = 0;          ///< of living sequences, shared ones counted for each
-  std::uint64_t chunks = 0;          ///< known to the prefix chain
-  std::uint64_t matches = 0;         ///< calls of `match`
-  std::uint64_t hit_tokens = 0;      ///< that it found
-  std::uint64_t registrations = 0;   ///< blocks made findable
-  std::uint64_t duplicates = 0;      ///< blocks whose contents were cached already
-  std::uint64_t released_early = 0;  ///< references given back because no token looks at the block any more
-  std::uint64_t copies = 0;          ///< on write; states that go on in a new block not counted
-  super_page_stats pages{};
-  std::size_t metadata_bytes = 0;
-  std::size_t verification_bytes = 0;
-};
 
 /// A paged KV cache's bookkeeping for models whose layers differ: sliding windows beside full attention,
 /// states beside attention, latents, chunks. Each group of layers has its own blocks and block table, all
@@ -98,7 +47,7 @@ struct hybrid_stats {
 /// Kernels do not look there. Blocks are given back by `commit` and by `append`, and stay cached if they were
 /// committed; commit a step before the next append, or what leaves the window between them is not cached. The
 /// memory may be handed out again at once: kernels that still read it keep the order of the calls, on one
-/// stream.
+/// stream, or have a fence that `read_until` is told.
 ///
 /// A hit is the longest prefix for which *every* group has what the next token looks at (`hit_scan`), and
 /// ends at a multiple of all groups' `block_tokens`. After a hit, or at the end of a block, the next state
@@ -109,12 +58,13 @@ struct hybrid_stats {
 ///
 /// @par Complexity   O(1) a block and a group, and O(1) a token for hashing; no heap allocation after
 ///      construction. Metadata beside the pool's and the chain's: for each of `max_sequences` 4 bytes a token
-///      it may have and 4 for each table entry, committed as used.
+///      it may have and 4 for each table entry, committed as used; 4 bytes for each of `max_deferred`.
 /// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Waits   nothing waits; calls that run short collect what has passed.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`. Every other
 /// call
-///      but `audit` is `noexcept`; a refusal leaves sequences as they were, but that blocks no token looks at
-///      any more may have been given back.
+///      but `for_each_cached` and `audit` is `noexcept`; a refusal leaves sequences as they were, but that
+///      blocks no token looks at any more may have been given back, and deferred ones collected.
 /// @par Sources   managers by kind, intersected hits and placeholders: vLLM's hybrid KV cache groups,
 ///      TensorRT-LLM's placeholder blocks. Pages instead of one padded block size are ours.
 template <class Traits = hybrid_traits>
@@ -123,17 +73,21 @@ class hybrid_allocator {
   using eviction_type = typename Traits::eviction;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
+  using observer_type = typename Traits::observer;
+  using fence_type = typename Traits::fence;
   using pool_type = super_page_pool<eviction_type>;
   using chain_type = prefix_chain<hash_type, verification_type>;
 
   static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
+  static_assert(group_cache_observer<observer_type>, "Traits::observer must be a group_cache_observer");
+  static_assert(fence<fence_type>, "Traits::fence must be a fence");
 
-  explicit hybrid_allocator(const hybrid_options& options);
+  explicit hybrid_allocator(const hybrid_options& options, observer_type observer = {});
   /// `make`, an `eviction_factory`, makes each group's eviction policy.
   template <class Make>
-  hybrid_allocator(const hybrid_options& options, Make&& make);
+  hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer = {});
 
   // Sequences
 
@@ -145,7 +99,27 @@ class hybrid_allocator {
   result<sequence_id> fork(sequence_id parent) noexcept;
 
   /// Ends a sequence; of each group the last block first.
+  /// @return `errc::deferred_full` when its blocks are still read (`read_until`) and cannot be queued.
   result<void> release(sequence_id sequence) noexcept;
+
+  // Behind fences
+
+  /// Kernels may read the sequence's blocks until `after` has passed: what it gives back from now on, by
+  /// whichever call, returns to the pool behind that. The last fence told holds; give those of one stream, in
+  /// their order; a fork begins with its parent's. Where there is no room to queue what nobody looks at any
+  /// more, the sequence keeps it until there is.
+  ///
+  ///     cache.append(seq, tokens).value();
+  ///     launch(step, stream);
+  ///     cache.read_until(seq, stream.record()).value();   // now append, commit, release as you like
+  result<void> read_until(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// `read_until` and `release`. Refused, the sequence is as it was.
+  result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// Returns the blocks whose fences have passed; says how many references that were. Calls that run short do
+  /// so themselves.
+  std::uint64_t collect() noexcept;
 
   // Contents
 
@@ -153,12 +127,35 @@ class hybrid_allocator {
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Adds tokens with all the blocks they need in every group, or nothing.
-  /// @return `errc::out_of_group_blocks` for the first group that lacks some, `errc::sequence_full`, and what
-  ///         `check` says of a handle.
+  /// @return `errc::out_of_group_blocks` for the first group that lacks some, `errc::sequence_full`,
+  ///         `errc::deferred_full` when what it would copy from is still read (`read_until`) and cannot be
+  ///         queued, and what `check` says of a handle.
   result<hybrid_append> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
+  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
+  /// `append`, in the order of the batch; carry out all copies before anything is written. The whole is
+  /// counted before anything is changed, copies on write included, so a batch that is refused has cost no
+  /// eviction and no copy.
+  /// @param leave  blocks of each group that can be had afterwards, all together: a watermark for sequences
+  ///        that grow later; none: 0 of each.
+  /// @return `errc::out_of_group_blocks` with what the whole batch needs of the first group that lacks some
+  ///         (`leave` included), `errc::sequence_full` for the first that grows too long,
+  ///         `errc::deferred_full` as `append` has it, `errc::listed_twice`, `errc::size_mismatch` if `out`
+  ///         is not as long as `batch`, or `leave` not as long as `groups()`, and what `check` says of a
+  ///         handle.
+  result<void> append_batch(std::span<const hybrid_growth> batch, std::span<hybrid_append> out,
+                            std::span<const std::uint64_t> leave = {}) noexcept;
+
+  /// What a prompt of `tokens` would need of each group if it came now, appended in one piece (in several,
+  /// with commits between, windows need less). Changes nothing: for admission. What `pool().shortage` lacks
+  /// of it cannot be admitted; the rest usually can, and `append` tells: blocks that are revived may hold
+  /// pages that others counted on.
+  [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
+                                 const prefix_context& context = {}) const noexcept;
+
   /// What `append` of `count` tokens would need of each group, and whether it could be had. `out` has a place
-  /// for each group. Gives back what no token looks at any more.
+  /// for each group. Gives back what no token looks at any more. Of what copies come from, and where that is
+  /// still read, it says nothing: `append` may yet answer `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
@@ -166,6 +163,34 @@ class hybrid_allocator {
   /// many blocks were registered.
   result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
+
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them: what a rejected draft is taken back
+  /// with. Possible wherever every group still has what the next token looks at:
+  ///
+  ///   - full attention: to any length;
+  ///   - windows and chunks: to any length at which none of the blocks looked at was given back. Those go at
+  ///     `append` (a refused one too) and `shortage`, by the length before it, and at `commit`, by the tokens
+  ///     declared written: a draft that was not committed can be cut to any length from where it began;
+  ///   - states, updated in place: to the ends of blocks that were not given back, so within the last
+  ///     draft only. To take back single tokens `fork` before it, and release the twin.
+  ///
+  /// To 0 it can always be cut, and to its own length.
+  ///
+  /// After a cut into a cached block its contents stay cached until the sequence writes there again (then,
+  /// whoever else holds them keeps them, and the sequence gets a copy).
+  /// @return `errc::not_kept` for the first group that lacks something, with the nearest length above that
+  ///         could be; `errc::past_the_end`; and what `check` says of a handle.
+  /// @par Complexity   O(blocks and chunks cut off); a refusal O(tokens from there on x groups).
+  result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
+
+  /// `read_until` and `truncate`: for kernels that still use the blocks behind. The last block that stays is
+  /// the sequence's to write at once; order what writes it behind those kernels. Refused, also by
+  /// `errc::deferred_full`, the sequence is as it was.
+  result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
+
+  /// Where `truncate` to `tokens`, or as near as can be, is possible now. O(tokens between them x groups).
+  /// @return `errc::past_the_end`, and what `check` says of a handle.
+  [[nodiscard]] result<cut_points> nearest_cuts(sequence_id sequence, std::uint64_t tokens) const noexcept;
 
   /// How many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
@@ -208,6 +233,14 @@ class hybrid_allocator {
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
+  /// To set what an observer works with, its clock say.
+  [[nodiscard]] observer_type& observer() noexcept { return observer_; }
+
+  /// Calls `visit(const stored_key&, std::size_t group)` for all that is findable. O(block ids).
+  template <class Visit>
+  void for_each_cached(Visit&& visit) const;
+
   [[nodiscard]] hybrid_stats stats() const noexcept;
 
   /// Proves every invariant: the pool's, the chain's, and that each block has exactly the references that
@@ -218,25 +251,12 @@ class hybrid_allocator {
   friend struct testing_access;
 
   using place = typename chain_type::place;
-  struct record {
-    std::uint64_t tokens = 0;
-    std::uint64_t committed = 0;  // leading chunks that the chain knows
-    place at{};                   // behind them
-    prefix_context context{};
-    std::array<std::uint32_t, max_layer_groups> dead{};  // leading entries of each table that are null
-  };
+  using record = detail::hybrid_record<place, fence_type>;
+  using need = detail::hybrid_need;
+  using table_part = std::span<const block_id>;
   struct hit {
     std::uint64_t tokens = 0;
     place at{};
-  };
-  struct counters {
-    std::uint64_t tokens = 0;
-    std::uint64_t matches = 0;
-    std::uint64_t hit_tokens = 0;
-    std::uint64_t registrations = 0;
-    std::uint64_t duplicates = 0;
-    std::uint64_t released_early = 0;
-    std::uint64_t copies = 0;
   };
 
   [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
@@ -255,24 +275,37 @@ class hybrid_allocator {
   [[nodiscard]] auto forget_evicted() noexcept {
     return [this](std::span<const block_id> blocks) noexcept {
       for (const block_id block : blocks)
-        chain_.drop(node_of_[to_index(block)], pool_.group_of(block));
+        forget(block);
     };
   }
-  struct need {
-    std::uint64_t more = 0;  // new entries of the table
-    bool copies = false;     // on write, into one block more
-    bool carries = false;    // a state into the first new block
-
-    [[nodiscard]] std::uint64_t blocks() const noexcept { return more + (copies ? 1 : 0); }
-  };
+  /// No prefix names `block` any more.
+  void forget(block_id block) noexcept {
+    const block_id node = node_of_[to_index(block)];
+    const std::size_t group = pool_.group_of(block);
+    observer_.on_dropped(block, chain_.key(node), group);
+    chain_.drop(node, group);
+  }
+  static constexpr bool is_observed = !std::is_same_v<observer_type, ignore_group_cache_events>;
+  void tell_cached(const record& owner, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
+  void tell_shared(std::uint32_t slot, std::uint64_t length) noexcept;
   [[nodiscard]] need needed_for(std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept;
   [[nodiscard]] result<void> check_length(std::uint32_t slot, std::uint64_t count) const noexcept;
   [[nodiscard]] hit longest_hit(std::span<const token_id> tokens, place at,
                                 const prefix_context& context) const noexcept;
   result<std::uint64_t> take(std::uint32_t slot, const hit& found) noexcept;
+  result<hybrid_append> grow(std::uint32_t slot, std::span<const token_id> tokens,
+                             std::span<const std::uint64_t> leave, std::size_t first_copy) noexcept;
+  [[nodiscard]] detail::hybrid_batch_need count_batch(std::span<const hybrid_growth> batch) noexcept;
+  [[nodiscard]] bool is_read(record& sequence) noexcept;
+  template <class Visit>
+  void visit_hit(const hit& found, Visit&& visit) const noexcept;
   void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
+  result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;
-  void give_back(std::uint32_t slot) noexcept;
+  result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
+  [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;
+  void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  void drop_contents(block_id block) noexcept;
 
   std::array<layer_group, max_layer_groups> groups_{};
   std::size_t group_count_;
@@ -286,8 +319,11 @@ class hybrid_allocator {
   detail::handle_table<sequence_id, record> records_;
   detail::fixed_array<block_id> rows_;
   detail::fixed_array<token_id> tokens_;  // of each sequence
-  std::array<group_copy, max_layer_groups> copies_{};
-  counters counters_{};
+  detail::fixed_array<group_copy> copies_;
+  deferred_frees<fence_type> deferred_;
+  std::uint64_t batches_ = 0;
+  LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
+  detail::hybrid_counters counters_{};
 };
 
 }  // namespace llmmem::inline v0

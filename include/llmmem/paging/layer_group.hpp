@@ -102,6 +102,19 @@ struct layer_group {
     return live_blocks(length);
   }
 
+  /// Whether a sequence of `length` tokens, of whose blocks the first `gone` were given back, can be cut to
+  /// `n`: attention, where the blocks that the token at `n` looks at are still there, or it looks at none;
+  /// states, at the end of a block whose snapshot is still there, since every other state was overwritten by
+  /// the next. Cutting nothing, or everything, is always possible. @pre n <= length; gone <=
+  /// dead_blocks(length)
+  [[nodiscard]] constexpr bool can_cut(std::uint64_t n, std::uint64_t length,
+                                       std::uint64_t gone) const noexcept {
+    if (n == length) return true;
+    if (kind == layer_kind::state_snapshots && n % block_tokens != 0) return false;
+    const block_range needed = live_blocks(n);
+    return needed.count() == 0 || needed.first >= gone;
+  }
+
   /// Refuses a group that no model has.
   /// @throws argument_error  naming the group, the field and its value.
   constexpr void validate() const {

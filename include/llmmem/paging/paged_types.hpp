@@ -174,6 +174,13 @@ struct stored_block {
   const prefix_context* context = nullptr;  ///< never null in a call
 };
 
+/// Contents that are findable, as a snapshot tells them.
+struct stored_key {
+  block_key key{};
+  block_id block = null_block;
+  std::uint32_t tokens = 0;
+};
+
 /// Told, `noexcept`, which contents become findable and which are given up: what a router's event stream is
 /// made of. `event_log` and `cache_metrics` are observers; `observers<...>` joins several.
 template <class O>

@@ -76,7 +76,15 @@ class super_page_pool {
   /// @return `errc::out_of_group_blocks` for the first group that lacks some, see `shortage`.
   /// @pre each group stands in `wanted` once at most.
   template <eviction_callback OnEvict = ignore_eviction>
-  result<void> allocate(std::span<const group_blocks> wanted, OnEvict&& on_evict = {}) noexcept;
+  result<void> allocate(std::span<const group_blocks> wanted, OnEvict&& on_evict = {}) noexcept {
+    return allocate(wanted, std::span<const std::uint64_t>(), on_evict);
+  }
+
+  /// The same, if `leave` blocks of each group could still be had afterwards, all together; they are counted
+  /// in what the refusal names. None: as many as there are left.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<void> allocate(std::span<const group_blocks> wanted, std::span<const std::uint64_t> leave,
+                        OnEvict&& on_evict = {}) noexcept;
 
   /// The same for one group.
   template <eviction_callback OnEvict = ignore_eviction>

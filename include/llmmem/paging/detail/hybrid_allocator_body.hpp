@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp; included by it alone.
+/// Bodies of hybrid_allocator.hpp: construction, the life of a sequence, what it holds. Included by it alone.
 #pragma once
 
 #include <llmmem/paging/hybrid_allocator.hpp>
@@ -78,15 +78,25 @@ struct pool_plan {
 
 }  // namespace detail
 
+/// Block ids of a `hybrid_allocator` built from `options` are below this: how large a table by block, an
+/// observer's say, has to be.
+/// @throws length_error  as its constructor does.
+[[nodiscard]] inline std::uint64_t block_ids(const hybrid_options& options) {
+  static_cast<void>(detail::checked_groups(options));
+  const detail::pool_plan plan(options);
+  return options.budget_bytes / options.page_bytes << detail::checked_layout(plan.pool).shift;
+}
+
 template <class Traits>
-hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options)
-    : hybrid_allocator(options, [](slot_count slots, const metadata_source& source) {
-        return eviction_type(slots, source);
-      }) {}
+hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, observer_type observer)
+    : hybrid_allocator(
+          options,
+          [](slot_count slots, const metadata_source& source) { return eviction_type(slots, source); },
+          std::move(observer)) {}
 
 template <class Traits>
 template <class Make>
-hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&& make)
+hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&& make, observer_type observer)
     : groups_(detail::checked_groups(options)),
       group_count_(options.groups.size()),
       pool_(detail::pool_plan(options).pool, make),
@@ -94,7 +104,12 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       chain_(detail::most_chunks(options), chunk_tokens_, group_count_, options.seed, options.metadata),
       node_of_(pool_.block_ids(), options.metadata, "hybrid_allocator: nodes of blocks"),
       max_sequence_tokens_(options.max_sequence_tokens),
-      records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences") {
+      records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences"),
+      copies_(std::uint64_t{options.max_sequences} * group_count_, options.metadata,
+              "hybrid_allocator: copies"),
+      deferred_(options.max_deferred == unlimited ? pool_.block_ids() : options.max_deferred,
+                std::uint64_t{options.max_sequences} * 4, options.metadata),
+      observer_(std::move(observer)) {
   static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must give a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
     row_first_[g] = row_entries_;
@@ -113,7 +128,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
 template <class Traits>
 result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context) noexcept {
   const std::uint32_t slot =
-      records_.acquire({.tokens = 0, .committed = 0, .at = chain_.root(context), .context = context});
+      records_.acquire(record{.tokens = 0, .committed = 0, .at = chain_.root(context), .context = context});
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
   return records_.handle(slot);
 }
@@ -149,269 +164,11 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::release(sequence_id sequence) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
+  if (const auto gone = give_back(sequence.slot, 0); !gone) return gone;
   counters_.tokens -= records_[sequence.slot].tokens;
-  give_back(sequence.slot);
   chain_.release(records_[sequence.slot].at.node);
   records_.release(sequence.slot);
   return {};
-}
-
-/// Drops the references of all tables.
-template <class Traits>
-void hybrid_allocator<Traits>::give_back(std::uint32_t slot) noexcept {
-  const record& ended = records_[slot];
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    for (std::uint64_t i = groups_[g].blocks_for(ended.tokens); i > ended.dead[g]; --i)
-      static_cast<void>(pool_.release(row(slot, g)[i - 1]));  // cannot fail: the sequence held it
-  }
-}
-
-/// Gives back what no token looks at from `length` tokens on.
-template <class Traits>
-void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
-  record& sequence = records_[slot];
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    const std::uint64_t end = groups_[g].dead_blocks(length);
-    for (std::uint32_t& i = sequence.dead[g]; i < end; ++i) {
-      block_id& entry = row(slot, g)[i];
-      static_cast<void>(pool_.release(entry));  // cannot fail: the sequence held it
-      entry = null_block;
-      ++counters_.released_early;
-    }
-  }
-}
-
-// Growing
-
-template <class Traits>
-result<void> hybrid_allocator<Traits>::check_length(std::uint32_t slot, std::uint64_t count) const noexcept {
-  const std::uint64_t held = records_[slot].tokens;
-  if (count <= max_sequence_tokens_ - held) return {};
-  return refusal(errc::sequence_full, slot, count > max_bytes ? max_bytes : held + count,
-                 max_sequence_tokens_);
-}
-
-template <class Traits>
-typename hybrid_allocator<Traits>::need hybrid_allocator<Traits>::needed_for(
-    std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept {
-  if (count == 0) return {};
-  const layer_group& of = groups_[group];
-  const std::uint64_t tokens = records_[slot].tokens;
-  need out{.more = of.blocks_to_append(tokens, count)};
-  if (tokens % of.block_tokens != 0) {
-    const block_id last = row(slot, group)[of.blocks_for(tokens) - 1];
-    out.copies = pool_.record(last).references() > 1;
-  } else {
-    out.carries = of.kind == layer_kind::state_snapshots && tokens != 0;
-  }
-  return out;
-}
-
-template <class Traits>
-result<bool> hybrid_allocator<Traits>::shortage(sequence_id sequence, std::uint64_t count,
-                                                std::span<group_shortage> out) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  if (out.size() != group_count_) return refusal(errc::size_mismatch, 0, out.size(), group_count_);
-  if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
-  release_dead(sequence.slot, records_[sequence.slot].tokens);
-  std::array<std::uint64_t, max_layer_groups> wanted{};
-  for (std::size_t g = 0; g < group_count_; ++g)
-    wanted[g] = needed_for(sequence.slot, g, count).blocks();
-  return !pool_.shortage(std::span(wanted).first(group_count_), out);
-}
-
-template <class Traits>
-result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
-                                                       std::span<const token_id> tokens) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  const std::uint32_t slot = sequence.slot;
-  if (const auto fits = check_length(slot, tokens.size()); !fits) return fits.error();
-  record& grown = records_[slot];
-  release_dead(slot, grown.tokens);
-  hybrid_append out{.first = grown.tokens};
-  if (tokens.empty()) return out;
-
-  std::array<need, max_layer_groups> needs{};
-  std::array<group_blocks, max_layer_groups> wanted{};
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    needs[g] = needed_for(slot, g, tokens.size());
-    // A copy's block comes behind the new ones.
-    wanted[g] = {g, {row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks()}};
-    out.new_blocks += needs[g].blocks();
-  }
-  const auto had = pool_.allocate(std::span(wanted).first(group_count_), forget_evicted());
-  if (!had) return had.error();
-
-  std::size_t copies = 0;
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    const layer_group& of = groups_[g];
-    const std::uint64_t entries = of.blocks_for(grown.tokens);
-    const auto used = static_cast<std::uint32_t>(
-        of.kind == layer_kind::state_snapshots ? of.block_tokens : grown.tokens % of.block_tokens);
-    if (needs[g].copies) {
-      block_id& last = row(slot, g)[entries - 1];
-      const block_id copy = row(slot, g)[entries + needs[g].more];
-      copies_[copies++] = {g, {.source = last, .destination = copy, .tokens = used}};
-      static_cast<void>(pool_.release(last));  // cannot fail: others hold it too
-      last = copy;
-      ++counters_.copies;
-    } else if (needs[g].carries) {
-      copies_[copies++] = {
-          g, {.source = row(slot, g)[entries - 1], .destination = row(slot, g)[entries], .tokens = used}};
-    }
-  }
-  std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
-              tokens.size_bytes());
-  grown.tokens += tokens.size();
-  counters_.tokens += tokens.size();
-  out.copies = std::span(copies_).first(copies);
-  return out;
-}
-
-// What is cached and found
-
-template <class Traits>
-typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
-    std::span<const token_id> tokens, place at, const prefix_context& context) const noexcept {
-  hit_scan scan(groups());
-  hit best{.tokens = 0, .at = at};
-  const std::uint64_t limit = tokens.size() < max_sequence_tokens_ ? tokens.size() : max_sequence_tokens_;
-  for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.hopeless(); end += chunk_tokens_) {
-    const auto part = tokens.subspan(static_cast<std::size_t>(end - chunk_tokens_), chunk_tokens_);
-    const auto next = chain_.find(at, part, context);
-    if (!next) break;
-    at = *next;
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens == 0) scan.see(g, chain_.cached(at.node, g) != null_block);
-    }
-    if (scan.serves(end)) best = {.tokens = end, .at = at};
-  }
-  return best;
-}
-
-template <class Traits>
-result<match_result> hybrid_allocator<Traits>::match(sequence_id sequence,
-                                                     std::span<const token_id> tokens) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  record& taker = records_[sequence.slot];
-  if (taker.tokens != 0) return refusal(errc::not_fresh, sequence.slot, 0, taker.tokens);
-  ++counters_.matches;
-  const hit found = longest_hit(tokens, taker.at, taker.context);
-  if (found.tokens == 0) return match_result{};
-  const auto blocks = take(sequence.slot, found);
-  if (!blocks) return blocks.error();
-  chain_.share(found.at.node);
-  taker.at = found.at;
-  taker.committed = found.tokens / chunk_tokens_;
-  taker.tokens = found.tokens;
-  std::memcpy(tokens_.data() + sequence.slot * max_sequence_tokens_, tokens.data(),
-              found.tokens * sizeof(token_id));
-  counters_.tokens += found.tokens;
-  counters_.hit_tokens += found.tokens;
-  return match_result{.tokens = found.tokens, .blocks = *blocks};
-}
-
-/// Fills the tables of a sequence without tokens with what a hit has, and shares it; says how many blocks.
-template <class Traits>
-result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
-  record& taker = records_[slot];
-  std::uint64_t first_token = found.tokens;
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    const block_range needed = groups_[g].hit_blocks(found.tokens);
-    taker.dead[g] = static_cast<std::uint32_t>(needed.first);
-    for (std::uint64_t i = 0; i < needed.end; ++i)
-      row(slot, g)[i] = null_block;
-    if (needed.count() == 0) continue;
-    const std::uint64_t begins = needed.first * groups_[g].block_tokens;
-    if (begins < first_token) first_token = begins;
-  }
-  // Up the chain, as far as any group needs it.
-  block_id node = found.at.node;
-  for (std::uint64_t end = found.tokens; end > first_token; end -= chunk_tokens_) {
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      const std::uint64_t blocks = end / groups_[g].block_tokens;
-      if (end % groups_[g].block_tokens == 0 && blocks > taker.dead[g])
-        row(slot, g)[blocks - 1] = chain_.cached(node, g);
-    }
-    node = chain_.parent(node);
-  }
-  std::uint64_t shared = 0;
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    const block_range needed = groups_[g].hit_blocks(found.tokens);
-    for (std::uint64_t i = needed.first; i < needed.end; ++i) {
-      const block_id block = row(slot, g)[i];
-      if (const auto done = pool_.share(block); !done) {
-        for (std::size_t h = 0; h <= g; ++h) {
-          const block_range back = groups_[h].hit_blocks(found.tokens);
-          for (std::uint64_t k = h == g ? i : back.end; k > back.first; --k)
-            static_cast<void>(pool_.release(row(slot, h)[k - 1]));
-        }
-        taker.dead = {};
-        return done.error();
-      }
-      const block_id named_by = node_of_[to_index(block)];
-      pool_.touch(block, {.content = chain_.key(named_by).low, .position = static_cast<std::uint32_t>(i)});
-      ++shared;
-    }
-  }
-  return shared;
-}
-
-/// The place behind the next chunk; where the chain has no room, idle blocks make some.
-template <class Traits>
-std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>::next_place(
-    record& sequence, std::span<const token_id> part) noexcept {
-  for (;;) {
-    const auto next = chain_.extend(sequence.at, part, sequence.context);
-    if (next || chain_.free() != 0 || chain_.collides(sequence.at, part, sequence.context)) return next;
-    bool evicted = false;
-    for (std::size_t g = 0; g < group_count_; ++g)
-      evicted = pool_.evict_one(g, forget_evicted()) || evicted;
-    if (!evicted) return std::nullopt;
-  }
-}
-
-template <class Traits>
-result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std::uint64_t written) noexcept {
-  if (const auto alive = check(sequence); !alive) return alive.error();
-  record& writer = records_[sequence.slot];
-  if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
-  std::uint64_t registered = 0;
-  for (; writer.committed < written / chunk_tokens_; ++writer.committed) {
-    const auto next = next_place(writer, chunk(sequence.slot, writer.committed));
-    if (!next) break;
-    chain_.share(next->node);
-    chain_.release(writer.at.node);
-    writer.at = *next;
-    const std::uint64_t end = (writer.committed + 1) * chunk_tokens_;
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens != 0) continue;
-      const std::uint64_t i = end / groups_[g].block_tokens - 1;
-      const block_id block = row(sequence.slot, g)[i];
-      if (block == null_block) continue;
-      if (const block_id cached = chain_.cached(next->node, g); cached != null_block) {
-        counters_.duplicates += cached != block ? 1 : 0;
-        continue;
-      }
-      chain_.hold(next->node, g, block);
-      node_of_[to_index(block)] = next->node;
-      pool_.mark_cached(block, {.content = next->key.low, .position = static_cast<std::uint32_t>(i)});
-      ++registered;
-    }
-  }
-  counters_.registrations += registered;
-  release_dead(sequence.slot, written);
-  return registered;
-}
-
-template <class Traits>
-std::uint64_t hybrid_allocator<Traits>::drop_idle() noexcept {
-  std::uint64_t dropped = 0;
-  for (std::size_t g = 0; g < group_count_; ++g) {
-    while (pool_.evict_one(g, forget_evicted()))
-      ++dropped;
-  }
-  return dropped;
 }
 
 // What a sequence holds
@@ -447,79 +204,19 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
           .released_early = counters_.released_early,
+          .deferred = deferred_.held(),
           .copies = counters_.copies,
           .pages = pages,
           .metadata_bytes = pages.metadata_bytes + chain_.metadata_bytes() + node_of_.bytes() +
-                            records_.bytes() + rows_.bytes() + tokens_.bytes(),
+                            records_.bytes() + rows_.bytes() + tokens_.bytes() + copies_.bytes() +
+                            deferred_.metadata_bytes(),
           .verification_bytes = chain_.verification_bytes()};
 }
 
-template <class Traits>
-std::vector<std::string> hybrid_allocator<Traits>::audit() const {
-  std::vector<std::string> found = pool_.audit();
-  const auto blame = [&](const std::string& what) { found.push_back(name() + ": " + what); };
-  std::vector<std::uint64_t> held(pool_.block_ids());
-  std::vector<std::uint64_t> holders(chain_.capacity() + 1);
-  std::uint64_t tokens = 0;
-  for (std::uint32_t slot = 0; slot < records_.touched(); ++slot) {
-    if (!records_.is_live(slot)) continue;
-    const record& sequence = records_[slot];
-    tokens += sequence.tokens;
-    ++holders[to_index(sequence.at.node)];
-    const std::string who = "sequence " + std::to_string(slot);
-    if (sequence.tokens > max_sequence_tokens_ || sequence.committed > sequence.tokens / chunk_tokens_) {
-      blame(who + " counts " + std::to_string(sequence.committed) + " chunks committed, of " +
-            std::to_string(sequence.tokens) + " tokens");
-      return found;
-    }
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      for (std::uint64_t i = 0; i < groups_[g].blocks_for(sequence.tokens); ++i) {
-        const block_id block = row(slot, g)[i];
-        const std::string where = "[" + std::string(groups_[g].name) + "][" + std::to_string(i) + "]";
-        if ((block == null_block) != (i < sequence.dead[g])) {
-          blame(who + where + (block == null_block ? " holds no block" : " still holds a block"));
-        } else if (block != null_block && (to_index(block) >= held.size() || pool_.group_of(block) != g)) {
-          blame(who + where + " names block " + std::to_string(to_index(block)) +
-                ", which is not its group's");
-        } else if (block != null_block) {
-          ++held[to_index(block)];
-        }
-      }
-    }
-  }
-  if (tokens != counters_.tokens) {
-    blame("counts " + std::to_string(counters_.tokens) + " tokens, there are " + std::to_string(tokens));
-  }
-  for (std::uint32_t i = 1; i < held.size(); ++i) {
-    const block_record& block = pool_.record(block_id{i});
-    const auto accuse = [&](const std::string& what) {
-      blame("block " + std::to_string(i) + " " + what + " (last: " + std::string(to_string(block.last())) +
-            ")");
-    };
-    if (block.references() != held[i]) {
-      accuse("counts " + std::to_string(block.references()) + " references, " + std::to_string(held[i]) +
-             " exist");
-    }
-    if (!block.is_cached()) continue;
-    const block_id node = node_of_[i];
-    if (!chain_.contains(node) || chain_.cached(node, pool_.group_of(block_id{i})) != block_id{i})
-      accuse("is cached, and no prefix names it");
-  }
-  std::uint64_t named = 0;
-  std::uint64_t cached = 0;
-  for (std::uint32_t i = 1; i < held.size(); ++i)
-    cached += pool_.record(block_id{i}).is_cached() ? 1 : 0;
-  for (std::uint32_t node = 1; node < holders.size(); ++node) {
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      named += chain_.contains(block_id{node}) && chain_.cached(block_id{node}, g) != null_block ? 1 : 0;
-    }
-  }
-  if (named != cached) {
-    blame("prefixes name " + std::to_string(named) + " blocks, " + std::to_string(cached) + " are cached");
-  }
-  for (const std::string& each : chain_.audit(holders))
-    blame(each);
-  return found;
-}
-
 }  // namespace llmmem::inline v0
+
+#include <llmmem/paging/detail/hybrid_allocator_audit.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_cache.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_cut.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_fences.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_growth.hpp>

@@ -42,8 +42,11 @@ bool super_page_pool<Eviction>::may_open(std::size_t group) const noexcept {
 template <eviction_policy Eviction>
 template <eviction_callback OnEvict>
 result<void> super_page_pool<Eviction>::allocate(std::span<const group_blocks> wanted,
+                                                 std::span<const std::uint64_t> leave,
                                                  OnEvict&& on_evict) noexcept {
   std::array<std::uint64_t, max_layer_groups> counts{};
+  for (std::size_t g = 0; g < leave.size(); ++g)
+    counts[g] = leave[g];
   for (const group_blocks& each : wanted)
     counts[each.group] += each.out.size();
   std::array<group_shortage, max_layer_groups> lacks{};
@@ -62,6 +65,8 @@ result<void> super_page_pool<Eviction>::allocate(std::span<const group_blocks> w
       --groups_[each.group].wanted;
     }
   }
+  for (std::size_t g = 0; g < leave.size(); ++g)
+    groups_[g].wanted = 0;
   return {};
 }
 

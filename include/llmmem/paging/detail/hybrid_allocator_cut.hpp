@@ -1,0 +1,89 @@
+/// @file
+/// Bodies of hybrid_allocator.hpp: cutting sequences shorter. Included by it alone.
+#pragma once
+
+#include <llmmem/paging/hybrid_allocator.hpp>
+
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// The first group that cannot be cut to `tokens`, or `group_count_`.
+template <class Traits>
+std::size_t hybrid_allocator<Traits>::hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept {
+  const record& sequence = records_[slot];
+  std::size_t g = 0;
+  while (g < group_count_ && groups_[g].can_cut(tokens, sequence.tokens, sequence.dead[g]))
+    ++g;
+  return g;
+}
+
+template <class Traits>
+result<cut_points> hybrid_allocator<Traits>::nearest_cuts(sequence_id sequence,
+                                                          std::uint64_t tokens) const noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const std::uint64_t held = records_[sequence.slot].tokens;
+  if (tokens > held) return refusal(errc::past_the_end, sequence.slot, tokens, held);
+  cut_points found{.below = tokens, .above = tokens};
+  while (hindrance(sequence.slot, found.below) != group_count_)
+    --found.below;
+  while (hindrance(sequence.slot, found.above) != group_count_)
+    ++found.above;
+  return found;
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::truncate(sequence_id sequence, std::uint64_t tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const std::uint32_t slot = sequence.slot;
+  const record& cut = records_[slot];
+  if (tokens > cut.tokens) return refusal(errc::past_the_end, slot, tokens, cut.tokens);
+  if (const std::size_t g = hindrance(slot, tokens); g != group_count_) {
+    const auto nearest = nearest_cuts(sequence, tokens);
+    return refusal(errc::not_kept, static_cast<std::uint32_t>(g), tokens, nearest->above);
+  }
+  if (const auto gone = give_back(slot, tokens); !gone) return gone;
+  shorten(slot, tokens);
+  return {};
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::truncate_after(sequence_id sequence, std::uint64_t tokens,
+                                                      const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const fence_type before = std::exchange(records_[sequence.slot].after, after);
+  const auto cut = truncate(sequence, tokens);
+  if (!cut) records_[sequence.slot].after = before;
+  return cut;
+}
+
+/// Forgets all but the first `tokens` tokens; the references to the blocks behind them are somebody else's
+/// now.
+template <class Traits>
+void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens) noexcept {
+  record& sequence = records_[slot];
+  counters_.tokens -= sequence.tokens - tokens;
+  sequence.tokens = tokens;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    // Less only where the next token looks at nothing of the group.
+    const std::uint64_t entries = groups_[g].blocks_for(tokens);
+    if (sequence.dead[g] > entries) sequence.dead[g] = static_cast<std::uint32_t>(entries);
+  }
+  if (sequence.committed <= tokens / chunk_tokens_) return;
+  block_id node = sequence.at.node;
+  for (; sequence.committed > tokens / chunk_tokens_; --sequence.committed)
+    node = chain_.parent(node);
+  chain_.share(node);
+  chain_.release(sequence.at.node);
+  sequence.at = node == null_block ? chain_.root(sequence.context) : place{node, chain_.key(node)};
+}
+
+/// Takes back that `block`, cached and held by one sequence alone, is worth keeping: it is about to be
+/// overwritten.
+template <class Traits>
+void hybrid_allocator<Traits>::drop_contents(block_id block) noexcept {
+  forget(block);
+  pool_.unmark_cached(block);
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,103 @@
+/// @file
+/// Bodies of hybrid_allocator.hpp: how blocks are given back, at once or behind a fence. Included by it
+/// alone.
+#pragma once
+
+#include <llmmem/paging/hybrid_allocator.hpp>
+
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::read_until(sequence_id sequence, const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  records_[sequence.slot].after = after;
+  return {};
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const fence_type before = std::exchange(records_[sequence.slot].after, after);
+  const auto released = release(sequence);
+  if (!released) records_[sequence.slot].after = before;
+  return released;
+}
+
+template <class Traits>
+std::uint64_t hybrid_allocator<Traits>::collect() noexcept {
+  return deferred_.collect([this](block_id block) noexcept {
+    static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
+  });
+}
+
+/// Whether the sequence's fence has not passed.
+template <class Traits>
+bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {
+  if (!sequence.after.ready()) return true;
+  sequence.after = fence_type();  // not to be asked again
+  return false;
+}
+
+/// Gives references of a sequence up, all or none: at once, or behind its fence.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
+                                              std::span<const table_part> parts) noexcept {
+  if (!is_read(records_[slot])) {
+    for (const auto& part : parts) {
+      for (std::size_t i = part.size(); i > 0; --i)
+        static_cast<void>(pool_.release(part[i - 1]));  // cannot fail: the sequence held it
+    }
+    return {};
+  }
+  const fence_type& after = records_[slot].after;
+  if (deferred_.push_parts(parts, after)) return {};
+  collect();  // fences may have passed since
+  const auto queued = deferred_.push_parts(parts, after);
+  if (queued) return {};
+  return refusal(errc::deferred_full, slot, queued.error().wanted, queued.error().found);
+}
+
+/// Gives up the references to all blocks behind the first `keep` tokens.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64_t keep) noexcept {
+  const record& sequence = records_[slot];
+  std::array<table_part, max_layer_groups> parts{};
+  std::size_t blocks = 0;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const std::uint64_t kept = groups_[g].blocks_for(keep);
+    const std::uint64_t first = kept > sequence.dead[g] ? kept : sequence.dead[g];
+    const std::uint64_t end = groups_[g].blocks_for(sequence.tokens);
+    if (end > first) parts[g] = table_part(row(slot, g) + first, static_cast<std::size_t>(end - first));
+    blocks += parts[g].size();
+  }
+  if (blocks == 0) return {};
+  return let_go(slot, std::span(parts).first(group_count_));
+}
+
+/// Gives back what no token looks at from `length` tokens on; what cannot be queued now is kept.
+template <class Traits>
+void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
+  record& sequence = records_[slot];
+  std::size_t g = 0;
+  while (g < group_count_ && groups_[g].dead_blocks(length) <= sequence.dead[g])
+    ++g;
+  if (g == group_count_) return;  // nearly always
+  std::array<table_part, max_layer_groups> parts{};
+  std::size_t blocks = 0;
+  for (; g < group_count_; ++g) {
+    const std::uint64_t end = groups_[g].dead_blocks(length);
+    if (end <= sequence.dead[g]) continue;
+    parts[g] = table_part(row(slot, g) + sequence.dead[g], static_cast<std::size_t>(end - sequence.dead[g]));
+    blocks += parts[g].size();
+  }
+  if (!let_go(slot, std::span(parts).first(group_count_))) return;
+  for (g = 0; g < group_count_; ++g) {
+    for (std::size_t i = 0; i < parts[g].size(); ++i)
+      row(slot, g)[sequence.dead[g]++] = null_block;
+  }
+  counters_.released_early += blocks;
+}
+
+}  // namespace llmmem::inline v0

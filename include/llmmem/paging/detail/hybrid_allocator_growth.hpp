@@ -1,0 +1,227 @@
+/// @file
+/// Bodies of hybrid_allocator.hpp: growing. Included by it alone.
+#pragma once
+
+#include <llmmem/paging/hybrid_allocator.hpp>
+
+#include <cstring>
+
+namespace llmmem::inline v0 {
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::check_length(std::uint32_t slot, std::uint64_t count) const noexcept {
+  const std::uint64_t held = records_[slot].tokens;
+  if (count <= max_sequence_tokens_ - held) return {};
+  return refusal(errc::sequence_full, slot, count > max_bytes ? max_bytes : held + count,
+                 max_sequence_tokens_);
+}
+
+template <class Traits>
+typename hybrid_allocator<Traits>::need hybrid_allocator<Traits>::needed_for(
+    std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept {
+  if (count == 0) return {};
+  const layer_group& of = groups_[group];
+  const std::uint64_t tokens = records_[slot].tokens;
+  need out{.more = of.blocks_to_append(tokens, count)};
+  if (tokens % of.block_tokens != 0) {
+    const block_id last = row(slot, group)[of.blocks_for(tokens) - 1];
+    out.copies = pool_.record(last).references() > 1;
+  } else {
+    out.carries = of.kind == layer_kind::state_snapshots && tokens != 0;
+  }
+  return out;
+}
+
+template <class Traits>
+result<bool> hybrid_allocator<Traits>::shortage(sequence_id sequence, std::uint64_t count,
+                                                std::span<group_shortage> out) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  if (out.size() != group_count_) return refusal(errc::size_mismatch, 0, out.size(), group_count_);
+  if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
+  do {
+    release_dead(sequence.slot, records_[sequence.slot].tokens);
+    detail::group_counts wanted{};
+    for (std::size_t g = 0; g < group_count_; ++g)
+      wanted[g] = needed_for(sequence.slot, g, count).blocks();
+    if (pool_.shortage(std::span(wanted).first(group_count_), out)) return false;
+  } while (collect() != 0);
+  return true;
+}
+
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
+                                                       std::span<const token_id> tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  const std::uint32_t slot = sequence.slot;
+  if (const auto fits = check_length(slot, tokens.size()); !fits) return fits.error();
+  for (;;) {
+    release_dead(slot, records_[slot].tokens);
+    const auto grown = grow(slot, tokens, std::span<const std::uint64_t>(), 0);
+    if (grown || collect() == 0) return grown;  // what came back may be blocks, or the reason to copy
+  }
+}
+
+/// @param leave  blocks of each group that must be available afterwards, or none.
+/// @param first_copy  where in `copies_` the sequence's copies go.
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::span<const token_id> tokens,
+                                                     std::span<const std::uint64_t> leave,
+                                                     std::size_t first_copy) noexcept {
+  record& grown = records_[slot];
+  hybrid_append out{.first = grown.tokens};
+  if (tokens.empty()) return out;
+  std::array<need, max_layer_groups> needs{};
+  std::array<group_blocks, max_layer_groups> wanted{};
+  std::uint64_t sources = 0;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    needs[g] = needed_for(slot, g, tokens.size());
+    // A copy's block comes behind the new ones.
+    wanted[g] = group_blocks{
+        g, std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks())};
+    out.new_blocks += needs[g].blocks();
+    sources += needs[g].copies ? 1 : 0;
+  }
+  const bool queues = sources != 0 && is_read(grown);
+  if (queues && !deferred_.fits(sources, 1))
+    return refusal(errc::deferred_full, slot, sources, deferred_.room());
+  const auto had = pool_.allocate(std::span(wanted).first(group_count_), leave, forget_evicted());
+  if (!had) return had.error();
+
+  std::array<block_id, max_layer_groups> given_back{};
+  const table_part given(given_back.data(), sources);
+  std::size_t copies = first_copy;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const layer_group& of = groups_[g];
+    const std::uint64_t entries = of.blocks_for(grown.tokens);
+    const auto used = static_cast<std::uint32_t>(
+        of.kind == layer_kind::state_snapshots ? of.block_tokens : grown.tokens % of.block_tokens);
+    if (needs[g].copies) {
+      block_id& last = row(slot, g)[entries - 1];
+      const block_id copy = row(slot, g)[entries + needs[g].more];
+      copies_[copies++] = group_copy{g, block_copy{.source = last, .destination = copy, .tokens = used}};
+      given_back[--sources] = last;
+      last = copy;
+      ++counters_.copies;
+    } else if (needs[g].carries) {
+      copies_[copies++] = group_copy{
+          g, block_copy{
+                 .source = row(slot, g)[entries - 1], .destination = row(slot, g)[entries], .tokens = used}};
+    } else if (grown.tokens % of.block_tokens != 0) {
+      // Cached contents are about to be overwritten (the sequence was cut into them), and nobody shares them.
+      const block_id last = row(slot, g)[entries - 1];
+      if (pool_.record(last).is_cached()) drop_contents(last);
+    }
+  }
+  if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: there was room
+  std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
+              tokens.size_bytes());
+  grown.tokens += tokens.size();
+  counters_.tokens += tokens.size();
+  out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
+  return out;
+}
+
+// Many at once
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growth> batch,
+                                                    std::span<hybrid_append> out,
+                                                    std::span<const std::uint64_t> leave) noexcept {
+  if (batch.size() != out.size()) return refusal(errc::size_mismatch, 0, batch.size(), out.size());
+  if (!leave.empty() && leave.size() != group_count_)
+    return refusal(errc::size_mismatch, 0, leave.size(), group_count_);
+  ++batches_;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const sequence_id sequence = batch[i].sequence;
+    if (const auto alive = check(sequence); !alive) return alive.error();
+    if (records_[sequence.slot].batch == batches_)
+      return refusal(errc::listed_twice, sequence.slot, i, batch.size());
+    if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
+    records_[sequence.slot].batch = batches_;
+  }
+  detail::group_counts left{};  // of the batch, and to be left
+  for (;;) {
+    for (const hybrid_growth& each : batch)
+      release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
+    const detail::hybrid_batch_need needed = count_batch(batch);
+    left = needed.blocks;
+    for (std::size_t g = 0; g < leave.size(); ++g)
+      left[g] += leave[g] < max_blocks ? leave[g] : max_blocks;
+    std::array<group_shortage, max_layer_groups> lacks{};
+    const bool enough = pool_.shortage(std::span(left).first(group_count_), lacks);
+    if (enough && deferred_.fits(needed.sources, needed.readers)) break;
+    if (collect() != 0) continue;
+    if (enough) return refusal(errc::deferred_full, 0, needed.sources, deferred_.room());
+    std::size_t g = 0;
+    while (lacks[g].lacking() == 0)
+      ++g;
+    return refusal(errc::out_of_group_blocks, static_cast<std::uint32_t>(g), lacks[g].wanted,
+                   lacks[g].available);
+  }
+  std::size_t copies = 0;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const hybrid_growth& each = batch[i];
+    for (std::size_t g = 0; g < group_count_; ++g)
+      left[g] -= needed_for(each.sequence.slot, g, each.tokens.size()).blocks();
+    const auto grown = grow(each.sequence.slot, each.tokens, std::span(left).first(group_count_), copies);
+    if (!grown) return grown.error();  // only under a policy that breaks its contract
+    out[i] = *grown;
+    copies += grown->copies.size();
+  }
+  return {};
+}
+
+/// Blocks of each group that all of `batch` takes together. Of k sequences that share their last block, all
+/// but the last to hold it copy: references are dropped while counting, as growing would drop them, and put
+/// back. Those that wait for a fence stay meanwhile.
+template <class Traits>
+detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
+    std::span<const hybrid_growth> batch) noexcept {
+  detail::hybrid_batch_need needed{};
+  const auto last = [this](std::uint32_t slot, std::size_t g) noexcept {
+    return row(slot, g)[groups_[g].blocks_for(records_[slot].tokens) - 1];
+  };
+  for (const hybrid_growth& each : batch) {
+    const std::uint32_t slot = each.sequence.slot;
+    const std::uint64_t before = needed.sources;
+    records_[slot].copies = 0;
+    for (std::size_t g = 0; g < group_count_; ++g) {
+      const need room = needed_for(slot, g, each.tokens.size());
+      needed.blocks[g] += room.blocks();
+      if (!room.copies) continue;
+      if (is_read(records_[slot])) {
+        ++needed.sources;
+        continue;
+      }
+      static_cast<void>(pool_.release(last(slot, g)));  // cannot fail: others hold it too
+      records_[slot].copies |= std::uint32_t{1} << g;
+    }
+    needed.readers += needed.sources != before ? 1 : 0;
+  }
+  for (const hybrid_growth& each : batch) {
+    const std::uint32_t slot = each.sequence.slot;
+    for (std::size_t g = 0; g < group_count_; ++g) {
+      if ((records_[slot].copies >> g & 1U) != 0) static_cast<void>(pool_.share(last(slot, g)));
+    }
+  }
+  return needed;
+}
+
+template <class Traits>
+hybrid_cost hybrid_allocator<Traits>::cost(std::span<const token_id> tokens,
+                                           const prefix_context& context) const noexcept {
+  const hit found = longest_hit(tokens, chain_.root(context), context);
+  hybrid_cost out{.cached_tokens = found.tokens};
+  if (found.tokens != 0) {
+    visit_hit(found, [&](std::size_t g, std::uint64_t, block_id block) noexcept {
+      ++out.groups[g].cached_blocks;
+      if (pool_.record(block).is_idle()) ++out.groups[g].revived_blocks;
+    });
+  }
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    out.groups[g].new_blocks = groups_[g].blocks_to_append(found.tokens, tokens.size() - found.tokens);
+  }
+  return out;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,91 @@
+/// @file
+/// Observers of caches with several groups of layers: told, with the group, what is cached and given up.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/paging/block_key.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/paged_types.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// Told, `noexcept`, which contents of which group become findable and which are given up. `event_log` is
+/// one; `each_group` makes one of any `cache_observer`.
+template <class O>
+concept group_cache_observer =
+    std::movable<O> && requires(O& observer, const stored_block& stored, block_id block, const block_key& key,
+                                std::size_t group) {
+      { observer.on_cached(stored, group) } noexcept;
+      { observer.on_dropped(block, key, group) } noexcept;
+    };
+
+/// One that is also told of each block that a `match` shares.
+template <class O>
+concept group_sharing_observer =
+    group_cache_observer<O> &&
+    requires(O& observer, block_id block, const block_key& key, std::size_t group) {
+      { observer.on_shared(block, key, group) } noexcept;
+    };
+
+/// The observer that costs nothing.
+struct ignore_group_cache_events {
+  void on_cached(const stored_block&, std::size_t) const noexcept {}
+  void on_dropped(block_id, const block_key&, std::size_t) const noexcept {}
+};
+
+static_assert(group_cache_observer<ignore_group_cache_events>);
+
+/// A `cache_observer` for each group, told of that group alone: metrics group by group, say.
+///
+///     using observer = llmmem::each_group<llmmem::cache_metrics<>>;
+///     observer by_group(groups.size(), [&](std::size_t) {
+///       return llmmem::cache_metrics<>({.blocks = llmmem::block_ids(options) - 1});
+///     });
+///
+/// @par Thread safety   that of `Observer`.
+/// @par Errors   the constructor throws `length_error`, and what `make` does.
+template <cache_observer Observer>
+class each_group {
+ public:
+  /// @param groups  1 to `max_layer_groups`, as many as the cache has.
+  /// @param make  called with each group's number, gives its observer.
+  template <class Make>
+  each_group(std::size_t groups, Make&& make) {
+    static_assert(std::is_invocable_r_v<Observer, Make&, std::size_t>, "make(group) must give an Observer");
+    if (groups == 0 || groups > max_layer_groups) {
+      throw length_error("each_group: " + std::to_string(groups) + " groups; allowed are 1 to " +
+                         std::to_string(max_layer_groups));
+    }
+    for (std::size_t g = 0; g < groups; ++g)
+      all_[g].emplace(make(g));
+  }
+
+  void on_cached(const stored_block& stored, std::size_t group) noexcept { all_[group]->on_cached(stored); }
+  void on_dropped(block_id block, const block_key& key, std::size_t group) noexcept {
+    all_[group]->on_dropped(block, key);
+  }
+  void on_shared(block_id block, const block_key& key, std::size_t group) noexcept {
+    if constexpr (sharing_observer<Observer>) all_[group]->on_shared(block, key);
+  }
+
+  /// The observer of one group. @pre there is such a group.
+  [[nodiscard]] Observer& of(std::size_t group) noexcept { return *all_[group]; }
+  [[nodiscard]] const Observer& of(std::size_t group) const noexcept { return *all_[group]; }
+
+ private:
+  std::array<std::optional<Observer>, max_layer_groups> all_{};
+};
+
+static_assert(group_sharing_observer<each_group<ignore_cache_events>>);
+
+}  // namespace llmmem::inline v0
