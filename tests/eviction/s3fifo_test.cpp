@@ -14,7 +14,7 @@ using namespace llmmem_tests;
 namespace {
 
 /// Both queues as vectors, oldest first, walked when something must go. Pinned entries keep their place in
-/// them, and leave them when they are passed over, to come back as the oldest.
+/// them and are passed over.
 class s3fifo_oracle : public slot_states {
  public:
   explicit s3fifo_oracle(slot_count slots)
@@ -34,11 +34,8 @@ class s3fifo_oracle : public slot_states {
   void unpin(slot_id slot) {
     set_pinned(slot, false);
     entry& e = entries_.at(slot);
-    std::vector<slot_id>& queue = e.small ? small_ : main_;
-    if (!e.placed) queue.push_back(slot);
-    if (e.placed && e.aside) queue.insert(queue.begin(), slot);
+    if (!e.placed) (e.small ? small_ : main_).push_back(slot);
     e.placed = true;
-    e.aside = false;
   }
   void erase(slot_id slot) {
     left(slot);
@@ -67,7 +64,6 @@ class s3fifo_oracle : public slot_states {
   struct entry {
     bool small = true;
     bool placed = false;
-    bool aside = false;
     int uses = 0;
     std::uint64_t content = 0;
   };
@@ -80,27 +76,17 @@ class s3fifo_oracle : public slot_states {
     return std::nullopt;
   }
 
-  /// Takes the pinned out of a queue up to `last`, or to its end.
-  void put_aside(std::vector<slot_id>& queue, std::optional<slot_id> last) {
-    while (!queue.empty() && queue.front() != last) {
-      entries_.at(queue.front()).aside = true;
-      queue.erase(queue.begin());
-    }
-  }
-
   std::optional<slot_id> give() {
     const auto in_small =
         std::count_if(entries_.begin(), entries_.end(), [](const auto& each) { return each.second.small; });
     if (static_cast<std::uint64_t>(in_small) >= share_ || !first(main_)) {
       while (const auto slot = first(small_)) {
         entry& e = entries_.at(*slot);
-        put_aside(small_, slot);
         if (e.uses < 2) return slot;
         e.small = false;
         e.uses = 0;
         move(*slot, small_);
       }
-      put_aside(small_, std::nullopt);
     }
     if (!first(main_)) return first(small_);
     // Rounds in which all that can go is spared move nothing from its place.
@@ -113,7 +99,6 @@ class s3fifo_oracle : public slot_states {
     }
     for (;;) {
       const slot_id slot = *first(main_);
-      put_aside(main_, slot);
       if (entries_.at(slot).uses == 0) return slot;
       --entries_.at(slot).uses;
       move(slot, main_);

@@ -41,16 +41,6 @@ class slot_lists {
     ++to.size;
   }
 
-  /// @pre `slot` is in no list.
-  void push_front(std::size_t list, slot_id slot) noexcept {
-    const std::uint32_t i = to_index(slot);
-    ends& to = ends_[list];
-    nodes_[i] = {none, to.first};
-    (to.first == none ? to.last : nodes_[to.first].previous) = i;
-    to.first = i;
-    ++to.size;
-  }
-
   /// @pre `slot` is in `list`.
   void remove(std::size_t list, slot_id slot) noexcept {
     const std::uint32_t i = to_index(slot);
@@ -66,13 +56,6 @@ class slot_lists {
     const std::uint32_t first = ends_[list].first;
     if (first == none) return std::nullopt;
     return slot_id{first};
-  }
-
-  /// Who comes behind `slot`. @pre `slot` is in a list.
-  [[nodiscard]] std::optional<slot_id> after(slot_id slot) const noexcept {
-    const std::uint32_t next = nodes_[to_index(slot)].next;
-    if (next == none) return std::nullopt;
-    return slot_id{next};
   }
 
   [[nodiscard]] std::uint64_t size(std::size_t list) const noexcept { return ends_[list].size; }
