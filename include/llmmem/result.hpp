@@ -31,7 +31,7 @@ enum class errc : std::uint8_t {
   past_the_end,     ///< index = sequence slot, wanted = tokens named, found = tokens it holds
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
   size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
-  out_of_range,     ///< wanted = position asked for, found = positions there are
+  out_of_range,     ///< wanted = number asked for, found = the highest there is
   bad_block_count,  ///< a size for a pool: wanted = blocks asked for, found = the most it was built for
   bad_priority,     ///< wanted = the priority, found = the highest
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
@@ -62,7 +62,13 @@ enum class errc : std::uint8_t {
   reentered,            ///< called by a callback of the call that is under way
   not_kept,             ///< index = group of layers that no longer has what comes next after
                         ///< wanted = tokens to cut to, found = the fewest above them that all still have
+  no_such_block,        ///< wanted = block asked for, found = blocks there are, the null block among them
+  past_the_table,       ///< index = sequence slot, wanted = blocks named, found = blocks it holds
+  past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
 };
+
+/// The last reason there is: what a reader of stored ones holds them to.
+inline constexpr errc last_errc = errc::past_the_bytes;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -198,7 +204,8 @@ inline std::string failure::message() const {
       return who + ": double free: block " + n(index) +
              " has no references left; release each reference once, through one owner";
     case errc::past_the_end:
-      return who + ": " + n(wanted) + " tokens named, sequence " + n(index) + " holds " + n(found);
+      return who + ": " + n(wanted) + " tokens named, sequence " + n(index) + " holds " + n(found) +
+             "; name fewer, or append them first";
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
              "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "
@@ -206,7 +213,7 @@ inline std::string failure::message() const {
     case errc::size_mismatch:
       return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
     case errc::out_of_range:
-      return who + ": position " + n(wanted) + " is out of range, there are " + n(found);
+      return who + ": " + n(wanted) + " asked for, the most is " + n(found);
     case errc::bad_block_count:
       return who + ": " + n(wanted) + " blocks asked for, allowed are 1 to " + n(found) +
              "; build it with a larger most_blocks to grow further";
@@ -287,6 +294,15 @@ inline std::string failure::message() const {
       return who + ": group " + n(index) + " no longer has what comes next after " + n(wanted) +
              " tokens; cut to " + n(found) +
              ", or to the length below that nearest_cuts() names, and compute the rest again";
+    case errc::no_such_block:
+      return who + ": block " + n(wanted) + " asked for, there are " + n(found) +
+             " from 0 on; give the memory as many as the cache's most_physical_blocks()";
+    case errc::past_the_table:
+      return who + ": " + n(wanted) + " blocks named, sequence " + n(index) + " holds " + n(found) +
+             "; name as many at most";
+    case errc::past_the_bytes:
+      return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
+             "; ask for fewer, or make it larger";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

@@ -190,15 +190,16 @@ template <block_table_source Cache>
 inline constexpr std::int64_t padding_slot = -1;
 
 /// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel puts
-/// their keys and values. Nothing is written when the sequence does not hold them all. O(out.size()).
+/// their keys and values. Nothing is written when the sequence does not hold them all, `past_the_end`.
+/// O(out.size()).
 template <block_table_source Cache>
 [[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
                                               std::span<std::int64_t> out) noexcept {
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const std::uint64_t tokens = cache.tokens(sequence);
   if (first > tokens || out.size() > tokens - first) {
-    const std::uint64_t asked = first > tokens ? first : first + (out.size() - 1);
-    return failure{errc::out_of_range, sequence.slot, asked, tokens, "write_slot_mapping"};
+    const std::uint64_t named = first > tokens ? first : first + out.size();
+    return failure{errc::past_the_end, sequence.slot, named, tokens, "write_slot_mapping"};
   }
   const std::span<const block_id> blocks = cache.blocks(sequence);
   const std::uint64_t block_tokens = cache.block_tokens();
