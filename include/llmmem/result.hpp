@@ -30,7 +30,7 @@ enum class errc : std::uint8_t {
   double_free,      ///< index = block: released already, nobody holds it
   past_the_end,     ///< index = sequence slot, wanted = tokens named, found = tokens it holds
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
-  size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
+  size_mismatch,    ///< lengths that must agree: wanted = one, found = the other
   out_of_range,     ///< wanted = number asked for, found = the highest there is
   bad_block_count,  ///< a size for a pool: wanted = blocks asked for, found = the most it was built for
   bad_priority,     ///< wanted = the priority, found = the highest
@@ -64,6 +64,7 @@ enum class errc : std::uint8_t {
                         ///< wanted = tokens to cut to, found = the fewest above them that all still have
   no_such_block,        ///< wanted = block asked for, found = blocks there are, the null block among them
   past_the_table,       ///< index = sequence slot, wanted = blocks named, found = blocks it holds
+  too_short,            ///< a buffer, named in `where`: wanted = entries needed, found = entries given
   past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
 };
 
@@ -211,7 +212,7 @@ inline std::string failure::message() const {
              "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "
              "each)";
     case errc::size_mismatch:
-      return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
+      return who + ": lengths that must agree are " + n(wanted) + " and " + n(found);
     case errc::out_of_range:
       return who + ": " + n(wanted) + " asked for, the most is " + n(found);
     case errc::bad_block_count:
@@ -300,6 +301,8 @@ inline std::string failure::message() const {
     case errc::past_the_table:
       return who + ": " + n(wanted) + " blocks named, sequence " + n(index) + " holds " + n(found) +
              "; name as many at most";
+    case errc::too_short:
+      return who + ": " + n(wanted) + " entries needed, " + n(found) + " given; make it longer";
     case errc::past_the_bytes:
       return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
              "; ask for fewer, or make it larger";

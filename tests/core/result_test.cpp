@@ -51,7 +51,7 @@ constexpr std::array refusals{
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
             "max_deferred, or max_sequences (4 releases each)"},
-    refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
+    refusal{errc::size_mismatch, raises::argument_error, "kv: lengths that must agree are 30 and 12"},
     refusal{errc::out_of_range, raises::argument_error, "kv: 30 asked for, the most is 12"},
     refusal{
         errc::bad_block_count, raises::length_error,
@@ -135,6 +135,7 @@ constexpr std::array refusals{
             "most_physical_blocks()"},
     refusal{errc::past_the_table, raises::argument_error,
             "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
+    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
 };

@@ -654,7 +654,7 @@ TEST_CASE("keys and counts that do not agree are refused") {
   const std::array keys{key_from_id(1), key_from_id(2)};
   const std::array<access_hint, 1> hints{};
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 9}).error().message() ==
-        "kv: spans that must agree have lengths 2 and 3");
+        "kv: lengths that must agree are 2 and 3");
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 4}).code() == errc::size_mismatch);
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 8, .hints = hints}).code() == errc::size_mismatch);
   REQUIRE(cache.extend(sequence, 5));

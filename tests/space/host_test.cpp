@@ -276,10 +276,8 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = space.try_allocate(16, 16).value();
   space.deallocate(gone);
   std::vector<std::byte> host(17);
-  CHECK(space.copy_in_async(a, host, {}).error().message() ==
-        "pool: spans that must agree have lengths 16 and 17");
-  CHECK(space.copy_out_async(host, a, {}).error().message() ==
-        "pool: spans that must agree have lengths 17 and 16");
+  CHECK(space.copy_in_async(a, host, {}).error().message() == "pool: lengths that must agree are 16 and 17");
+  CHECK(space.copy_out_async(host, a, {}).error().message() == "pool: lengths that must agree are 17 and 16");
   host.resize(16);
   const char* dead =
       "pool: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "
