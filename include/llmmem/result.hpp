@@ -37,7 +37,7 @@ enum class errc : std::uint8_t {
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
   listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
   ring_busy,        ///< index = slot whose turn it is, found = slots there are: it is held or in flight
-  layout_mismatch,  ///< wanted = theirs, found = ours: fingerprints, or tokens a block
+  layout_mismatch,  ///< fingerprints of contents: wanted = theirs, found = ours
   foreign_stream,   ///< not a stream of ours: wanted = its version, found = the one understood
   damaged_stream,   ///< index = block, or 0 for the header
   missing_prefix,   ///< wanted = blocks that must be cached here, found = those that are
@@ -65,6 +65,7 @@ enum class errc : std::uint8_t {
   no_such_block,        ///< wanted = block asked for, found = blocks there are, the null block among them
   past_the_table,       ///< index = sequence slot, wanted = blocks named, found = blocks it holds
   too_short,            ///< a buffer, named in `where`: wanted = entries needed, found = entries given
+  block_tokens_differ,  ///< tokens a block: wanted = of the stream or memory, found = of the cache
   past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
 };
 
@@ -229,10 +230,8 @@ inline std::string failure::message() const {
       return who + ": slot " + n(index) + " of " + n(found) +
              " is still in use; release it behind the fence of its last kernel, or build more slots";
     case errc::layout_mismatch:
-      return who + ": the layouts differ, " + n(wanted) + " there, " + n(found) +
-             " here (fingerprints, or tokens a block): other shape, element type, block size or model; "
-             "nothing "
-             "was taken";
+      return who + ": the contents' fingerprints differ, " + n(wanted) + " there, " + n(found) +
+             " here: other shape, element type, block size or model; nothing was taken";
     case errc::foreign_stream:
       return who + ": not a stream of keys and values of version " + n(found) + " (the version read is " +
              n(wanted) + "); after a refusal the rest of a stream is still to come";
@@ -303,6 +302,9 @@ inline std::string failure::message() const {
              "; name as many at most";
     case errc::too_short:
       return who + ": " + n(wanted) + " entries needed, " + n(found) + " given; make it longer";
+    case errc::block_tokens_differ:
+      return who + ": blocks of " + n(wanted) + " tokens there, of " + n(found) +
+             " here; build both with the same block_tokens";
     case errc::past_the_bytes:
       return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
              "; ask for fewer, or make it larger";

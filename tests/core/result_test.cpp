@@ -71,8 +71,8 @@ constexpr std::array refusals{
             "slots"},
     refusal{
         errc::layout_mismatch, raises::argument_error,
-        "kv: the layouts differ, 30 there, 12 here (fingerprints, or tokens a block): other shape, element "
-        "type, block size or model; nothing was taken"},
+        "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
+        "model; nothing was taken"},
     refusal{errc::foreign_stream, raises::argument_error,
             "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
             "rest of a "
@@ -135,6 +135,8 @@ constexpr std::array refusals{
             "most_physical_blocks()"},
     refusal{errc::past_the_table, raises::argument_error,
             "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
+    refusal{errc::block_tokens_differ, raises::argument_error,
+            "kv: blocks of 30 tokens there, of 12 here; build both with the same block_tokens"},
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},

@@ -190,6 +190,24 @@ TEST_CASE("other contents are refused by their fingerprint, however alike they l
   CHECK(decode.cache.stats().free_blocks == 8);
 }
 
+TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {
+  kv_layout other = shape;
+  other.block_tokens = 8;
+  side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
+  const auto tokens = prompt(8);
+  const sequence_id sent = prefill.write(tokens);
+  wire line;
+  kv_memory memory = prefill.memory();
+  memory.layout = other;
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, memory, line.sink()).error().message() ==
+        "prefill: blocks of 8 tokens there, of 4 here; build both with the same block_tokens");
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()));
+  side<> decode({.blocks = 8, .block_tokens = 8, .name = "decode"}, shape);
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
+        "decode: blocks of 4 tokens there, of 8 here; build both with the same block_tokens");
+  CHECK(decode.cache.stats().free_blocks == 8);
+}
+
 TEST_CASE("what does not fit is refused, with the reason") {
   side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
   const auto tokens = prompt(20);
