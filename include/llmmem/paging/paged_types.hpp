@@ -147,7 +147,7 @@ struct paged_stats {
   std::uint64_t allocations = 0;           ///< blocks handed out
   std::uint64_t evictions = 0;             ///< blocks whose cached contents were given up for room
   std::uint64_t evicting_allocations = 0;  ///< blocks handed out that had to be evicted for it
-  std::uint64_t registrations = 0;         ///< blocks made findable
+  std::uint64_t registrations = 0;         ///< blocks that became cached
   std::uint64_t duplicates = 0;            ///< commits that found equal contents cached already
   std::uint64_t replaced = 0;      ///< entries that a commit with the same key and other contents replaced
   std::uint64_t deduplicated = 0;  ///< blocks given back for equal cached ones
