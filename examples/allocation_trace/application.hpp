@@ -90,8 +90,8 @@ template <class Names>
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (program && *program != "all") {
     if (std::find(program_names.begin(), program_names.end(), *program) == program_names.end()) {
-      throw usage_error("--program " + example::printable(*program, 40) +
-                        ": no such program; there are all, " + detail::list(program_names));
+      throw usage_error(example::given("--program", *program) + ": no such program; there are all, " +
+                        detail::list(program_names));
     }
     asked.programs = {*program};
   }
@@ -100,7 +100,7 @@ template <class Names>
     const auto chosen =
         std::find_if(models.begin(), models.end(), [&](const auto& each) { return each.name == *model; });
     if (chosen == models.end() || chosen->latent.kv_rank != 0 || chosen->experts.count != 0) {
-      throw usage_error("--model " + example::printable(*model, 40) + ": no such dense model; there are " +
+      throw usage_error(example::given("--model", *model) + ": no such dense model; there are " +
                         detail::model_names());
     }
     asked.options.model = *chosen;
@@ -109,7 +109,7 @@ template <class Names>
                         std::uint64_t most, std::uint64_t& into) {
     if (text) into = example::usage_count(option, *text, least, most);
   };
-  count("--seed", seed, 0, 1'000'000'000, asked.seed);
+  if (seed) asked.seed = example::usage_seed(*seed);
   count("--steps", steps, 1, 10'000, asked.options.steps);
   count("--batch", batch, 1, 256, asked.options.batch);
   count("--ranks", ranks, 1, 4096, asked.options.ranks);
@@ -221,8 +221,9 @@ namespace detail {
   const replay_trace::trace from = replay_trace::read_trace_file(*asked.lengths_file);
   std::vector<lengths> all;
   // The seed says with which request to begin: other seeds play other parts of the trace.
+  const std::uint64_t part = asked.seed - std::min<std::uint64_t>(asked.seed, 1);
   for (std::size_t i = 0; i < from.size(); ++i) {
-    const auto each = from[(i + (asked.seed - std::min<std::uint64_t>(asked.seed, 1)) * 1000) % from.size()];
+    const auto each = from[(i + part % from.size() * 1000) % from.size()];
     all.push_back(
         {std::max<std::uint64_t>(each.input_tokens, 1), std::max<std::uint64_t>(each.output_tokens, 1)});
   }

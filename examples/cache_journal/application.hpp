@@ -51,10 +51,6 @@ struct finding {
 
 namespace detail {
 
-[[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text) {
-  return example::usage_count(option, text, 1, 1'000'000'000);
-}
-
 [[nodiscard]] inline std::vector<std::byte> read_file(const std::string& path) {
   const example::file_handle file = example::open(path, "rb");
   std::vector<std::byte> bytes;
@@ -90,8 +86,8 @@ namespace detail {
   app.add_option("--replay", asked.replay_file, "ask this journal instead of a new one")->type_name("FILE");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
-  if (capacity) asked.capacity = detail::usage_count("--capacity-blocks", *capacity);
-  if (seed) asked.seed = detail::usage_count("--seed", *seed);
+  if (capacity) asked.capacity = example::usage_count("--capacity-blocks", *capacity, 1, 1'000'000'000);
+  if (seed) asked.seed = example::usage_seed(*seed);
   if (asked.replay_file && (asked.trace_file || asked.record_file || seed)) {
     throw usage_error("--replay excludes --trace, --record and --seed: the file says it all");
   }

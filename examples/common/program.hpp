@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -47,15 +48,26 @@ class usage_error : public llmmem::error {
   return std::nullopt;
 }
 
+/// An option and what was given for it, as a `usage_error` begins: `--seed "x"`.
+[[nodiscard]] inline std::string given(std::string_view option, std::string_view text) {
+  return fmt::format("{} \"{}\"", option, printable(text, 40));
+}
+
 /// @throws usage_error  with the option, what was given and what would be right.
 [[nodiscard]] inline std::uint64_t usage_count(std::string_view option, std::string_view text,
                                                std::uint64_t least, std::uint64_t most) {
   const auto value = parse_count(text);
   if (!value || *value < least || *value > most) {
-    throw usage_error(fmt::format("{} \"{}\": must be a whole number from {} to {}", option,
-                                  printable(text, 40), least, most));
+    throw usage_error(
+        fmt::format("{}: must be a whole number from {} to {}", given(option, text), least, most));
   }
   return *value;
+}
+
+/// A seed: any number will do, 0 too.
+/// @throws usage_error
+[[nodiscard]] inline std::uint64_t usage_seed(std::string_view text) {
+  return usage_count("--seed", text, 0, std::numeric_limits<std::uint64_t>::max());
 }
 
 using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
@@ -95,7 +107,7 @@ template <class Parse, class Work>
   try {
     const auto [asked, help] = parse(arguments);
     if (help) {
-      std::fputs(help->c_str(), out);
+      write(out, *help, "standard output");
     } else {
       work(asked);
     }

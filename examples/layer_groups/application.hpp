@@ -67,8 +67,7 @@ struct command_line {
   if (model && *model != "all") {
     std::erase_if(asked.chosen, [&](const hybrid_model& each) { return each.name != *model; });
     if (asked.chosen.empty()) {
-      throw usage_error("--model " + example::printable(*model, 40) + ": no such model; there are all" +
-                        names);
+      throw usage_error(example::given("--model", *model) + ": no such model; there are all" + names);
     }
   }
   const auto count = [](const char* option, const std::optional<std::string>& text, std::uint64_t least,
@@ -80,12 +79,14 @@ struct command_line {
   count("--budget", budget, 1, 512, asked.budget_gib);
   count("--requests", requests, 1, 1'000'000, asked.requests);
   count("--stretch", stretch, 1, 64, asked.stretch);
-  count("--seed", seed, 0, 1'000'000'000, asked.seed);
+  if (seed) asked.seed = example::usage_seed(*seed);
   count("--block-tokens", block, 1, 256, asked.how.block_tokens);
   count("--snapshot-tokens", snapshot, 1, 16'384, asked.how.snapshot_tokens);
   if (asked.how.snapshot_tokens % asked.how.block_tokens != 0) {
-    throw usage_error(fmt::format("--snapshot-tokens {}: must be a multiple of --block-tokens, {}",
-                                  asked.how.snapshot_tokens, asked.how.block_tokens));
+    throw usage_error(
+        fmt::format("{}: must be a multiple of --block-tokens, {}",
+                    example::given("--snapshot-tokens", fmt::to_string(asked.how.snapshot_tokens)),
+                    asked.how.block_tokens));
   }
   return {asked, std::nullopt};
 }

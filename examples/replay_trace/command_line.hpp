@@ -47,16 +47,6 @@ struct parsed_command_line {
 
 namespace detail {
 
-[[nodiscard]] inline std::uint64_t usage_count(const char* option, const std::string& text,
-                                               std::uint64_t least, std::uint64_t most) {
-  const auto value = example::parse_count(text);
-  if (!value || *value < least || *value > most) {
-    throw usage_error(fmt::format("{} {}: must be a whole number from {} to {}", option,
-                                  text.empty() ? "\"\"" : example::printable(text, 40), least, most));
-  }
-  return *value;
-}
-
 /// All policies' names: `a, b, c`.
 [[nodiscard]] inline std::string policy_list() {
   std::string names;
@@ -73,8 +63,8 @@ namespace detail {
   for (const std::string_view known : lookahead_names) {
     if (name == known) return {name};
   }
-  throw usage_error("--policy " + example::printable(name, 40) + ": no such policy; there are " +
-                    policy_list() + ", lookahead_N (N 4, 16, 64, 256 or 1024) and all");
+  throw usage_error(example::given("--policy", name) + ": no such policy; there are " + policy_list() +
+                    ", lookahead_N (N 4, 16, 64, 256 or 1024) and all");
 }
 
 /// All models' names, for an error text: `a, b, c`.
@@ -136,25 +126,25 @@ namespace detail {
   if (format) {
     asked.format = find_format(*format);
     if (!asked.format) {
-      throw usage_error("--format " + example::printable(*format, 40) +
+      throw usage_error(example::given("--format", *format) +
                         ": no such format; there are mooncake, azure and bailian");
     }
   }
   if (capacity) {
-    asked.capacity_blocks = detail::usage_count("--capacity-blocks", *capacity, 1, llmmem::max_blocks);
+    asked.capacity_blocks = example::usage_count("--capacity-blocks", *capacity, 1, llmmem::max_blocks);
   }
   if (block_tokens) {
     asked.block_tokens = static_cast<std::uint32_t>(
-        detail::usage_count("--block-tokens", *block_tokens, 1, llmmem::max_block_tokens));
+        example::usage_count("--block-tokens", *block_tokens, 1, llmmem::max_block_tokens));
   }
-  if (seed) asked.seed = detail::usage_count("--seed", *seed, 0, ~std::uint64_t{0});
+  if (seed) asked.seed = example::usage_seed(*seed);
   asked.policies = detail::usage_policies(policy);
   if (model) {
     const auto models = llmmem::all_models();
     const auto chosen =
         std::find_if(models.begin(), models.end(), [&](const auto& each) { return each.name == *model; });
     if (chosen == models.end()) {
-      throw usage_error("--model " + example::printable(*model, 40) + ": no such model; there are " +
+      throw usage_error(example::given("--model", *model) + ": no such model; there are " +
                         detail::model_names());
     }
     asked.model = *chosen;

@@ -52,7 +52,7 @@ namespace detail {
   }
   if (memory == nullptr) {
     throw out_of_memory(std::string(what) + ": no memory for " + std::to_string(bytes) +
-                        " bytes of metadata");
+                        " bytes of metadata; make what it is sized by smaller");
   }
   return memory;
 }

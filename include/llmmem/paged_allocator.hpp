@@ -70,7 +70,7 @@ struct paged_traits {
 ///      allocation after construction, `compact` and `audit` apart. Metadata: 59 bytes a block with the
 ///      default policies; for each of `max_sequences` 252 (136 more under a policy that retains), 4 a token
 ///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
-///      token, reported apart). Tables and tokens are committed as used.
+///      token, reported apart). Tables and tokens take memory as used.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
 /// to.
@@ -175,8 +175,8 @@ class paged_allocator {
   /// block that stays is the sequence's to write at once; order what writes it behind those kernels.
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
-  /// Declares the KV of all tokens written: full blocks become visible to `match`. Says how many were
-  /// registered; where equal contents are cached already, the sequence keeps its own block, uncached.
+  /// Declares the KV of all tokens written: full blocks become cached, for `match` to find. Says how many
+  /// did; where equal contents are cached already, the sequence keeps its own block, uncached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
   /// The same for the first `written` tokens, for engines that append a step's tokens before the step before

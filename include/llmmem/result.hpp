@@ -30,14 +30,14 @@ enum class errc : std::uint8_t {
   double_free,      ///< index = block: released already, nobody holds it
   past_the_end,     ///< index = sequence slot, wanted = tokens named, found = tokens it holds
   deferred_full,    ///< the ring of deferred frees: wanted = references to add, found = room
-  size_mismatch,    ///< spans that must agree: wanted = one length, found = the other
-  out_of_range,     ///< wanted = position asked for, found = positions there are
+  size_mismatch,    ///< lengths that must agree: wanted = one, found = the other
+  out_of_range,     ///< wanted = number asked for, found = the highest there is
   bad_block_count,  ///< a size for a pool: wanted = blocks asked for, found = the most it was built for
   bad_priority,     ///< wanted = the priority, found = the highest
   empty_range,      ///< a range of tokens without tokens: wanted = first, found = end
   listed_twice,     ///< index = sequence slot: the same sequence twice in a batch, wanted = at what place
   ring_busy,        ///< index = slot whose turn it is, found = slots there are: it is held or in flight
-  layout_mismatch,  ///< wanted = theirs, found = ours: fingerprints, or tokens a block
+  layout_mismatch,  ///< fingerprints of contents: wanted = theirs, found = ours
   foreign_stream,   ///< not a stream of ours: wanted = its version, found = the one understood
   damaged_stream,   ///< index = block, or 0 for the header
   missing_prefix,   ///< wanted = blocks that must be cached here, found = those that are
@@ -62,7 +62,15 @@ enum class errc : std::uint8_t {
   reentered,            ///< called by a callback of the call that is under way
   not_kept,             ///< index = group of layers that no longer has what comes next after
                         ///< wanted = tokens to cut to, found = the fewest above them that all still have
+  no_such_block,        ///< wanted = block asked for, found = blocks there are, the null block among them
+  past_the_table,       ///< index = sequence slot, wanted = blocks named, found = blocks it holds
+  too_short,            ///< a buffer, named in `where`: wanted = entries needed, found = entries given
+  block_tokens_differ,  ///< tokens a block: wanted = of the stream or memory, found = of the cache
+  past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
 };
+
+/// The last reason there is: what a reader of stored ones holds them to.
+inline constexpr errc last_errc = errc::past_the_bytes;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -198,15 +206,16 @@ inline std::string failure::message() const {
       return who + ": double free: block " + n(index) +
              " has no references left; release each reference once, through one owner";
     case errc::past_the_end:
-      return who + ": " + n(wanted) + " tokens named, sequence " + n(index) + " holds " + n(found);
+      return who + ": " + n(wanted) + " tokens named, sequence " + n(index) + " holds " + n(found) +
+             "; name fewer, or append them first";
     case errc::deferred_full:
       return who + ": " + n(wanted) + " deferred frees to queue, room for " + n(found) +
              "; call collect() once fences have passed, or raise max_deferred, or max_sequences (4 releases "
              "each)";
     case errc::size_mismatch:
-      return who + ": spans that must agree have lengths " + n(wanted) + " and " + n(found);
+      return who + ": lengths that must agree are " + n(wanted) + " and " + n(found);
     case errc::out_of_range:
-      return who + ": position " + n(wanted) + " is out of range, there are " + n(found);
+      return who + ": " + n(wanted) + " asked for, the most is " + n(found);
     case errc::bad_block_count:
       return who + ": " + n(wanted) + " blocks asked for, allowed are 1 to " + n(found) +
              "; build it with a larger most_blocks to grow further";
@@ -221,10 +230,8 @@ inline std::string failure::message() const {
       return who + ": slot " + n(index) + " of " + n(found) +
              " is still in use; release it behind the fence of its last kernel, or build more slots";
     case errc::layout_mismatch:
-      return who + ": the layouts differ, " + n(wanted) + " there, " + n(found) +
-             " here (fingerprints, or tokens a block): other shape, element type, block size or model; "
-             "nothing "
-             "was taken";
+      return who + ": the contents' fingerprints differ, " + n(wanted) + " there, " + n(found) +
+             " here: other shape, element type, block size or model; nothing was taken";
     case errc::foreign_stream:
       return who + ": not a stream of keys and values of version " + n(found) + " (the version read is " +
              n(wanted) + "); after a refusal the rest of a stream is still to come";
@@ -287,6 +294,20 @@ inline std::string failure::message() const {
       return who + ": group " + n(index) + " no longer has what comes next after " + n(wanted) +
              " tokens; cut to " + n(found) +
              ", or to the length below that nearest_cuts() names, and compute the rest again";
+    case errc::no_such_block:
+      return who + ": block " + n(wanted) + " asked for, there are " + n(found) +
+             " from 0 on; give the memory as many as the cache's most_physical_blocks()";
+    case errc::past_the_table:
+      return who + ": " + n(wanted) + " blocks named, sequence " + n(index) + " holds " + n(found) +
+             "; name as many at most";
+    case errc::too_short:
+      return who + ": " + n(wanted) + " entries needed, " + n(found) + " given; make it longer";
+    case errc::block_tokens_differ:
+      return who + ": blocks of " + n(wanted) + " tokens there, of " + n(found) +
+             " here; build both with the same block_tokens";
+    case errc::past_the_bytes:
+      return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
+             "; ask for fewer, or make it larger";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

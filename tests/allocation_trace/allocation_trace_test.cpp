@@ -194,14 +194,14 @@ TEST_CASE("wrong usage is told, with exit status 2") {
   };
   const std::string hint = "\nrun allocation_trace --help for the options\n";
   CHECK(refused({"--program", "sleep"}) ==
-        "allocation_trace: --program sleep: no such program; there are all, train-fixed, train, "
+        "allocation_trace: --program \"sleep\": no such program; there are all, train-fixed, train, "
         "train-recompute, "
         "train-recompute-offload, serve-exact, serve-growing" +
             hint);
   CHECK(refused({"--steps", "0"}) ==
         "allocation_trace: --steps \"0\": must be a whole number from 1 to 10000" + hint);
   CHECK(refused({"--model", "mixtral-8x7b"}) ==
-        "allocation_trace: --model mixtral-8x7b: no such dense model; there are gpt2-124m, llama2-7b, "
+        "allocation_trace: --model \"mixtral-8x7b\": no such dense model; there are gpt2-124m, llama2-7b, "
         "llama2-13b, "
         "llama2-70b, llama3-8b, llama3-70b, llama3-405b, qwen2.5-7b, qwen2.5-72b" +
             hint);

@@ -84,6 +84,9 @@ TEST_CASE("errors are one line and a status") {
   CHECK(wrong.out.empty());
   CHECK(wrong.notes ==
         "cache_journal: --capacity-blocks \"0\": must be a whole number from 1 to 1000000000" + hint);
+  const outcome seed = run({"--seed", "x"});
+  CHECK(seed.notes ==
+        "cache_journal: --seed \"x\": must be a whole number from 0 to 18446744073709551615" + hint);
   const outcome both = run({"--replay", "a", "--trace", "b"});
   CHECK(both.notes ==
         "cache_journal: --replay excludes --trace, --record and --seed: the file says it all" + hint);

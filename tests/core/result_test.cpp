@@ -46,12 +46,13 @@ constexpr std::array refusals{
     refusal{
         errc::double_free, raises::handle_error,
         "kv: double free: block 7 has no references left; release each reference once, through one owner"},
-    refusal{errc::past_the_end, raises::argument_error, "kv: 30 tokens named, sequence 7 holds 12"},
+    refusal{errc::past_the_end, raises::argument_error,
+            "kv: 30 tokens named, sequence 7 holds 12; name fewer, or append them first"},
     refusal{errc::deferred_full, raises::out_of_memory,
             "kv: 30 deferred frees to queue, room for 12; call collect() once fences have passed, or raise "
             "max_deferred, or max_sequences (4 releases each)"},
-    refusal{errc::size_mismatch, raises::argument_error, "kv: spans that must agree have lengths 30 and 12"},
-    refusal{errc::out_of_range, raises::argument_error, "kv: position 30 is out of range, there are 12"},
+    refusal{errc::size_mismatch, raises::argument_error, "kv: lengths that must agree are 30 and 12"},
+    refusal{errc::out_of_range, raises::argument_error, "kv: 30 asked for, the most is 12"},
     refusal{
         errc::bad_block_count, raises::length_error,
         "kv: 30 blocks asked for, allowed are 1 to 12; build it with a larger most_blocks to grow further"},
@@ -70,8 +71,8 @@ constexpr std::array refusals{
             "slots"},
     refusal{
         errc::layout_mismatch, raises::argument_error,
-        "kv: the layouts differ, 30 there, 12 here (fingerprints, or tokens a block): other shape, element "
-        "type, block size or model; nothing was taken"},
+        "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
+        "model; nothing was taken"},
     refusal{errc::foreign_stream, raises::argument_error,
             "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
             "rest of a "
@@ -129,13 +130,23 @@ constexpr std::array refusals{
         errc::not_kept, raises::argument_error,
         "kv: group 7 no longer has what comes next after 30 tokens; cut to 12, or to the length below that "
         "nearest_cuts() names, and compute the rest again"},
+    refusal{errc::no_such_block, raises::argument_error,
+            "kv: block 30 asked for, there are 12 from 0 on; give the memory as many as the cache's "
+            "most_physical_blocks()"},
+    refusal{errc::past_the_table, raises::argument_error,
+            "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
+    refusal{errc::block_tokens_differ, raises::argument_error,
+            "kv: blocks of 30 tokens there, of 12 here; build both with the same block_tokens"},
+    refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
+    refusal{errc::past_the_bytes, raises::argument_error,
+            "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
 };
 
 }  // namespace
 
 TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
   // A new errc that has no row here fails: the table is as long as the enumeration.
-  REQUIRE(refusals.size() == static_cast<std::size_t>(errc::not_kept));
+  REQUIRE(refusals.size() == static_cast<std::size_t>(last_errc));
   for (const auto& [code, kind, text] : refusals) {
     CAPTURE(text);
     const failure why = refused(code);

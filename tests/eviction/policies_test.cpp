@@ -197,7 +197,8 @@ TEST_CASE("a policy whose metadata cannot be had says so and leaks nothing") {
         }) == 4);
   counting_metadata failing(1);
   CHECK_THROWS_WITH_AS(lru_eviction(slot_count{7}, failing.source()),
-                       "lru_eviction: no memory for 64 bytes of metadata", out_of_memory);
+                       "lru_eviction: no memory for 64 bytes of metadata; make what it is sized by smaller",
+                       out_of_memory);
 }
 
 TEST_CASE("a by-name policy moves, leaving its source with nothing to free") {

@@ -65,11 +65,14 @@ TEST_CASE("equal groups have as many layers as the smallest set, and blocks no s
 
 TEST_CASE("what cannot be asked for is refused by name") {
   CHECK(run({"--model", "gpt"}).notes ==
-        "layer_groups: --model gpt: no such model; there are all, gemma2-9b, gemma3-27b, llama4-scout, "
+        "layer_groups: --model \"gpt\": no such model; there are all, gemma2-9b, gemma3-27b, llama4-scout, "
         "jamba-v0.1, nemotron-h-8b, deepseek-v3\nrun layer_groups --help for the options\n");
   CHECK(run({"--budget", "0"}).status == exit_status::wrong_usage);
+  CHECK(run({"--seed", "-1"}).notes ==
+        "layer_groups: --seed \"-1\": must be a whole number from 0 to 18446744073709551615\n"
+        "run layer_groups --help for the options\n");
   CHECK(run({"--snapshot-tokens", "500"}).notes ==
-        "layer_groups: --snapshot-tokens 500: must be a multiple of --block-tokens, 16\n"
+        "layer_groups: --snapshot-tokens \"500\": must be a multiple of --block-tokens, 16\n"
         "run layer_groups --help for the options\n");
   CHECK(run({"--trace", "/nowhere"}).status == exit_status::failure);
   CHECK(run({"--help"}).status == exit_status::success);

@@ -188,7 +188,8 @@ TEST_CASE("a cut past the end, or of nobody, is refused by name") {
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
   cache.append(sequence, count_up(0, 5)).value();
-  CHECK(cache.truncate(sequence, 6).error().message() == "kv: 6 tokens named, sequence 0 holds 5");
+  CHECK(cache.truncate(sequence, 6).error().message() ==
+        "kv: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
   CHECK(cache.nearest_cuts(sequence, 6).code() == errc::past_the_end);
   cache.truncate(sequence, 5).value();
   cache.release(sequence).value();

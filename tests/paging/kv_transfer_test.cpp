@@ -190,6 +190,24 @@ TEST_CASE("other contents are refused by their fingerprint, however alike they l
   CHECK(decode.cache.stats().free_blocks == 8);
 }
 
+TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {
+  kv_layout other = shape;
+  other.block_tokens = 8;
+  side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
+  const auto tokens = prompt(8);
+  const sequence_id sent = prefill.write(tokens);
+  wire line;
+  kv_memory memory = prefill.memory();
+  memory.layout = other;
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, memory, line.sink()).error().message() ==
+        "prefill: blocks of 8 tokens there, of 4 here; build both with the same block_tokens");
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()));
+  side<> decode({.blocks = 8, .block_tokens = 8, .name = "decode"}, shape);
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
+        "decode: blocks of 4 tokens there, of 8 here; build both with the same block_tokens");
+  CHECK(decode.cache.stats().free_blocks == 8);
+}
+
 TEST_CASE("what does not fit is refused, with the reason") {
   side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
   const auto tokens = prompt(20);
@@ -199,11 +217,14 @@ TEST_CASE("what does not fit is refused, with the reason") {
         errc::size_mismatch);
   CHECK(export_sequence(prefill.cache, {}, tokens, {}, prefill.memory(), line.sink()).code() ==
         errc::null_handle);
-  CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 6).code() ==
-        errc::out_of_range);
+  CHECK(
+      export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink(), 6).error().message() ==
+      "prefill: 6 blocks named, sequence 0 holds 5; name as many at most");
   kv_memory small = prefill.memory();
   small.blocks = 3;
-  CHECK(export_sequence(prefill.cache, sent, tokens, {}, small, line.sink()).code() == errc::out_of_range);
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, small, line.sink()).error().message() ==
+        "prefill: block 3 asked for, there are 3 from 0 on; give the memory as many as the cache's "
+        "most_physical_blocks()");
   const auto full = [](std::span<const std::byte>) noexcept { return false; };
   CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), full).error().message() ==
         "prefill: the other side of the stream stopped");
@@ -219,7 +240,9 @@ TEST_CASE("what does not fit is refused, with the reason") {
   CHECK(import_sequence(decode.cache, decode.memory(), noise.source()).code() == errc::foreign_stream);
   kv_memory beyond = decode.memory();
   beyond.blocks = 4;
-  CHECK(import_sequence(decode.cache, beyond, line.source()).code() == errc::out_of_range);
+  CHECK(import_sequence(decode.cache, beyond, line.source()).error().message() ==
+        "decode: block 8 asked for, there are 4 from 0 on; give the memory as many as the cache's "
+        "most_physical_blocks()");
 
   const sequence_id busy = decode.cache.create().value();
   REQUIRE(decode.cache.extend(busy, 16));

@@ -320,7 +320,7 @@ TEST_CASE("equal tokens behind a different prefix are no hit, even when the keys
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a child of a parent that was evicted and computed anew is registered anew") {
+TEST_CASE("a child of a parent that was evicted and computed anew is cached anew") {
   struct lfu_traits : paged_traits {
     using eviction = any_eviction;
   };
@@ -377,7 +377,7 @@ TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cac
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a fork's commit takes along blocks that were registered behind contents that are gone") {
+TEST_CASE("a fork's commit takes along blocks that were cached behind contents that are gone") {
   paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
   const sequence_id late = cache.create().value();
   REQUIRE(cache.append(late, counting(0, 4)));
@@ -654,7 +654,7 @@ TEST_CASE("keys and counts that do not agree are refused") {
   const std::array keys{key_from_id(1), key_from_id(2)};
   const std::array<access_hint, 1> hints{};
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 9}).error().message() ==
-        "kv: spans that must agree have lengths 2 and 3");
+        "kv: lengths that must agree are 2 and 3");
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 4}).code() == errc::size_mismatch);
   CHECK(cache.match(sequence, {.keys = keys, .tokens = 8, .hints = hints}).code() == errc::size_mismatch);
   REQUIRE(cache.extend(sequence, 5));
@@ -713,7 +713,8 @@ TEST_CASE("limits are told with their numbers") {
   CHECK(cache.extend(sequence, 2).error().message() ==
         "kv: sequence 0 would hold 7 tokens, the most is 6; raise max_sequence_tokens, or blocks");
   CHECK(cache.extend(sequence, ~std::uint64_t{0}).code() == errc::sequence_full);
-  CHECK(cache.truncate(sequence, 6).error().message() == "kv: 6 tokens named, sequence 0 holds 5");
+  CHECK(cache.truncate(sequence, 6).error().message() ==
+        "kv: 6 tokens named, sequence 0 holds 5; name fewer, or append them first");
   CHECK(cache.tokens(sequence) == 5);
   CHECK(cache.extend(sequence, 1));
 }
@@ -792,7 +793,7 @@ struct recorder {
 
 }  // namespace
 
-TEST_CASE("the observer hears what becomes findable and what is given up, in order") {
+TEST_CASE("the observer hears what becomes cached and what is given up, in order") {
   std::vector<std::string> events;
   std::vector<block_key> keys;
   using both = observers<ignore_cache_events, recorder>;
@@ -839,7 +840,7 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
     testing_access::table_entry(cache, second, 0) = 77_b;
     CHECK(cache.audit()[0] == "kv: sequence 1 names block 77, which does not exist");
   }
-  SUBCASE("cached, but not findable") {
+  SUBCASE("cached, but not found") {
     testing_access::forget_key(cache, 1_b);
     CHECK(cache.audit() ==
           std::vector<std::string>{"kv: block 1 is marked cached but not in the index; held by "

@@ -51,10 +51,10 @@ TEST_CASE("a counter, a gauge and a histogram are written to the letter") {
   histograms.lifetime.add(6'000'000'000);
   const std::array labels{prometheus_label{"engine", "0"}};
   const std::string page = page_of(stats, histograms, labels);
-  CHECK(family(page, "llmmem_kv_allocations_from_reset_total") ==
-        "# HELP llmmem_kv_allocations_from_reset_total Blocks handed out that were free.\n"
-        "# TYPE llmmem_kv_allocations_from_reset_total counter\n"
-        "llmmem_kv_allocations_from_reset_total{engine=\"0\"} 7\n");
+  CHECK(family(page, "llmmem_kv_allocations_from_free_total") ==
+        "# HELP llmmem_kv_allocations_from_free_total Blocks handed out that were free.\n"
+        "# TYPE llmmem_kv_allocations_from_free_total counter\n"
+        "llmmem_kv_allocations_from_free_total{engine=\"0\"} 7\n");
   CHECK(family(page, "llmmem_kv_token_occupancy") ==
         "# HELP llmmem_kv_token_occupancy Share of the slots in block tables that hold a token.\n"
         "# TYPE llmmem_kv_token_occupancy gauge\n"

@@ -399,7 +399,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.allocate(none).error().message() ==
         "kv: 9 blocks needed, 5 free or evictable; release sequences, or build it with more blocks");
   CHECK(cache.commit(cache.root(), tokens, std::span(table).first(2)).error().message() ==
-        "kv: spans that must agree have lengths 2 and 3");
+        "kv: lengths that must agree are 2 and 3");
   const std::array<block_id, 1> never{block_id{8}};
   CHECK(cache.release(never).error().message() ==
         "kv: double free: block 8 has no references left; release each reference once, through one owner");

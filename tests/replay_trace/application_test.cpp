@@ -135,17 +135,19 @@ TEST_CASE("wrong usage ends with status 2 and names the option") {
   };
   wrong({}, "nothing to replay; give --trace FILE or --generate");
   wrong({"--trace", file.path(), "--generate"}, "--trace and --generate exclude each other; give one");
-  wrong({"--generate", "--policy", "mru"},
-        "--policy mru: no such policy; there are lru, fifo, lfu, min, slru, arc, s3fifo, sieve, wtinylfu, "
-        "gdsf, length_aware, retention, hazard, lookahead_N (N 4, 16, 64, 256 or 1024) and all");
+  wrong(
+      {"--generate", "--policy", "mru"},
+      "--policy \"mru\": no such policy; there are lru, fifo, lfu, min, slru, arc, s3fifo, sieve, wtinylfu, "
+      "gdsf, length_aware, retention, hazard, lookahead_N (N 4, 16, 64, 256 or 1024) and all");
   wrong({"--generate", "--capacity-blocks", "0"},
-        "--capacity-blocks 0: must be a whole number from 1 to 2147483646");
-  wrong({"--generate", "--capacity-blocks", "-1"}, "--capacity-blocks -1: must be a whole number");
-  wrong({"--generate", "--block-tokens", "0"}, "--block-tokens 0: must be a whole number from 1 to 65536");
-  wrong({"--generate", "--model", "gpt-9"}, "--model gpt-9: no such model; there are gpt2-124m, ");
-  wrong({"--generate", "--seed", "x"}, "--seed x: must be a whole number");
+        "--capacity-blocks \"0\": must be a whole number from 1 to 2147483646");
+  wrong({"--generate", "--capacity-blocks", "-1"}, "--capacity-blocks \"-1\": must be a whole number");
+  wrong({"--generate", "--block-tokens", "0"},
+        "--block-tokens \"0\": must be a whole number from 1 to 65536");
+  wrong({"--generate", "--model", "gpt-9"}, "--model \"gpt-9\": no such model; there are gpt2-124m, ");
+  wrong({"--generate", "--seed", "x"}, "--seed \"x\": must be a whole number from 0 to 18446744073709551615");
   wrong({"--trace", file.path(), "--format", "csv"},
-        "--format csv: no such format; there are mooncake, azure");
+        "--format \"csv\": no such format; there are mooncake, azure");
   wrong({"--generate", "--format", "azure"}, "--format is about a file; --generate reads none");
   wrong({"--generate", "--nonsense"}, "The following argument was not expected: --nonsense");
 }
@@ -193,4 +195,13 @@ TEST_CASE("help is a success") {
   const outcome got = run({"--help"});
   CHECK(got.status == exit_status::success);
   CHECK(got.out.find("--capacity-blocks") != std::string::npos);
+}
+
+TEST_CASE("help that cannot be written is a failure") {
+  const example::file_handle full = example::open("/dev/full", "w");
+  const outcome got = run_captured([&](std::FILE*, std::FILE* notes) {
+    return run_application({"--help"}, replay, {.out = full.get(), .notes = notes});
+  });
+  CHECK(got.status == exit_status::failure);
+  CHECK(got.notes == "replay_trace: standard output: cannot write it: No space left on device\n");
 }

@@ -240,7 +240,7 @@ TEST_CASE("a range is refused past its capacity and past the budget, and stays a
   host_virtual_memory memory({.budget = 2 * page, .name = "kv"});
   growable_range<host_virtual_memory> range(memory, 4 * page);
   CHECK(range.resize(4 * page + 1).error().message() ==
-        "growable_range: position " + std::to_string(4 * page + 1) + " is out of range, there are " +
+        "growable_range: elements: " + std::to_string(4 * page + 1) + " asked for, the most is " +
             std::to_string(4 * page));
   range.resize(page).value();
   range[0] = std::byte{9};

@@ -42,7 +42,7 @@ TEST_CASE("the space of docs/spaces.md is a space") {
     space.copy_out_async(back, b.range(), within).value().wait();
     CHECK(back == source);
     CHECK(space.copy_in_async(a.range(), std::span(source).first(99), {}).error().message() ==
-          "arena: spans that must agree have lengths 100 and 99");
+          "arena: lengths that must agree are 100 and 99");
   }
   CHECK(space.used() == 0);
 }

@@ -242,8 +242,8 @@ TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, a
         "vm: offset 4194304 of the range is in the way of the mapping at offset 2097152; unmap that first");
   CHECK(memory.map(range, 0, std::span(&two, 1)).code() == errc::already_mapped);
   CHECK(text_of(memory.map(range, 4 * unit, std::span(&one, 1))) ==
-        "vm: position 10485760 is out of range, there are 8388608");
-  CHECK(memory.map(range, ~std::uint64_t{0} - unit + 1, std::span(&one, 1)).code() == errc::out_of_range);
+        "vm: bytes up to 10485760 asked for, there are 8388608; ask for fewer, or make it larger");
+  CHECK(memory.map(range, ~std::uint64_t{0} - unit + 1, std::span(&one, 1)).code() == errc::past_the_bytes);
   CHECK(memory.map(range, 1, std::span(&one, 1)).code() == errc::bad_granularity);
   CHECK(memory.map(range, 0, {}).code() == errc::zero_bytes);
   CHECK(memory.map(virtual_range{}, 0, std::span(&one, 1)).code() == errc::null_handle);

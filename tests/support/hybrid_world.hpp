@@ -39,7 +39,7 @@ namespace llmmem_tests {
   return true;
 }
 
-/// What the allocator says is findable, by group; the world adds what the cells then held.
+/// What the allocator says is cached, by group; the world adds what the cells then held.
 struct cached_group_contents {
   struct entry {
     std::size_t group = 0;

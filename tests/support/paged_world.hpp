@@ -19,7 +19,7 @@
 
 namespace llmmem_tests {
 
-/// The contents that the allocator says are findable, as they were when it began to say so.
+/// The contents that the allocator says are cached, as they were when it began to say so.
 struct cached_contents {
   std::map<llmmem::block_id, std::vector<std::uint64_t>> blocks;
   const std::vector<std::uint64_t>* memory = nullptr;

@@ -357,8 +357,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   const auto gone = gpu.try_allocate(16, 16).value();
   gpu.deallocate(gone);
   auto host = filled(17, 0);
-  CHECK(gpu.copy_in_async(a, host, {}).error().message() ==
-        "gpu0: spans that must agree have lengths 16 and 17");
+  CHECK(gpu.copy_in_async(a, host, {}).error().message() == "gpu0: lengths that must agree are 16 and 17");
   host.resize(16);
   const char* dead =
       "gpu0: the range of 16 bytes is not inside a live one; it was deallocated before, or another space "

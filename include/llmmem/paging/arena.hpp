@@ -77,7 +77,7 @@ struct arena_options {
 /// by nobody but who asked for them.
 ///
 /// - `allocate(bytes)`: `errc::out_of_bytes` when the budget has not got them in the form this arena needs,
-///   `errc::table_full` when its tables are full, `errc::zero_bytes`, `errc::out_of_range` past
+///   `errc::table_full` when its tables are full, `errc::zero_bytes`, `errc::past_the_bytes` past
 ///   `max_arena_bytes`, or what the memory beneath refuses.
 /// - `free(handle)`: refused for a handle that is stale, null or foreign.
 /// - `trim()`: gives physical memory that nobody uses back, as far as the form allows; the bytes.

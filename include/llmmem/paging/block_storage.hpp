@@ -45,17 +45,17 @@ class block_storage {
     return {buffer_.range().data + to_index(block) * block_bytes_, block_bytes_};
   }
 
-  /// The bytes of one block, or `errc::out_of_range`.
+  /// The bytes of one block, or `errc::no_such_block`.
   [[nodiscard]] result<range_type> at(block_id block) const noexcept {
     if (to_index(block) >= blocks_) {
-      return failure{errc::out_of_range, to_index(block), to_index(block), blocks_, "block_storage"};
+      return failure{errc::no_such_block, to_index(block), to_index(block), blocks_, "block_storage"};
     }
     return (*this)[block];
   }
 
   /// Carries out a copy on write, once all of `after` have passed. Where there is nothing to copy it starts
   /// nothing.
-  /// @return the fence behind which the copy is done; `errc::out_of_range` for a block that is not here.
+  /// @return the fence behind which the copy is done; `errc::no_such_block` for a block that is not here.
   template <copy_queue<Space> Queue>
   [[nodiscard]] auto copy_async(Queue& queue, const block_copy& copy,
                                 std::span<const typename Queue::fence_type> after = {}) const

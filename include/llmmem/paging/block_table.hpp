@@ -109,8 +109,7 @@ struct csr_buffers {
 };
 
 /// Writes the block tables of `sequences` in order and returns the view of what was written. Nothing is
-/// written when a sequence is refused or a buffer is too short (`size_mismatch`: length needed, length
-/// given). O(blocks).
+/// written when a sequence is refused or a buffer is `too_short`. O(blocks).
 template <block_table_source Cache>
 [[nodiscard]] result<csr_table_view> write_csr(const Cache& cache, std::span<const sequence_id> sequences,
                                                const csr_buffers& out) noexcept {
@@ -120,7 +119,7 @@ template <block_table_source Cache>
     return buffer.size() >= needed;
   };
   const auto too_short = [](std::span<std::int32_t> buffer, std::uint64_t needed, const char* which) {
-    return failure{errc::size_mismatch, 0, needed, buffer.size(), which};
+    return failure{errc::too_short, 0, needed, buffer.size(), which};
   };
   const std::uint64_t rows = sequences.size();
   if (!fits(out.indptr, rows + 1)) return too_short(out.indptr, rows + 1, "write_csr: indptr");
@@ -158,20 +157,20 @@ template <block_table_source Cache>
                                                      const padded_buffers& out) noexcept {
   const auto extent = measure_tables(cache, sequences);
   if (!extent) return extent.error();
-  const auto mismatch = [](std::uint64_t needed, std::uint64_t given, const char* which) {
-    return failure{errc::size_mismatch, 0, needed, given, which};
+  const auto too_short = [](std::uint64_t needed, std::uint64_t given, const char* which) {
+    return failure{errc::too_short, 0, needed, given, which};
   };
   constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
   if (extent->max_tokens > most) {
     return failure{errc::out_of_range, 0, extent->max_tokens, most, "write_padded: seq_lens"};
   }
   if (out.max_blocks < extent->max_blocks)
-    return mismatch(extent->max_blocks, out.max_blocks, "write_padded: max_blocks");
+    return too_short(extent->max_blocks, out.max_blocks, "write_padded: max_blocks");
   const std::uint64_t entries = sequences.size() * std::uint64_t{out.max_blocks};
   if (out.block_table.size() < entries)
-    return mismatch(entries, out.block_table.size(), "write_padded: block_table");
+    return too_short(entries, out.block_table.size(), "write_padded: block_table");
   if (out.seq_lens.size() < sequences.size())
-    return mismatch(sequences.size(), out.seq_lens.size(), "write_padded: seq_lens");
+    return too_short(sequences.size(), out.seq_lens.size(), "write_padded: seq_lens");
 
   std::size_t at = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -190,15 +189,16 @@ template <block_table_source Cache>
 inline constexpr std::int64_t padding_slot = -1;
 
 /// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel puts
-/// their keys and values. Nothing is written when the sequence does not hold them all. O(out.size()).
+/// their keys and values. Nothing is written when the sequence does not hold them all, `past_the_end`.
+/// O(out.size()).
 template <block_table_source Cache>
 [[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
                                               std::span<std::int64_t> out) noexcept {
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const std::uint64_t tokens = cache.tokens(sequence);
   if (first > tokens || out.size() > tokens - first) {
-    const std::uint64_t asked = first > tokens ? first : first + (out.size() - 1);
-    return failure{errc::out_of_range, sequence.slot, asked, tokens, "write_slot_mapping"};
+    const std::uint64_t named = first > tokens ? first : first + out.size();
+    return failure{errc::past_the_end, sequence.slot, named, tokens, "write_slot_mapping"};
   }
   const std::span<const block_id> blocks = cache.blocks(sequence);
   const std::uint64_t block_tokens = cache.block_tokens();

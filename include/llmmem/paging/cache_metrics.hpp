@@ -97,8 +97,8 @@ struct cache_metrics_options {
 ///     cache.observer().clock().set(microseconds);      // once a step
 ///     write_prometheus(cache.stats(), cache.observer().histograms(), ...);
 ///
-/// Contents are *stored* when they become findable and *used* then and at each `match` that shares them; a
-/// sequence that goes on holding a block uses it no further. They are *given up* by eviction or because other
+/// Contents are *used* when they become cached and at each `match` that shares them; a sequence that goes on
+/// holding a block uses it no further. They are *given up* by eviction or because other
 /// contents take their place. A block's id does not depend on what it holds, so every n-th id is a fair
 /// sample.
 ///
@@ -106,7 +106,7 @@ struct cache_metrics_options {
 /// @par Thread safety   one caller at a time, the cache's own calls included.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
 /// @par Source   lifetime, idle time before eviction and reuse gap: the sampled histograms of vLLM; theirs
-///      begin a lifetime at the allocation, these when contents become findable.
+///      begin a lifetime at the allocation, these when contents become cached.
 template <microsecond_clock Clock = set_clock>
 class cache_metrics {
  public:

@@ -23,9 +23,9 @@ namespace llmmem::inline v0 {
 
 /// What happened to the contents that a key names.
 enum class cache_event_kind : std::uint8_t {
-  cleared,  ///< nothing is stored any more; no key
-  stored,   ///< findable from now on
-  removed,  ///< findable no more
+  cleared,  ///< nothing is cached any more; no key
+  stored,   ///< cached from now on
+  removed,  ///< cached no more
   shared,   ///< a `match` took them; only if asked for
   moved,    ///< they lie in `to` now, not in `block`; no key; only if asked for
 };
@@ -176,7 +176,7 @@ class event_log {
     return got;
   }
 
-  /// Calls `visit(const stored_key&)` for all that is findable in `cache`, which this log observes.
+  /// Calls `visit(const stored_key&)` for all that is cached in `cache`, which this log observes.
   /// @return the number of the first event that is not in it.
   template <class Cache, class Visit>
     requires std::is_invocable_v<Visit&, const stored_key&>

@@ -19,7 +19,7 @@
 
 namespace llmmem::inline v0 {
 
-/// Told, `noexcept`, which contents of which group become findable and which are given up. `event_log` is
+/// Told, `noexcept`, which contents of which group become cached and which are given up. `event_log` is
 /// one; `each_group` makes one of any `cache_observer`.
 template <class O>
 concept group_cache_observer =

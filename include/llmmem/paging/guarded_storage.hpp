@@ -72,10 +72,10 @@ class guarded_storage {
     return {buffer_.range().data + lead_ + to_index(block) * stride_, block_bytes_};
   }
 
-  /// The bytes of one block, or `errc::out_of_range`.
+  /// The bytes of one block, or `errc::no_such_block`.
   [[nodiscard]] result<range_type> at(block_id block) const noexcept {
     if (to_index(block) >= blocks_)
-      return failure{errc::out_of_range, to_index(block), to_index(block), blocks_, "guarded_storage"};
+      return failure{errc::no_such_block, to_index(block), to_index(block), blocks_, "guarded_storage"};
     return (*this)[block];
   }
 

@@ -159,8 +159,8 @@ class hybrid_allocator {
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
-  /// all): full blocks become visible to `match`, and what no later token looks at is given back. Says how
-  /// many blocks were registered.
+  /// all): full blocks become cached, and what no later token looks at is given back. Says how many became
+  /// cached.
   result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
@@ -237,7 +237,7 @@ class hybrid_allocator {
   /// To set what an observer works with, its clock say.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
 
-  /// Calls `visit(const stored_key&, std::size_t group)` for all that is findable. O(block ids).
+  /// Calls `visit(const stored_key&, std::size_t group)` for all that is cached. O(block ids).
   template <class Visit>
   void for_each_cached(Visit&& visit) const;
 

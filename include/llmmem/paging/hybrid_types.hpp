@@ -107,7 +107,7 @@ struct hybrid_stats {
   std::uint64_t chunks = 0;          ///< known to the prefix chain
   std::uint64_t matches = 0;         ///< calls of `match`
   std::uint64_t hit_tokens = 0;      ///< that it found
-  std::uint64_t registrations = 0;   ///< blocks made findable
+  std::uint64_t registrations = 0;   ///< blocks that became cached
   std::uint64_t duplicates = 0;      ///< blocks whose contents were cached already
   std::uint64_t released_early = 0;  ///< references given back because no token looks at the block any more
   std::uint64_t deferred = 0;        ///< references waiting for a fence

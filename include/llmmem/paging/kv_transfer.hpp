@@ -105,8 +105,9 @@ template <class T>
 /// @param tokens  all tokens of the sequence, whose KV must be written.
 /// @param first_block  blocks before it are not sent: the importer has them cached.
 /// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
-///         `errc::layout_mismatch` if memory and allocator differ in `block_tokens`, `errc::out_of_range` for
-///         a memory that ends before the sequence's blocks, `errc::stopped` when the sink would not go on.
+///         `errc::block_tokens_differ` if memory and allocator do in `block_tokens`, `errc::no_such_block`
+///         for a memory that ends before the sequence's blocks, `errc::past_the_table` for a `first_block`
+///         that the sequence does not have, `errc::stopped` when the sink would not go on.
 /// @param metadata  where the memory for one packed block comes from.
 /// @throws out_of_memory when it has none; then nothing was sent.
 /// @par Waits   for the sink alone; the sequence must not change meanwhile.
@@ -121,11 +122,12 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   if (tokens.size() != cache.tokens(sequence))
     return failure{errc::size_mismatch, sequence.slot, tokens.size(), cache.tokens(sequence), who};
   if (memory.layout.block_tokens != cache.block_tokens())
-    return failure{errc::layout_mismatch, 0, memory.layout.block_tokens, cache.block_tokens(), who};
-  if (first_block > table.size()) return failure{errc::out_of_range, 0, first_block, table.size(), who};
+    return failure{errc::block_tokens_differ, 0, memory.layout.block_tokens, cache.block_tokens(), who};
+  if (first_block > table.size())
+    return failure{errc::past_the_table, sequence.slot, first_block, table.size(), who};
   for (const block_id block : table) {
     if (to_index(block) >= memory.blocks)
-      return failure{errc::out_of_range, to_index(block), to_index(block), memory.blocks, who};
+      return failure{errc::no_such_block, to_index(block), to_index(block), memory.blocks, who};
   }
 
   const kv_layout packed = memory.layout.packed();
@@ -164,19 +166,19 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 
 /// Reads a stream of `export_sequence` into a new sequence of `cache`, and its blocks into `memory`.
 ///
-/// The prefix that the cache has already is shared, not copied. What comes in is invisible to others until
+/// The prefix that the cache has already is shared, not copied. What comes in is not found by others until
 /// all of it has been verified; then it is committed. When anything is refused nothing remains of it.
 ///
 /// A source that goes on behind the stream is somewhere inside it after a refusal: frame streams, or close
 /// it.
 ///
-/// @param memory  of at least `most_physical_blocks()` blocks, else `errc::out_of_range`.
+/// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
 /// @return `errc::foreign_stream` for other magic or version, `errc::layout_mismatch` when the contents'
-/// fingerprints
-///         differ (another model, shape, element type or block size), `errc::damaged_stream` with the block
-///         (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks were left out
-///         that are not cached here, `errc::stopped` when the source ends early, and what `create`, `match`
-///         and `append` refuse.
+///         fingerprints differ (another model, shape, element type or block size),
+///         `errc::block_tokens_differ` for a memory with others than the allocator, `errc::damaged_stream`
+///         with the block (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks
+///         were left out that are not cached here, `errc::stopped` when the source ends early, and what
+///         `create`, `match` and `append` refuse.
 /// @param metadata  where memory for the token ids (no more than a sequence may hold) and one packed block
 ///         comes from.
 /// @throws out_of_memory when it has none; then nothing was taken.
@@ -195,11 +197,13 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   const std::uint64_t ours = memory.layout.content_fingerprint();
   if (header.contents != ours) return failure{errc::layout_mismatch, 0, header.contents, ours, who};
   const kv_layout packed = memory.layout.packed();
-  if (header.block_tokens != cache.block_tokens() || memory.layout.block_tokens != cache.block_tokens() ||
-      header.block_bytes != packed.block_bytes())
-    return failure{errc::layout_mismatch, 0, header.block_tokens, cache.block_tokens(), who};
+  // The memory's are the stream's, as the fingerprints are equal.
+  if (memory.layout.block_tokens != cache.block_tokens())
+    return failure{errc::block_tokens_differ, 0, memory.layout.block_tokens, cache.block_tokens(), who};
+  if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
+    return failure{errc::damaged_stream, 0, 0, 0, who};
   if (memory.blocks < cache.most_physical_blocks())
-    return failure{errc::out_of_range, 0, cache.most_physical_blocks(), memory.blocks, who};
+    return failure{errc::no_such_block, 0, cache.most_physical_blocks() - 1, memory.blocks, who};
   if (header.tokens > cache.max_sequence_tokens())
     return failure{errc::sequence_full, 0, header.tokens, cache.max_sequence_tokens(), who};
 

@@ -135,7 +135,7 @@ struct paged_stats {
   std::uint64_t idle_blocks = 0;    ///< cached, evictable
   std::uint64_t free_blocks = 0;
   std::uint64_t retiring_blocks = 0;  ///< in use above the end of a pool that was made smaller
-  std::uint64_t cached_blocks = 0;    ///< findable by `match`, active or idle
+  std::uint64_t cached_blocks = 0;    ///< found by `match`, active or idle
   std::uint64_t deferred = 0;         ///< references waiting for a fence
 
   std::uint64_t matches = 0;           ///< calls of `match`
@@ -147,7 +147,7 @@ struct paged_stats {
   std::uint64_t allocations = 0;           ///< blocks handed out
   std::uint64_t evictions = 0;             ///< blocks whose cached contents were given up for room
   std::uint64_t evicting_allocations = 0;  ///< blocks handed out that had to be evicted for it
-  std::uint64_t registrations = 0;         ///< blocks made findable
+  std::uint64_t registrations = 0;         ///< blocks that became cached
   std::uint64_t duplicates = 0;            ///< commits that found equal contents cached already
   std::uint64_t replaced = 0;      ///< entries that a commit with the same key and other contents replaced
   std::uint64_t deduplicated = 0;  ///< blocks given back for equal cached ones
@@ -164,7 +164,7 @@ struct paged_stats {
   }
 };
 
-/// A block whose contents have become findable.
+/// A block whose contents have become cached.
 struct stored_block {
   block_id block = null_block;
   block_key key{};
@@ -174,14 +174,14 @@ struct stored_block {
   const prefix_context* context = nullptr;  ///< never null in a call
 };
 
-/// Contents that are findable, as a snapshot tells them.
+/// Contents that are cached, as a snapshot tells them.
 struct stored_key {
   block_key key{};
   block_id block = null_block;
   std::uint32_t tokens = 0;
 };
 
-/// Told, `noexcept`, which contents become findable and which are given up: what a router's event stream is
+/// Told, `noexcept`, which contents become cached and which are given up: what a router's event stream is
 /// made of. `event_log` and `cache_metrics` are observers; `observers<...>` joins several.
 template <class O>
 concept cache_observer = std::movable<O> && requires(O& observer, const stored_block& stored, block_id block,

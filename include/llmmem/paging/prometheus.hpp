@@ -154,12 +154,12 @@ void write_stats(const paged_stats& stats, std::uint32_t block_tokens, prometheu
             stats.token_occupancy(block_tokens));
 
   out.counter("llmmem_kv_allocations_total", "Blocks handed out.", stats.allocations);
-  out.counter("llmmem_kv_allocations_from_reset_total", "Blocks handed out that were free.",
+  out.counter("llmmem_kv_allocations_from_free_total", "Blocks handed out that were free.",
               stats.allocations - stats.evicting_allocations);
   out.counter("llmmem_kv_allocations_from_evict_total", "Blocks handed out that had to be evicted for it.",
               stats.evicting_allocations);
   out.counter("llmmem_kv_evictions_total", "Blocks whose contents were given up for room.", stats.evictions);
-  out.counter("llmmem_kv_registrations_total", "Blocks made findable.", stats.registrations);
+  out.counter("llmmem_kv_registrations_total", "Blocks that became cached.", stats.registrations);
   out.counter("llmmem_kv_duplicates_total", "Commits that found equal contents cached.", stats.duplicates);
   out.counter("llmmem_kv_deduplicated_total", "Blocks given back for equal cached ones.", stats.deduplicated);
   out.counter("llmmem_kv_replaced_total", "Cached blocks that gave way to others with the same key.",

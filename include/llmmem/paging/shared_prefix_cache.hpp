@@ -79,7 +79,7 @@ struct shared_match {
 
 /// What `commit` did.
 struct shared_commit {
-  std::uint64_t registered = 0;  ///< blocks made findable
+  std::uint64_t registered = 0;  ///< blocks that became cached
   std::uint64_t duplicates = 0;  ///< blocks whose contents are cached in another one; they stay private
   chain_end end{};               ///< behind all of them: for the sequence's next commit
 };
@@ -90,8 +90,8 @@ struct shared_stats {
   std::uint64_t active = 0;            ///< referenced, by callers or by a cached block that continues them
   std::uint64_t idle = 0;              ///< cached, unreferenced: evictable at once
   std::uint64_t free = 0;              ///< neither
-  std::uint64_t cached = 0;            ///< findable by `match`
-  std::uint64_t registrations = 0;     ///< blocks made findable
+  std::uint64_t cached = 0;            ///< found by `match`
+  std::uint64_t registrations = 0;     ///< blocks that became cached
   std::uint64_t duplicates = 0;        ///< commits that found equal contents cached already
   std::uint64_t evictions = 0;         ///< blocks whose cached contents were given up
   std::size_t metadata_bytes = 0;      ///< states, index, lists
@@ -193,8 +193,8 @@ class shared_prefix_cache {
   /// @return what `release` says, and `errc::too_many_shares`; then none is added.
   result<void> share(std::span<const block_id> blocks) noexcept;
 
-  /// Takes a reference of the caller's from each block, the last of the span first. Cached blocks stay
-  /// findable; private ones become free. Two threads that release the same last reference at the same moment
+  /// Takes a reference of the caller's from each block, the last of the span first. Cached blocks stay so;
+  /// private ones become free. Two threads that release the same last reference at the same moment
   /// are not told from each other.
   /// @return `errc::double_free` for a block that nobody holds, `errc::null_handle`, `errc::foreign_handle`
   /// for
@@ -222,7 +222,7 @@ class shared_prefix_cache {
 
   // The writer
 
-  /// Makes blocks findable, behind `after`: block i holds the i-th `block_tokens()` of `tokens`, written, and
+  /// Caches blocks, behind `after`: block i holds the i-th `block_tokens()` of `tokens`, written, and
   /// by nobody to be written again. What is left of `tokens` behind the last full block is not looked at.
   ///
   /// Where equal contents are cached already the caller keeps its own block, private, and the chain goes on
@@ -300,7 +300,7 @@ class shared_prefix_cache {
   std::uint32_t owner_ = 0;
   detail::atomic_array<std::uint64_t> states_;  // by block: a shared_state
   detail::shared_index index_;
-  // By block, written by the writer before the block becomes findable, read by those who hold the block.
+  // By block, written by the writer before the block is cached, read by those who hold the block.
   detail::fixed_array<entry> entries_;
   verification_type verification_;
   hash_type hash_;

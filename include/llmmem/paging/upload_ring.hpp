@@ -102,7 +102,7 @@ class upload_ring {
                                             std::span<const typename Queue::fence_type> after = {}) {
     if (const auto held = check(from); !held) return held.error();
     if (bytes > slot_bytes_)
-      return failure{errc::out_of_range, from.index, bytes, slot_bytes_, name_.c_str()};
+      return failure{errc::past_the_bytes, from.index, bytes, slot_bytes_, name_.c_str()};
     typename Target::range_type to = from.target;
     to.bytes = bytes;
     return queue.copy_in_async(to, from.staging.span().first(static_cast<std::size_t>(bytes)), after);

@@ -15,7 +15,7 @@
 
 namespace llmmem::inline v0 {
 
-/// Identity of a block's registered contents: the block, and how often it had been registered. Unlike a key
+/// Identity of a block's cached contents: the block, and how often it had been cached. Unlike a key
 /// it cannot collide. The root of every chain is the null block.
 struct chain_link {
   block_id block = null_block;
@@ -26,9 +26,9 @@ struct chain_link {
 
 /// What a prefix index asks before it believes a key.
 ///
-/// `store` keeps a full block's tokens; `enrol` says that they are now registered, as the child of `parent`
-/// in `context`; `holds` answers whether a registered block has exactly these tokens after exactly that
-/// parent. `enrol_by_key` says that it was registered by a key from outside, `holds_key` answers whether a
+/// `store` keeps a full block's tokens; `enrol` says that they are now cached, as the child of `parent`
+/// in `context`; `holds` answers whether a cached block has exactly these tokens after exactly that
+/// parent. `enrol_by_key` says that it was cached by a key from outside, `holds_key` answers whether a
 /// sequence in `context` may have a block that its key was found for.
 template <class V>
 concept block_verification =
@@ -55,8 +55,8 @@ concept block_verification =
 /// A child whose parent was evicted and computed anew is the child of another identity, and so no hit:
 /// policies that evict tails first (all of ours but LFU and MIN under pressure) lose nothing by it.
 ///
-/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 48 a block, committed as they
-/// are used.
+/// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 48 a block, taken as they are
+/// used.
 class verify_tokens {
  public:
   static constexpr bool keeps_tokens = true;
@@ -77,7 +77,7 @@ class verify_tokens {
     at = {.context = context, .parent = parent, .stamp = at.stamp + 1};
   }
 
-  /// Registered by a key from outside: its tokens are unknown, so it never answers a question about tokens.
+  /// Cached by a key from outside: its tokens are unknown, so it never answers a question about tokens.
   void enrol_by_key(block_id block, const prefix_context& context) noexcept {
     enrol(block, unknown_parent, context);
   }

@@ -26,12 +26,12 @@ struct memory_range {
 
   [[nodiscard]] constexpr bool empty() const noexcept { return bytes == 0; }
 
-  /// `count` bytes from `offset` on, or `errc::out_of_range` when they reach past the end.
+  /// `count` bytes from `offset` on, or `errc::past_the_bytes` when they reach past the end.
   [[nodiscard]] constexpr result<memory_range> subrange(std::uint64_t offset,
                                                         std::uint64_t count) const noexcept {
     if (offset > bytes || count > bytes - offset) {
       const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
-      return failure{.code = errc::out_of_range, .wanted = end, .found = bytes, .where = "memory_range"};
+      return failure{.code = errc::past_the_bytes, .wanted = end, .found = bytes, .where = "memory_range"};
     }
     return memory_range{data + offset, count};
   }

@@ -68,8 +68,10 @@ class growable_range {
   /// any more. After a refusal it is as it was. `errc::out_of_range` past the capacity.
   [[nodiscard]] result<void> resize(std::uint64_t count) noexcept {
     if (count > capacity_) {
-      return failure{
-          .code = errc::out_of_range, .wanted = count, .found = capacity_, .where = "growable_range"};
+      return failure{.code = errc::out_of_range,
+                     .wanted = count,
+                     .found = capacity_,
+                     .where = "growable_range: elements"};
     }
     const std::uint64_t wanted = round_up_to(step_, count * sizeof(T));
     if (wanted > committed_) {

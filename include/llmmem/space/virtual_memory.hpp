@@ -218,7 +218,7 @@ class basic_virtual_memory {
     const std::uint64_t length = ranges_[range.slot].bytes;
     if (offset > length || bytes > length - offset) {
       const bool wraps = offset > max_bytes || bytes > max_bytes - offset;
-      return why_not(errc::out_of_range, wraps ? max_bytes : offset + bytes, length);
+      return why_not(errc::past_the_bytes, wraps ? max_bytes : offset + bytes, length);
     }
     return {};
   }

@@ -33,7 +33,7 @@ class arena_ledger {
   [[nodiscard]] static failure check_size(std::uint64_t bytes) noexcept {
     if (bytes == 0) return {.code = errc::zero_bytes};
     if (bytes > max_arena_bytes) {
-      return {.code = errc::out_of_range, .wanted = bytes, .found = max_arena_bytes};
+      return {.code = errc::past_the_bytes, .wanted = bytes, .found = max_arena_bytes};
     }
     return {};
   }

@@ -116,7 +116,7 @@ class record_decoder {
 
   void outcome() {
     const std::uint8_t code = in_->byte();
-    if (code > static_cast<std::uint8_t>(errc::map_refused)) return in_->refuse("an unknown outcome");
+    if (code > static_cast<std::uint8_t>(last_errc)) return in_->refuse("an unknown outcome");
     out_->why.code = static_cast<errc>(code);
     if (out_->why.code != errc::ok) {
       out_->why.index = in_->narrow();

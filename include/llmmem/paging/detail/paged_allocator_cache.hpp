@@ -190,7 +190,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   return registered;
 }
 
-/// Makes `block` findable after the sequence's last committed block, whose contents `parent` holds, unless
+/// Caches `block` after the sequence's last committed block, whose contents `parent` holds, unless
 /// its contents already are; says which, and where they are now.
 template <class Traits>
 typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::uint32_t slot, block_id block,
@@ -211,7 +211,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
       }
       return {.is_new = false, .holder = *existing};
     }
-    if (*existing == block) {  // registered behind contents that are gone: now behind those in their place
+    if (*existing == block) {  // cached behind contents that are gone: now behind those in their place
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
       return {.is_new = false, .holder = block};

@@ -70,7 +70,7 @@ bool shared_prefix_cache<Traits>::pin(block_id block) noexcept {
   for (std::uint64_t expected = seen.word();; seen = detail::shared_state(expected)) {
     if (!seen.is_cached() || seen.references() == detail::shared_state::max_references) return false;
     steps::point();
-    // Acquires what the writer wrote before it made the block findable.
+    // Acquires what the writer wrote before it cached the block.
     if (word.compare_exchange_weak(expected, seen.with_reference().word(), std::memory_order_acquire,
                                    std::memory_order_relaxed)) {
       return true;
@@ -222,7 +222,7 @@ result<void> shared_prefix_cache<Traits>::release_all(std::span<const Name> name
 
 // Commit
 
-/// Makes a private block findable behind `after`, to whose block somebody holds on. False: it cannot be.
+/// Caches a private block behind `after`, to whose block somebody holds on. False: it cannot be.
 template <class Traits>
 bool shared_prefix_cache<Traits>::register_block(block_id block, const chain_end& after, const block_key& key,
                                                  std::span<const token_id> part) noexcept {

@@ -8,12 +8,12 @@
 
 namespace llmmem::inline v0::detail {
 
-/// References, whether the contents are findable, when it was last used, and which life it is in. A value:
+/// References, whether the contents are cached, when it was last used, and which life it is in. A value:
 /// threads load it, derive the next one, and exchange the two.
 ///
 ///     free     no reference, not cached     on a free list, or held by the call that moves it there
 ///     private  references, not cached       only its holders know it
-///     cached   findable; idle when it has no reference, and then it may be evicted
+///     cached   found by match; idle when it has no reference, and then it may be evicted
 ///
 /// The life ends, and the generation rises, when a private block loses its last reference and when an idle
 /// one is evicted. Whoever does the latter leaves one reference, its own: nobody else can come by the block.

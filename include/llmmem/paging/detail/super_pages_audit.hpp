@@ -205,8 +205,11 @@ class super_page_pool<Eviction>::auditor {
       }
     }
     const group_record& now = counted_[group];
-    if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.room != now.room ||
-        of.wanted != 0) {
+    if (of.wanted != 0) {
+      blame("group " + std::to_string(group) + " wants " + std::to_string(of.wanted) +
+            " blocks, though no allocation is under way");
+    }
+    if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.room != now.room) {
       blame("group " + std::to_string(group) + " counts " + std::to_string(of.pages) + " pages, " +
             std::to_string(of.active) + " active and " + std::to_string(of.idle) + " idle blocks, room for " +
             std::to_string(of.room) + "; there are " + std::to_string(now.pages) + ", " +
