@@ -68,7 +68,7 @@ struct paged_traits {
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
 ///      allocation after construction, `compact` and `audit` apart. Metadata: 59 bytes a block with the
-///      default policies; for each of `max_sequences` 252 (136 more under a policy that retains), 4 a token
+///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
 ///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
 ///      token, reported apart). Tables and tokens take memory as used.
 /// @par Thread safety   one writer at a time; const calls may run together.
@@ -90,16 +90,16 @@ class paged_allocator {
   using free_list_type = typename Traits::free_list;
   using partial_type = typename Traits::partial;
   using history_type = typename Traits::history;
+  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
+  static_assert(block_history<history_type>, "Traits::history must be a block_history");
   using pool_type = block_pool<eviction_type, free_list_type, history_type>;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
   using fence_type = typename Traits::fence;
   using observer_type = typename Traits::observer;
 
-  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
   static_assert(admission_policy<admission_type>, "Traits::admission must be an admission_policy");
-  static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
-  static_assert(block_history<history_type>, "Traits::history must be a block_history");
   static_assert(partial_reuse_policy<partial_type>, "Traits::partial must be a partial_reuse_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
@@ -351,7 +351,7 @@ class paged_allocator {
   static constexpr bool asks_admission = !std::is_same_v<admission_type, admit_all>;
   [[nodiscard]] bool admits(record& sequence, const access_hint& hint, std::uint64_t part) noexcept;
   template <class HintAt>
-  bool stays_refused(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept;
+  void ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
   void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
   void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
@@ -373,7 +373,7 @@ class paged_allocator {
   };
   adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
   void forget_tokens(record& sequence) noexcept;
-  [[nodiscard]] bool chain_is_current(std::uint32_t slot) const noexcept;
+  void look_anew_if_stale(record& sequence) noexcept;
   void register_block(const record& owner, stored_block stored, block_id parent,
                       const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
@@ -402,6 +402,7 @@ class paged_allocator {
   std::uint32_t free_slot_count_;
   std::uint32_t owner_;
   std::uint64_t batches_ = 0;
+  std::uint64_t cuts_ = 0;  // contents given up while somebody held them
   deferred_frees<fence_type> deferred_;
   paged_counters counters_;
 };

@@ -427,6 +427,27 @@ TEST_CASE("a request that outgrows a sequence while it waits ends, and those beh
   CHECK(step.work[0].user == 2);
 }
 
+TEST_CASE("a request whose tokens are taken back ends, running or waiting, and no other") {
+  cache_type cache({.blocks = 64, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {.max_running = 2});
+  for (const std::uint64_t user : {1U, 2U, 3U}) {
+    engine.ask(user, std::vector<token_id>(8, static_cast<token_id>(user)));
+    REQUIRE(scheduler.submit(user));
+  }
+  engine.compute(scheduler.step().value().work);
+  REQUIRE(scheduler.completed());
+  engine.requests.at(2).tokens.resize(7);
+  engine.requests.at(3).tokens.clear();
+  const scheduled_step step = scheduler.step().value();
+  REQUIRE(step.work.size() == 1);
+  CHECK(step.work[0].user == 1);
+  CHECK_FALSE(engine.requests.at(1).is_exhausted);
+  CHECK(engine.requests.at(2).is_exhausted);
+  CHECK(engine.requests.at(3).is_exhausted);
+  CHECK(scheduler.audit() == std::vector<std::string>{});
+}
+
 TEST_CASE("admission collects what fences have let go") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);

@@ -142,6 +142,30 @@ TEST_CASE("the beginning of a block is not shared across tenants") {
   CHECK(cache.match(same, std::span<const token_id>(tokens(3))).value().tokens == 3);
 }
 
+TEST_CASE("no beginning is taken of a block that is cached for fewer tokens than it holds") {
+  paged_allocator<copying_traits> cache({.blocks = 8, .block_tokens = 4});
+  const std::vector<block_key> keys{key_from_id(77)};
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.append(one, tokens(4)));
+  const sequence_id fork = cache.fork(one).value();
+  REQUIRE(cache.commit(fork, {.keys = keys, .tokens = 2}));
+  REQUIRE(cache.commit(one));
+  REQUIRE(cache.release(one));
+  REQUIRE(cache.truncate(fork, 2));
+  CHECK_FALSE(cache.append(fork, tokens(2, 90)).value().copy);  // written over in place
+  const sequence_id other = cache.create().value();
+  CHECK(cache.match(other, tokens(4)).value().tokens == 0);
+}
+
+TEST_CASE("where beginnings are shared, no more blocks are hit than were asked for") {
+  paged_allocator<copying_traits> cache({.blocks = 8, .block_tokens = 4});
+  REQUIRE(cache.release(write(cache, tokens(4))));
+  const sequence_id other = cache.create().value();
+  CHECK(cache.match(other, tokens(3)).value().tokens == 3);
+  CHECK(cache.stats().hit_blocks == 1);
+  CHECK(cache.stats().requested_blocks == 2);  // by the writer, which found none, and by this one
+}
+
 TEST_CASE("equal blocks are given back for the cached ones, at once or behind a fence") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   host_timeline stream;
@@ -185,6 +209,24 @@ TEST_CASE("duplicates that no deferred free has room for stay where they are") {
   const std::vector<block_id> before(cache.blocks(two).begin(), cache.blocks(two).end());
   CHECK(cache.deduplicate_after(two, host_fence{}).code() == errc::deferred_full);
   CHECK(before == std::vector<block_id>(cache.blocks(two).begin(), cache.blocks(two).end()));
+  CHECK(cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("a giving back that is refused leaves no more idle blocks than allowed") {
+  paged_allocator<> cache({.blocks = 16, .block_tokens = 1, .max_idle_blocks = 1, .max_deferred = 1});
+  host_timeline stream;
+  const sequence_id one = write(cache, tokens(2));
+  const sequence_id two = cache.create().value();
+  REQUIRE(cache.append(two, tokens(2)));
+  REQUIRE(cache.commit(two));
+  const sequence_id holder = cache.create().value();
+  REQUIRE(cache.match(holder, tokens(1)));
+  REQUIRE(cache.release(one));
+  const sequence_id gone = write(cache, tokens(1, 50));
+  const auto passed = stream.issue();
+  REQUIRE(cache.release_after(gone, passed));
+  REQUIRE(stream.pass(passed));
+  CHECK(cache.deduplicate_after(two, stream.issue()).code() == errc::deferred_full);
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
@@ -329,6 +371,21 @@ TEST_CASE("what is written in the place of refused tokens is asked for anew") {
   CHECK(cache.commit(one).value() == 2);
   CHECK(cache.cached_tokens(known) == 12);
   CHECK(cache.audit() == std::vector<std::string>{});
+}
+
+TEST_CASE("a cut behind what was refused makes it no second writing") {
+  paged_allocator<twice_traits> cache({.blocks = 64, .block_tokens = 4});
+  const sequence_id one = cache.create().value();
+  REQUIRE(cache.append(one, tokens(40)));
+  CHECK(cache.commit(one).value() == 0);
+  REQUIRE(cache.truncate(one, 36));
+  CHECK(cache.commit(one).value() == 0);
+  REQUIRE(cache.append(one, tokens(4, 500)));
+  CHECK(cache.commit(one).value() == 0);
+  CHECK(cache.stats().refused == 11);
+  REQUIRE(cache.resize(60));
+  CHECK(cache.commit(one).value() == 0);
+  CHECK(cache.stats().cached_blocks == 0);
 }
 
 TEST_CASE("blocks that are not full are not cached where the policy says so") {

@@ -880,3 +880,91 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
     CHECK(found[1] == "kv: counts 2 sequences, 16 tokens, 4 table entries; there are 2, 17, 4");
   }
 }
+
+namespace {
+
+/// A new sequence of the first `count` tokens of `prompt`, all of them its own.
+template <class Cache>
+sequence_id own(Cache& cache, std::span<const token_id> prompt, std::size_t count) {
+  const sequence_id sequence = cache.create().value();
+  cache.append(sequence, prompt.first(count)).value();
+  return sequence;
+}
+
+}  // namespace
+
+TEST_CASE("what is committed behind blocks that went is found, whoever's they were and however they went") {
+  const auto prompt = counting(1, 32);
+  paged_allocator<> cache({.blocks = 64, .block_tokens = 4});
+  SUBCASE("the head of what a sequence's blocks were equal to was evicted, the tail was not") {
+    const sequence_id a = own(cache, prompt, 4);
+    const sequence_id x = own(cache, prompt, 8);
+    const sequence_id z = own(cache, prompt, 8);
+    for (const sequence_id each : {a, x, z})
+      REQUIRE(cache.commit(each));
+    REQUIRE(cache.release(a));
+    cache.drop_idle();
+    for (std::size_t i = 8; i < prompt.size(); i += 4) {
+      REQUIRE(cache.append(z, std::span(prompt).subspan(i, 4)));
+      REQUIRE(cache.commit(z));
+    }
+  }
+  SUBCASE("they were cut into and written over") {
+    const sequence_id a = own(cache, prompt, 12);
+    const sequence_id b = own(cache, prompt, 12);
+    for (const sequence_id each : {a, b})
+      REQUIRE(cache.commit(each));
+    REQUIRE(cache.truncate(a, 6));
+    REQUIRE(cache.append(a, counting(90, 1)));
+    for (std::size_t i = 12; i < prompt.size(); i += 4) {
+      REQUIRE(cache.append(b, std::span(prompt).subspan(i, 4)));
+      REQUIRE(cache.commit(b));
+    }
+  }
+  CHECK(cache.cached_tokens(prompt) == 32);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("idle blocks that a smaller pool loses are cached anew by whoever has equal ones") {
+  paged_allocator<> cache({.blocks = 12, .block_tokens = 1});
+  const auto prompt = counting(1, 6);
+  const sequence_id first = own(cache, counting(100, 6), 6);
+  const sequence_id a = own(cache, prompt, 1);  // high up
+  REQUIRE(cache.release(first));
+  REQUIRE(cache.append(a, std::span(prompt).subspan(1, 1)));
+  const sequence_id b = own(cache, prompt, 3);
+  for (const sequence_id each : {a, b})
+    REQUIRE(cache.commit(each));
+  REQUIRE(cache.release(a));
+  REQUIRE(cache.resize(6).value() == 0);
+  CHECK(cache.cached_tokens(prompt) == 0);
+  REQUIRE(cache.append(b, std::span(prompt).subspan(3, 1)));
+  REQUIRE(cache.commit(b));
+  CHECK(cache.cached_tokens(prompt) == 4);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE("by keys, too, blocks stand in for equal ones that were evicted") {
+  paged_allocator<> cache({.blocks = 32, .block_tokens = 4});
+  std::vector<block_key> keys;
+  for (std::uint64_t id = 1; id <= 8; ++id)
+    keys.push_back(key_from_id(id));
+  const auto first = [&](std::size_t count) {
+    return keyed_blocks{.keys = std::span(keys).first(count), .tokens = count * 4};
+  };
+  const sequence_id a = cache.create().value();
+  const sequence_id b = cache.create().value();
+  for (const sequence_id each : {a, b}) {
+    REQUIRE(cache.extend(each, 12));
+    REQUIRE(cache.commit(each, first(3)));
+  }
+  REQUIRE(cache.release(a));
+  cache.drop_idle();
+  for (std::size_t count = 4; count <= keys.size(); ++count) {
+    REQUIRE(cache.extend(b, 4));
+    REQUIRE(cache.commit(b, first(count)));
+  }
+  const sequence_id other = cache.create().value();
+  CHECK(cache.match(other, first(8)).value().tokens == 32);
+  CHECK(cache.audit() == sound);
+}

@@ -77,7 +77,9 @@ struct scheduler_stats {
 /// What a `batch_scheduler` asks of the engine.
 ///
 ///     tokens(user)           all tokens of the request so far: the prompt and what it has generated; the
-///                            span must live until the call of the scheduler that asked returns
+///                            span must live until the call of the scheduler that asked returns. Never fewer
+///                            than were computed: who takes tokens back finishes the request and submits it
+///                            anew; one that shrinks all the same ends as `exhausted`
 ///     copy(what)             a copy on write: told in the order in which copies and swaps take effect,
 ///                            all before anything of the step is written
 ///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket is
@@ -200,6 +202,7 @@ class batch_scheduler {
   }
   [[nodiscard]] result<void> check(request_ticket ticket) const noexcept;
 
+  void end_shrunken() noexcept;
   void plan_growth() noexcept;
   bool grow_running(scheduled_step& out) noexcept;
   void give_up(std::uint32_t slot, const failure& why) noexcept;

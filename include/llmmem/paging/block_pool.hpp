@@ -200,6 +200,8 @@ class block_pool {
   /// The last transition of a block, and what the history has of it. Allocates.
   [[nodiscard]] std::string last_of(block_id block) const;
 
+  /// Idle blocks whose contents were given up, since construction.
+  [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
   [[nodiscard]] block_pool_stats stats() const noexcept;
 
   /// Proves the pool's invariants in O(blocks): each is counted exactly once as active, idle or free, and the

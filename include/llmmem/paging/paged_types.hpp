@@ -34,9 +34,11 @@ struct block_shortage {
 /// Called when blocks run short: the engine's chance to preempt a sequence, to offload, to `collect`.
 ///
 /// Called before an operation is refused, with nothing changed yet: it may call the allocator, and returns
-/// whether to look again. It is asked again as long as it brings blocks, and no longer. Also called, with
-/// `needed` 0, once each time an operation leaves fewer than `low` blocks available; what it returns is then
-/// ignored.
+/// whether to look again. It is asked again as long as it brings blocks, and no longer.
+///
+/// Also called, with `needed` 0, once each time an append, a match or a resize leaves fewer than `low` blocks
+/// available; what it returns is then ignored. The operation is done, but its caller has no answer yet, so
+/// that such a call may neither compact nor commit what has just grown.
 struct pressure_callback {
   bool (*call)(void* context, const block_shortage& shortage) noexcept = nullptr;
   void* context = nullptr;
@@ -139,7 +141,8 @@ struct paged_stats {
   std::uint64_t deferred = 0;         ///< references waiting for a fence
 
   std::uint64_t matches = 0;           ///< calls of `match`
-  std::uint64_t requested_blocks = 0;  ///< blocks that `match` was asked for: full ones, or one for each key
+  std::uint64_t requested_blocks = 0;  ///< blocks that `match` was asked for: full ones, one for each key, or
+                                       ///< all where beginnings of blocks are shared too
   std::uint64_t hit_blocks = 0;        ///< blocks that `match` shared
   std::uint64_t hit_tokens = 0;
   std::uint64_t partial_hits = 0;          ///< matches that shared the beginning of one more block

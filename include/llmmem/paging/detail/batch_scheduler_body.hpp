@@ -121,6 +121,7 @@ void batch_scheduler<Cache, Client>::plan_growth() noexcept {
 template <class Cache, class Client>
 bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept {
   bool all_kept = true;
+  end_shrunken();
   for (;;) {
     plan_growth();
     if (growing_count_ == 0) return all_kept;
@@ -152,6 +153,21 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
     add_work(growing_[i], grown_[i].first, growths_[i].tokens.size());
   }
   return all_kept;
+}
+
+/// Ends the running requests whose clients have taken back tokens that are computed: a broken promise.
+template <class Cache, class Client>
+void batch_scheduler<Cache, Client>::end_shrunken() noexcept {
+  for (std::uint32_t i = 0; i < running_count_;) {
+    const std::uint32_t slot = running_[i];
+    const std::uint64_t tokens = client_->tokens(requests_[slot].user).size();
+    if (tokens >= requests_[slot].written) {
+      ++i;
+      continue;
+    }
+    give_up(slot, refusal(errc::past_the_end, slot, requests_[slot].written, tokens));
+    i = 0;  // whoever was told may have ended others
+  }
 }
 
 template <class Cache, class Client>
@@ -191,6 +207,10 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
     const std::uint32_t slot = waiting_at(0);
     const request& next = requests_[slot];
     const std::uint64_t tokens = client_->tokens(next.user).size();
+    if (tokens == 0) {
+      give_up(slot, refusal(errc::empty_range, slot, 0, 0));
+      continue;
+    }
     if (tokens > cache_->max_sequence_tokens()) {  // it grew while it waited
       give_up(slot, refusal(errc::sequence_full, slot, tokens, cache_->max_sequence_tokens()));
       continue;

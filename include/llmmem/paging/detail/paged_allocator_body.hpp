@@ -122,6 +122,8 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
   record& fresh = records_[slot];
   fresh = record{
       .generation = fresh.generation + 1, .chain = hash_.root(context), .context = context, .hints = hints};
+  fresh.cuts = cuts_;
+  fresh.evictions = pool_.evictions();
   if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return sequence_id{slot, fresh.generation, owner_};
 }
@@ -204,13 +206,11 @@ std::uint64_t paged_allocator<Traits>::drop_idle() noexcept {
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::resize(std::uint64_t blocks) noexcept {
   const std::uint64_t before = pool_.available();
+  const std::uint64_t cached = index_.size();
   const auto retiring = pool_.resize(blocks, forget_evicted());
   if (!retiring) return retiring;
-  if (*retiring != 0) {
-    // Retiring blocks have lost their contents: nothing may be cached behind them until they are again.
-    for (std::size_t i = 0; i < records_.size(); ++i)
-      records_[i].recommit_from(0);
-  }
+  // Blocks above the end have lost their contents: nothing may be cached behind them until they are again.
+  if (index_.size() != cached) ++cuts_;
   warn_if_low(before);
   return retiring;
 }
@@ -388,10 +388,9 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
     // start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
-  if (full < sequence.asked) {  // what comes there is asked for anew
-    sequence.asked = full;
-    sequence.refused = false;
-  }
+  // What comes there is asked for anew.
+  if (full < sequence.asked) sequence.asked = full;
+  if (full <= sequence.refused_from) sequence.refused_from = ~0U;
   if (full >= sequence.keyed) {
     if (full == sequence.keyed && used == 0)
       sequence.tokens_known = true;  // nothing is left that was not told

@@ -17,7 +17,9 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   record& taker = at(sequence);
   const std::uint64_t before = pool_.available();
   ++counters_.matches;
-  counters_.requested_blocks += tokens.size() / block_tokens_;
+  counters_.requested_blocks += partial_type::source == partial_source::none
+                                    ? tokens.size() / block_tokens_
+                                    : detail::blocks_for(tokens.size(), block_tokens_);
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   const std::uint64_t chain = detail::blocks_for(tokens.size(), block_tokens_);
   walk(tokens.first(static_cast<std::size_t>(limit * block_tokens_)), taker.context,
@@ -165,7 +167,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   record& writer = at(sequence);
   if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
   const std::uint64_t full = detail::lesser(writer.keyed, written / block_tokens_);
-  if (writer.committed < full && !chain_is_current(sequence.slot)) writer.recommit_from(0);
+  if (writer.committed < full) look_anew_if_stale(writer);
   std::uint64_t registered = 0;
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < full) {
@@ -176,17 +178,15 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
     const block_id block = row(sequence.slot)[i];
     return std::pair(placed({}, writer, block, null_block, i, writer.blocks), std::uint64_t{block_tokens_});
   };
-  if (stays_refused(writer, full, hint_at)) return registered;
-  for (; writer.committed < full; ++writer.committed) {
+  ask_on(writer, full, hint_at);
+  for (; writer.committed < detail::lesser(full, writer.refused_from); ++writer.committed) {
     const block_id block = row(sequence.slot)[writer.committed];
     const adoption done = adopt(sequence.slot, block, parent);
-    if (done.holder == null_block) {
-      static_cast<void>(stays_refused(writer, full, hint_at));
-      break;
-    }
+    if (done.holder == null_block) break;
     registered += done.is_new ? 1 : 0;
     parent = done.holder;
   }
+  ask_on(writer, full, hint_at);
   return registered;
 }
 
@@ -202,7 +202,6 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
       sequence.parent = verification_.link(*existing);
       if (*existing != block) {
         sequence.borrowed = sequence.committed + 1;
-        sequence.lender = sequence.parent;
         ++counters_.duplicates;
         if constexpr (retains<eviction_type>) {
           const retention keep = kept(sequence, sequence.committed);
@@ -245,6 +244,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   if (contents.tokens > writer.tokens)
     return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
   if (!contents.keys.empty()) forget_tokens(writer);
+  if (writer.committed < contents.keys.size()) look_anew_if_stale(writer);
   std::uint64_t registered = 0;
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < contents.keys.size()) {
@@ -259,15 +259,19 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     hint.content = contents.keys[static_cast<std::size_t>(i)].low;
     return std::pair(hint, part_of(i));
   };
-  if (stays_refused(writer, contents.keys.size(), hint_at)) return registered;
-  for (std::uint32_t& i = writer.committed; i < contents.keys.size(); ++i) {
+  ask_on(writer, contents.keys.size(), hint_at);
+  for (std::uint32_t& i = writer.committed; i < detail::lesser(contents.keys.size(), writer.refused_from);
+       ++i) {
     const block_id block = row(sequence.slot)[i];
     const std::uint64_t part = part_of(i);
     if (const auto existing = index_.find(contents.keys[i])) {
       if (verification_.holds_key(*existing, writer.context)) {
         pool_.touch(*existing,
                     placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
-        if (*existing != block) ++counters_.duplicates;
+        if (*existing != block) {
+          ++counters_.duplicates;
+          writer.borrowed = i + 1;
+        }
         parent = *existing;
         continue;
       }
@@ -278,10 +282,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     if (!index_.contains(block) || index_.tokens(block) < part) {
       access_hint hint = hint_at(i).first;
       if (parent != null_block) hint.parent = slot_id{to_index(parent)};
-      if (!admits(writer, hint, part)) {
-        static_cast<void>(stays_refused(writer, contents.keys.size(), hint_at));
-        break;
-      }
+      if (!admits(writer, hint, part)) break;
       // The key of fewer tokens makes way for that of the block as it stands now.
       if (index_.contains(block)) drop_contents(block);
       index_.stage(contents.keys[i], block);
@@ -293,6 +294,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     }
     parent = block;
   }
+  ask_on(writer, contents.keys.size(), hint_at);
   // A key of fewer tokens than its block holds makes way for that of more, when it comes.
   if (writer.committed == contents.keys.size() && contents.tokens % block_tokens_ != 0 &&
       contents.tokens < writer.tokens) {
@@ -312,19 +314,15 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   sequence.tokens_known = false;
 }
 
-/// Whether the cached blocks that the last committed one, and the last that was cached elsewhere already,
-/// were equal to still have the contents they had. Tails are evicted first: those before them then do too.
+/// The next commit looks at all blocks again where cached contents may be gone that the sequence's own stand
+/// behind: somebody's, given up while they were in use, or those elsewhere that blocks of it were equal to.
 template <class Traits>
-bool paged_allocator<Traits>::chain_is_current(std::uint32_t slot) const noexcept {
-  const record& sequence = records_[slot];
-  const chain_link parent = sequence.parent;
-  if (parent != chain_link{} &&
-      !(index_.contains(parent.block) && verification_.link(parent.block) == parent)) {
-    return false;
-  }
-  if (sequence.borrowed == 0) return true;
-  const auto lender = index_.find(index_.key(row(slot)[sequence.borrowed - 1]));
-  return lender && verification_.link(*lender) == sequence.lender;
+void paged_allocator<Traits>::look_anew_if_stale(record& sequence) noexcept {
+  const std::uint64_t evicted = pool_.evictions();
+  const bool is_current = sequence.cuts == cuts_ && (sequence.borrowed == 0 || sequence.evictions == evicted);
+  if (!is_current) sequence.recommit_from(0);
+  sequence.cuts = cuts_;
+  sequence.evictions = evicted;
 }
 
 template <class Traits>
@@ -349,6 +347,7 @@ void paged_allocator<Traits>::unregister(block_id block) noexcept {
 
 template <class Traits>
 void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
+  if (index_.tokens(block) == block_tokens_) ++cuts_;  // behind a partial block nothing is cached
   unregister(block);
   pool_.unmark_cached(block);
 }

@@ -102,7 +102,6 @@ void paged_allocator<Traits>::relocate(std::span<const block_move> moves,
     record& sequence = records_[slot];
     if (!sequence.alive()) continue;
     reparented(sequence.parent);
-    reparented(sequence.lender);
     for (std::uint32_t i = 0; i < sequence.blocks; ++i)
       renamed(row(slot)[i]);
   }

@@ -22,6 +22,7 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id best = null_block;
   std::size_t length = 0;
   partial_.visit(parent, [&](block_id block) noexcept {
+    if (index_.tokens(block) != block_tokens_) return true;  // what lies behind them may be overwritten
     if (!verification_.holds(block, {}, taker.parent, taker.context)) return true;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
@@ -73,9 +74,11 @@ template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::deduplicate_after(sequence_id sequence,
                                                                  const fence_type& after) noexcept {
   if (const auto alive = begin(sequence); !alive) return alive.error();
-  return replace_duplicates(sequence.slot, [&](std::span<const block_id> own) noexcept {
+  const auto replaced = replace_duplicates(sequence.slot, [&](std::span<const block_id> own) noexcept {
     return defer(sequence.slot, own, after);
   });
+  trim_idle();
+  return replaced;
 }
 
 /// In groups, each given back as a whole: where one is refused, those before it stay done and are reported,
@@ -164,7 +167,7 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   if constexpr (asks_admission) {
     if (!admission_.admit({.hint = hint, .is_partial = part < block_tokens_})) {
       ++counters_.refused;
-      sequence.refused = true;
+      sequence.refused_from = sequence.committed;
       sequence.asked = sequence.committed + 1;
       return false;
     }
@@ -172,21 +175,19 @@ bool paged_allocator<Traits>::admits(record& sequence, const access_hint& hint, 
   return true;
 }
 
-/// Whether nothing of the sequence may be cached from here on. The policy sees the blocks up to `end` all the
-/// same, each once: what it refuses today it may know tomorrow.
+/// Shows the policy what lies behind a block that it refused, up to block `end`, each once: what it refuses
+/// today it may know tomorrow.
 template <class Traits>
 template <class HintAt>
-bool paged_allocator<Traits>::stays_refused(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept {
+void paged_allocator<Traits>::ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept {
   if constexpr (asks_admission) {
-    if (!sequence.refused) return false;
+    if (sequence.refused_from >= end) return;
     for (; sequence.asked < end; ++sequence.asked) {
       const auto [hint, part] = hint_at(sequence.asked);
       static_cast<void>(admission_.admit({.hint = hint, .is_partial = part < block_tokens_}));
       ++counters_.refused;
     }
-    return true;
   }
-  return false;
 }
 
 }  // namespace llmmem::inline v0

@@ -25,11 +25,12 @@ struct sequence_record {
   block_key chain{};             // key of block keyed - 1, or the root's
   std::uint32_t borrowed = 0;    // how many leading blocks end in the last that is cached elsewhere only
   chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
-  chain_link lender{};           // identity of the cached contents that block borrowed - 1 is equal to
-  bool copies = false;           // on write in the batch being counted
-  bool refused = false;          // the admission policy did not let block `committed` in
-  std::uint32_t asked = 0;       // how many leading blocks it has seen since
-  std::uint64_t batch = 0;       // the last batch that named the sequence
+  std::uint64_t cuts = 0;       // the allocator's count of contents given up under somebody, when `committed`
+  std::uint64_t evictions = 0;  // was last known to be right; and of those evicted
+  bool copies = false;          // on write in the batch being counted
+  std::uint32_t refused_from = ~0U;  // the first block that the admission policy did not let in
+  std::uint32_t asked = 0;           // how many leading blocks it has seen
+  std::uint64_t batch = 0;           // the last batch that named the sequence
   prefix_context context{};
   request_hints hints{};
 
@@ -38,10 +39,8 @@ struct sequence_record {
   /// Only the first `block` blocks count as cached now; after 0, the next commit looks at all again.
   void recommit_from(std::uint32_t block) noexcept {
     committed = block;
-    refused = false;
-    borrowed = 0;
+    borrowed = borrowed < block ? borrowed : block;
     parent = {};
-    lender = {};
   }
 };
 
