@@ -176,7 +176,8 @@ class paged_allocator {
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
 
   /// Declares the KV of all tokens written: full blocks become cached, for `match` to find. Says how many
-  /// did; where equal contents are cached already, the sequence keeps its own block, uncached.
+  /// did; where equal contents are cached already, the sequence keeps its own block, uncached. O(1) a new
+  /// block; all are looked at again where cached contents that they build on may have gone.
   result<std::uint64_t> commit(sequence_id sequence) noexcept;
 
   /// The same for the first `written` tokens, for engines that append a step's tokens before the step before

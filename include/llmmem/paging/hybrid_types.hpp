@@ -26,7 +26,7 @@ namespace llmmem::inline v0 {
 /// The policies of a `hybrid_allocator`. Inherit, and shadow what is to be different.
 struct hybrid_traits {
   using eviction = lru_eviction;               ///< `eviction_policy`, one instance a group
-  using hash = siphash_128;                    ///< `block_hash`: keys of the prefix chain
+  using hash = siphash13_128;                  ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;          ///< `block_verification`: whether a hit is believed
   using observer = ignore_group_cache_events;  ///< `group_cache_observer`: told what is cached and evicted
   using fence = host_fence;  ///< `fence`, trivially copyable: what `read_until` and `..._after` wait for
