@@ -38,24 +38,24 @@ contender of(std::string name, std::size_t bytes_of_1000) {
 std::vector<contender> every_policy() {
   constexpr std::size_t ghosts_1000 = 17 * 1000 + 8 * 2048;
   constexpr std::size_t ghosts_901 = 17 * 901 + 8 * 2048;
-  return {
-      of<lru_eviction>("lru", 8 * 1001),
-      of<fifo_eviction>("fifo", 16 * 1000),
-      of<lfu_eviction>("lfu", 24 * 1000),
-      of<min_eviction>("min", 24 * 1000),
-      of<slru_eviction>("slru", 9 * 1000),
-      of<arc_eviction>("arc", 17 * 1000 + ghosts_1000),
-      of<s3fifo_eviction>("s3fifo", 32 * 1000 + ghosts_901),
-      of<sieve_eviction>("sieve", 24 * 1000),
-      of<wtinylfu_eviction>("wtinylfu", 17 * 1000 + 8 * 1024),
-      of<gdsf_eviction>("gdsf", 32 * 1000),
-      of<length_aware_eviction>("length_aware", 24 * 1000),
-      of<retention_eviction>("retention", 32 * 1000),
-      of<leaf_only<>>("leaf_only", 8 * 1001 + 16 * 1000 + 8 * 1001),
-      of<leaf_only<s3fifo_eviction>>("leaf_only of s3fifo", 32 * 1000 + ghosts_901 + 16 * 1000 + 8 * 1001),
-      of<queue_lookahead<7>>("queue_lookahead", 8 * 1001 + 40 * 1000),
-      of<queue_lookahead<7, leaf_only<sieve_eviction>>>("queue_lookahead of leaf_only",
-                                                        24 * 1000 + 16 * 1000 + 8 * 1001 + 40 * 1000)};
+  constexpr std::size_t s3fifo_1000 = 23 * 1000 + 6 * 8 * 33 + ghosts_901;
+  return {of<lru_eviction>("lru", 8 * 1001),
+          of<fifo_eviction>("fifo", 16 * 1000),
+          of<lfu_eviction>("lfu", 24 * 1000),
+          of<min_eviction>("min", 24 * 1000),
+          of<slru_eviction>("slru", 9 * 1000),
+          of<arc_eviction>("arc", 17 * 1000 + ghosts_1000),
+          of<s3fifo_eviction>("s3fifo", s3fifo_1000),
+          of<sieve_eviction>("sieve", 24 * 1000),
+          of<wtinylfu_eviction>("wtinylfu", 17 * 1000 + 8 * 1024),
+          of<gdsf_eviction>("gdsf", 32 * 1000),
+          of<length_aware_eviction>("length_aware", 24 * 1000),
+          of<retention_eviction>("retention", 32 * 1000),
+          of<leaf_only<>>("leaf_only", 8 * 1001 + 16 * 1000 + 8 * 1001),
+          of<leaf_only<s3fifo_eviction>>("leaf_only of s3fifo", s3fifo_1000 + 16 * 1000 + 8 * 1001),
+          of<queue_lookahead<7>>("queue_lookahead", 8 * 1001 + 40 * 1000),
+          of<queue_lookahead<7, leaf_only<sieve_eviction>>>("queue_lookahead of leaf_only",
+                                                            24 * 1000 + 16 * 1000 + 8 * 1001 + 40 * 1000)};
 }
 
 /// Knows states only; takes everything a policy may be told.

@@ -5,7 +5,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/detail/ghost_table.hpp>
-#include <llmmem/eviction/detail/slot_queues.hpp>
+#include <llmmem/eviction/detail/place_sets.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -47,30 +47,30 @@ class s3fifo_eviction {
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
     const bool returns = ghosts_.take(hint.content).has_value();
     contents_[to_index(slot)] = hint.content;
-    candidates_.set_key(slot, unplaced);
     entries_[to_index(slot)] = {.where = returns ? place::in_main : place::in_small, .uses = 0};
     if (!returns) ++small_size_;
   }
 
   void touch(slot_id slot, const access_hint& = {}) noexcept {
     entry& e = entries_[to_index(slot)];
-    const bool candidate = candidates_.contains(slot);
+    const bool candidate = is_candidate(slot);
     if (candidate) withdraw(slot);
     if (e.uses < most_uses) ++e.uses;
     if (candidate) enter(slot);
   }
 
   void pin(slot_id slot) noexcept {
-    if (candidates_.contains(slot)) withdraw(slot);
+    if (is_candidate(slot)) withdraw(slot);
   }
 
   void unpin(slot_id slot) noexcept {
-    if (candidates_.key(slot) == unplaced) candidates_.set_key(slot, next_++);
+    if (!candidates_.has_place(slot)) candidates_.renew(slot);
     enter(slot);
   }
 
   void erase(slot_id slot) noexcept {
     pin(slot);
+    candidates_.forget(slot);
     entry& e = entries_[to_index(slot)];
     if (e.where == place::in_small) --small_size_;
     e.where = place::unknown;
@@ -88,14 +88,16 @@ class s3fifo_eviction {
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
     const auto from_main = main_front();
     if (small_size_ >= small_share_ || !from_main) {
-      if (const auto unused = candidates_.front(cold)) return unused;
+      if (const auto unused = candidates_.first(cold)) return unused;
       // All that is in the small queue goes on to the main one: behind what stands there, unused.
-      const auto first = candidates_.front(hot);
+      const auto first = candidates_.first(hot);
       if (first && (!from_main || uses_left(entries_[to_index(*from_main)]) != 0)) return first;
     }
     return from_main;
   }
-  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
+  [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
+    return entries_[to_index(slot)].queue != none;
+  }
   [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return candidates_.bytes() + contents_.bytes() + entries_.bytes() + ghosts_.bytes();
@@ -105,7 +107,6 @@ class s3fifo_eviction {
   enum class place : std::uint8_t { unknown, in_small, in_main };
   static constexpr std::uint8_t most_uses = 3;
   static constexpr std::uint8_t enough_uses = 2;  // to go on from the small queue
-  static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
 
   // The queues of candidates: the small one by whether they may go on; then the main one by uses left, where
   // the queue for no uses is the one numbered `turns_`, for one use the next, and so round.
@@ -113,11 +114,12 @@ class s3fifo_eviction {
   static constexpr std::size_t hot = 1;
   static constexpr std::size_t main = 2;
   static constexpr std::size_t main_queues = most_uses + 1;
+  static constexpr std::uint8_t none = main + main_queues;
 
   struct entry {
     place where = place::unknown;
-    std::uint8_t uses = 0;   // of a slot that is no candidate in the main queue
-    std::uint8_t queue = 0;  // of a candidate
+    std::uint8_t uses = 0;      // of a slot that is no candidate in the main queue
+    std::uint8_t queue = none;  // of a candidate
   };
 
   [[nodiscard]] std::size_t main_queue(std::size_t uses) const noexcept {
@@ -131,7 +133,7 @@ class s3fifo_eviction {
   [[nodiscard]] std::optional<slot_id> main_front() const noexcept {
     std::optional<slot_id> first;
     for (std::size_t uses = 0; uses < main_queues && !first; ++uses)
-      first = candidates_.front(main_queue(uses));
+      first = candidates_.first(main_queue(uses));
     return first;
   }
 
@@ -139,12 +141,13 @@ class s3fifo_eviction {
     entry& e = entries_[to_index(slot)];
     const bool is_small = e.where == place::in_small;
     e.queue = static_cast<std::uint8_t>(is_small ? (e.uses < enough_uses ? cold : hot) : main_queue(e.uses));
-    candidates_.push(e.queue, slot);
+    candidates_.insert(e.queue, slot);
   }
   void withdraw(slot_id slot) noexcept {
     entry& e = entries_[to_index(slot)];
     candidates_.remove(e.queue, slot);
     if (e.where == place::in_main) e.uses = uses_left(e);
+    e.queue = none;
   }
 
   /// Puts a candidate at the new end of the main queue.
@@ -154,45 +157,41 @@ class s3fifo_eviction {
     if (e.where == place::in_small) --small_size_;
     e.where = place::in_main;
     e.uses = uses;
-    candidates_.set_key(slot, next_++);
+    candidates_.renew(slot);
     enter(slot);
   }
 
   /// Moves on what the queues pass before they give the victim.
   void make_way_to(slot_id slot) noexcept {
-    const bool whole_small = !candidates_.front(cold) && (small_size_ >= small_share_ || !main_front());
+    const bool whole_small = !candidates_.first(cold) && (small_size_ >= small_share_ || !main_front());
     const bool is_small = entries_[to_index(slot)].where == place::in_small;
     if (is_small || whole_small) {
-      const std::uint64_t until = whole_small ? unplaced : candidates_.key(slot);
-      for (auto next = candidates_.front(hot); next && candidates_.key(*next) < until;
-           next = candidates_.front(hot)) {
+      for (auto next = candidates_.first(hot); next && (whole_small || candidates_.before(*next, slot));
+           next = candidates_.first(hot)) {
         go_on(*next, 0);
       }
     }
     if (entries_[to_index(slot)].where != place::in_main) return;
     // Whole rounds first, which take a use from everyone and change no order; then the part of one.
     turns_ += uses_left(entries_[to_index(slot)]);
-    while (const auto passed = first_in_use_before(candidates_.key(slot)))
+    while (const auto passed = first_in_use_before(slot))
       go_on(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
   }
 
-  [[nodiscard]] std::optional<slot_id> first_in_use_before(std::uint64_t key) const noexcept {
+  [[nodiscard]] std::optional<slot_id> first_in_use_before(slot_id slot) const noexcept {
     std::optional<slot_id> first;
     for (std::size_t uses = 1; uses < main_queues; ++uses) {
-      const auto next = candidates_.front(main_queue(uses));
-      if (!next || candidates_.key(*next) >= key) continue;
-      key = candidates_.key(*next);
-      first = next;
+      const auto next = candidates_.first(main_queue(uses));
+      if (next && candidates_.before(*next, first.value_or(slot))) first = next;
     }
     return first;
   }
 
-  detail::slot_queues<main + main_queues> candidates_;
+  detail::place_sets<main + main_queues> candidates_;
   detail::fixed_array<std::uint64_t> contents_;  // of every known slot
   detail::fixed_array<entry> entries_;
   std::uint64_t small_share_;
   std::uint64_t small_size_ = 0;   // the pinned among them
-  std::uint64_t next_ = 0;         // place in either queue
   std::size_t turns_ = 0;          // whole rounds of the main queue
   detail::ghost_table<1> ghosts_;  // oldest first
 };

@@ -1,0 +1,181 @@
+/// @file
+/// Sets of slots, each in order of age: a few word operations for everything, allocated once.
+#pragma once
+
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/eviction/concepts.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace llmmem::inline v0::detail {
+
+/// `sets` sets of slots in one order, that of their places. A slot takes the newest place by `renew` and
+/// keeps it, in a set or in none, until `forget`; it is in at most one set, and its owner knows in which.
+///
+/// Places are handed out in rising order, two for each slot. Every set is a bitmap over the places, with a
+/// bit above for each 64 bits that are not all zero, and so on up to a single word; the words of all sets for
+/// the same places lie side by side. So finding the first of a set, entering and leaving take a step for each
+/// level at most: 3 levels serve 131,072 slots, 6 serve any capacity.
+///
+/// When the last place is taken, those who have one are renumbered from 0, in their order: one pass over the
+/// places, and no other before as many renewals as there are slots. So `renew` is O(1) amortised, O(capacity)
+/// at worst; all else is O(1) but for the levels.
+///
+/// 12 bytes a slot, and for each set 2 bits and a 63rd more.
+template <std::size_t sets>
+class place_sets {
+ public:
+  /// Twice as many places are numbered by 32 bits.
+  static constexpr std::uint64_t most_slots = max_slots / 2;
+
+  /// @throws length_error for a capacity of 0 or above `most_slots`; out_of_memory when the source has none.
+  place_sets(slot_count capacity, const metadata_source& source, const char* who)
+      : places_(checked(capacity, who), nowhere, source, who),
+        slots_(to_number(capacity) * 2, source, who),
+        levels_(levels_over(slots_.size())),
+        words_(levels_.words * sets, std::uint64_t{0}, source, who) {}
+
+  [[nodiscard]] bool has_place(slot_id slot) const noexcept { return places_[to_index(slot)] != nowhere; }
+
+  /// Whether the place of `a` is the older. @pre both have one.
+  [[nodiscard]] bool before(slot_id a, slot_id b) const noexcept {
+    return places_[to_index(a)] < places_[to_index(b)];
+  }
+
+  /// Gives `slot` the newest place, whether it had one or not. @pre it is in no set.
+  void renew(slot_id slot) noexcept {
+    forget(slot);
+    if (next_ == slots_.size()) renumber();
+    slots_[next_] = to_index(slot);
+    places_[to_index(slot)] = next_++;
+  }
+
+  /// Takes its place from `slot`, if it has one. @pre it is in no set.
+  void forget(slot_id slot) noexcept { places_[to_index(slot)] = nowhere; }
+
+  /// @pre `slot` has a place and is in no set.
+  void insert(std::size_t set, slot_id slot) noexcept {
+    std::uint64_t at = places_[to_index(slot)];
+    for (std::size_t level = 0; level < levels_.count; ++level) {
+      std::uint64_t& word = word_at(level, at / 64, set);
+      const bool known_above = word != 0;
+      word |= std::uint64_t{1} << at % 64;
+      if (known_above) return;
+      at /= 64;
+    }
+  }
+
+  /// @pre `slot` is in `set`.
+  void remove(std::size_t set, slot_id slot) noexcept {
+    std::uint64_t at = places_[to_index(slot)];
+    for (std::size_t level = 0; level < levels_.count; ++level) {
+      std::uint64_t& word = word_at(level, at / 64, set);
+      word &= ~(std::uint64_t{1} << at % 64);
+      if (word != 0) return;
+      at /= 64;
+    }
+  }
+
+  /// Of the slots of `set`, the one whose place is the oldest.
+  [[nodiscard]] std::optional<slot_id> first(std::size_t set) const noexcept {
+    std::uint64_t at = 0;
+    for (std::size_t level = levels_.count; level-- > 0;) {
+      const std::uint64_t word = words_[(levels_.begins[level] + at) * sets + set];
+      if (word == 0) return std::nullopt;  // as only the uppermost may be
+      at = at * 64 + static_cast<std::uint64_t>(std::countr_zero(word));
+    }
+    return slot_id{slots_[at]};
+  }
+
+  [[nodiscard]] slot_count capacity() const noexcept { return slot_count{places_.size()}; }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return places_.bytes() + slots_.bytes() + words_.bytes();
+  }
+
+ private:
+  static constexpr std::uint32_t nowhere = 0xFFFF'FFFF;  // two places a slot are fewer
+  static constexpr std::size_t most_levels = 6;
+
+  /// The lowest level is the bitmap; a word of a set in each stands for 64 words of the one below.
+  struct levels {
+    std::array<std::uint64_t, most_levels> begins;  // in words of each set
+    std::size_t count;
+    std::uint64_t words;
+  };
+
+  [[nodiscard]] static levels levels_over(std::uint64_t places) noexcept {
+    levels all{};
+    std::uint64_t length = places;
+    do {
+      length = (length + 63) / 64;
+      all.begins[all.count++] = all.words;
+      all.words += length;
+    } while (length > 1);
+    return all;
+  }
+
+  [[nodiscard]] static std::uint64_t checked(slot_count capacity, const char* who) {
+    const std::uint64_t slots = checked_capacity(capacity, who);
+    if (slots > most_slots) {
+      throw length_error(std::string(who) + ": capacity " + std::to_string(slots) + " exceeds " +
+                         std::to_string(most_slots) + ", the most that this policy orders");
+    }
+    return slots;
+  }
+
+  [[nodiscard]] std::uint64_t& word_at(std::size_t level, std::uint64_t i, std::size_t set) noexcept {
+    return words_[(levels_.begins[level] + i) * sets + set];
+  }
+
+  /// Closes the gaps between the places in use. What moves goes into a word that was read before, or the
+  /// same.
+  void renumber() noexcept {
+    std::uint32_t next = 0;
+    for (std::uint32_t begin = 0; begin < next_;) {
+      std::array<std::uint64_t, sets> bits;
+      for (std::size_t set = 0; set < sets; ++set)
+        bits[set] = std::exchange(word_at(0, begin / 64, set), 0);
+      const std::uint32_t end = next_ - begin < 64 ? next_ : begin + 64;
+      for (std::uint32_t place = begin; place < end; ++place) {
+        const std::uint32_t slot = slots_[place];
+        if (places_[slot] != place) continue;  // its slot has a newer one, or none
+        for (std::size_t set = 0; set < sets; ++set)
+          word_at(0, next / 64, set) |= (bits[set] >> place % 64 & 1) << next % 64;
+        slots_[next] = slot;
+        places_[slot] = next++;
+      }
+      begin = end;
+    }
+    next_ = next;
+    for (std::size_t level = 1; level < levels_.count; ++level)
+      sum_up(level);
+  }
+
+  /// Sets every word of a level above the lowest by those it stands for.
+  void sum_up(std::size_t level) noexcept {
+    const std::uint64_t below = levels_.begins[level] - levels_.begins[level - 1];
+    for (std::uint64_t i = 0; i < below; ++i) {
+      for (std::size_t set = 0; set < sets; ++set) {
+        std::uint64_t& word = word_at(level, i / 64, set);
+        if (i % 64 == 0) word = 0;
+        word |= std::uint64_t{word_at(level - 1, i, set) != 0} << i % 64;
+      }
+    }
+  }
+
+  fixed_array<std::uint32_t> places_;  // by slot
+  fixed_array<std::uint32_t> slots_;  // by place, those below `next_`; stale where the slot has another place
+  levels levels_;
+  fixed_array<std::uint64_t> words_;  // of each level, of its words, of the sets
+  std::uint32_t next_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail
