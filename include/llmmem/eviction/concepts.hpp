@@ -87,7 +87,8 @@ struct access_hint {
 /// policy says so; `victim` is so always.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`; throws `length_error` for a capacity
-///      of 0 or above `max_slots`, `out_of_memory` when the source has no memory.
+///      of 0 or above `max_slots`, or above the policy's own limit, `out_of_memory` when the source has no
+///      memory.
 template <class P>
 concept eviction_policy = std::constructible_from<P, slot_count, const metadata_source&> && std::movable<P> &&
                           requires(P policy, const P& read, slot_id slot, const access_hint& hint) {

@@ -30,11 +30,16 @@ namespace llmmem::inline v0 {
 /// Pinned entries count in their queue's size, keep their place, taken at the first `unpin`, and are passed
 /// over. When the queue whose turn it is has no candidate, the other one gives.
 ///
-/// @par Complexity   victim O(1); insert O(1), expected; touch O(1) for a pinned entry, else O(log n) as pin,
-///      unpin and erase; evict O(log n) amortised: it moves only entries whose uses it takes, at most one a
-///      use counted. 62 to 76 bytes a slot, ghosts included, allocated once in the constructor.
+/// @par Complexity   insert O(1), expected; victim, touch, pin and erase O(log n), unpin and evict O(log n)
+///      amortised, to base 64: a word operation or few for each of 3 levels up to 131,072 slots, of 6 at
+///      most. An eviction moves only entries whose uses it takes, at most one a use counted. The order has
+///      two places for each slot; when first unpins and moves have used them up, one of them renumbers all,
+///      once in `capacity` of them or less often: O(capacity), some nanoseconds a slot (docs/eviction.md). 55
+///      to 69 bytes a slot, ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
-/// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.
+/// @par Errors   the constructor's, see `eviction_policy`, and `length_error` above 2^31 - 1 slots; nothing
+/// else
+///      fails.
 class s3fifo_eviction {
  public:
   explicit s3fifo_eviction(slot_count capacity, const metadata_source& source = {})

@@ -6,7 +6,6 @@
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/concepts.hpp>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -29,7 +28,7 @@ namespace llmmem::inline v0::detail {
 /// places, and no other before as many renewals as there are slots. So `renew` is O(1) amortised, O(capacity)
 /// at worst; all else is O(1) but for the levels.
 ///
-/// 12 bytes a slot, and for each set 2 bits and a 63rd more.
+/// 12 bytes a slot, and 2 bits, with a 63rd more, for each set and once for all.
 template <std::size_t sets>
 class place_sets {
  public:
@@ -41,7 +40,7 @@ class place_sets {
       : places_(checked(capacity, who), nowhere, source, who),
         slots_(to_number(capacity) * 2, source, who),
         levels_(levels_over(slots_.size())),
-        words_(levels_.words * sets, std::uint64_t{0}, source, who) {}
+        words_(levels_.words * columns, std::uint64_t{0}, source, who) {}
 
   [[nodiscard]] bool has_place(slot_id slot) const noexcept { return places_[to_index(slot)] != nowhere; }
 
@@ -56,10 +55,15 @@ class place_sets {
     if (next_ == slots_.size()) renumber();
     slots_[next_] = to_index(slot);
     places_[to_index(slot)] = next_++;
+    insert(taken, slot);
   }
 
   /// Takes its place from `slot`, if it has one. @pre it is in no set.
-  void forget(slot_id slot) noexcept { places_[to_index(slot)] = nowhere; }
+  void forget(slot_id slot) noexcept {
+    if (!has_place(slot)) return;
+    remove(taken, slot);
+    places_[to_index(slot)] = nowhere;
+  }
 
   /// @pre `slot` has a place and is in no set.
   void insert(std::size_t set, slot_id slot) noexcept {
@@ -88,7 +92,7 @@ class place_sets {
   [[nodiscard]] std::optional<slot_id> first(std::size_t set) const noexcept {
     std::uint64_t at = 0;
     for (std::size_t level = levels_.count; level-- > 0;) {
-      const std::uint64_t word = words_[(levels_.begins[level] + at) * sets + set];
+      const std::uint64_t word = words_[(levels_.begins[level] + at) * columns + set];
       if (word == 0) return std::nullopt;  // as only the uppermost may be
       at = at * 64 + static_cast<std::uint64_t>(std::countr_zero(word));
     }
@@ -103,6 +107,8 @@ class place_sets {
  private:
   static constexpr std::uint32_t nowhere = 0xFFFF'FFFF;  // two places a slot are fewer
   static constexpr std::size_t most_levels = 6;
+  static constexpr std::size_t taken = sets;  // the set of all that have a place
+  static constexpr std::size_t columns = sets + 1;
 
   /// The lowest level is the bitmap; a word of a set in each stands for 64 words of the one below.
   struct levels {
@@ -132,27 +138,24 @@ class place_sets {
   }
 
   [[nodiscard]] std::uint64_t& word_at(std::size_t level, std::uint64_t i, std::size_t set) noexcept {
-    return words_[(levels_.begins[level] + i) * sets + set];
+    return words_[(levels_.begins[level] + i) * columns + set];
   }
 
-  /// Closes the gaps between the places in use. What moves goes into a word that was read before, or the
-  /// same.
+  /// Closes the gaps between the places that are taken. Nothing moves into a word that was not read yet.
   void renumber() noexcept {
     std::uint32_t next = 0;
-    for (std::uint32_t begin = 0; begin < next_;) {
-      std::array<std::uint64_t, sets> bits;
-      for (std::size_t set = 0; set < sets; ++set)
-        bits[set] = std::exchange(word_at(0, begin / 64, set), 0);
-      const std::uint32_t end = next_ - begin < 64 ? next_ : begin + 64;
-      for (std::uint32_t place = begin; place < end; ++place) {
-        const std::uint32_t slot = slots_[place];
-        if (places_[slot] != place) continue;  // its slot has a newer one, or none
-        for (std::size_t set = 0; set < sets; ++set)
-          word_at(0, next / 64, set) |= (bits[set] >> place % 64 & 1) << next % 64;
+    for (std::uint64_t i = 0; i < (slots_.size() + 63) / 64; ++i) {
+      std::array<std::uint64_t, columns> bits;
+      for (std::size_t set = 0; set < columns; ++set)
+        bits[set] = std::exchange(word_at(0, i, set), 0);
+      for (std::uint64_t left = bits[taken]; left != 0; left &= left - 1) {
+        const int bit = std::countr_zero(left);
+        for (std::size_t set = 0; set < columns; ++set)
+          word_at(0, next / 64, set) |= (bits[set] >> bit & 1) << next % 64;
+        const std::uint32_t slot = slots_[i * 64 + static_cast<std::uint64_t>(bit)];
         slots_[next] = slot;
         places_[slot] = next++;
       }
-      begin = end;
     }
     next_ = next;
     for (std::size_t level = 1; level < levels_.count; ++level)
@@ -163,7 +166,7 @@ class place_sets {
   void sum_up(std::size_t level) noexcept {
     const std::uint64_t below = levels_.begins[level] - levels_.begins[level - 1];
     for (std::uint64_t i = 0; i < below; ++i) {
-      for (std::size_t set = 0; set < sets; ++set) {
+      for (std::size_t set = 0; set < columns; ++set) {
         std::uint64_t& word = word_at(level, i / 64, set);
         if (i % 64 == 0) word = 0;
         word |= std::uint64_t{word_at(level - 1, i, set) != 0} << i % 64;
@@ -172,7 +175,7 @@ class place_sets {
   }
 
   fixed_array<std::uint32_t> places_;  // by slot
-  fixed_array<std::uint32_t> slots_;  // by place, those below `next_`; stale where the slot has another place
+  fixed_array<std::uint32_t> slots_;   // by place, of those taken
   levels levels_;
   fixed_array<std::uint64_t> words_;  // of each level, of its words, of the sets
   std::uint32_t next_ = 0;
