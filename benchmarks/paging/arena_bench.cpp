@@ -1,8 +1,7 @@
 // What an allocation and its free cost, on recorded traces of training and serving.
 //
 //   arena/who/program   one replay of the whole trace after another, with a quarter more than its peak of
-//   live
-//                       bytes; per_pair is the time for each allocation and its free
+//                       live bytes; per_pair is the time for each allocation and its free
 //
 // The arenas map real pages of the host in chunks of 2 MiB, but nobody touches them, so that the trace may be
 // larger than the machine. malloc gets the same calls and is not touched either: what it spends is `mmap` for

@@ -3,8 +3,7 @@
 //
 //   match_release/who/blocks        a cached prefix of `blocks` blocks of 16 tokens is matched and released
 //   match_beside_writer/who/blocks  the same by each of two threads, while a third commits and evicts; an
-//   item
-//                                   is one block matched, of both threads
+//                                   item is one block matched, of both threads
 //   allocate16/who/threads          `threads` threads allocate 16 blocks and free them; an item is one block
 //
 // 100,000 blocks. The prefixes are 256 prompts, one after the other in random order. `one_thread` is

@@ -63,11 +63,9 @@ static_assert(admission_policy<admit_full_blocks>);
 /// were made before the commit of what they share write it once each.
 ///
 /// @par Complexity   O(1), four bits read or set, and once in `capacity` contents a filter is cleared; 4
-/// bytes a
-///      slot.
+///      bytes a slot.
 /// @par Source   Bloom 1970; ageing as in Yoon, "Aging Bloom filter with two active buffers", 2010. Admission
-/// at
-///      the second touch is what SGLang's `write_through_selective` and CDN caches do.
+///      at the second touch is what SGLang's `write_through_selective` and CDN caches do.
 class second_touch {
  public:
   explicit second_touch(slot_count capacity, const metadata_source& source = {})

@@ -43,8 +43,7 @@ struct expectation {
 ///
 /// @tparam n  requests, from the one at the head on; 1 at least.
 /// @par Complexity   on top of `Base`: insert, touch, pin, unpin, erase, expect O(log n of slots); advance
-/// the
-///      same for each entry that comes to be expected or lapses; victim O(1). 40 bytes a slot more than
+///      the same for each entry that comes to be expected or lapses; victim O(1). 40 bytes a slot more than
 ///      `Base`, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `Base`'s; nothing else fails.

@@ -38,8 +38,7 @@ namespace llmmem::inline v0 {
 ///      to 69 bytes a slot, ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `length_error` above 2^31 - 1 slots; nothing
-/// else
-///      fails.
+///      else fails.
 class s3fifo_eviction {
  public:
   explicit s3fifo_eviction(slot_count capacity, const metadata_source& source = {})

@@ -135,8 +135,7 @@ concept swapping_client =
 /// @tparam Client  a `batch_client`, perhaps a `swapping_client`.
 ///
 /// @par Complexity   a step is O(running requests + their new blocks), admission O(prompt). No allocation
-/// after
-///      construction.
+///      after construction.
 /// @par Thread safety   one caller at a time.
 /// @par Waits   never. Between `completed` and the next `step` no kernel may read the cache's blocks: what is
 ///      preempted is released at once.
@@ -150,8 +149,7 @@ class batch_scheduler {
 
   /// Queues a request; the client's `tokens(user)` must be its prompt from now on.
   /// @return `errc::out_of_requests` when `max_requests` are known, `errc::out_of_blocks` for a prompt that
-  /// the
-  ///         whole cache cannot hold with one token more, `errc::sequence_full` for one too long for a
+  ///         the whole cache cannot hold with one token more, `errc::sequence_full` for one too long for a
   ///         sequence, `errc::empty_range` for one without tokens.
   result<request_ticket> submit(std::uint64_t user, const prefix_context& context = {},
                                 const request_hints& hints = {}) noexcept;

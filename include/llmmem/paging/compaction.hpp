@@ -146,9 +146,8 @@ inline void plan_straightening(const compaction_facts& facts, const compaction_g
 ///
 /// Packing makes the fewest moves that bring blocks in use below a line: one for each that is above it, as
 /// far as there are free blocks below. Idle blocks are none: where they fill the lower end, give them up
-/// first
-/// (`drop_idle`).
-/// Straightening is greedy, in the order of the tables; it touches no block that two sequences share.
+/// first (`drop_idle`). Straightening is greedy, in the order of the tables; it touches no block that two
+/// sequences share.
 ///
 /// @par Complexity   O(blocks + table entries) to pack, O(blocks x sequences) to straighten; allocates.
 [[nodiscard]] inline compaction_plan plan_compaction(const compaction_facts& facts,

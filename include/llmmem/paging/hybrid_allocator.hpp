@@ -62,9 +62,8 @@ namespace llmmem::inline v0 {
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Waits   nothing waits; calls that run short collect what has passed.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`. Every other
-/// call
-///      but `for_each_cached` and `audit` is `noexcept`; a refusal leaves sequences as they were, but that
-///      blocks no token looks at any more may have been given back, and deferred ones collected.
+///      call but `for_each_cached` and `audit` is `noexcept`; a refusal leaves sequences as they were, but
+///      that blocks no token looks at any more may have been given back, and deferred ones collected.
 /// @par Sources   managers by kind, intersected hits and placeholders: vLLM's hybrid KV cache groups,
 ///      TensorRT-LLM's placeholder blocks. Pages instead of one padded block size are ours.
 template <class Traits = hybrid_traits>

@@ -54,8 +54,7 @@ static_assert(interleaving<uninterrupted>);
 /// @par Complexity   a batch is taken by one exchange of the count and one of each shard it comes from, and
 ///      given back by one of each; O(batch) links besides. 4 bytes a block, 64 a shard and 64 more.
 /// @par Progress   `push` is lock-free. `try_take` is too: an exchange fails, or a round over all shards
-/// finds
-///      nothing, only because other threads got on with theirs.
+///      finds nothing, only because other threads got on with theirs.
 /// @par Thread safety   `push`, `try_take` and `size` from any threads at once. What a thread wrote before it
 ///      pushed a block is seen by the one that takes it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; nothing else fails.

@@ -197,9 +197,8 @@ class shared_prefix_cache {
   /// private ones become free. Two threads that release the same last reference at the same moment
   /// are not told from each other.
   /// @return `errc::double_free` for a block that nobody holds, `errc::null_handle`, `errc::foreign_handle`
-  /// for
-  ///         one that is not of this cache, for a handle also `errc::stale_handle`: those behind it in the
-  ///         span are released, it and those before it are not.
+  ///         for one that is not of this cache, for a handle also `errc::stale_handle`: those behind it in
+  ///         the span are released, it and those before it are not.
   result<void> release(std::span<const block_id> blocks, shard_id shard = {}) noexcept {
     return release_all(blocks, shard);
   }

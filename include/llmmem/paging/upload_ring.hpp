@@ -52,8 +52,7 @@ struct upload_ring_options {
 /// @par Thread safety   one caller at a time.
 /// @par Waits   `acquire_wait` alone.
 /// @par Errors   the constructor throws `length_error`, `argument_error` and `out_of_memory`; all else
-/// returns a
-///      `result`.
+///      returns a `result`.
 template <memory_space Staging, memory_space Target, fence Fence = host_fence>
 class upload_ring {
  public:
