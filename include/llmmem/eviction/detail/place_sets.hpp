@@ -145,7 +145,7 @@ class place_sets {
   void renumber() noexcept {
     std::uint32_t next = 0;
     for (std::uint64_t i = 0; i < (slots_.size() + 63) / 64; ++i) {
-      std::array<std::uint64_t, columns> bits;
+      std::array<std::uint64_t, columns> bits{};
       for (std::size_t set = 0; set < columns; ++set)
         bits[set] = std::exchange(word_at(0, i, set), 0);
       for (std::uint64_t left = bits[taken]; left != 0; left &= left - 1) {
