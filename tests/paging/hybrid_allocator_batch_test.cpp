@@ -4,12 +4,12 @@
 
 #include <array>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "support/heap_counter.hpp"
 #include "support/random.hpp"
+#include "support/three_kinds.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -17,25 +17,6 @@ using namespace llmmem_tests;
 namespace {
 
 using cache_type = hybrid_allocator<>;
-
-std::vector<token_id> count_up(token_id first, std::size_t count) {
-  std::vector<token_id> tokens(count);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-// Blocks of 4 tokens: full attention 40 bytes, a window of 6 tokens 100 bytes; a state of 300 bytes every 8.
-const std::array three_kinds{full_attention({"full", 1, 10, 4}), sliding_window({"local", 1, 25, 4}, 6),
-                             state_snapshots("mamba", 1, 300, 8)};
-
-cache_type small_cache(std::uint64_t pages = 32) {
-  return cache_type({.groups = three_kinds,
-                     .budget_bytes = (pages + 1) * 300,
-                     .page_bytes = 300,
-                     .max_sequences = 4,
-                     .max_sequence_tokens = 100,
-                     .name = "kv"});
-}
 
 }  // namespace
 
