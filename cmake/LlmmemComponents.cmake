@@ -16,6 +16,20 @@ macro(llmmem_component_xxhash)
   endif()
 endmacro()
 
+# llmmem::uring: liburing.
+macro(llmmem_component_uring)
+  find_path(LLMMEM_URING_INCLUDE_DIR liburing.h DOC "Folder of liburing.h; empty or -NOTFOUND: no llmmem::uring")
+  find_library(LLMMEM_URING_LIBRARY uring DOC "liburing; empty or -NOTFOUND: no llmmem::uring")
+  mark_as_advanced(LLMMEM_URING_INCLUDE_DIR LLMMEM_URING_LIBRARY)
+  if(LLMMEM_URING_INCLUDE_DIR AND LLMMEM_URING_LIBRARY AND NOT TARGET llmmem::uring)
+    add_library(llmmem::uring INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::uring INTERFACE llmmem::llmmem "${LLMMEM_URING_LIBRARY}")
+    target_include_directories(llmmem::uring INTERFACE "${LLMMEM_URING_INCLUDE_DIR}")
+  elseif(NOT LLMMEM_URING_INCLUDE_DIR OR NOT LLMMEM_URING_LIBRARY)
+    set(llmmem_uring_missing "liburing was not found (Debian: liburing-dev; https://github.com/axboe/liburing)")
+  endif()
+endmacro()
+
 # llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
 macro(llmmem_component_cuda)
   find_package(CUDAToolkit 12.8 QUIET)

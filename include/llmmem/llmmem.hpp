@@ -6,6 +6,7 @@
 /// library. Those are named below as `<header> needs <target>`; the build reads these lines.
 
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
+// <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -82,6 +83,7 @@
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/space/file.hpp>
 #include <llmmem/space/growable_range.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/space/host_virtual.hpp>
@@ -92,4 +94,10 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/direct_span.hpp>
+#include <llmmem/transfer/file_copy.hpp>
+#include <llmmem/transfer/file_queue.hpp>
+#include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/transfer_fence.hpp>
 #include <llmmem/version.hpp>
