@@ -81,10 +81,17 @@ enum class errc : std::uint8_t {
   completion_lost,    ///< wanted = bytes, found = offset: the device never answered
   dependency_failed,  ///< what it was to come after failed; it did not begin
   not_finished,       ///< its outcome was asked for before it was there
+  damaged_encoding,   ///< not what a codec writes: index = block of the chunk, wanted = what must be there,
+                      ///< found = what is
+  // Of chunks: index = the chunk's slot
+  no_contents,       ///< nothing was ever written to it, or it was discarded
+  checksum_differs,  ///< wanted = the checksum it left with, found = of what came back
+  timed_out,         ///< wanted = bytes that had to be brought in, found = nanoseconds waited
+  chunk_leased,      ///< found = leases that are in the way
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::not_finished;
+inline constexpr errc last_errc = errc::chunk_leased;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -352,6 +359,20 @@ inline std::string failure::message() const {
       return who + ": it did not begin: what it was to come after failed";
     case errc::not_finished:
       return who + ": not finished yet; wait for it before asking how it went";
+    case errc::damaged_encoding:
+      return who + ": the encoded bytes are damaged at block " + n(index) + ": " + n(wanted) +
+             " must be there, found " + n(found) +
+             "; nothing decoded from them may be used, fetch them again";
+    case errc::no_contents:
+      return who + ": chunk " + n(index) + " has no contents; write all of it first";
+    case errc::checksum_differs:
+      return who + ": chunk " + n(index) + " came back with checksum " + n(found) + ", it left with " +
+             n(wanted) + "; its bytes are damaged and are not handed out";
+    case errc::timed_out:
+      return who + ": chunk " + n(index) + " of " + n(wanted) + " bytes was not there after " + n(found) +
+             " ns; it goes on being brought in: ask again";
+    case errc::chunk_leased:
+      return who + ": chunk " + n(index) + " is leased " + n(found) + " times; end these leases first";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -391,6 +412,8 @@ inline void failure::raise() const {
     case errc::completion_lost:
     case errc::dependency_failed:
     case errc::cancelled:
+    case errc::checksum_differs:
+    case errc::timed_out:
       throw io_error(message());
     default:
       throw argument_error(message());

@@ -164,6 +164,18 @@ constexpr std::array refusals{
             "kv: it did not begin: what it was to come after failed"},
     refusal{errc::not_finished, raises::argument_error,
             "kv: not finished yet; wait for it before asking how it went"},
+    refusal{errc::damaged_encoding, raises::argument_error,
+            "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
+            "them may be used, fetch them again"},
+    refusal{errc::no_contents, raises::argument_error,
+            "kv: chunk 7 has no contents; write all of it first"},
+    refusal{errc::checksum_differs, raises::io_error,
+            "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
+            "handed out"},
+    refusal{errc::timed_out, raises::io_error,
+            "kv: chunk 7 of 30 bytes was not there after 12 ns; it goes on being brought in: ask again"},
+    refusal{errc::chunk_leased, raises::argument_error,
+            "kv: chunk 7 is leased 12 times; end these leases first"},
 };
 
 }  // namespace

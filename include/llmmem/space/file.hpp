@@ -144,6 +144,9 @@ class io_file {
         bytes, offset);
   }
 
+  /// Copies bytes within the file, on the calling thread. @pre the two runs do not overlap.
+  result<void> copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept;
+
   /// Returns once what was written, and what is needed to read it, is on the device (fdatasync). After a
   /// failure nothing is known of what was written since the last success: the system may have dropped it.
   result<void> sync() noexcept {
@@ -281,6 +284,22 @@ inline result<void> io_file::reserve(std::uint64_t offset, std::uint64_t bytes) 
   const result<std::uint64_t> now = size();
   if (!now) return now.error();
   return *now >= offset + bytes ? result<void>{} : resize(offset + bytes);
+}
+
+inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept {
+  auto source = static_cast<off_t>(from);
+  auto destination = static_cast<off_t>(to);
+  while (bytes != 0) {
+    const ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return failed(errc::write_failed, errno, bytes, static_cast<std::uint64_t>(destination));
+    if (moved == 0) {
+      const auto end = static_cast<std::uint64_t>(source);
+      return failure{errc::file_ends, 0, end + bytes, end, path_.c_str()};
+    }
+    bytes -= static_cast<std::uint64_t>(moved);
+  }
+  return {};
 }
 
 }  // namespace llmmem::inline v0
