@@ -201,14 +201,12 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   }
   if (found != tiers) ++hits_[found];
   if (mode == access_mode::write) {
-    // What lies beneath is overtaken: its places are of no use, but for the one in the last tier.
+    // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
     for (std::size_t i = 1; i < last; ++i) {
       with_index<last>(i, [&]<class I>(I) {
         if (c.copies[I::value].is_valid()) drop<I::value>(slot);
       });
     }
-    c.copies[last].at = detail::residence::absent;
-    c.copies[last].dirty.clear();
   }
   if (changes) c.copies[0].dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;

@@ -180,7 +180,7 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, boo
     become_valid<I + 1>(slot);
   }
   above.dirty.clear();
-  if (drops && c.leases == 0 && above.pins == 0) {
+  if (drops && above.pins == 0) {
     ++tier_at<I>().write_backs;
     drop<I>(slot);
   }
