@@ -2,6 +2,7 @@
 /// Training in tiers: the spaces, the buffer over them, and what it reports.
 #pragma once
 
+#include <llmmem/paging/stitched_source.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/file_space.hpp>
@@ -105,22 +106,27 @@ template <class Buffer>
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, worker_team& team,
                                                const corpus& text, std::FILE* notes) {
   using file = llmmem::file_space<>;
+  using memory = llmmem::stitched_host_space;
   const std::uint64_t budget = asked.tiers.budget_mib * mib;
   const std::uint64_t host_budget = asked.tiers.host_mib * mib;
   const std::uint64_t all = rounded_bytes(asked.shape);
   const tier_file where(asked.tiers.folder);
   file disk(where.path(), {.budget = all, .file = {.mode = llmmem::open_mode::update}});
-  llmmem::host_space top({.budget = budget, .name = "first tier"});
+  // Layers are of unequal size: in one range, a piece may not fit though enough is free in parts.
+  constexpr std::uint64_t page = 16 * 1024;
+  memory top(llmmem::stitched_source({.budget = budget, .chunk_bytes = page, .name = "first tier"}),
+             {.budget = budget, .name = "first tier"});
   const llmmem::tiered_options options{
       .largest_lease_bytes = most_leased_elements(asked.shape) * sizeof(float), .name = "train_gpt"};
   if (host_budget == 0) {
-    llmmem::tiered_buffer<llmmem::host_space, file> buffer(options, {top, budget}, {disk, all});
+    llmmem::tiered_buffer<memory, file> buffer(options, {top, budget}, {disk, all});
     constexpr std::array names{"memory", "file"};
     return train_in(buffer, names, asked, team, text, notes);
   }
-  llmmem::host_space host({.budget = host_budget, .name = "second tier"});
-  llmmem::tiered_buffer<llmmem::host_space, llmmem::host_space, file> buffer(
-      options, {top, budget}, {host, host_budget}, {disk, all});
+  memory host(llmmem::stitched_source({.budget = host_budget, .chunk_bytes = page, .name = "second tier"}),
+              {.budget = host_budget, .name = "second tier"});
+  llmmem::tiered_buffer<memory, memory, file> buffer(options, {top, budget}, {host, host_budget},
+                                                     {disk, all});
   constexpr std::array names{"memory", "host", "file"};
   return train_in(buffer, names, asked, team, text, notes);
 }

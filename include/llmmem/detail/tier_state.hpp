@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace llmmem::inline v0::detail {
 
@@ -39,6 +41,113 @@ struct tier_copy {
   [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
 };
 
+/// Whether a space gives out ranges of any size for as long as their sum fits.
+template <class Space>
+[[nodiscard]] consteval bool never_fragments() noexcept {
+  if constexpr (requires { Space::source_type::never_fragments; }) {
+    return Space::source_type::never_fragments;
+  } else {
+    return false;
+  }
+}
+
+/// How much of a tier is taken.
+struct room_stats {
+  std::uint64_t capacity = 0;
+  std::uint64_t used = 0;
+  std::uint64_t peak = 0;
+  std::uint64_t places = 0;
+  std::uint64_t metadata_bytes = 0;
+};
+
+/// Room for copies: one range of the space, carved by best fit.
+template <class Space>
+class tier_room {
+ public:
+  tier_room(const tier_place<Space>& place, std::string name, const metadata_source& metadata)
+      : slab_(*place.space, place.budget, place.granularity),
+        arena_(slab_.range().data, slab_.bytes(), place.granularity,
+               {.max_blocks = place.max_pieces, .name = std::move(name), .metadata = metadata}) {}
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const result<arena_allocation> had = arena_.allocate(bytes);
+    if (!had) return had.error();
+    copy.place = had->handle;
+    copy.data = had->data;
+    copy.granted = had->granted;
+    return {};
+  }
+  void give_back(tier_copy& copy) noexcept {
+    static_cast<void>(arena_.free(copy.place));
+    copy = {};
+  }
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return arena_.granted_for(bytes);
+  }
+  [[nodiscard]] room_stats stats() const noexcept {
+    const arena_stats s = arena_.stats();
+    return {arena_.capacity(), s.granted, s.peak_granted, s.live, s.metadata_bytes};
+  }
+  void audit(std::vector<std::string>& found) const {
+    for (std::string& each : arena_.audit())
+      found.push_back(std::move(each));
+  }
+
+ private:
+  space_buffer<Space> slab_;
+  range_arena arena_;
+};
+
+/// Room for copies in a space that never fragments: a range for each.
+template <class Space>
+  requires(never_fragments<Space>())
+class tier_room<Space> {
+ public:
+  tier_room(const tier_place<Space>& place, std::string name, const metadata_source&)
+      : space_(place.space), unit_(place.granularity), name_(std::move(name)) {
+    stats_.capacity = place.budget;
+  }
+  tier_room(const tier_room&) = delete;
+  tier_room& operator=(const tier_room&) = delete;
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const std::uint64_t taken = granted_for(bytes);
+    if (taken > stats_.capacity - stats_.used) {
+      return failure{.code = errc::out_of_bytes,
+                     .wanted = taken,
+                     .found = stats_.capacity - stats_.used,
+                     .where = name_.c_str()};
+    }
+    const auto had = space_->try_allocate(taken, unit_);
+    if (!had) return had.error();
+    copy.data = had->data;
+    copy.granted = taken;
+    stats_.used += taken;
+    if (stats_.used > stats_.peak) stats_.peak = stats_.used;
+    ++stats_.places;
+    return {};
+  }
+  void give_back(tier_copy& copy) noexcept {
+    space_->deallocate({copy.data, copy.granted});
+    stats_.used -= copy.granted;
+    --stats_.places;
+    copy = {};
+  }
+  /// What the space charges: whole pieces of its source.
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return space_->source().footprint(bytes, unit_);
+  }
+  [[nodiscard]] room_stats stats() const noexcept { return stats_; }
+  void audit(std::vector<std::string>&) const noexcept {}
+
+ private:
+  Space* space_;
+  std::uint64_t unit_;
+  std::string name_;
+  room_stats stats_;
+};
+
+/// One tier: its room, and who leaves it next.
 template <class Tier>
 struct tier_state {
   using space_type = typename Tier::space_type;
@@ -54,11 +163,7 @@ struct tier_state {
 
   explicit tier_state(const setup& s)
       : space(s.place.space),
-        slab(*s.place.space, s.place.budget, s.place.granularity),
-        arena(slab.range().data, slab.bytes(), s.place.granularity,
-              {.max_blocks = s.place.max_pieces,
-               .name = s.name + ": tier " + std::to_string(s.index),
-               .metadata = s.metadata}),
+        room(s.place, s.name + ": tier " + std::to_string(s.index), s.metadata),
         eviction(slot_count{s.max_chunks}, s.metadata),
         granularity(s.place.granularity) {}
 
@@ -67,24 +172,8 @@ struct tier_state {
     return {copy.data, bytes};
   }
 
-  /// Takes a place for a copy.
-  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
-    const result<arena_allocation> had = arena.allocate(bytes);
-    if (!had) return had.error();
-    copy.place = had->handle;
-    copy.data = had->data;
-    copy.granted = had->granted;
-    return {};
-  }
-
-  void give_back(tier_copy& copy) noexcept {
-    static_cast<void>(arena.free(copy.place));
-    copy = {};
-  }
-
   space_type* space;
-  space_buffer<space_type> slab;
-  range_arena arena;
+  tier_room<space_type> room;
   typename Tier::eviction_type eviction;
   std::uint64_t granularity;
   std::uint64_t drops = 0;

@@ -51,7 +51,8 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
       due_(options_.max_chunks, options_.metadata, "tiered_buffer: writes through") {
   for (std::uint32_t i = 0; i < options_.max_transfers; ++i)
     free_transfers_[i] = options_.max_transfers - 1 - i;
-  detail::check_largest_lease(options_.name, tier_at<0>().arena.capacity(), options_.largest_lease_bytes);
+  detail::check_largest_lease(options_.name, tier_at<0>().room.stats().capacity,
+                              options_.largest_lease_bytes);
 }
 
 template <class Traits, class... Tiers>
@@ -73,13 +74,13 @@ template <class Traits, class... Tiers>
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
   auto& home = tier_at<last>();
   copy place;
-  if (const result<void> had = home.take(place, bytes); !had) return had.error();
+  if (const result<void> had = home.room.take(place, bytes); !had) return had.error();
   chunk_record fresh;
   fresh.bytes = bytes;
   fresh.copies[last] = place;
   const std::uint32_t slot = chunks_.acquire(fresh);
   if (slot == none) {
-    home.give_back(place);
+    home.room.give_back(place);
     return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
   }
   return chunks_.handle(slot);
@@ -89,7 +90,7 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
   if (const result<void> gone = discard(chunk); !gone) return gone;
-  tier_at<last>().give_back(chunks_[chunk.slot].copies[last]);
+  tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
   chunks_.release(chunk.slot);
   return {};
 }
@@ -124,7 +125,7 @@ void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) 
       if (c.copies[I::value].is_valid()) {
         drop<I::value>(slot);
       } else if (c.copies[I::value].at == detail::residence::reserved) {
-        tier_at<I::value>().give_back(c.copies[I::value]);
+        tier_at<I::value>().room.give_back(c.copies[I::value]);
       }
     });
   }
@@ -275,11 +276,11 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   for (std::size_t i = 0; i < tiers; ++i) {
     with_index<tiers>(i, [&]<class I>(I) {
       const auto& tier = tier_at<I::value>();
-      const arena_stats carved = tier.arena.stats();
-      now.tiers[I::value] = {.budget = tier.arena.capacity(),
-                             .used = carved.granted,
-                             .peak = carved.peak_granted,
-                             .chunks = carved.live,
+      const detail::room_stats carved = tier.room.stats();
+      now.tiers[I::value] = {.budget = carved.capacity,
+                             .used = carved.used,
+                             .peak = carved.peak,
+                             .chunks = carved.places,
                              .hits = hits_[I::value],
                              .drops = tier.drops,
                              .write_backs = tier.write_backs};
@@ -339,14 +340,13 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
   }
   for (std::size_t i = 0; i < tiers; ++i) {
     with_index<tiers>(i, [&]<class I>(I) {
-      const auto& arena = tier_at<I::value>().arena;
-      if (arena.stats().live != places[I::value]) {
+      const auto& room = tier_at<I::value>().room;
+      if (room.stats().places != places[I::value]) {
         found.push_back(options_.name + ": tier " + std::to_string(I::value) + " gave " +
-                        std::to_string(arena.stats().live) + " places, chunks have " +
+                        std::to_string(room.stats().places) + " places, chunks have " +
                         std::to_string(places[I::value]));
       }
-      for (std::string& each : arena.audit())
-        found.push_back(std::move(each));
+      room.audit(found);
     });
   }
   return found;

@@ -69,7 +69,7 @@ void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
   static_assert(I != last, "in the last tier every chunk keeps its place");
   auto& tier = tier_at<I>();
   detail::evict(tier.eviction, slot_id{slot});
-  tier.give_back(chunks_[slot].copies[I]);
+  tier.room.give_back(chunks_[slot].copies[I]);
 }
 
 /// Gives `into` a place in tier I, of which it drops what is clean and begins to write back what is not.
@@ -80,7 +80,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
     -> attempt {
   auto& tier = tier_at<I>();
   for (;;) {
-    const result<void> had = tier.take(into, bytes);
+    const result<void> had = tier.room.take(into, bytes);
     if (had) {
       into.at = detail::residence::reserved;
       return {};
@@ -88,7 +88,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
     if constexpr (I == last) {
       return attempt::failed(had.error());
     } else {
-      if (had.code() != errc::out_of_bytes || tier.arena.granted_for(bytes) > tier.arena.capacity()) {
+      if (had.code() != errc::out_of_bytes || tier.room.granted_for(bytes) > tier.room.stats().capacity) {
         return attempt::failed(had.error());
       }
       const std::optional<slot_id> victim = tier.eviction.victim();
@@ -166,7 +166,7 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, boo
   unpin<I + 1>(slot);
   if (!outcome) {
     // Above is still the newest, and dirty; beneath holds what it held, or parts of both.
-    if (I + 1 != last && !beneath.is_valid()) tier_at<I + 1>().give_back(beneath);
+    if (I + 1 != last && !beneath.is_valid()) tier_at<I + 1>().room.give_back(beneath);
     return;
   }
   if constexpr (detail::leaves_memory<space_type<I + 1>>() && space_type<I>::is_host_accessible) {
@@ -229,7 +229,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t s
   if (outcome) {
     become_valid<I>(slot);
   } else {
-    tier_at<I>().give_back(above);
+    tier_at<I>().room.give_back(above);
   }
   return outcome;
 }
@@ -310,7 +310,7 @@ bool basic_tiered_buffer<Traits, Tiers...>::cancel_reservations() noexcept {
     chunk_record& c = chunks_[wanted_[i]];
     for (std::size_t tier = 0; tier < last; ++tier) {
       if (c.copies[tier].at != detail::residence::reserved) continue;
-      with_index<last>(tier, [&]<class I>(I) { tier_at<I::value>().give_back(c.copies[I::value]); });
+      with_index<last>(tier, [&]<class I>(I) { tier_at<I::value>().room.give_back(c.copies[I::value]); });
       any = true;
     }
   }
@@ -361,7 +361,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t 
   const std::uint64_t began = clock_.now_ns();
   const auto give_up = [&](const failure& why) -> result<void> {
     copy& top = chunks_[slot].copies[0];
-    if (top.at == detail::residence::reserved && !chunks_[slot].wanted) tier_at<0>().give_back(top);
+    if (top.at == detail::residence::reserved && !chunks_[slot].wanted) tier_at<0>().room.give_back(top);
     return why;
   };
   for (;;) {
