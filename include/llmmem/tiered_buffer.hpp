@@ -50,6 +50,8 @@ struct tiered_options {
   std::uint32_t max_chunks = 4096;
   std::uint32_t max_transfers = 64;       ///< under way at once
   std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
+  std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
+  std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
   std::string name = "tiered_buffer";     ///< for error texts
   metadata_source metadata{};
 };
@@ -103,6 +105,9 @@ struct tiered_traits {
 ///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
 /// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
 ///   `errc::checksum_differs`, never wrong bytes.
+/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling thread,
+/// in
+///   staging memory that is taken out of the budget of the tier above when the buffer is built.
 /// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
 /// that
 ///   fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
@@ -112,7 +117,8 @@ struct tiered_traits {
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec>`. Of two neighbours the host
-///                 must be able to touch one.
+///                 must be able to touch one; above a tier with a codec, which can only be the last, the
+///                 upper.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
 ///                      after construction.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
@@ -245,6 +251,10 @@ class basic_tiered_buffer {
   static constexpr std::uint32_t none = detail::no_index;
 
   using copy = detail::tier_copy;
+  static constexpr bool encodes =
+      detail::tier_state<std::tuple_element_t<last, std::tuple<Tiers...>>>::encodes;
+  static_assert(!encodes || space_type<last - 1>::is_host_accessible,
+                "a codec works on host memory: the tier above the last must be one that the host can touch");
 
   struct chunk_record {
     std::uint64_t bytes = 0;
@@ -263,6 +273,7 @@ class basic_tiered_buffer {
     bool stores = false;
     bool then_drops = false;
     bool found_under_way = false;  // a lease came to wait for it after it had begun
+    std::uint32_t stage = none;    // staging slot
   };
 
   /// What became of an attempt: done, not before transfer `on` has ended, or not at all.
@@ -327,9 +338,17 @@ class basic_tiered_buffer {
   template <std::size_t I>
   [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
   template <std::size_t I>
-  void finish_store(std::uint32_t slot, bool drops, const result<void>& outcome) noexcept;
+  [[nodiscard]] attempt can_begin() const noexcept;
   template <std::size_t I>
-  [[nodiscard]] result<void> finish_fetch(std::uint32_t slot, result<void> outcome) noexcept;
+  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
+  template <std::size_t I>
+  void finish_store(std::uint32_t slot, std::uint32_t stage, bool drops,
+                    const result<void>& outcome) noexcept;
+  template <std::size_t I>
+  [[nodiscard]] result<void> finish_fetch(std::uint32_t slot, std::uint32_t stage,
+                                          result<void> outcome) noexcept;
+  [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
+                                    std::span<const std::byte> came) const noexcept;
   template <std::size_t I>
   void drop(std::uint32_t slot) noexcept;
   template <std::size_t I>
@@ -343,6 +362,15 @@ class basic_tiered_buffer {
   [[nodiscard]] bool is_ready(std::uint32_t id);
   [[nodiscard]] std::uint32_t transfer_touching(std::size_t tier) const noexcept;
   [[nodiscard]] bool cancel_reservations() noexcept;
+  /// Whether what moves between tier I and the one beneath changes its form.
+  template <std::size_t I>
+  static constexpr bool encodes_below = encodes && I + 1 == last;
+  /// A free staging slot, or `none`.
+  [[nodiscard]] std::uint32_t free_stage() const noexcept;
+  template <std::size_t I>
+  [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept {
+    return tier_at<I>().range(stages_[stage].place, bytes).span();
+  }
   [[nodiscard]] std::uint32_t claim_transfer(std::uint32_t slot, std::size_t edge, bool stores,
                                              bool then_drops) noexcept;
   void release_transfer(std::uint32_t id) noexcept;
@@ -360,6 +388,12 @@ class basic_tiered_buffer {
   detail::fixed_array<transfer> transfers_;
   detail::fixed_array<std::uint32_t> free_transfers_;
   std::uint32_t free_transfer_count_ = 0;
+  struct staging_slot {
+    copy place;
+    std::uint64_t bytes = 0;    // of the encoded form
+    std::uint32_t user = none;  // transfer
+  };
+  detail::fixed_array<staging_slot> stages_;
   detail::fixed_array<std::uint32_t> wanted_;  // prefetches, the oldest first
   std::uint32_t wanted_count_ = 0;
   detail::fixed_array<std::uint32_t> due_;  // writes through

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,10 @@ struct tier_copy {
   std::uint64_t granted = 0;
   residence at = residence::absent;
   bool has_checksum = false;
-  std::uint32_t checksum = 0;
-  std::uint32_t pins = 0;  // leases and transfers
-  dirty_ranges dirty;      // what the next copy beneath does not have
+  std::uint32_t checksum = 0;  // of the bytes as they rest here
+  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
+  std::uint32_t pins = 0;      // leases and transfers
+  dirty_ranges dirty;          // what the next copy beneath does not have
 
   [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
 };
@@ -158,14 +160,28 @@ struct tier_state {
     std::size_t index;
     const std::string& name;
     std::uint32_t max_chunks;
+    std::uint64_t largest_chunk_bytes;
     const metadata_source& metadata;
   };
+
+  using codec_type = typename Tier::codec_type;
+  static constexpr bool encodes = !std::is_same_v<codec_type, identity_codec>;
 
   explicit tier_state(const setup& s)
       : space(s.place.space),
         room(s.place, s.name + ": tier " + std::to_string(s.index), s.metadata),
         eviction(slot_count{s.max_chunks}, s.metadata),
+        codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
         granularity(s.place.granularity) {}
+
+  /// Bytes of the place of a chunk of `bytes`.
+  [[nodiscard]] static constexpr std::uint64_t place_bytes(std::uint64_t bytes) noexcept {
+    return codec_type::worst_case_bytes(bytes);
+  }
+  /// `bytes` in whole units of this tier.
+  [[nodiscard]] std::uint64_t rounded(std::uint64_t bytes) const noexcept {
+    return (bytes + granularity - 1) / granularity * granularity;
+  }
 
   /// The chunk's bytes as the space names them.
   [[nodiscard]] static range_type range(const tier_copy& copy, std::uint64_t bytes) noexcept {
@@ -175,6 +191,7 @@ struct tier_state {
   space_type* space;
   tier_room<space_type> room;
   typename Tier::eviction_type eviction;
+  codec_type codec;
   std::uint64_t granularity;
   std::uint64_t drops = 0;
   std::uint64_t write_backs = 0;

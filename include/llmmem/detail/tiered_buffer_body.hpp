@@ -16,12 +16,14 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
                       "; give it at least as many");
 }
 
-[[nodiscard]] inline tiered_options checked(tiered_options options) {
+[[nodiscard]] inline tiered_options checked(tiered_options options, bool encodes) {
   const auto refuse = [&](const char* what) {
     throw argument_error(options.name + ": " + what + " is 0; it must be at least 1");
   };
   if (options.max_chunks == 0) refuse("max_chunks");
   if (options.max_transfers == 0) refuse("max_transfers");
+  if (encodes && options.largest_chunk_bytes == 0) refuse("largest_chunk_bytes");
+  if (encodes && options.staging_slots == 0) refuse("staging_slots");
   return options;
 }
 
@@ -32,12 +34,13 @@ template <class Traits, class... Tiers>
 basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
     typename Traits::clock clock, tiered_options options,
     const tier_place<typename Tiers::space_type>&... places)
-    : options_(detail::checked(std::move(options))),
+    : options_(detail::checked(std::move(options), encodes)),
       meter_(clock),
       clock_(clock),
       tiers_([&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::tuple<typename detail::tier_state<Tiers>::setup...>{
-            {places, I, options_.name, options_.max_chunks, options_.metadata}...};
+            {places, I, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
+             options_.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
       edges_([&]<std::size_t... I>(std::index_sequence<I...>) {
         return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{
@@ -47,6 +50,7 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
       transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
       free_transfers_(options_.max_transfers, options_.metadata, "tiered_buffer: free transfers"),
       free_transfer_count_(options_.max_transfers),
+      stages_(encodes ? options_.staging_slots : 0, staging_slot{}, options_.metadata, "tiered_buffer: staging"),
       wanted_(options_.max_chunks, options_.metadata, "tiered_buffer: prefetches"),
       due_(options_.max_chunks, options_.metadata, "tiered_buffer: writes through") {
   for (std::uint32_t i = 0; i < options_.max_transfers; ++i)
@@ -73,8 +77,19 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
   auto& home = tier_at<last>();
+  if (encodes) {
+    constexpr std::uint64_t unit = std::remove_reference_t<decltype(home)>::codec_type::element_bytes;
+    const char* const name = options_.name.c_str();
+    if (bytes % unit != 0) {
+      return failure{.code = errc::bad_granularity, .wanted = bytes, .found = unit, .where = name};
+    }
+    if (bytes > options_.largest_chunk_bytes) {
+      return failure{
+          .code = errc::out_of_range, .wanted = bytes, .found = options_.largest_chunk_bytes, .where = name};
+    }
+  }
   copy place;
-  if (const result<void> had = home.room.take(place, bytes); !had) return had.error();
+  if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
   chunk_record fresh;
   fresh.bytes = bytes;
   fresh.copies[last] = place;
@@ -290,7 +305,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.moved = meter_.stats();
   now.leases = leases_;
   now.background_failures = background_failures_;
-  now.metadata_bytes += chunks_.bytes() + transfers_.bytes() + wanted_.bytes() + due_.bytes();
+  now.metadata_bytes +=
+      chunks_.bytes() + transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
   return now;
 }
 
@@ -299,6 +315,7 @@ template <class Traits, class... Tiers>
 std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
   std::vector<std::string> found;
   std::array<std::uint64_t, tiers> places{};
+  places[last - 1] = stages_.size();
   std::uint32_t under_way = 0;
   for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
     if (!chunks_.is_live(slot)) continue;

@@ -14,7 +14,7 @@ template <class Traits, class... Tiers>
 std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(std::uint32_t slot, std::size_t edge,
                                                                     bool stores, bool then_drops) noexcept {
   const std::uint32_t id = free_transfers_[--free_transfer_count_];
-  transfers_[id] = {slot, static_cast<std::uint32_t>(edge), stores, then_drops, false};
+  transfers_[id] = {slot, static_cast<std::uint32_t>(edge), stores, then_drops, false, none};
   chunks_[slot].transfer = id;
   return id;
 }
@@ -23,6 +23,7 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::release_transfer(std::uint32_t id) noexcept {
   chunks_[transfers_[id].chunk].transfer = none;
+  if (transfers_[id].stage != none) stages_[transfers_[id].stage].user = none;
   transfers_[id].chunk = none;
   free_transfers_[free_transfer_count_++] = id;
 }
@@ -119,44 +120,69 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
-  // Pinned at once: making room beneath may look for victims here.
-  pin<I>(slot);
+  auto& lower = tier_at<I + 1>();
   if (beneath.granted == 0) {
-    const attempt room = make_room<I + 1>(beneath, c.bytes, how);
-    if (!room.is_done()) {
-      unpin<I>(slot);
-      return room;
-    }
-  }
-  if (free_transfer_count_ == 0) {
+    pin<I>(slot);  // making room beneath may look for victims here
+    const attempt room = make_room<I + 1>(beneath, lower.place_bytes(c.bytes), how);
     unpin<I>(slot);
-    return attempt::blocked(transfer_touching(tiers));
+    if (!room.is_done()) return room;
   }
-  const std::uint64_t most = above.granted < beneath.granted ? above.granted : beneath.granted;
-  dirty_ranges parts;
-  if (beneath.is_valid()) {
-    parts = above.dirty.aligned(tier_at<I + 1>().granularity, most);
-  } else {
-    parts.add({0, most});
-  }
+  const attempt ready = can_begin<I>();
+  if (!ready.is_done()) return ready;
   const std::uint32_t id = claim_transfer(slot, I, true, then_drops);
+  pin<I>(slot);
   pin<I + 1>(slot);
-  const result<void> begun = std::get<I>(edges_).store(
-      id, tier_at<I>().range(above, most), tier_at<I + 1>().range(beneath, most), parts.intervals(), how);
   if (then_drops) leaving_[I] += above.granted;
+  const auto began = clock_.now_ns();
+  const result<std::uint64_t> begun = store_parts<I>(id, slot, how);
+  meter_.stalled(stall_cause::write_back, clock_.now_ns() - began);
   if (!begun) {
     release_transfer(id);
-    finish_store<I>(slot, then_drops, begun.error());
+    finish_store<I>(slot, none, then_drops, begun.error());
     return attempt::failed(begun.error());
   }
-  meter_.moved(I, link_direction::offload, parts.bytes());
+  meter_.moved(I, link_direction::offload, *begun);
   return {};
 }
 
+/// Hands what has to go down to the edge; its bytes.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, bool drops,
+result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
+                                                                         urgency how) {
+  const chunk_record& c = chunks_[slot];
+  const copy& above = c.copies[I];
+  const copy& beneath = c.copies[I + 1];
+  auto& lower = tier_at<I + 1>();
+  dirty_ranges parts;
+  auto source = tier_at<I>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
+  if constexpr (encodes_below<I>) {
+    const std::uint32_t at = free_stage();
+    transfers_[id].stage = at;
+    stages_[at].user = id;
+    const auto out = stage_bytes<I>(at, lower.place_bytes(c.bytes));
+    const result<std::uint64_t> encoded = lower.codec.encode(tier_at<I>().range(above, c.bytes).span(), out);
+    if (!encoded) return encoded.error();
+    stages_[at].bytes = *encoded;
+    source = tier_at<I>().range(stages_[at].place, lower.rounded(*encoded));
+    parts.add({0, source.bytes});
+  } else if (beneath.is_valid()) {
+    parts = above.dirty.aligned(lower.granularity, source.bytes);
+  } else {
+    parts.add({0, source.bytes});
+  }
+  const result<void> begun =
+      std::get<I>(edges_).store(id, source, lower.range(beneath, source.bytes), parts.intervals(), how);
+  if (!begun) return begun.error();
+  return parts.bytes();
+}
+
+/// @param stage  where the chunk was encoded, if it was.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t I>
+void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, std::uint32_t stage, bool drops,
                                                          const result<void>& outcome) noexcept {
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
@@ -169,8 +195,14 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, boo
     if (I + 1 != last && !beneath.is_valid()) tier_at<I + 1>().room.give_back(beneath);
     return;
   }
+  beneath.stored = c.bytes;
+  if constexpr (encodes_below<I>) beneath.stored = stages_[stage].bytes;
   if constexpr (detail::leaves_memory<space_type<I + 1>>() && space_type<I>::is_host_accessible) {
-    beneath.checksum = crc32c(0, tier_at<I>().range(above, c.bytes).span());
+    if constexpr (encodes_below<I>) {
+      beneath.checksum = crc32c(0, stage_bytes<I>(stage, beneath.stored));
+    } else {
+      beneath.checksum = crc32c(0, tier_at<I>().range(above, c.bytes).span());
+    }
     beneath.has_checksum = true;
   }
   if (beneath.is_valid()) {
@@ -186,43 +218,80 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, boo
   }
 }
 
+/// Whether a transfer over edge I can begin, or which one it must wait for.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t I>
+auto basic_tiered_buffer<Traits, Tiers...>::can_begin() const noexcept -> attempt {
+  if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
+  if constexpr (encodes_below<I>) {
+    if (free_stage() == none) return attempt::blocked(stages_[0].user);
+  }
+  return {};
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() const noexcept {
+  for (std::uint32_t i = 0; i < stages_.size(); ++i) {
+    if (stages_[i].user == none) return i;
+  }
+  return none;
+}
+
 /// Begins to copy a chunk to tier I, where it has a place, from the one beneath.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
 auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urgency how) -> attempt {
-  if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
+  const attempt ready = can_begin<I>();
+  if (!ready.is_done()) return ready;
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
-  const std::uint64_t most = above.granted < beneath.granted ? above.granted : beneath.granted;
+  auto& lower = tier_at<I + 1>();
   const std::uint32_t id = claim_transfer(slot, I, false, false);
   pin<I + 1>(slot);
   above.at = detail::residence::arriving;
-  const result<void> begun = std::get<I>(edges_).fetch(id, tier_at<I>().range(above, most),
-                                                       tier_at<I + 1>().range(beneath, most), how);
+  auto destination =
+      tier_at<I>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
+  if constexpr (encodes_below<I>) {
+    const std::uint32_t at = free_stage();
+    transfers_[id].stage = at;
+    stages_[at].user = id;
+    destination = tier_at<I>().range(stages_[at].place, lower.rounded(beneath.stored));
+  }
+  const auto began = clock_.now_ns();
+  const result<void> begun =
+      std::get<I>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how);
+  meter_.stalled(stall_cause::demand_fetch, clock_.now_ns() - began);
   if (!begun) {
     release_transfer(id);
-    return attempt::failed(finish_fetch<I>(slot, begun).error());
+    return attempt::failed(finish_fetch<I>(slot, none, begun).error());
   }
-  meter_.moved(I, link_direction::onboard, most);
+  meter_.moved(I, link_direction::onboard, destination.bytes);
   return attempt::blocked(id);
 }
 
+/// @param stage  where its encoded form lies, if it has one.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
-result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t slot,
+result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t slot, std::uint32_t stage,
                                                                  result<void> outcome) noexcept {
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   const copy& beneath = c.copies[I + 1];
   unpin<I + 1>(slot);
-  if constexpr (detail::leaves_memory<space_type<I + 1>>() && space_type<I>::is_host_accessible) {
-    if (outcome && beneath.has_checksum) {
-      const std::uint32_t found = crc32c(0, tier_at<I>().range(above, c.bytes).span());
-      if (found != beneath.checksum) {
-        outcome = at_chunk(errc::checksum_differs, slot, beneath.checksum, found);
+  if constexpr (space_type<I>::is_host_accessible) {
+    if (outcome) {
+      const std::span<std::byte> into = tier_at<I>().range(above, c.bytes).span();
+      std::span<std::byte> came = into;
+      if constexpr (encodes_below<I>) came = stage_bytes<I>(stage, beneath.stored);
+      if constexpr (detail::leaves_memory<space_type<I + 1>>()) outcome = verify(slot, beneath, came);
+      if constexpr (encodes_below<I>) {
+        const auto decoding = meter_.stalling(stall_cause::codec);
+        if (outcome) outcome = tier_at<I + 1>().codec.decode(came, into);
       }
     }
   }
@@ -232,6 +301,17 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t s
     tier_at<I>().room.give_back(above);
   }
   return outcome;
+}
+
+/// Whether what came back is what left.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, const copy& beneath,
+                                                           std::span<const std::byte> came) const noexcept {
+  if (!beneath.has_checksum) return {};
+  const std::uint32_t found = crc32c(0, came);
+  if (found == beneath.checksum) return {};
+  return at_chunk(errc::checksum_differs, slot, beneath.checksum, found);
 }
 
 /// Takes note of a transfer's end. Waits for it where it has not ended.
@@ -244,10 +324,10 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
     const result<void> moved = std::get<I::value>(edges_).settled(id);
     release_transfer(id);
     if (done.stores) {
-      finish_store<I::value>(done.chunk, done.then_drops, moved);
+      finish_store<I::value>(done.chunk, done.stage, done.then_drops, moved);
       outcome = moved;
     } else {
-      outcome = finish_fetch<I::value>(done.chunk, moved);
+      outcome = finish_fetch<I::value>(done.chunk, done.stage, moved);
     }
   });
   return outcome;
