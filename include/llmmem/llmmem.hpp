@@ -6,8 +6,13 @@
 /// library. Those are named below as `<header> needs <target>`; the build reads these lines.
 
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
+// <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
 #pragma once
 
+#include <llmmem/codec/bf16_cast.hpp>
+#include <llmmem/codec/byte_plane.hpp>
+#include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/identity.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/admission.hpp>

@@ -67,10 +67,12 @@ enum class errc : std::uint8_t {
   too_short,            ///< a buffer, named in `where`: wanted = entries needed, found = entries given
   block_tokens_differ,  ///< tokens a block: wanted = of the stream or memory, found = of the cache
   past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
+  damaged_encoding,     ///< not what a codec writes: index = block of the chunk, wanted = what must be there,
+                        ///< found = what is
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::past_the_bytes;
+inline constexpr errc last_errc = errc::damaged_encoding;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -308,6 +310,10 @@ inline std::string failure::message() const {
     case errc::past_the_bytes:
       return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
              "; ask for fewer, or make it larger";
+    case errc::damaged_encoding:
+      return who + ": the encoded bytes are damaged at block " + n(index) + ": " + n(wanted) +
+             " must be there, found " + n(found) +
+             "; nothing decoded from them may be used, fetch them again";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

@@ -140,6 +140,9 @@ constexpr std::array refusals{
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
+    refusal{errc::damaged_encoding, raises::argument_error,
+            "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
+            "them may be used, fetch them again"},
 };
 
 }  // namespace
