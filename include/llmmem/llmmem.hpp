@@ -12,6 +12,7 @@
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>

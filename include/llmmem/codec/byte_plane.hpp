@@ -4,39 +4,21 @@
 
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/detail/planes.hpp>
+#include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/model/dtype.hpp>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 namespace llmmem::inline v0 {
-
-/// Compresses one plane: up to 2^18 bytes, of which some values are far more frequent than others.
-///
-/// `compress` writes to the beginning of `out`, which is shorter than `in`, and says how many bytes; nothing
-/// when they would not fit. `decompress` says whether `in`, which may be any bytes at all, was a plane of
-/// exactly `out.size()` bytes; it reads and writes nothing else. Neither allocates.
-///
-/// @par Constructor   `P(std::uint64_t max_plane_bytes, const metadata_source&)`; throws `out_of_memory`.
-template <class P>
-concept plane_compressor =
-    std::constructible_from<P, std::uint64_t, const metadata_source&> && std::movable<P> &&
-    requires(P object, const P& read, std::span<const std::byte> in, std::span<std::byte> out) {
-      { object.compress(in, out) } noexcept -> std::same_as<std::optional<std::uint64_t>>;
-      { object.decompress(in, out) } noexcept -> std::same_as<bool>;
-      { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
-      { P::format_id } -> std::convertible_to<std::uint64_t>;
-    };
 
 /// Splits floats into planes of their bytes, the exponent in one, and compresses the planes that shrink.
 ///
@@ -46,7 +28,7 @@ concept plane_compressor =
 /// and for text: take a general compressor there.
 ///
 /// The encoded form, in little-endian order: 8 bytes that spell `llmmemBP`, `format_id`, the chunk's bytes, 8
-/// bytes each; then blocks of 2^18 bytes of the chunk, the last one shorter. A block has a plane for each
+/// bytes each; then blocks of 2^19 bytes of the chunk, the last one shorter. A block has a plane for each
 /// byte of an element, rotated left by one bit so that the eight bits of an exponent are the highest byte;
 /// the lowest byte comes first. Each plane is 4 bytes with its stored length, then itself: compressed, or as
 /// it is, if that length is the plane's own.
@@ -58,13 +40,13 @@ concept plane_compressor =
 ///                     the mantissa's) or `dtype::f32`.
 /// @tparam Compressor  see `plane_compressor`.
 ///
-/// @par Complexity   linear. Scratch memory: a block, 256 KiB or the largest chunk, and the compressor's.
+/// @par Complexity   linear. Scratch memory: a block, 512 KiB or the largest chunk, and the compressor's.
 /// @par Thread safety   one call at a time.
 /// @par Errors   as of `codec`; the `index` of a `damaged_encoding` is the block.
 /// @par Source   exponents apart, then entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression for
 /// AI
 ///      Models", 2024 (arXiv 2411.05239).
-template <dtype Element, plane_compressor Compressor>
+template <dtype Element, plane_compressor Compressor = huffman_plane>
   requires(Element == dtype::bf16 || Element == dtype::f16 || Element == dtype::f32)
 class byte_plane {
  public:
@@ -130,13 +112,11 @@ class byte_plane {
   }
 
  private:
-  using element = std::conditional_t<element_bytes == 2, std::uint16_t, std::uint32_t>;
-
   static_assert(std::endian::native == std::endian::little, "the encoded form is written by copying numbers");
   static constexpr std::uint64_t magic = 0x5042'6D65'6D6D'6C6CULL;  // "llmmemBP"
   static constexpr std::uint64_t header_bytes = 24;
   static constexpr std::uint64_t length_bytes = 4;
-  static constexpr std::uint64_t block_bytes = std::uint64_t{1} << 18;
+  static constexpr std::uint64_t block_bytes = std::uint64_t{1} << 19;
   static constexpr std::size_t planes = element_bytes;
 
   struct writer {
@@ -171,7 +151,7 @@ class byte_plane {
     detail::plane_pointers<planes> split;
     for (std::size_t plane = 0; plane < planes; ++plane)
       split[plane] = scratch(plane, count).data();
-    detail::split_planes<element>(block.data(), count, split);
+    detail::split_planes<planes>(block.data(), count, split);
     for (std::size_t plane = 0; plane < planes; ++plane) {
       const std::span<const std::byte> bytes = scratch(plane, count);
       std::byte* const body = to.at + length_bytes;
@@ -202,7 +182,7 @@ class byte_plane {
       }
       in = in.subspan(length);
     }
-    detail::merge_planes<element>(split, count, block.data());
+    detail::merge_planes<planes>(split, count, block.data());
     return {};
   }
 
@@ -210,5 +190,9 @@ class byte_plane {
   detail::fixed_array<std::byte> scratch_;
   Compressor compressor_;
 };
+
+static_assert(codec<byte_plane<dtype::bf16>>);
+static_assert(codec<byte_plane<dtype::f16>>);
+static_assert(codec<byte_plane<dtype::f32>>);
 
 }  // namespace llmmem::inline v0

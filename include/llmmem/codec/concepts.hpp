@@ -1,5 +1,6 @@
 /// @file
-/// What a codec is: the form in which bytes travel to a slower tier and rest there.
+/// What a codec is, the form in which bytes travel to a slower tier and rest there, and what the compressor
+/// of a plane is.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -82,6 +84,24 @@ concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&
                   requires C::element_bytes > 0;
                   requires !C::is_lossless || C::error_bound == codec_error{};
                 };
+
+/// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values are far more frequent
+/// than others.
+///
+/// `compress` writes to the beginning of `out`, which is shorter than `in`, and says how many bytes; nothing
+/// when they would not fit. `decompress` says whether `in`, which may be any bytes at all, was a plane of
+/// exactly `out.size()` bytes; it reads and writes nothing else. Neither allocates.
+///
+/// @par Constructor   `P(std::uint64_t max_plane_bytes, const metadata_source&)`; throws `out_of_memory`.
+template <class P>
+concept plane_compressor =
+    std::constructible_from<P, std::uint64_t, const metadata_source&> && std::movable<P> &&
+    requires(P object, const P& read, std::span<const std::byte> in, std::span<std::byte> out) {
+      { object.compress(in, out) } noexcept -> std::same_as<std::optional<std::uint64_t>>;
+      { object.decompress(in, out) } noexcept -> std::same_as<bool>;
+      { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
+      { P::format_id } -> std::convertible_to<std::uint64_t>;
+    };
 
 namespace detail {
 

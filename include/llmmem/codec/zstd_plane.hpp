@@ -8,7 +8,6 @@
 #error "llmmem/codec/zstd_plane.hpp needs zstd: install libzstd-dev and link llmmem::zstd."
 #endif
 
-#include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 
