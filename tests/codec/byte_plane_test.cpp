@@ -1,0 +1,209 @@
+#include <llmmem/codec/byte_plane.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "codec/codecs.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+#include "support/tiny_gpt.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+constexpr std::size_t block = std::size_t{1} << 19;
+
+std::string damage(std::uint32_t at, std::uint64_t wanted, std::uint64_t found) {
+  return "byte_plane: the encoded bytes are damaged at block " + std::to_string(at) + ": " +
+         std::to_string(wanted) + " must be there, found " + std::to_string(found) +
+         "; nothing decoded from them may be used, fetch them again";
+}
+
+template <class Codec>
+std::string refusal(Codec& codec, const byte_string& form, std::size_t size) {
+  byte_string out(size);
+  return codec.decode(form, out).error().message();
+}
+
+/// How many times smaller `chunk` is encoded; that it comes back is looked at as well.
+template <class Codec>
+double ratio_of(const byte_string& chunk) {
+  Codec codec(chunk.size());
+  const byte_string form = encoded(codec, chunk);
+  REQUIRE(decoded(codec, form, chunk.size()) == chunk);
+  return static_cast<double>(chunk.size()) / static_cast<double>(form.size());
+}
+
+template <class Number>
+void put(byte_string& form, std::size_t at, Number value) {
+  std::memcpy(form.data() + at, &value, sizeof(value));
+}
+
+byte_string as_bf16(const byte_string& floats) {
+  bf16_cast cast(floats.size());
+  return encoded(cast, floats);
+}
+
+}  // namespace
+
+TEST_CASE("the encoded form is as the class tells: header, then planes, the exponents' last") {
+  byte_plane<dtype::bf16> codec(64);
+  // 1, -1 and 1.5, whose bits are 3F80, BF80, 3FC0; rotated left by one: 7F00, 7F01, 7F80.
+  byte_string chunk(6);
+  put(chunk, 0, std::uint16_t{0x3F80});
+  put(chunk, 2, std::uint16_t{0xBF80});
+  put(chunk, 4, std::uint16_t{0x3FC0});
+  byte_string expected(24 + 4 + 3 + 4 + 1);
+  std::memcpy(expected.data(), "llmmemBP", 8);
+  put(expected, 8, std::uint64_t{codec.format_id});
+  put(expected, 16, std::uint64_t{6});
+  put(expected, 24, std::uint32_t{3});  // as many as there are: stored as they are
+  put(expected, 28, std::array<std::uint8_t, 3>{0x00, 0x01, 0x80});
+  put(expected, 31, std::uint32_t{1});  // compressed: all the same
+  put(expected, 35, std::uint8_t{0x7F});
+  CHECK(encoded(codec, chunk) == expected);
+
+  byte_plane<dtype::f32> wide(64);
+  byte_string floats(4);
+  put(floats, 0, std::uint32_t{0xC048'F5C3});  // rotated left by one: 8091EB87
+  const byte_string form = encoded(wide, floats);
+  REQUIRE(form.size() == 24 + 4 * 5);
+  std::size_t at = 24;
+  for (const int byte : {0x87, 0xEB, 0x91, 0x80}) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, form.data() + at, sizeof(length));
+    CHECK(length == 1);
+    CHECK(form[at + 4] == static_cast<std::byte>(byte));
+    at += 5;
+  }
+}
+
+TEST_CASE("no chunk is the header alone") {
+  byte_plane<dtype::f32> codec(64);
+  const byte_string form = encoded(codec, {});
+  CHECK(form.size() == 24);
+  CHECK(decoded(codec, form, 0).empty());
+}
+
+TEST_CASE("noise is stored as it is, a header and four bytes a plane longer") {
+  random_numbers random(1);
+  for (const std::size_t size : {block / 2, block, 2 * block, 2 * block + 2}) {
+    const byte_string noise = chunk_of(filling::noise, size, random);
+    byte_plane<dtype::bf16> codec(size);
+    const std::size_t blocks = (size + block - 1) / block;
+    CHECK(encoded(codec, noise).size() == 24 + size + blocks * 2 * 4);
+  }
+}
+
+TEST_CASE("every damage is named with its block and the numbers that disagree") {
+  random_numbers random(2);
+  byte_plane<dtype::bf16> codec(2 * block);
+  const std::size_t size = block + 2000;
+  const byte_string chunk = chunk_of(filling::bell_bf16, size, random);
+  const byte_string good = encoded(codec, chunk);
+  std::uint64_t magic = 0;
+  std::memcpy(&magic, good.data(), sizeof(magic));
+
+  CHECK(refusal(codec, byte_string(23), size) == damage(0, 24, 23));
+  byte_string bad = good;
+  bad[7] = std::byte{'Q'};
+  std::uint64_t other = 0;
+  std::memcpy(&other, bad.data(), sizeof(other));
+  CHECK(refusal(codec, bad, size) == damage(0, magic, other));
+  CHECK(refusal(codec, good, size - 2) == damage(0, size - 2, size));
+
+  // The first block's planes of 2^18 bytes, then the second's of 1000.
+  bad = good;
+  put(bad, 24, std::uint32_t{block / 2 + 1});
+  CHECK(refusal(codec, bad, size) == damage(0, block / 2, block / 2 + 1));
+  const std::size_t exponents = 28 + block / 2;
+  std::uint32_t length = 0;
+  std::memcpy(&length, good.data() + exponents, sizeof(length));
+  REQUIRE(length < block / 4);
+  bad = good;
+  put(bad, exponents, length - 1);
+  CHECK(refusal(codec, bad, size) == damage(0, block / 2, length - 1));
+  const std::size_t second = exponents + 4 + length;
+  bad = good;
+  put(bad, second, std::uint32_t{1001});
+  CHECK(refusal(codec, bad, size) == damage(1, 1000, 1001));
+  bad.resize(second + 3);
+  CHECK(refusal(codec, bad, size) == damage(1, 4, 3));
+  bad = good;
+  bad.resize(second + 4 + 999);
+  CHECK(refusal(codec, bad, size) == damage(1, 1000, 999));
+  bad = good;
+  bad.resize(good.size() + 5);
+  CHECK(refusal(codec, bad, size) == damage(2, 0, 5));
+}
+
+TEST_CASE("the form of another element or compressor is not decoded") {
+  random_numbers random(3);
+  const byte_string chunk = chunk_of(filling::bell_bf16, 4000, random);
+  byte_plane<dtype::bf16> codec(4000);
+  byte_plane<dtype::f16> halves(4000);
+  const auto theirs = std::uint64_t{byte_plane<dtype::f16>::format_id};
+  const auto ours = std::uint64_t{byte_plane<dtype::bf16>::format_id};
+  CHECK(refusal(codec, encoded(halves, chunk), 4000) ==
+        "byte_plane: the contents' fingerprints differ, " + std::to_string(theirs) + " there, " +
+            std::to_string(ours) +
+            " here: other shape, element type, block size or model; nothing was taken");
+}
+
+TEST_CASE("bell-shaped weights shrink as their entropy promises") {
+  // bf16: 8 bits of sign and mantissa, some 2.6 of exponent: 16 / 10.6. fp32: 32 / 26.6.
+  random_numbers random(4);
+  const byte_string floats = chunk_of(filling::bell_f32, 4'000'000, random);
+  CHECK(ratio_of<byte_plane<dtype::bf16>>(as_bf16(floats)) > 1.5);
+  CHECK(ratio_of<byte_plane<dtype::bf16>>(as_bf16(floats)) < 1.53);
+  CHECK(ratio_of<byte_plane<dtype::f32>>(floats) > 1.195);
+#ifdef LLMMEM_TESTS_ZSTD
+  CHECK(ratio_of<byte_plane<dtype::bf16, zstd_plane>>(as_bf16(floats)) > 1.5);
+  CHECK(ratio_of<byte_plane<dtype::f32, zstd_plane>>(floats) > 1.195);
+#endif
+}
+
+TEST_CASE("one value all over takes a few bytes a block") {
+  const byte_string zeros(4 * block);
+  CHECK(ratio_of<byte_plane<dtype::bf16>>(zeros) > 1e4);
+  CHECK(ratio_of<byte_plane<dtype::f32>>(zeros) > 1e4);
+#ifdef LLMMEM_TESTS_ZSTD
+  CHECK(ratio_of<byte_plane<dtype::bf16, zstd_plane>>(zeros) > 1e3);
+#endif
+}
+
+TEST_CASE("floats that are bfloat16s already are stored as such") {
+  random_numbers random(5);
+  byte_string floats = chunk_of(filling::bell_f32, 1'000'000, random);
+  bf16_cast cast(floats.size());
+  cast.decode(as_bf16(floats), floats).value();
+  CHECK(ratio_of<byte_plane<dtype::f32>>(floats) > 2 * 1.49);
+}
+
+TEST_CASE("the weights of a model that learned shrink by a third as bfloat16, and its state as fp32") {
+  tiny_training<float> run({.blocks = 2, .width = 64, .heads = 4, .context = 16, .batch = 2});
+  for (std::uint64_t step = 0; step < 6; ++step)
+    run.trainer.step(run.text.batch(run.shape, 1, step), step);
+  const auto all_of = [&](train_gpt::state_kind kind) {
+    byte_string all;
+    for (std::size_t layer = 0; layer < run.shape.layers(); ++layer) {
+      const auto values = run.state.acquire(run.shape.layer(layer), kind, train_gpt::lease_mode::read);
+      const auto part = std::as_bytes(std::span(values));
+      all.insert(all.end(), part.begin(), part.end());
+      run.state.release(run.shape.layer(layer), kind, train_gpt::lease_mode::read);
+    }
+    return all;
+  };
+  const byte_string weights = all_of(train_gpt::state_kind::weights);
+  CHECK(ratio_of<byte_plane<dtype::bf16>>(as_bf16(weights)) > 1.45);
+  CHECK(ratio_of<byte_plane<dtype::f32>>(weights) > 1.17);
+  CHECK(ratio_of<byte_plane<dtype::f32>>(all_of(train_gpt::state_kind::mean)) > 1.15);
+  CHECK(ratio_of<byte_plane<dtype::f32>>(all_of(train_gpt::state_kind::variance)) > 1.15);
+}
