@@ -22,7 +22,7 @@ using namespace llmmem_tests;
 namespace {
 
 // What byte planes encode at a time.
-constexpr std::size_t block = std::size_t{1} << 19;
+constexpr std::size_t block = std::size_t{1} << 18;
 
 /// Sizes where something begins or ends, in elements of `of` bytes.
 std::vector<std::size_t> edges(std::size_t of) {

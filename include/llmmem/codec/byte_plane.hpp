@@ -28,7 +28,7 @@ namespace llmmem::inline v0 {
 /// and for text: take a general compressor there.
 ///
 /// The encoded form, in little-endian order: 8 bytes that spell `llmmemBP`, `format_id`, the chunk's bytes, 8
-/// bytes each; then blocks of 2^19 bytes of the chunk, the last one shorter. A block has a plane for each
+/// bytes each; then blocks of 2^18 bytes of the chunk, the last one shorter. A block has a plane for each
 /// byte of an element, rotated left by one bit so that the eight bits of an exponent are the highest byte;
 /// the lowest byte comes first. Each plane is 4 bytes with its stored length, then itself: compressed, or as
 /// it is, if that length is the plane's own.
@@ -40,7 +40,7 @@ namespace llmmem::inline v0 {
 ///                     the mantissa's) or `dtype::f32`.
 /// @tparam Compressor  see `plane_compressor`.
 ///
-/// @par Complexity   linear. Scratch memory: a block, 512 KiB or the largest chunk, and the compressor's.
+/// @par Complexity   linear. Scratch memory: a block, 256 KiB or the largest chunk, and the compressor's.
 /// @par Thread safety   one call at a time.
 /// @par Errors   as of `codec`; the `index` of a `damaged_encoding` is the block.
 /// @par Source   exponents apart, then entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression for
@@ -116,7 +116,7 @@ class byte_plane {
   static constexpr std::uint64_t magic = 0x5042'6D65'6D6D'6C6CULL;  // "llmmemBP"
   static constexpr std::uint64_t header_bytes = 24;
   static constexpr std::uint64_t length_bytes = 4;
-  static constexpr std::uint64_t block_bytes = std::uint64_t{1} << 19;
+  static constexpr std::uint64_t block_bytes = std::uint64_t{1} << 18;
   static constexpr std::size_t planes = element_bytes;
 
   struct writer {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -98,20 +99,24 @@ class huffman_plane {
     const std::span<detail::decoded_bytes> singles(table.data() + table.size(), detail::decoding_entries);
     detail::fill_decoding_table(*codes, table, singles);
     auto [a, b, c, d] = readers;  // each in registers, the four looks at the table under way together
-    while (a.has_room() && b.has_room() && c.has_room() && d.has_room()) {
-      a.refill();
-      b.refill();
-      c.refill();
-      d.refill();
-      for (int look = 0; look < looks; ++look) {
-        a.look(table.data());
-        b.look(table.data());
-        c.look(table.data());
-        d.look(table.data());
+    while (const std::size_t rounds = std::min({a.rounds(), b.rounds(), c.rounds(), d.rounds()})) {
+      for (std::size_t round = 0; round < rounds; ++round) {
+        a.refill();
+        b.refill();
+        c.refill();
+        d.refill();
+        for (int look = 0; look < looks; ++look) {
+          a.look(table.data());
+          b.look(table.data());
+          c.look(table.data());
+          d.look(table.data());
+        }
       }
     }
-    return a.finish(singles.data()) && b.finish(singles.data()) && c.finish(singles.data()) &&
-           d.finish(singles.data());
+    bool whole = true;
+    for (reader* const each : {&a, &b, &c, &d})
+      whole = each->finish(table.data(), singles.data()) && whole;
+    return whole;
   }
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return tables_.bytes(); }
@@ -120,9 +125,9 @@ class huffman_plane {
   static constexpr std::size_t streams = 4;
   using stream_bytes = std::array<std::uint32_t, streams - 1>;
 
-  /// Looks into the table, of `longest_code` bits each, that the bits of one refill are enough for: of 64 up
-  /// to seven are gone.
-  static constexpr int looks = (64 - 7) / int{detail::longest_code};
+  /// Looks into the table, of `longest_code` bits each, that the bits of one refill are enough for: of 64 one
+  /// is the reader's own, and up to seven are gone.
+  static constexpr int looks = (64 - 1 - 7) / int{detail::longest_code};
 
   template <class Byte>
   [[nodiscard]] static std::span<Byte> quarter(std::span<Byte> plane, std::size_t which) noexcept {
@@ -182,47 +187,63 @@ class huffman_plane {
    public:
     reader() noexcept = default;
     reader(std::span<const std::byte> in, std::span<std::byte> out) noexcept
-        : in_(in.data()), in_bytes_(in.size()), out_(out.data()), out_end_(out.data() + out.size()) {}
+        : in_(in.data()),
+          in_end_(in.data() + in.size()),
+          out_(out.data()),
+          out_end_(out.data() + out.size()) {}
 
-    /// Whether a whole refill can be read and all its bytes be written, four at a time.
-    [[nodiscard]] bool has_room() const noexcept {
-      return position_ / 8 + sizeof(bits_) <= in_bytes_ && out_end_ - out_ >= 4 * looks;
+    /// How many times, at least, a whole refill can be read and all its bytes be written, four at a time.
+    [[nodiscard]] std::size_t rounds() const noexcept {
+      const auto in_left = static_cast<std::size_t>(in_end_ - in_);
+      const auto out_left = static_cast<std::size_t>(out_end_ - out_);
+      const std::size_t loads = in_left / sizeof(bits_);  // each moves on by seven bytes at most
+      return std::min(loads - (loads != 0 ? 1 : 0), out_left / (4 * std::size_t{looks}));
     }
 
-    /// @pre has_room().
+    /// @pre one of the `rounds()`.
     void refill() noexcept {
-      std::memcpy(&bits_, in_ + position_ / 8, sizeof(bits_));
-      bits_ >>= position_ % 8;
+      const auto gone = static_cast<std::uint32_t>(std::countl_zero(bits_));
+      in_ += gone / 8;
+      std::memcpy(&bits_, in_, sizeof(bits_));
+      bits_ = (bits_ | mark) >> gone % 8;
     }
 
     /// @pre at most `looks` since the last refill.
     void look(const detail::decoded_bytes* table) noexcept {
-      const detail::decoded_bytes found = table[bits_ % detail::decoding_entries];
+      const detail::decoded_bytes& found = table[bits_ % detail::decoding_entries];
       std::memcpy(out_, &found.bytes, sizeof(found.bytes));
       out_ += found.count;
       bits_ >>= found.length;
-      position_ += found.length;
     }
 
-    /// The rest, a byte at a look; whether the stream ended with the plane.
-    [[nodiscard]] bool finish(const detail::decoded_bytes* singles) noexcept {
-      for (; out_ != out_end_; ++out_) {
-        if (position_ / 8 >= in_bytes_) return false;
-        bits_ = 0;
-        std::memcpy(&bits_, in_ + position_ / 8, std::min(sizeof(bits_), in_bytes_ - position_ / 8));
-        bits_ >>= position_ % 8;
-        const detail::decoded_bytes found = singles[bits_ % detail::decoding_entries];
-        *out_ = static_cast<std::byte>(found.bytes);
-        position_ += found.length;
+    /// The rest, at the end a byte at a look; whether the stream ended with the plane.
+    [[nodiscard]] bool finish(const detail::decoded_bytes* table,
+                              const detail::decoded_bytes* singles) noexcept {
+      while (rounds() != 0) {
+        refill();
+        for (int i = 0; i < looks; ++i)
+          look(table);
       }
-      return position_ <= 8 * in_bytes_ && position_ + 8 > 8 * in_bytes_;
+      const auto in_left = static_cast<std::size_t>(in_end_ - in_);
+      auto position = static_cast<std::size_t>(std::countl_zero(bits_));
+      for (; out_ != out_end_; ++out_) {
+        if (position / 8 >= in_left) return false;
+        std::uint64_t bits = 0;
+        std::memcpy(&bits, in_ + position / 8, std::min(sizeof(bits), in_left - position / 8));
+        const detail::decoded_bytes& found = singles[(bits >> position % 8) % detail::decoding_entries];
+        *out_ = static_cast<std::byte>(found.bytes);
+        position += found.length;
+      }
+      return position <= 8 * in_left && position + 8 > 8 * in_left;
     }
 
    private:
+    static constexpr std::uint64_t mark = std::uint64_t{1} << 63;
+
     const std::byte* in_ = nullptr;
-    std::size_t in_bytes_ = 0;
-    std::size_t position_ = 0;  // bits read
-    std::uint64_t bits_ = 0;    // from there on
+    const std::byte* in_end_ = nullptr;
+    std::uint64_t bits_ =
+        mark;  // those loaded from `in_` and not used yet, under a mark that counts the used
     std::byte* out_ = nullptr;
     std::byte* out_end_ = nullptr;
   };
