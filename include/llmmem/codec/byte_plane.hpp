@@ -90,8 +90,9 @@ class byte_plane {
     if (in.size() < header_bytes) return damaged(0, header_bytes, in.size());
     if (number<std::uint64_t>(in) != magic) return damaged(0, magic, number<std::uint64_t>(in));
     const auto format = number<std::uint64_t>(in.subspan(8));
-    if (format != format_id)
+    if (format != format_id) {
       return failure{.code = errc::layout_mismatch, .wanted = format, .found = format_id, .where = name};
+    }
     const auto bytes = number<std::uint64_t>(in.subspan(16));
     if (bytes != out.size()) return damaged(0, out.size(), bytes);
     in = in.subspan(header_bytes);

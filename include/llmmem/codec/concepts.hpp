@@ -127,12 +127,12 @@ namespace detail {
 /// Whether `object` may take a chunk of `bytes`.
 template <class Codec>
 [[nodiscard]] constexpr failure refused_chunk(const Codec& object, std::uint64_t bytes) noexcept {
-  if (bytes % Codec::element_bytes != 0)
+  if (bytes % Codec::element_bytes != 0) {
     return {
         .code = errc::bad_granularity, .wanted = bytes, .found = Codec::element_bytes, .where = Codec::name};
-  if (bytes > object.max_chunk_bytes())
-    return {
-        .code = errc::out_of_range, .wanted = bytes, .found = object.max_chunk_bytes(), .where = Codec::name};
+  }
+  const std::uint64_t most = object.max_chunk_bytes();
+  if (bytes > most) return {.code = errc::out_of_range, .wanted = bytes, .found = most, .where = Codec::name};
   return {};
 }
 

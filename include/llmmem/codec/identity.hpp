@@ -43,8 +43,9 @@ class identity_codec {
   [[nodiscard]] result<void> decode(std::span<const std::byte> in, std::span<std::byte> out) const noexcept {
     const failure refused = detail::refused_chunk(*this, out.size());
     if (refused.code != errc::ok) return refused;
-    if (in.size() != out.size())
+    if (in.size() != out.size()) {
       return failure{.code = errc::damaged_encoding, .wanted = out.size(), .found = in.size(), .where = name};
+    }
     if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
     return {};
   }

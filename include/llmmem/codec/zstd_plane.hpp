@@ -52,7 +52,8 @@ class zstd_plane {
     set(ZSTD_c_searchLog, static_cast<int>(chosen.searchLog));
     set(ZSTD_c_minMatch, static_cast<int>(chosen.minMatch));
     set(ZSTD_c_targetLength, static_cast<int>(chosen.targetLength));
-    set(ZSTD_c_literalCompressionMode, 1);  // always: at a stride zstd would store literals as they are
+    // Always: at a stride zstd would store literals as they are.
+    set(ZSTD_c_literalCompressionMode, 1);
   }
 
   [[nodiscard]] std::optional<std::uint64_t> compress(std::span<const std::byte> in,
