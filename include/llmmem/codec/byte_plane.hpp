@@ -51,14 +51,14 @@ template <dtype Element, plane_compressor Compressor = huffman_plane>
 class byte_plane {
  public:
   static constexpr const char* name = "byte_plane";
-  static constexpr std::uint64_t format_id = detail::format_digest(
-      name_of(Element), detail::format_digest("byte planes 1 of ", Compressor::format_id));
+  static constexpr std::uint64_t format_id =
+      format_digest(name_of(Element), format_digest("byte planes 1 of ", Compressor::format_id));
   static constexpr std::uint64_t element_bytes = bits_of(Element) / 8;
   static constexpr bool is_lossless = true;
   static constexpr codec_error error_bound{};
 
   explicit byte_plane(std::uint64_t max_chunk_bytes, const metadata_source& source = {})
-      : max_chunk_bytes_(detail::checked_chunk_bytes(max_chunk_bytes, name)),
+      : max_chunk_bytes_(checked_chunk_bytes(max_chunk_bytes, name)),
         scratch_(std::min(max_chunk_bytes, block_bytes), source, "byte_plane: scratch"),
         compressor_(scratch_.size() / element_bytes, source) {}
 
@@ -70,7 +70,7 @@ class byte_plane {
 
   [[nodiscard]] result<std::uint64_t> encode(std::span<const std::byte> in,
                                              std::span<std::byte> out) noexcept {
-    const failure refused = detail::refused_encode(*this, in.size(), out.size());
+    const failure refused = encode_refusal(*this, in.size(), out.size());
     if (refused.code != errc::ok) return refused;
     writer to{out.data()};
     to.number(magic);
@@ -85,7 +85,7 @@ class byte_plane {
   }
 
   [[nodiscard]] result<void> decode(std::span<const std::byte> in, std::span<std::byte> out) noexcept {
-    const failure refused = detail::refused_chunk(*this, out.size());
+    const failure refused = chunk_refusal(*this, out.size());
     if (refused.code != errc::ok) return refused;
     if (in.size() < header_bytes) return damaged(0, header_bytes, in.size());
     if (number<std::uint64_t>(in) != magic) return damaged(0, magic, number<std::uint64_t>(in));

@@ -31,8 +31,7 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor throws `out_of_memory`; nothing else fails.
 class huffman_plane {
  public:
-  static constexpr std::uint64_t format_id =
-      detail::format_digest("canonical codes of 11 bits, 4 streams, 1");
+  static constexpr std::uint64_t format_id = format_digest("canonical codes of 11 bits, 4 streams, 1");
 
   explicit huffman_plane(std::uint64_t /*max_plane_bytes*/, const metadata_source& source = {})
       : tables_(2 * detail::decoding_entries, source, "huffman_plane: tables") {}

@@ -33,7 +33,7 @@ namespace llmmem::inline v0 {
 /// @par Errors   the constructor throws `out_of_memory`; nothing else fails.
 class zstd_plane {
  public:
-  static constexpr std::uint64_t format_id = detail::format_digest("zstd frame");
+  static constexpr std::uint64_t format_id = format_digest("zstd frame");
 
   explicit zstd_plane(std::uint64_t max_plane_bytes, const metadata_source& source = {})
       : encoder_memory_(encoder_bytes(max_plane_bytes), source, "zstd_plane: encoder"),

@@ -21,56 +21,103 @@ using plane_pointers = std::array<std::byte*, Bytes>;
 template <std::size_t Bytes>
 using const_plane_pointers = std::array<const std::byte*, Bytes>;
 
-// Parameters that overlap nothing and a loop without a tail of its own: so written, compilers vectorise it.
-
 template <std::unsigned_integral Element>
-[[nodiscard]] Element loaded(const std::byte* in, std::size_t i) noexcept {
+[[nodiscard]] inline Element rotated_element(const std::byte* in, std::size_t i) noexcept {
   Element element;
   std::memcpy(&element, in + i * sizeof(element), sizeof(element));
-  return element;
+  return std::rotl(element, 1);
 }
+
+template <std::unsigned_integral Element>
+inline void put_rotated_back(std::byte* out, std::size_t i, std::uint32_t rotated) noexcept {
+  const Element element = std::rotr(static_cast<Element>(rotated), 1);
+  std::memcpy(out + i * sizeof(element), &element, sizeof(element));
+}
+
+// Loops over elements come in two: tiles of a known length over parameters that overlap nothing, which
+// compilers vectorise even where they must not make code longer (g++ -O2), and what is left.
+inline constexpr std::size_t plane_tile = 32;
 
 inline void split_rotated(const std::byte* __restrict in, std::size_t count, std::byte* __restrict low,
                           std::byte* __restrict high) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t element = std::rotl(loaded<std::uint16_t>(in, i), 1);
-    low[i] = static_cast<std::byte>(element);
-    high[i] = static_cast<std::byte>(element >> 8);
+  const auto one = [](const std::byte* from, std::size_t i, std::byte* first, std::byte* second) {
+    const auto element = rotated_element<std::uint16_t>(from, i);
+    first[i] = static_cast<std::byte>(element);
+    second[i] = static_cast<std::byte>(element >> 8);
+  };
+  for (std::size_t tiles = count / plane_tile; tiles != 0; --tiles) {
+    for (std::size_t i = 0; i < plane_tile; ++i)
+      one(in, i, low, high);
+    in += plane_tile * 2;
+    low += plane_tile;
+    high += plane_tile;
   }
+  for (std::size_t i = 0; i < count % plane_tile; ++i)
+    one(in, i, low, high);
 }
 
 inline void split_rotated(const std::byte* __restrict in, std::size_t count, std::byte* __restrict lowest,
                           std::byte* __restrict low, std::byte* __restrict high,
                           std::byte* __restrict highest) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t element = std::rotl(loaded<std::uint32_t>(in, i), 1);
-    lowest[i] = static_cast<std::byte>(element);
-    low[i] = static_cast<std::byte>(element >> 8);
-    high[i] = static_cast<std::byte>(element >> 16);
-    highest[i] = static_cast<std::byte>(element >> 24);
+  const auto one = [](const std::byte* from, std::size_t i, std::byte* first, std::byte* second,
+                      std::byte* third, std::byte* fourth) {
+    const auto element = rotated_element<std::uint32_t>(from, i);
+    first[i] = static_cast<std::byte>(element);
+    second[i] = static_cast<std::byte>(element >> 8);
+    third[i] = static_cast<std::byte>(element >> 16);
+    fourth[i] = static_cast<std::byte>(element >> 24);
+  };
+  for (std::size_t tiles = count / plane_tile; tiles != 0; --tiles) {
+    for (std::size_t i = 0; i < plane_tile; ++i)
+      one(in, i, lowest, low, high, highest);
+    in += plane_tile * 4;
+    lowest += plane_tile;
+    low += plane_tile;
+    high += plane_tile;
+    highest += plane_tile;
   }
+  for (std::size_t i = 0; i < count % plane_tile; ++i)
+    one(in, i, lowest, low, high, highest);
 }
 
 inline void merge_rotated(std::byte* __restrict out, std::size_t count, const std::byte* __restrict low,
                           const std::byte* __restrict high) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t element =
-        static_cast<std::uint32_t>(high[i]) << 8 | static_cast<std::uint32_t>(low[i]);
-    const std::uint16_t back = std::rotr(static_cast<std::uint16_t>(element), 1);
-    std::memcpy(out + i * sizeof(back), &back, sizeof(back));
+  const auto one = [](std::byte* to, std::size_t i, const std::byte* first, const std::byte* second) {
+    put_rotated_back<std::uint16_t>(
+        to, i, static_cast<std::uint32_t>(second[i]) << 8 | static_cast<std::uint32_t>(first[i]));
+  };
+  for (std::size_t tiles = count / plane_tile; tiles != 0; --tiles) {
+    for (std::size_t i = 0; i < plane_tile; ++i)
+      one(out, i, low, high);
+    out += plane_tile * 2;
+    low += plane_tile;
+    high += plane_tile;
   }
+  for (std::size_t i = 0; i < count % plane_tile; ++i)
+    one(out, i, low, high);
 }
 
 inline void merge_rotated(std::byte* __restrict out, std::size_t count, const std::byte* __restrict lowest,
                           const std::byte* __restrict low, const std::byte* __restrict high,
                           const std::byte* __restrict highest) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t element =
-        static_cast<std::uint32_t>(highest[i]) << 24 | static_cast<std::uint32_t>(high[i]) << 16 |
-        static_cast<std::uint32_t>(low[i]) << 8 | static_cast<std::uint32_t>(lowest[i]);
-    const std::uint32_t back = std::rotr(element, 1);
-    std::memcpy(out + i * sizeof(back), &back, sizeof(back));
+  const auto one = [](std::byte* to, std::size_t i, const std::byte* first, const std::byte* second,
+                      const std::byte* third, const std::byte* fourth) {
+    put_rotated_back<std::uint32_t>(
+        to, i,
+        static_cast<std::uint32_t>(fourth[i]) << 24 | static_cast<std::uint32_t>(third[i]) << 16 |
+            static_cast<std::uint32_t>(second[i]) << 8 | static_cast<std::uint32_t>(first[i]));
+  };
+  for (std::size_t tiles = count / plane_tile; tiles != 0; --tiles) {
+    for (std::size_t i = 0; i < plane_tile; ++i)
+      one(out, i, lowest, low, high, highest);
+    out += plane_tile * 4;
+    lowest += plane_tile;
+    low += plane_tile;
+    high += plane_tile;
+    highest += plane_tile;
   }
+  for (std::size_t i = 0; i < count % plane_tile; ++i)
+    one(out, i, lowest, low, high, highest);
 }
 
 /// Byte k of every element, rotated left by one bit, into plane k: the sign leaves the exponent's byte and
