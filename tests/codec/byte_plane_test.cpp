@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "codec/codecs.hpp"
@@ -52,7 +54,64 @@ byte_string as_bf16(const byte_string& floats) {
   return encoded(cast, floats);
 }
 
+/// Stores a plane as it is, but for its last byte, which it says is the first one again; and looks at the
+/// room.
+class watching_plane {
+ public:
+  static constexpr std::uint64_t format_id = 1;
+
+  explicit watching_plane(std::uint64_t most, const metadata_source& = {}) : most_(most) {}
+
+  [[nodiscard]] std::optional<std::uint64_t> compress(std::span<const std::byte> in,
+                                                      std::span<std::byte> out) const noexcept {
+    CHECK(in.size() <= most_);
+    CHECK(out.size() == in.size() - 1);
+    if (in.size() < 2 || in.front() != in.back()) return std::nullopt;
+    std::copy(in.begin(), in.end() - 1, out.begin());
+    return in.size() - 1;
+  }
+  [[nodiscard]] bool decompress(std::span<const std::byte> in, std::span<std::byte> out) const noexcept {
+    if (in.size() + 1 != out.size()) return false;
+    std::copy(in.begin(), in.end(), out.begin());
+    out.back() = out.front();
+    return true;
+  }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
+
+ private:
+  std::uint64_t most_;
+};
+
 }  // namespace
+
+TEST_CASE("a compressor of one's own is given planes it was built for, and room for less than these") {
+  random_numbers random(8);
+  for (const std::size_t size : {std::size_t{2}, std::size_t{100}, block, block + 500}) {
+    byte_plane<dtype::bf16, watching_plane> codec(size);
+    for (int round = 0; round < 8; ++round) {
+      const byte_string chunk = chunk_of(filling::few_values, size, random);
+      CHECK(decoded(codec, encoded(codec, chunk), size) == chunk);
+    }
+  }
+}
+
+TEST_CASE("a compressed plane longer than the plane itself is damage, even if it could be decompressed") {
+  random_numbers random(9);
+  const byte_string plane = chunk_of(filling::few_values, 8, random);
+  huffman_plane compressor(8);
+  byte_string compressed(100);
+  compressed.resize(compressor.compress(plane, compressed).value());
+  REQUIRE(compressed.size() > plane.size());
+  byte_plane<dtype::bf16> codec(16);
+  byte_string form = encoded(codec, {});
+  put(form, 16, std::uint64_t{16});
+  for (int i = 0; i < 2; ++i) {
+    form.resize(form.size() + 4);
+    put(form, form.size() - 4, static_cast<std::uint32_t>(compressed.size()));
+    form.insert(form.end(), compressed.begin(), compressed.end());
+  }
+  CHECK(refusal(codec, form, 16) == damage(0, 8, compressed.size()));
+}
 
 TEST_CASE("the encoded form is as the class tells: header, then planes, the exponents' last") {
   byte_plane<dtype::bf16> codec(64);
@@ -144,6 +203,30 @@ TEST_CASE("every damage is named with its block and the numbers that disagree") 
   bad.resize(good.size() + 5);
   CHECK(refusal(codec, bad, size) == damage(2, 0, 5));
 }
+
+#ifdef LLMMEM_TESTS_ZSTD
+TEST_CASE("a frame of zstd cut short, or of another plane, is damage") {
+  byte_plane<dtype::bf16, zstd_plane> codec(2000);
+  random_numbers random(10);
+  const byte_string chunk = chunk_of(filling::bell_bf16, 2000, random);
+  const byte_string good = encoded(codec, chunk);
+  const std::size_t exponents = 24 + 4 + 1000;
+  std::uint32_t length = 0;
+  std::memcpy(&length, good.data() + exponents, sizeof(length));
+  byte_string bad = good;
+  bad.pop_back();
+  put(bad, exponents, length - 1);
+  CHECK(refusal(codec, bad, 2000) == damage(0, 1000, length - 1));
+
+  byte_plane<dtype::bf16, zstd_plane> shorter(1998);
+  bad = encoded(shorter, byte_string(chunk.begin(), chunk.end() - 2));
+  put(bad, 16, std::uint64_t{2000});
+  put(bad, 24, std::uint32_t{1000});
+  bad.insert(bad.begin() + 28, std::byte{0});
+  std::memcpy(&length, bad.data() + exponents, sizeof(length));
+  CHECK(refusal(codec, bad, 2000) == damage(0, 1000, length));
+}
+#endif
 
 TEST_CASE("the form of another element or compressor is not decoded") {
   random_numbers random(3);

@@ -10,12 +10,16 @@
 #include <llmmem/codec/zstd_plane.hpp>
 #endif
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -57,6 +61,34 @@ template <llmmem::codec Codec>
   object.decode(form, all).value();
   return all;
 }
+
+/// A copy of bytes that ends where a page does, before one that nobody may read: a read past the end ends the
+/// program, with or without a sanitizer.
+class fenced_bytes {
+ public:
+  explicit fenced_bytes(std::span<const std::byte> of) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    readable_ = (of.size() + page - 1) / page * page;
+    mapped_ = readable_ + page;
+    void* const memory = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<std::byte*>(memory);
+    if (::mprotect(memory_ + readable_, page, PROT_NONE) != 0) throw std::bad_alloc();
+    size_ = of.size();
+    if (!of.empty()) std::memcpy(memory_ + readable_ - size_, of.data(), size_);
+  }
+  fenced_bytes(const fenced_bytes&) = delete;
+  fenced_bytes& operator=(const fenced_bytes&) = delete;
+  ~fenced_bytes() { ::munmap(memory_, mapped_); }
+
+  operator std::span<const std::byte>() const { return {memory_ + readable_ - size_, size_}; }
+
+ private:
+  std::byte* memory_ = nullptr;
+  std::size_t readable_ = 0;
+  std::size_t mapped_ = 0;
+  std::size_t size_ = 0;
+};
 
 /// What chunks are filled with.
 enum class filling : std::uint8_t { zeros, noise, bell_f32, bell_bf16, few_values, ramp };

@@ -116,7 +116,7 @@ TEST_CASE_TEMPLATE("an encoded form cut short anywhere, or made longer, is refus
     byte_string out(size);
     for (std::size_t length = 0; length < form.size(); ++length) {
       CAPTURE(length);
-      const byte_string part(form.begin(), form.begin() + static_cast<std::ptrdiff_t>(length));
+      const fenced_bytes part(std::span<const std::byte>(form).first(length));
       REQUIRE(codec.decode(part, out).code() == errc::damaged_encoding);
     }
     form.push_back(std::byte{0});
@@ -139,7 +139,7 @@ TEST_CASE_TEMPLATE("with any bit wrong a form is refused, or decoded to as many 
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       form[bit / 8] ^= mask;
       byte_string out(size + 1, untouched);
-      const errc code = codec.decode(form, std::span(out).first(size)).code();
+      const errc code = codec.decode(fenced_bytes(form), std::span(out).first(size)).code();
       REQUIRE((code == errc::ok || code == errc::damaged_encoding || code == errc::layout_mismatch));
       REQUIRE(out.back() == untouched);
       form[bit / 8] ^= mask;
@@ -159,7 +159,7 @@ TEST_CASE_TEMPLATE("bytes that no codec wrote never do harm", Codec, LLMMEM_TEST
     for (std::size_t i = random.below(form.size() + 1); i < form.size(); ++i)
       form[i] = static_cast<std::byte>(random.next());
     byte_string out(size);
-    const auto done = codec.decode(form, out);
+    const auto done = codec.decode(fenced_bytes(form), out);
     REQUIRE((done || done.code() == errc::damaged_encoding || done.code() == errc::layout_mismatch));
   }
 }

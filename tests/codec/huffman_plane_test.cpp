@@ -195,11 +195,12 @@ TEST_CASE("forms that are damaged, and that no bit flip would find, are refused"
   const byte_string in = of({3, 5, 3, 6, 3, 9, 3, 5});
   const byte_string good = *compressed(plane, in, 100);
   byte_string out(8);
-  const auto refuses = [&](const byte_string& form) { return !plane.decompress(form, out); };
+  const auto refuses = [&](const byte_string& form) { return !plane.decompress(fenced_bytes(form), out); };
   REQUIRE_FALSE(refuses(good));
   CHECK(refuses({}));
-  CHECK(refuses(of({9, 3})));        // values from the last to the first
-  CHECK(refuses(of({3, 9, 1, 2})));  // fewer lengths than values
+  CHECK(refuses(of({9, 3})));                                // values from the last to the first
+  CHECK(refuses(of({3, 9, 1, 2})));                          // fewer lengths than values
+  CHECK(refuses(of({3, 9, 0x01, 0x32, 0x00, 0x03, 1, 0})));  // no lengths of streams
   byte_string bad = good;
   bad[2] = std::byte{0x02};  // 3 as 2 bits: room left
   CHECK(refuses(bad));
@@ -211,9 +212,20 @@ TEST_CASE("forms that are damaged, and that no bit flip would find, are refused"
   bad[6] = std::byte{2};  // one with a byte too many
   CHECK(refuses(bad));
   bad = good;
+  bad.push_back(std::byte{0});  // the last with one
+  CHECK(refuses(bad));
+  bad = good;
   bad[18] = std::byte{0b111111};  // 9 9: six bits for what was three
   CHECK_FALSE(refuses(bad));      // which is a plane, only another
   CHECK(out == of({9, 9, 3, 6, 3, 9, 3, 5}));
+  // Three values of three bits each in a stream of eight bits.
+  byte_string twelve(12);
+  byte_string nine_bits =
+      of({3, 9, 0x01, 0x32, 0x00, 0x03, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0xFF, 1});
+  CHECK(plane.decompress(nine_bits, twelve));
+  CHECK(twelve == of({3, 3, 3, 3, 3, 3, 3, 3, 3, 9, 9, 9}));
+  nine_bits.pop_back();
+  CHECK_FALSE(plane.decompress(fenced_bytes(nine_bits), twelve));
   // As many values of one bit as there are bits, and one more.
   byte_string out_of_bits(4 * 9);
   bad = of({3, 9, 0x01, 0x32, 0x00, 0x03, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0});
@@ -238,7 +250,7 @@ TEST_CASE("whatever bytes are decompressed, only the plane is written") {
     }
     form.shrink_to_fit();
     byte_string out(size + 8, untouched);
-    static_cast<void>(plane.decompress(form, std::span(out).first(size)));
+    static_cast<void>(plane.decompress(fenced_bytes(form), std::span(out).first(size)));
     REQUIRE(std::all_of(out.end() - 8, out.end(), [&](std::byte byte) { return byte == untouched; }));
   }
 }
