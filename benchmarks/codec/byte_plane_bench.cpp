@@ -176,6 +176,7 @@ void rows_of(const data_set& data) {
 }
 
 [[maybe_unused]] const bool registered = [] {
+  benchmark::AddCustomContext("trained", llmmem_benchmarks::trained_source());
   rows_of<dtype::bf16>(weights_bf16);
   for (const data_set& data : {weights_f32, mean_f32, variance_f32}) {
     rows_of<dtype::f32>(data);

@@ -2,14 +2,13 @@
 /// State of a model that was really trained, by the fixture examples/train_gpt.
 #pragma once
 
-#include <benchmark/benchmark.h>
-
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/space/host.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -59,12 +58,23 @@ inline std::pair<std::string, std::string> training_text() {
 
 }  // namespace detail
 
-/// Trained when first asked for: 4.9 million parameters, LLMMEM_BENCH_TRAIN_STEPS (12) steps of 256 tokens.
+/// LLMMEM_BENCH_TRAIN_STEPS, or 12.
+inline std::uint64_t training_steps() {
+  const char* const told = std::getenv("LLMMEM_BENCH_TRAIN_STEPS");
+  return told == nullptr ? 12 : std::strtoull(told, nullptr, 10);
+}
+
+/// What the figures belong to; goes into the context of the JSON.
+inline std::string trained_source() {
+  return std::to_string(training_steps()) + " steps on " + detail::training_text().first;
+}
+
+/// Trained when first asked for: 4.9 million parameters, `training_steps()` of 256 tokens. The loss of the
+/// last one goes to standard error.
 inline const trained_state& trained() {
   static const trained_state all = [] {
     using train_gpt::state_kind;
-    const char* const told = std::getenv("LLMMEM_BENCH_TRAIN_STEPS");
-    const std::uint64_t steps = told == nullptr ? 12 : std::strtoull(told, nullptr, 10);
+    const std::uint64_t steps = training_steps();
     auto [name, text] = detail::training_text();
     const train_gpt::gpt_shape shape;
     const train_gpt::corpus corpus(name, std::move(text), shape);
@@ -78,8 +88,7 @@ inline const trained_state& trained() {
     double loss = 0;
     for (std::uint64_t step = 0; step < steps; ++step)
       loss = trainer.step(corpus.batch(shape, 1, step), step);
-    benchmark::AddCustomContext(
-        "trained", std::to_string(steps) + " steps on " + name + ", last loss " + std::to_string(loss));
+    std::fprintf(stderr, "trained: %s, last loss %.4f\n", trained_source().c_str(), loss);
 
     const auto all_of = [&](state_kind kind) {
       std::vector<std::byte> bytes;
