@@ -30,6 +30,20 @@ macro(llmmem_component_uring)
   endif()
 endmacro()
 
+# llmmem::zstd: <zstd.h> and the library.
+macro(llmmem_component_zstd)
+  find_path(LLMMEM_ZSTD_INCLUDE_DIR zstd.h DOC "Folder of zstd.h; empty or -NOTFOUND: no llmmem::zstd")
+  find_library(LLMMEM_ZSTD_LIBRARY zstd DOC "The zstd library; empty or -NOTFOUND: no llmmem::zstd")
+  mark_as_advanced(LLMMEM_ZSTD_INCLUDE_DIR LLMMEM_ZSTD_LIBRARY)
+  if(LLMMEM_ZSTD_INCLUDE_DIR AND LLMMEM_ZSTD_LIBRARY AND NOT TARGET llmmem::zstd)
+    add_library(llmmem::zstd INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::zstd INTERFACE llmmem::llmmem "${LLMMEM_ZSTD_LIBRARY}")
+    target_include_directories(llmmem::zstd INTERFACE "${LLMMEM_ZSTD_INCLUDE_DIR}")
+  elseif(NOT LLMMEM_ZSTD_INCLUDE_DIR OR NOT LLMMEM_ZSTD_LIBRARY)
+    set(llmmem_zstd_missing "zstd was not found (Debian: libzstd-dev; https://facebook.github.io/zstd)")
+  endif()
+endmacro()
+
 # llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
 macro(llmmem_component_cuda)
   find_package(CUDAToolkit 12.8 QUIET)

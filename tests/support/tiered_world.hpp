@@ -22,6 +22,7 @@ namespace llmmem_tests {
 struct tiered_world_options {
   std::size_t chunks = 24;
   std::uint64_t most_bytes = 40'000;  ///< of a chunk
+  std::uint64_t unit = 1;             ///< chunks have multiples of it
   int steps = 250;
   bool may_fail = false;  ///< whether devices fail: operations may then be refused, and change nothing
 };
@@ -98,8 +99,9 @@ class tiered_world {
   }
 
   void create() {
-    const std::uint64_t size = random_.once_in(3) ? 4096 * (1 + random_.below(options_.most_bytes / 4096))
-                                                  : 1 + random_.below(options_.most_bytes);
+    const std::uint64_t any = random_.once_in(3) ? 4096 * (1 + random_.below(options_.most_bytes / 4096))
+                                                 : 1 + random_.below(options_.most_bytes);
+    const std::uint64_t size = (any + options_.unit - 1) / options_.unit * options_.unit;
     const auto made = buffer_.create(size);
     if (!made) {
       CHECK(made.code() == llmmem::errc::out_of_bytes);

@@ -1,10 +1,11 @@
+#include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/eviction/s3fifo.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/testing/faulty_io.hpp>
 #include <llmmem/testing/simulated_space.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/file_space.hpp>
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 #include <llmmem/transfer/uring_io.hpp>
 #endif
 
@@ -26,6 +27,8 @@ using llmmem::testing::simulated_space;
 using llmmem::testing::virtual_clock;
 
 namespace {
+
+using bf16_plane = byte_plane<dtype::bf16>;
 
 constexpr std::uint64_t top_bytes = 160'000;
 constexpr std::uint64_t host_bytes = 320'000;
@@ -94,7 +97,7 @@ TEST_CASE("a first tier that no host may touch holds what was written to it, and
   }
 }
 
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 TEST_CASE("memory over a file behind io_uring holds what was written to it") {
   const temporary_folder folder;
   for (const auto seed : seeds(6)) {
@@ -108,6 +111,19 @@ TEST_CASE("memory over a file behind io_uring holds what was written to it") {
   }
 }
 #endif
+
+TEST_CASE("a last tier in a lossless codec's form gives back what was written") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    host_space above({.budget = 2 * top_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes});
+    tiered_buffer<host_space, tier<file_space<>, lru_eviction, write_back, bf16_plane>> buffer(
+        {.largest_chunk_bytes = 20'000}, {above, top_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {.most_bytes = 19'000, .unit = 2});
+    world.run();
+  }
+}
 
 TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
   const temporary_folder folder;

@@ -1,5 +1,5 @@
 #include <llmmem/transfer/file_queue.hpp>
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 #include <llmmem/transfer/uring_io.hpp>
 #endif
 
@@ -67,7 +67,7 @@ TEST_CASE("threads that share a queue get their own bytes and outcomes") {
   serves_several_threads<posix_io>(drive_by::waiters);
 }
 
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 TEST_CASE("threads that share a queue over io_uring get their own bytes and outcomes") {
   serves_several_threads<uring_io>(drive_by::own_thread, uring_options{.issuer = uring_issuer::one_thread});
   serves_several_threads<uring_io>(drive_by::waiters, uring_options{.issuer = uring_issuer::any_thread});

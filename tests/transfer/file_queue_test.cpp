@@ -1,6 +1,6 @@
 #include <llmmem/testing/faulty_io.hpp>
 #include <llmmem/transfer/file_queue.hpp>
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 #include <llmmem/transfer/uring_io.hpp>
 #endif
 
@@ -174,7 +174,7 @@ TEST_CASE("short transfers, late answers and requests to try again change nothin
   sees_through_faults<posix_io>(drive_by::waiters);
 }
 
-#if defined(LLMMEM_TEST_HAS_URING)
+#if defined(LLMMEM_TESTS_URING)
 TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread or its waiters") {
   const uring_options options{.depth = 8, .issuer = uring_issuer::any_thread};
   is_right_without_faults<uring_io>(drive_by::own_thread, uring_options{.issuer = uring_issuer::one_thread});

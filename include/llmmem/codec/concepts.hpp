@@ -103,9 +103,9 @@ concept plane_compressor =
       { P::format_id } -> std::convertible_to<std::uint64_t>;
     };
 
-namespace detail {
+// For those who write codecs.
 
-/// 64 bits of a format's description, to tell formats apart by (FNV-1a; Fowler, Noll and Vo).
+/// 64 bits of a format's description, for its `format_id` (FNV-1a; Fowler, Noll and Vo).
 [[nodiscard]] constexpr std::uint64_t format_digest(
     std::string_view description, std::uint64_t behind = 0xCBF2'9CE4'8422'2325ULL) noexcept {
   for (const char c : description)
@@ -113,7 +113,8 @@ namespace detail {
   return behind;
 }
 
-/// `bytes` as a codec's `max_chunk_bytes`.
+/// `bytes` as a codec's `max_chunk_bytes`, or the `length_error` that the concept asks for.
+/// @param who  the codec's name.
 [[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* who) {
   if (bytes == 0)
     throw length_error(std::string(who) + ": max_chunk_bytes 0; a codec needs chunks to work on");
@@ -124,29 +125,27 @@ namespace detail {
   return bytes;
 }
 
-/// Whether `object` may take a chunk of `bytes`.
+/// Why `object` cannot take a chunk of `bytes`; `errc::ok` when it can.
 template <class Codec>
-[[nodiscard]] constexpr failure refused_chunk(const Codec& object, std::uint64_t bytes) noexcept {
-  if (bytes % Codec::element_bytes != 0)
+[[nodiscard]] constexpr failure chunk_refusal(const Codec& object, std::uint64_t bytes) noexcept {
+  if (bytes % Codec::element_bytes != 0) {
     return {
         .code = errc::bad_granularity, .wanted = bytes, .found = Codec::element_bytes, .where = Codec::name};
-  if (bytes > object.max_chunk_bytes())
-    return {
-        .code = errc::out_of_range, .wanted = bytes, .found = object.max_chunk_bytes(), .where = Codec::name};
+  }
+  const std::uint64_t most = object.max_chunk_bytes();
+  if (bytes > most) return {.code = errc::out_of_range, .wanted = bytes, .found = most, .where = Codec::name};
   return {};
 }
 
-/// Whether `object` may encode a chunk of `bytes` into `room`.
+/// Why `object` cannot encode a chunk of `bytes` into `room`; `errc::ok` when it can.
 template <class Codec>
-[[nodiscard]] constexpr failure refused_encode(const Codec& object, std::uint64_t bytes,
+[[nodiscard]] constexpr failure encode_refusal(const Codec& object, std::uint64_t bytes,
                                                std::uint64_t room) noexcept {
-  const failure refused = refused_chunk(object, bytes);
+  const failure refused = chunk_refusal(object, bytes);
   if (refused.code != errc::ok) return refused;
   const std::uint64_t most = Codec::worst_case_bytes(bytes);
   if (room < most) return {.code = errc::too_short, .wanted = most, .found = room, .where = Codec::name};
   return {};
 }
-
-}  // namespace detail
 
 }  // namespace llmmem::inline v0

@@ -20,13 +20,13 @@ namespace llmmem::inline v0 {
 class identity_codec {
  public:
   static constexpr const char* name = "identity_codec";
-  static constexpr std::uint64_t format_id = detail::format_digest("identity 1");
+  static constexpr std::uint64_t format_id = format_digest("identity 1");
   static constexpr std::uint64_t element_bytes = 1;
   static constexpr bool is_lossless = true;
   static constexpr codec_error error_bound{};
 
   explicit identity_codec(std::uint64_t max_chunk_bytes, const metadata_source& = {})
-      : max_chunk_bytes_(detail::checked_chunk_bytes(max_chunk_bytes, name)) {}
+      : max_chunk_bytes_(checked_chunk_bytes(max_chunk_bytes, name)) {}
 
   [[nodiscard]] static constexpr std::uint64_t worst_case_bytes(std::uint64_t bytes) noexcept {
     return bytes;
@@ -34,17 +34,18 @@ class identity_codec {
 
   [[nodiscard]] result<std::uint64_t> encode(std::span<const std::byte> in,
                                              std::span<std::byte> out) const noexcept {
-    const failure refused = detail::refused_encode(*this, in.size(), out.size());
+    const failure refused = encode_refusal(*this, in.size(), out.size());
     if (refused.code != errc::ok) return refused;
     if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
     return std::uint64_t{in.size()};
   }
 
   [[nodiscard]] result<void> decode(std::span<const std::byte> in, std::span<std::byte> out) const noexcept {
-    const failure refused = detail::refused_chunk(*this, out.size());
+    const failure refused = chunk_refusal(*this, out.size());
     if (refused.code != errc::ok) return refused;
-    if (in.size() != out.size())
+    if (in.size() != out.size()) {
       return failure{.code = errc::damaged_encoding, .wanted = out.size(), .found = in.size(), .where = name};
+    }
     if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
     return {};
   }

@@ -50,13 +50,17 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
       transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
       free_transfers_(options_.max_transfers, options_.metadata, "tiered_buffer: free transfers"),
       free_transfer_count_(options_.max_transfers),
-      stages_(encodes ? options_.staging_slots : 0, staging_slot{}, options_.metadata, "tiered_buffer: staging"),
+      stages_(encodes ? options_.staging_slots : 0, staging_slot{}, options_.metadata,
+              "tiered_buffer: staging"),
       wanted_(options_.max_chunks, options_.metadata, "tiered_buffer: prefetches"),
       due_(options_.max_chunks, options_.metadata, "tiered_buffer: writes through") {
   for (std::uint32_t i = 0; i < options_.max_transfers; ++i)
     free_transfers_[i] = options_.max_transfers - 1 - i;
-  detail::check_largest_lease(options_.name, tier_at<0>().room.stats().capacity,
-                              options_.largest_lease_bytes);
+  auto& above_last = tier_at<last - 1>();
+  for (std::size_t i = 0; i < stages_.size(); ++i)
+    above_last.room.take(stages_[i].place, tier_at<last>().place_bytes(options_.largest_chunk_bytes)).value();
+  const detail::room_stats top = tier_at<0>().room.stats();
+  detail::check_largest_lease(options_.name, top.capacity - top.used, options_.largest_lease_bytes);
 }
 
 template <class Traits, class... Tiers>
