@@ -40,8 +40,8 @@ struct pipeline_task {
 /// What each device computes, in its order: `tasks[d]` is device d's list. Says nothing of time: see
 /// `simulate_pipeline`, which also refuses an order that cannot be run.
 struct pipeline_order {
-  pipeline_shape shape;
-  std::vector<std::vector<pipeline_task>> tasks;
+  pipeline_shape shape{};
+  std::vector<std::vector<pipeline_task>> tasks{};
 
   friend bool operator==(const pipeline_order&, const pipeline_order&) = default;
 };

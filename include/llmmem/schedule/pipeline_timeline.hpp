@@ -18,26 +18,26 @@ namespace llmmem::inline v0 {
 
 /// What tasks and sends take, in nanoseconds. One entry a stage, see `pipeline_shape`.
 struct pipeline_costs {
-  std::vector<std::uint64_t> forward_ns;
-  std::vector<std::uint64_t> backward_ns;
+  std::vector<std::uint64_t> forward_ns{};
+  std::vector<std::uint64_t> backward_ns{};
   std::uint64_t send_ns = 0;  ///< from a stage to the next or back, when they are on different devices
 };
 
 struct task_span {
-  pipeline_task task;
+  pipeline_task task{};
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
 };
 
 /// An order in virtual time. All lists have one entry a device.
 struct pipeline_timeline {
-  std::vector<std::vector<task_span>> tasks;  ///< in the order's order
-  std::uint64_t makespan_ns = 0;              ///< when the last task ends
-  std::vector<std::uint64_t> busy_ns;
-  std::vector<std::uint64_t> bubble_ns;  ///< makespan less busy
+  std::vector<std::vector<task_span>> tasks{};  ///< in the order's order
+  std::uint64_t makespan_ns = 0;                ///< when the last task ends
+  std::vector<std::uint64_t> busy_ns{};
+  std::vector<std::uint64_t> bubble_ns{};  ///< makespan less busy
   /// The most activations at once: forward passes begun whose backward pass has not ended, each of one
   /// micro-batch in one chunk.
-  std::vector<std::uint64_t> peak_activations;
+  std::vector<std::uint64_t> peak_activations{};
 };
 
 /// The weights that a task uses when each backward pass updates its stage at once (PipeDream without flush).
