@@ -80,6 +80,7 @@
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/bubble_fill.hpp>
+#include <llmmem/schedule/cross_mapping.hpp>
 #include <llmmem/schedule/min_comm_partition.hpp>
 #include <llmmem/schedule/pipeline.hpp>
 #include <llmmem/schedule/pipeline_timeline.hpp>

@@ -72,38 +72,107 @@ struct swap_problem {
   }
 };
 
-/// Adds `peaks` to ways of which none is within another, unless one there is within it.
-inline void keep_unbeaten(std::vector<stage_peaks>& ways, const stage_peaks& peaks) {
-  for (const stage_peaks& way : ways) {
-    if (way.within(peaks)) return;
+/// What a plan may lose against perfect balance and still be as fast as one known already. In times the
+/// number of devices G, so that all is exact in integers.
+///
+/// A wave of layers that take f forward, cut into G stages that were all alike, would take f + (m - 1) f / G;
+/// one whose slowest stage takes x loses (m - 1) (x - f / G) against that. When only its first g stages are
+/// cut, which take f together, and the slowest takes x, then it will lose at least (m - 1) (g x - f) / G: no
+/// stage to come makes up more than x of what lacks. The same holds of backward passes.
+class swap_slack {
+ public:
+  /// Nothing is refused.
+  explicit swap_slack(const swap_problem& problem) noexcept : problem_(&problem) {}
+
+  /// Refuses what must take longer than `known_ns`, where that can be computed without overflow.
+  swap_slack(const swap_problem& problem, std::uint64_t known_ns) noexcept : problem_(&problem) {
+    const std::uint64_t most = max_ns / problem.devices;
+    limited_ = known_ns <= most && compute_ns(0, problem.layers()) <= most / problem.micro_batches;
+    if (limited_) known_ = known_ns * problem.devices;
   }
-  std::erase_if(ways, [&](const stage_peaks& way) { return peaks.within(way); });
+
+  /// Whether a wave from `first` whose `stages` first stages go up to `end` need not be looked at.
+  [[nodiscard]] bool refuses_wave(std::size_t first, std::size_t end, std::uint64_t stages,
+                                  const stage_peaks& peaks) const noexcept {
+    if (!limited_) return false;
+    const std::uint64_t lost = stages * (peaks.forward_ns + peaks.backward_ns) - compute_ns(first, end);
+    return balanced(0) + (problem_->micro_batches - 1) * lost > known_;
+  }
+
+  /// Whether a plan up to layer `end` that has taken `ns` need not be looked at.
+  [[nodiscard]] bool refuses_plan(std::size_t end, std::uint64_t ns) const noexcept {
+    return limited_ && (ns > known_ / problem_->devices || ns * problem_->devices + balanced(end) > known_);
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t compute_ns(std::size_t first, std::size_t end) const noexcept {
+    return problem_->forward_ns[end] - problem_->forward_ns[first] + problem_->backward_ns[end] -
+           problem_->backward_ns[first];
+  }
+  /// The layers from `first` on, balanced perfectly.
+  [[nodiscard]] std::uint64_t balanced(std::size_t first) const noexcept {
+    return (problem_->devices + problem_->micro_batches - 1) * compute_ns(first, problem_->layers());
+  }
+
+  const swap_problem* problem_;
+  std::uint64_t known_ = 0;
+  bool limited_ = false;
+};
+
+/// Which of the ways to cut a run of layers into stages are kept.
+enum class ways_kept : std::uint8_t {
+  unbeaten,  ///< each that no other beats in all three respects
+  one,       ///< one with the least forward and backward time of the slowest stage
+};
+
+/// Adds `peaks` to the ways kept, if it is worth it.
+inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, ways_kept kept) {
+  const auto beats = [kept](const stage_peaks& a, const stage_peaks& b) {
+    return kept == ways_kept::unbeaten ? a.within(b)
+                                       : a.forward_ns + a.backward_ns <= b.forward_ns + b.backward_ns;
+  };
+  for (const stage_peaks& way : ways) {
+    if (beats(way, peaks)) return;
+  }
+  std::erase_if(ways, [&](const stage_peaks& way) { return beats(peaks, way); });
   ways.push_back(peaks);
 }
 
-/// For each end, the unbeaten ways to cut layers `first` up to there into at most as many stages as there are
-/// devices, each no larger than a device.
-[[nodiscard]] inline std::vector<std::vector<stage_peaks>> unbeaten_waves(const swap_problem& problem,
-                                                                          std::size_t first) {
+/// For each end, the ways to cut layers `first` up to there into at most as many stages as there are devices,
+/// each no larger than a device.
+[[nodiscard]] inline std::vector<std::vector<stage_peaks>> wave_ways(const swap_problem& problem,
+                                                                     std::size_t first, ways_kept kept,
+                                                                     const swap_slack& slack) {
+  using by_end = std::vector<std::vector<stage_peaks>>;
   const std::size_t layers = problem.layers();
-  std::vector<std::vector<stage_peaks>> ways(layers + 1);
+  by_end ways(layers + 1);
+  by_end last(layers + 1);  // of one stage more each round
+  const auto add = [&](by_end& to, std::size_t end, std::uint64_t stages, const stage_peaks& peaks) {
+    if (!slack.refuses_wave(first, end, stages, peaks)) keep_way(to[end], peaks, kept);
+  };
   for (std::size_t end = first + 1; end <= layers; ++end) {
     const auto stage = problem.stage(first, end);
-    if (stage.bytes <= problem.device_bytes) ways[end].push_back(stage);
+    if (stage.bytes > problem.device_bytes) break;
+    add(last, end, 1, stage);
+    add(ways, end, problem.devices, stage);
   }
   for (std::uint64_t stages = 2; stages <= std::min<std::uint64_t>(problem.devices, layers - first);
        ++stages) {
-    auto more = ways;
+    by_end next(layers + 1);
     for (std::size_t cut = first + 1; cut < layers; ++cut) {
-      if (ways[cut].empty()) continue;
+      if (last[cut].empty()) continue;
       for (std::size_t end = cut + 1; end <= layers; ++end) {
         const auto stage = problem.stage(cut, end);
         if (stage.bytes > problem.device_bytes) break;
-        for (const stage_peaks& way : ways[cut])
-          keep_unbeaten(more[end], way.with(stage));
+        for (const stage_peaks& way : last[cut])
+          add(next, end, stages, way.with(stage));
       }
     }
-    ways = std::move(more);
+    for (std::size_t end = first + 1; end <= layers; ++end) {
+      for (const stage_peaks& way : next[end])
+        add(ways, end, problem.devices, way);
+    }
+    last = std::move(next);
   }
   return ways;
 }
@@ -133,8 +202,16 @@ inline void keep_unbeaten(std::vector<stage_peaks>& ways, const stage_peaks& pea
   return ends;
 }
 
-/// Ends of the stages of each wave, of a plan with the shortest step.
-[[nodiscard]] inline std::vector<std::vector<std::size_t>> best_waves(const swap_problem& problem) {
+/// A plan and what it takes.
+struct found_waves {
+  std::vector<std::vector<std::size_t>> ends{};  // of the stages of each wave
+  std::uint64_t step_ns = 0;
+};
+
+/// The fastest plan of all whose waves are cut in one of the ways kept, if one is no slower than `slack`
+/// allows.
+[[nodiscard]] inline found_waves search_waves(const swap_problem& problem, ways_kept kept,
+                                              const swap_slack& slack) {
   struct plan_so_far {
     std::uint64_t step_ns = 0;
     std::uint64_t forward_ns = 0;  // of the last wave
@@ -145,7 +222,8 @@ inline void keep_unbeaten(std::vector<stage_peaks>& ways, const stage_peaks& pea
   };
   const std::size_t layers = problem.layers();
   std::vector<std::vector<plan_so_far>> plans(layers + 1);
-  const auto keep = [&plans](std::size_t end, const plan_so_far& plan) {
+  const auto keep = [&](std::size_t end, const plan_so_far& plan) {
+    if (slack.refuses_plan(end, plan.step_ns + plan.forward_ns)) return;
     const auto beats = [](const plan_so_far& a, const plan_so_far& b) {
       return a.step_ns <= b.step_ns && a.forward_ns <= b.forward_ns && a.peaks.bytes <= b.peaks.bytes;
     };
@@ -157,7 +235,7 @@ inline void keep_unbeaten(std::vector<stage_peaks>& ways, const stage_peaks& pea
   };
   for (std::size_t first = 0; first < layers; ++first) {
     if (first > 0 && plans[first].empty()) continue;
-    const auto ways = unbeaten_waves(problem, first);
+    const auto ways = wave_ways(problem, first, kept, slack);
     for (std::size_t end = first + 1; end <= layers; ++end) {
       for (const stage_peaks& peaks : ways[end]) {
         const std::uint64_t load = problem.load_ns(peaks.bytes);
@@ -186,15 +264,22 @@ inline void keep_unbeaten(std::vector<stage_peaks>& ways, const stage_peaks& pea
     const auto total = [](const plan_so_far& plan) { return plan.step_ns + plan.forward_ns; };
     if (total(plans[layers][i]) < total(plans[layers][at])) at = i;
   }
-  std::vector<std::vector<std::size_t>> waves;
+  found_waves found{.step_ns = plans[layers][at].step_ns + plans[layers][at].forward_ns};
   for (std::size_t end = layers; end != 0;) {
     const plan_so_far& plan = plans[end][at];
-    waves.push_back(stage_ends(problem, plan.first, end, plan.peaks));
+    found.ends.push_back(stage_ends(problem, plan.first, end, plan.peaks));
     end = plan.first;
     at = plan.before;
   }
-  std::reverse(waves.begin(), waves.end());
-  return waves;
+  std::reverse(found.ends.begin(), found.ends.end());
+  return found;
+}
+
+/// Ends of the stages of each wave, of a plan with the shortest step: a good plan first, then the best of
+/// those that can be as fast.
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> best_waves(const swap_problem& problem) {
+  const auto good = search_waves(problem, ways_kept::one, swap_slack(problem));
+  return search_waves(problem, ways_kept::unbeaten, swap_slack(problem, good.step_ns)).ends;
 }
 
 }  // namespace llmmem::inline v0::detail
