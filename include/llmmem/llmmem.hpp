@@ -84,6 +84,7 @@
 #include <llmmem/schedule/min_comm_partition.hpp>
 #include <llmmem/schedule/pipeline.hpp>
 #include <llmmem/schedule/pipeline_timeline.hpp>
+#include <llmmem/schedule/placement.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
