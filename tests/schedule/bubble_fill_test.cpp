@@ -230,6 +230,13 @@ TEST_CASE("work that must stay whole may fit in another order than by deadline")
         std::vector<bubble_piece>{{1, 0, 0, 3}, {0, 0, 5, 7}});
 }
 
+TEST_CASE("work that must stay whole is ordered so that what comes after has room") {
+  const pipeline_timeline idle{.tasks = {{}}, .makespan_ns = 9};
+  const std::vector<bubble_work> work{{.ns = 3}, {.ns = 1, .release_ns = 5}, {.ns = 3, .release_ns = 6}};
+  CHECK(bubble_fill(idle, work, whole_exact).pieces ==
+        std::vector<bubble_piece>{{0, 0, 0, 3}, {1, 0, 5, 6}, {2, 0, 6, 9}});
+}
+
 TEST_CASE("of two sets of equal size the exact search takes the one with the item listed first") {
   pipeline_timeline timeline{.tasks = {{}}, .makespan_ns = 4};
   const std::vector<bubble_work> work{{.ns = 4}, {.ns = 3}};

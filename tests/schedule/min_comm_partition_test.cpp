@@ -181,8 +181,8 @@ TEST_CASE("times near the end of time are compared all the same") {
     random_numbers random(seed);
     auto each = random_case(random, 6, 4);
     for (auto& layer : each.layers) {
-      layer.forward_ns <<= 51;
-      layer.backward_ns <<= 50;
+      layer.forward_ns <<= 53;
+      layer.backward_ns <<= 52;
     }
     check_is_best(each);
   }

@@ -77,12 +77,11 @@ TEST_CASE("a pipeline of nothing, or of more tasks than can be numbered, is refu
       refusal(gpipe, {.devices = 1, .micro_batches = 4'294'967'295}) ==
       "gpipe: 1 devices x 1 chunks x 4294967295 micro-batches pass the limit of 134217728; lower one of the "
       "three");
-  // 2^32 - 1 squared times itself wraps in 64 bits.
-  CHECK(
-      refusal(interleaved_1f1b,
-              {.devices = 4'294'967'295, .micro_batches = 4'294'967'295, .chunks = 4'294'967'295}) ==
-      "interleaved_1f1b: 4294967295 devices x 4294967295 chunks x 4294967295 micro-batches pass the limit of "
-      "134217728; lower one of the three");
+  // Their product is 2^64, which is 0 in 64 bits.
+  CHECK(refusal(interleaved_1f1b, {.devices = 1U << 31, .micro_batches = 4, .chunks = 1U << 31}) ==
+        "interleaved_1f1b: 2147483648 devices x 2147483648 chunks x 4 micro-batches pass the limit of "
+        "134217728; "
+        "lower one of the three");
   CHECK_THROWS_AS(static_cast<void>(gpipe({.devices = 1U << 31, .micro_batches = 1})), length_error);
 }
 

@@ -300,12 +300,26 @@ TEST_CASE("what is moved most for its bytes stays on the device") {
 }
 
 TEST_CASE("when compute takes longest, as much as fits is on the device all the same") {
-  auto facts = small;
-  facts.compute_ns = 1000;
-  const auto placed = solve_placement(facts);
-  CHECK(placed.times.step_ns() == 1000);
-  CHECK(placed.weights.device * 80 + placed.kv.device * 40 + placed.activations.device * 10 ==
-        doctest::Approx(65));
+  for (const auto seed : seeds(40)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    auto facts = random_facts(random);
+    facts.attention = away_attention::on_device;
+    facts.compute_ns = 1'000'000'000'000'000;
+    const auto placed = solve_placement(facts);
+    REQUIRE(placed.times.step_ns() == facts.compute_ns);
+    const double bytes[]{static_cast<double>(facts.weight_bytes), static_cast<double>(facts.kv_bytes),
+                         static_cast<double>(facts.activation_bytes)};
+    const double all = bytes[0] + bytes[1] + bytes[2];
+    const auto used = [&](double tier_fractions::* tier) {
+      return placed.weights.*tier * bytes[0] + placed.kv.*tier * bytes[1] +
+             placed.activations.*tier * bytes[2];
+    };
+    const double on_device = std::min(all, static_cast<double>(facts.device_bytes));
+    const double on_host = std::min(all - on_device, static_cast<double>(facts.host_bytes));
+    REQUIRE(used(&tier_fractions::device) >= on_device - 1e-8 * all);
+    REQUIRE(used(&tier_fractions::host) >= on_host - 1e-8 * all);
+  }
 }
 
 TEST_CASE("attention on the host lets KV stay there when that is faster than sending it") {
@@ -421,25 +435,29 @@ TEST_CASE("80 layers, half of which fit: 40 are on the device") {
   auto facts = small;
   facts.kv_bytes = facts.kv_read_bytes = facts.kv_written_bytes = 0;
   facts.activation_bytes = facts.activation_moved_bytes = 0;
-  facts.device_bytes = 41;
+  facts.device_bytes = 43;
   const auto solved = solve_placement(facts);
   const auto rounded = round_placement(facts, solved, {.weights = 20});
-  // A chunk is 4 bytes: ten of them and a byte over.
+  // A chunk is 4 bytes: ten of them, and one byte too few for the eleventh.
   CHECK(rounded.weights == tier_chunks{.device = 10, .host = 10});
   CHECK(rounded.times.host_to_device_ns == 40);
 }
 
-TEST_CASE("rounding starts from any fractions and moves on while that helps") {
+TEST_CASE("rounding starts from any fractions and moves chunks while that helps") {
   auto facts = small;
-  facts.device_bytes = 70;
-  // Not one of these may stay: 30 bytes of weights are on the host that fit on the device.
+  for (auto* bytes : {&facts.weight_bytes, &facts.kv_bytes, &facts.activation_bytes, &facts.kv_read_bytes,
+                      &facts.kv_written_bytes, &facts.activation_moved_bytes, &facts.host_bytes})
+    *bytes *= 10;
+  facts.device_bytes = 700;
+  // More ways than are all looked at, and room for five chunks more on the device than these fractions put
+  // there.
   const auto rounded = round_placement(facts,
-                                       {.weights = {.device = 0.25, .host = 0.75},
+                                       {.weights = {.device = 0.5, .host = 0.5},
                                         .kv = {.device = 0.5, .host = 0.5},
-                                        .activations = {.device = 1},
-                                        .times = {}},
-                                       {.weights = 8, .kv = 4, .activations = 1});
-  CHECK(rounded.times.step_ns() == 60);
+                                        .activations = {.device = 0.5, .host = 0.5}},
+                                       {.weights = 80, .kv = 40, .activations = 10});
+  CHECK(rounded.weights.device + rounded.kv.device + rounded.activations.device == 70);
+  CHECK(rounded.times.step_ns() == 600);
 }
 
 TEST_CASE("tiers that are too small together, and chunks that do not fit, are refused") {

@@ -179,7 +179,7 @@ struct bubble_plan {
       plan.idle_ns += gap.finish_ns - gap.start_ns;
   }
   plan.idle_ns -= plan.filled_ns;
-  std::sort(plan.left_out.begin(), plan.left_out.end());
+  std::ranges::sort(plan.left_out);
   return plan;
 }
 

@@ -57,7 +57,7 @@ struct edf_run {
       arrivals.push_back(i);
       left[i] = items[i].ns;
     }
-    std::sort(arrivals.begin(), arrivals.end(), [&](std::size_t a, std::size_t b) {
+    std::ranges::sort(arrivals, [&](std::size_t a, std::size_t b) {
       return std::tuple(items[a].release_ns, a) < std::tuple(items[b].release_ns, b);
     });
     using urgency = std::pair<std::uint64_t, std::size_t>;  // deadline, index
@@ -70,7 +70,7 @@ struct edf_run {
       std::uint64_t now = gap.start_ns;
       while (now < gap.finish_ns) {
         for (; next < arrivals.size() && items[arrivals[next]].release_ns <= now; ++next)
-          ready.push({items[arrivals[next]].deadline_ns, arrivals[next]});
+          ready.emplace(items[arrivals[next]].deadline_ns, arrivals[next]);
         std::uint64_t until = gap.finish_ns;
         if (next < arrivals.size()) until = std::min(until, items[arrivals[next]].release_ns);
         if (ready.empty()) {
@@ -126,8 +126,7 @@ struct edf_run {
 [[nodiscard]] inline std::optional<std::uint64_t> first_place(std::span<const time_gap> gaps,
                                                               const gap_item& item, std::uint64_t from) {
   from = std::max(from, item.release_ns);
-  auto gap = std::partition_point(gaps.begin(), gaps.end(),
-                                  [&](const time_gap& each) { return each.finish_ns <= from; });
+  auto gap = std::ranges::partition_point(gaps, [&](const time_gap& each) { return each.finish_ns <= from; });
   for (; gap != gaps.end(); ++gap) {
     const std::uint64_t start = std::max(from, gap->start_ns);
     if (start >= item.deadline_ns || item.ns > item.deadline_ns - start) return std::nullopt;
@@ -141,7 +140,7 @@ struct edf_run {
   std::vector<std::size_t> order(items.size());
   for (std::size_t i = 0; i < order.size(); ++i)
     order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
     return std::tuple(items[a].deadline_ns, items[a].release_ns, a) <
            std::tuple(items[b].deadline_ns, items[b].release_ns, b);
   });
@@ -152,8 +151,8 @@ struct edf_run {
     if (!start) continue;
     const std::uint64_t finish = *start + items[index].ns;
     pieces.push_back({.index = index, .start_ns = *start, .finish_ns = finish});
-    const auto gap = std::partition_point(rest.begin(), rest.end(),
-                                          [&](const time_gap& each) { return each.finish_ns <= *start; });
+    const auto gap =
+        std::ranges::partition_point(rest, [&](const time_gap& each) { return each.finish_ns <= *start; });
     const time_gap after{finish, gap->finish_ns};
     gap->finish_ns = *start;
     if (after.start_ns < after.finish_ns) {
@@ -161,8 +160,7 @@ struct edf_run {
     }
     std::erase_if(rest, [](const time_gap& each) { return each.start_ns == each.finish_ns; });
   }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const gap_piece& a, const gap_piece& b) { return a.start_ns < b.start_ns; });
+  std::ranges::sort(pieces, [](const gap_piece& a, const gap_piece& b) { return a.start_ns < b.start_ns; });
   return pieces;
 }
 
@@ -233,7 +231,7 @@ class item_subsets {
     pieces.push_back({.index = step.last, .start_ns = step.last_start_ns, .finish_ns = step.at_ns});
     set &= ~subsets.bit(step.last);
   }
-  std::reverse(pieces.begin(), pieces.end());
+  std::ranges::reverse(pieces);
   return pieces;
 }
 

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -142,6 +141,12 @@ struct placement_costs {
   return dense_simplex::maximize(objective, rows).value_or(*fastest);
 }
 
+/// @pre `0 <= value < 2^63`.
+[[nodiscard]] inline std::int64_t rounded_up(double value) noexcept {
+  const auto whole = static_cast<std::int64_t>(value);
+  return whole + (static_cast<double>(whole) < value ? 1 : 0);
+}
+
 /// Fractions that are none below 0 and add up to 1, from two that may be off by rounding.
 [[nodiscard]] inline tier_fractions fractions(double device, double host) noexcept {
   device = std::clamp(device, 0.0, 1.0);
@@ -164,7 +169,7 @@ struct placement_costs {
   const auto costs = priced(facts, "solve_placement");
   const auto share = [](std::uint64_t ns, double fraction) {
     const double exact = static_cast<double>(ns) * fraction - 1e-6;  // what rounding of fractions may add
-    return exact <= 0 ? 0 : std::min(ns, static_cast<std::uint64_t>(std::ceil(exact)));
+    return exact <= 0 ? 0 : std::min(ns, static_cast<std::uint64_t>(rounded_up(exact)));
   };
   std::array<std::uint64_t, step_parts> ns{};
   for (std::size_t i = 0; i < step_parts; ++i) {
@@ -196,7 +201,7 @@ class chunk_search {
       }
       const double sum = near[kind].device + near[kind].host + near[kind].nvme;
       const bool good = near[kind].device >= 0 && near[kind].host >= 0 && near[kind].nvme >= 0 &&
-                        std::abs(sum - 1) <= 1e-6;  // false for no number, too
+                        sum >= 1 - 1e-6 && sum <= 1 + 1e-6;  // false for no number, too
       if (!good) {
         throw argument_error(std::string(who) + ": fractions of " + names[kind] +
                              " must be 0 or more and add up to 1");
@@ -274,8 +279,8 @@ class chunk_search {
     std::array<std::vector<std::array<std::uint32_t, tiers>>, placed_kinds> near;
     for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
       const auto around = [&](double wanted) {
-        const auto first = static_cast<std::int64_t>(std::floor(wanted)) - (radius - 1);
-        const auto last = static_cast<std::int64_t>(std::ceil(wanted)) + (radius - 1);
+        const auto first = static_cast<std::int64_t>(wanted) - (radius - 1);
+        const auto last = rounded_up(wanted) + (radius - 1);
         return std::pair(std::max<std::int64_t>(first, 0), std::min<std::int64_t>(last, counts_[kind]));
       };
       const auto device = around(wanted_[kind][0]);

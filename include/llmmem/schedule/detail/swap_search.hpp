@@ -198,7 +198,7 @@ inline void keep_way(std::vector<stage_peaks>& ways, const stage_peaks& peaks, w
   std::vector<std::size_t> ends;
   for (std::size_t at = end; at != first; at = reached[at - first].from)
     ends.push_back(at);
-  std::reverse(ends.begin(), ends.end());
+  std::ranges::reverse(ends);
   return ends;
 }
 
@@ -271,7 +271,7 @@ struct found_waves {
     end = plan.first;
     at = plan.before;
   }
-  std::reverse(found.ends.begin(), found.ends.end());
+  std::ranges::reverse(found.ends);
   return found;
 }
 
