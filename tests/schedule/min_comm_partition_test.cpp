@@ -1,3 +1,4 @@
+#include "support/documented.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -184,6 +185,7 @@ TEST_CASE("times near the end of time are compared all the same") {
       layer.forward_ns <<= 53;
       layer.backward_ns <<= 52;
     }
+    each.devices.count = 1U << 31;  // by which the search multiplies, where it can
     check_is_best(each);
   }
 }
@@ -274,6 +276,42 @@ TEST_CASE("four equal layers on one device: loads hide behind compute, but the f
   const auto coarse = price_partition(each.layers, each.devices, 1, wave_ends{{2}, {4}});
   CHECK_FALSE(coarse.waves[1].prefetched);
   CHECK(coarse.stall_ns == 20 + 20 + 20);
+}
+
+TEST_CASE("docs/pipelines.md shows what partitions of 40 layers take") {
+  const std::vector<swap_layer> layers(40, {.parameter_bytes = 634'000'000,
+                                            .input_bytes = 20'000'000,
+                                            .forward_ns = 10'000'000,
+                                            .backward_ns = 30'000'000});
+  std::string table =
+      "| devices | partition | waves | stages | step (s) | stall (s) | loaded (GB) "
+      "|\n|---|---|---|---|---|---|---|\n";
+  for (const std::uint32_t count : {1U, 2U, 4U}) {
+    const swap_devices devices{
+        .count = count, .bytes = 10'000'000'000, .bytes_per_second = 12'000'000'000, .latency_ns = 10'000};
+    const auto line = [&](const char* name, const swap_plan& plan) {
+      const auto seconds = [](std::uint64_t ns) {
+        return llmmem_tests::decimal(static_cast<double>(ns) / 1e9, 3);
+      };
+      table += "| " + std::to_string(count) + " | " + name + " | " + std::to_string(plan.waves.size()) +
+               " | " + std::to_string(plan.stages.size()) + " | " + seconds(plan.step_ns) + " | " +
+               seconds(plan.stall_ns) + " | " +
+               llmmem_tests::decimal(static_cast<double>(plan.bytes_loaded) / 1e9, 1) + " |\n";
+    };
+    const auto equal = [&](std::size_t layers_a_stage) {
+      wave_ends waves(1);
+      for (std::size_t end = layers_a_stage; end - layers_a_stage < layers.size(); end += layers_a_stage) {
+        if (waves.back().size() == count) waves.emplace_back();
+        waves.back().push_back(std::min(end, layers.size()));
+      }
+      return price_partition(layers, devices, 4, waves);
+    };
+    line("one layer a stage", equal(1));
+    line("as many layers as fit, 15", equal(15));
+    line("as many as fit twice, 7", equal(7));
+    line("`min_comm_partition`", min_comm_partition(layers, devices, 4));
+  }
+  llmmem_tests::check_documented("pipelines.md", table);
 }
 
 TEST_CASE("a layer that no device holds is named with its bytes") {

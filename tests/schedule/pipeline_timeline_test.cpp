@@ -1,3 +1,4 @@
+#include "support/documented.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -114,7 +115,8 @@ std::vector<std::vector<pipeline_task>> all_lists(std::uint32_t device, std::uin
   return lists;
 }
 
-/// The least makespan of all orders that can be run.
+/// The least makespan of all orders that can be run. Micro-batches are alike: that device 0 begins them in
+/// the order of their numbers only names them.
 std::uint64_t best_makespan(const pipeline_shape& shape, const pipeline_costs& costs) {
   std::vector<std::vector<std::vector<pipeline_task>>> lists;
   for (std::uint32_t device = 0; device < shape.devices; ++device)
@@ -130,6 +132,11 @@ std::uint64_t best_makespan(const pipeline_shape& shape, const pipeline_costs& c
       return;
     }
     for (const auto& list : lists[device]) {
+      std::uint32_t begun = 0;
+      const bool in_order = std::all_of(list.begin(), list.end(), [&](const pipeline_task& task) {
+        return task.pass == pipeline_pass::backward || task.micro_batch == begun++;
+      });
+      if (device == 0 && !in_order) continue;
       order.tasks[device] = list;
       self(self, device + 1);
     }
@@ -344,6 +351,71 @@ TEST_CASE("versions are those of a stage that keeps a copy for each micro-batch 
       }
     }
   }
+}
+
+TEST_CASE("docs/pipelines.md shows what the orders take") {
+  const auto most = [](const auto& list) {
+    return std::to_string(*std::max_element(list.begin(), list.end()));
+  };
+  std::string table =
+      "| order | makespan | bubble of the ideal time | makespan, sends of 2 | activations of device 0 | "
+      "weight "
+      "versions of device 0, updated at once |\n|---|---|---|---|---|---|\n";
+  const auto line = [&](const char* name, const pipeline_order& order, std::uint64_t forward,
+                        std::uint64_t backward) {
+    const auto timeline = simulate_pipeline(order, equal_costs(order.shape, forward, backward));
+    const auto sending = simulate_pipeline(order, equal_costs(order.shape, forward, backward, 2));
+    std::vector<std::uint64_t> live;
+    const auto uses = stashed_versions(order);
+    for (const auto& use : uses[0])
+      live.push_back(use.live);
+    const double bubble =
+        static_cast<double>(timeline.bubble_ns[0]) / static_cast<double>(timeline.busy_ns[0]);
+    table += "| " + std::string(name) + " | " + std::to_string(timeline.makespan_ns) + " | " +
+             llmmem_tests::decimal(100 * bubble, 1) + " % | " + std::to_string(sending.makespan_ns) + " | " +
+             std::to_string(timeline.peak_activations[0]) + " | " + most(live) + " |\n";
+  };
+  line("`gpipe`", gpipe({.devices = 4, .micro_batches = 8}), 12, 24);
+  line("`one_f_one_b`", one_f_one_b({.devices = 4, .micro_batches = 8}), 12, 24);
+  line("`interleaved_1f1b`, 2 chunks", interleaved_1f1b({.devices = 4, .micro_batches = 8, .chunks = 2}), 6,
+       12);
+  line("`interleaved_1f1b`, 4 chunks", interleaved_1f1b({.devices = 4, .micro_batches = 8, .chunks = 4}), 3,
+       6);
+  llmmem_tests::check_documented("pipelines.md", table);
+}
+
+TEST_CASE("docs/pipelines.md shows how far 1F1B and gpipe are from the best of all orders") {
+  constexpr std::uint64_t cases = 50;
+  std::string table =
+      "| devices, micro-batches | sends | 1F1B is not the best | at worst | gpipe is not the best | at worst "
+      "|\n"
+      "|---|---|---|---|---|---|\n";
+  for (const pipeline_shape shape : {pipeline_shape{.devices = 2, .micro_batches = 2},
+                                     {.devices = 2, .micro_batches = 3},
+                                     {.devices = 3, .micro_batches = 2},
+                                     {.devices = 4, .micro_batches = 2}}) {
+    for (const bool sends : {false, true}) {
+      std::array<std::uint64_t, 2> slower{};
+      std::array<double, 2> worst{1, 1};
+      for (std::uint64_t seed = 1; seed <= cases; ++seed) {
+        random_numbers random(seed);
+        auto costs = random_costs(shape, random);
+        if (!sends) costs.send_ns = 0;
+        const auto best = best_makespan(shape, costs);
+        const std::array<std::uint64_t, 2> takes{simulate_pipeline(one_f_one_b(shape), costs).makespan_ns,
+                                                 simulate_pipeline(gpipe(shape), costs).makespan_ns};
+        for (std::size_t i = 0; i < 2; ++i) {
+          slower[i] += takes[i] > best ? 1 : 0;
+          worst[i] = std::max(worst[i], static_cast<double>(takes[i]) / static_cast<double>(best));
+        }
+      }
+      table += "| " + std::to_string(shape.devices) + ", " + std::to_string(shape.micro_batches) + " | " +
+               (sends ? "0 to 3" : "free") + " | " + std::to_string(slower[0]) + " of 50 | " +
+               llmmem_tests::decimal(worst[0], 2) + "x | " + std::to_string(slower[1]) + " of 50 | " +
+               llmmem_tests::decimal(worst[1], 2) + "x |\n";
+    }
+  }
+  llmmem_tests::check_documented("pipelines.md", table);
 }
 
 TEST_CASE(
