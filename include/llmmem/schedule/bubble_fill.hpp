@@ -121,8 +121,9 @@ struct bubble_plan {
 /// EDF decides each subset. Whole: for each subset the earliest moment by which all of it can be done, from
 /// that of the subsets with one item less.
 ///
-/// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) (n + log g)); exact
-///                   O(2^n n (n + g)).
+/// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) log n) cut, O(n (n + g))
+/// whole;
+///                   exact O(2^n (n + g) log n) cut, O(2^n n g) whole.
 /// @throws argument_error  for an item of no length, of a device the timeline lacks, or released after its
 ///                         deadline; as `bubbles_of`.
 /// @throws length_error    for more than `max_exact_bubble_items` of a device under exact search.

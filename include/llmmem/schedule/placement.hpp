@@ -122,7 +122,7 @@ struct chunked_placement {
 /// millionth of all bytes. `round_placement` keeps them exactly. Of equally fast placements it takes one with
 /// most bytes on the device, a byte in host memory counting half.
 ///
-/// @par Complexity   constant; some tens of microseconds.
+/// @par Complexity   constant; some microseconds.
 /// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
 /// @throws argument_error  for a bandwidth of 0 or above 2^53.
 [[nodiscard]] inline placement solve_placement(const placement_facts& facts);
