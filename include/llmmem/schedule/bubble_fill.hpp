@@ -46,11 +46,13 @@ struct bubble_copy {
 /// Whether work may be cut: then a piece may go into one bubble and the rest into later ones, at no cost.
 enum class preemption : std::uint8_t { none, free };
 
+/// How hard to look.
 enum class bubble_search : std::uint8_t {
   greedy,  ///< earliest deadline first
   exact,   ///< as many items as can be placed, for few items a device
 };
 
+/// How `bubble_fill` goes about it.
 struct bubble_options {
   preemption cut = preemption::none;
   bubble_search search = bubble_search::greedy;
@@ -69,6 +71,7 @@ struct bubble_piece {
   friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
 };
 
+/// What goes where, and what found no room.
 struct bubble_plan {
   std::vector<bubble_piece> pieces{};   ///< by device, then by start
   std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending
@@ -122,8 +125,7 @@ struct bubble_plan {
 /// that of the subsets with one item less.
 ///
 /// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) log n) cut, O(n (n + g))
-/// whole;
-///                   exact O(2^n (n + g) log n) cut, O(2^n n g) whole.
+///                   whole; exact O(2^n (n + g) log n) cut, O(2^n n g) whole.
 /// @throws argument_error  for an item of no length, of a device the timeline lacks, or released after its
 ///                         deadline; as `bubbles_of`.
 /// @throws length_error    for more than `max_exact_bubble_items` of a device under exact search.

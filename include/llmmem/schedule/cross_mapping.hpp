@@ -18,6 +18,7 @@ namespace llmmem::inline v0 {
 /// The most devices that `cross_mapping` takes: it may have to look at each of their n! orders.
 inline constexpr std::uint32_t max_cross_mapping_devices = 10;
 
+/// Which device takes which position, and what that costs.
 struct device_mapping {
   std::vector<std::uint32_t> device{};  ///< of each position
   std::uint64_t contention = 0;         ///< sum of the overlaps of pairs that share a link
@@ -41,8 +42,7 @@ struct device_mapping {
 }
 
 /// The mapping of least contention: the sum, over pairs of positions whose devices share a link, of how much
-/// their loads overlap. After Mobius's cross mapping (Feng et al., ASPLOS 2023), which gives neighbouring
-/// stages to devices under different root complexes.
+/// their loads overlap. Its aim is that of Mobius's cross mapping (Feng et al., ASPLOS 2023).
 ///
 /// `overlap` and `shares_link` are n x n matrices, row by row: nanoseconds, or any other measure, for two
 /// positions of a wave; not 0 for two devices on one link. Both are read above the diagonal and must be
@@ -50,8 +50,7 @@ struct device_mapping {
 ///
 /// @par Complexity   O(n! n) at worst; a branch that cannot be better is cut off.
 /// @throws length_error    for 0 devices or more than `max_cross_mapping_devices`, or when all overlaps
-/// together
-///                         pass 2^63 - 1.
+///                         together pass 2^63 - 1.
 /// @throws argument_error  for a matrix of another size, or one that is not symmetric.
 [[nodiscard]] inline device_mapping cross_mapping(std::uint32_t devices,
                                                   std::span<const std::uint64_t> overlap,

@@ -28,7 +28,8 @@ struct swap_layer {
 /// Devices alike, each with a full-duplex link of its own to the host.
 struct swap_devices {
   std::uint32_t count = 1;
-  std::uint64_t bytes = 0;  ///< of each, less what layers need while they compute: never exceeded
+  /// Of each, less what layers need while they compute and gradients until they have left: never exceeded.
+  std::uint64_t bytes = 0;
   std::uint64_t bytes_per_second = 0;
   std::uint64_t latency_ns = 0;
 };
@@ -59,6 +60,7 @@ struct swap_wave {
   friend constexpr bool operator==(const swap_wave&, const swap_wave&) noexcept = default;
 };
 
+/// A partition with what a step of it takes.
 struct swap_plan {
   std::vector<swapped_stage> stages{};
   std::vector<swap_wave> waves{};
@@ -66,8 +68,7 @@ struct swap_plan {
   std::uint64_t compute_ns = 0;    ///< forward and backward of all waves
   std::uint64_t stall_ns = 0;      ///< step less compute: what swapping costs
   std::uint64_t bytes_loaded = 0;  ///< host to devices
-  std::uint64_t bytes_stored =
-      0;  ///< devices to host: gradients, and inputs that the backward pass will want
+  std::uint64_t bytes_stored = 0;  ///< devices to host: gradients, and inputs kept for the backward pass
 };
 
 namespace detail {
@@ -129,22 +130,19 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
 /// wave begins its backward pass at once; the others are loaded again, in reverse. Gradients leave while they
 /// are computed, over the other direction of the link, taking no longer than the stage's load:
 ///
-///     step = load(0) + sum over k > 0 of (prefetched(k) ? max(forward(k-1), load(k)) : forward(k-1) +
-///     load(k))
-///          + forward(last) + max(backward(0), load(0))
-///          + sum over k > 0 of (prefetched(k) ? max(backward(k), load(k), load(k-1))
-///                                             : max(backward(k), load(k)) + load(k-1))
+///     step = load(0) + forward(last) + max(backward(0), load(0)) + sum over k > 0 of
+///         prefetched(k): max(forward(k-1), load(k)) + max(backward(k), load(k), load(k-1))
+///         otherwise:     forward(k-1) + load(k) + max(backward(k), load(k)) + load(k-1)
 ///
-/// Not in it: sends between stages of a wave, the optimizer on the host, links that devices share.
+/// Not in it: a wave that begins before the one ahead of it has ended on all devices, sends between stages of
+/// a wave, the optimizer on the host, links that devices share.
 ///
 /// @par Complexity   O(layers).
-/// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends that
-/// do
-///                         not rise to the number of layers, a wave without stages or of more than there are
-///                         devices.
-/// @throws length_error    when a stage is larger than a device (naming a layer, if that alone is), or bytes
-/// or
-///                         times pass 2^63 - 1.
+/// @throws argument_error  for no layers, devices or micro-batches, a bandwidth of 0 or above 2^53, ends
+///                         that do not rise to the number of layers, a wave without stages or of more than
+///                         there are devices.
+/// @throws length_error    when a stage is larger than a device (naming a layer, if that alone is), or
+///                         bytes or times pass 2^63 - 1.
 [[nodiscard]] inline swap_plan price_partition(std::span<const swap_layer> layers,
                                                const swap_devices& devices, std::uint32_t micro_batches,
                                                std::span<const std::vector<std::size_t>> waves) {
@@ -210,16 +208,16 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
 
 /// The partition that makes a step shortest in the model of `price_partition`, of all that keep the budget:
 /// any number of waves, each of one stage a device at most. After Mobius (Feng et al., ASPLOS 2023), which
-/// poses a richer model as a mixed-integer program; this one is plain enough to be solved exactly.
+/// finds its partition by a mixed-integer program; this model is plain enough to be solved exactly.
 ///
 /// *How.* A wave is priced by its slowest forward, slowest backward and largest stage. For each run of
 /// layers, the ways to cut it into stages that no other way beats in all three are kept. Over these goes a
 /// dynamic program on where a wave ends; of plans that end there, those are kept that none beats in time so
-/// far, forward time of the last wave and its largest stage, all that what follows can depend on.
+/// far, forward time of the last wave and its largest stage, all that what follows can depend on. A good
+/// plan, found first, bounds it.
 ///
 /// @par Complexity   of L layers, at most w of which fit in a wave on G devices: O(L w^2 G P), P the ways
-/// kept,
-///                   mostly few: 1 for G = 1 or equal layers. docs/pipelines.md has times.
+///                   kept, mostly few: 1 for G = 1 or equal layers. docs/pipelines.md has times.
 /// @throws argument_error, length_error  as `price_partition`; a layer that does not fit is named.
 [[nodiscard]] inline swap_plan min_comm_partition(std::span<const swap_layer> layers,
                                                   const swap_devices& devices, std::uint32_t micro_batches) {

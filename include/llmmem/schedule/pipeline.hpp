@@ -13,6 +13,7 @@
 
 namespace llmmem::inline v0 {
 
+/// Which way a micro-batch goes.
 enum class pipeline_pass : std::uint8_t { forward, backward };
 
 /// How large a pipeline is. The model is cut into `devices * chunks` stages; stage `s` is chunk
@@ -69,7 +70,8 @@ inline std::uint64_t checked_tasks(const pipeline_shape& shape, const char* who)
   return shape.stages() * shape.micro_batches * 2;
 }
 
-/// @throws argument_error  when `shape` has several chunks a device, which the order named `who` cannot use.
+/// @throws argument_error  when `shape` has several chunks a device, which the order named `who` cannot
+///                         use.
 inline void require_one_chunk(const pipeline_shape& shape, const char* who) {
   checked_tasks(shape, who);
   if (shape.chunks != 1) {
@@ -158,8 +160,8 @@ template <class TaskAt>
 /// 2 (p - 1 - i) + (v - 1) p + 1 activations, each of one chunk. With one chunk it is `one_f_one_b`.
 ///
 /// @par Complexity   O(tasks).
-/// @throws argument_error  for a 0 in the shape, or when the micro-batches are not a multiple of the devices:
-///                         chunks change every p micro-batches.
+/// @throws argument_error  for a 0 in the shape, or when the micro-batches are not a multiple of the
+///                         devices: chunks change every p micro-batches.
 /// @throws length_error    past `max_pipeline_tasks`.
 [[nodiscard]] inline pipeline_order interleaved_1f1b(const pipeline_shape& shape) {
   detail::checked_tasks(shape, "interleaved_1f1b");

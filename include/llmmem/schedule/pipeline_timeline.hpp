@@ -23,6 +23,7 @@ struct pipeline_costs {
   std::uint64_t send_ns = 0;  ///< from a stage to the next or back, when they are on different devices
 };
 
+/// When a task runs.
 struct task_span {
   pipeline_task task{};
   std::uint64_t start_ns = 0;
@@ -75,8 +76,7 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
 ///
 /// @par Complexity   O(tasks) time and memory.
 /// @throws argument_error  when the order lacks a task, has one twice, or cannot go on because devices wait
-/// for
-///                         each other (the text names the tasks); when the costs have the wrong length.
+///                         for each other (the text names the tasks); when the costs have the wrong length.
 /// @throws length_error    when times pass 2^63 - 1 ns.
 [[nodiscard]] inline pipeline_timeline simulate_pipeline(const pipeline_order& order,
                                                          const pipeline_costs& costs) {

@@ -66,6 +66,7 @@ struct placement_times {
   }
 };
 
+/// Shares of each kind in each tier, and what a step then takes.
 struct placement {
   tier_fractions weights{};
   tier_fractions kv{};
@@ -95,6 +96,7 @@ struct chunk_counts {
 /// certain: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
 inline constexpr std::uint64_t max_exact_placements = std::uint64_t{1} << 18;
 
+/// Whole chunks in each tier, and what a step then takes.
 struct chunked_placement {
   tier_chunks weights{};
   tier_chunks kv{};
@@ -137,9 +139,8 @@ struct chunked_placement {
 /// the best, not always it.
 ///
 /// @par Complexity   O(ways) when exact; else 46,656 ways, and 342 for each chunk that is moved then.
-/// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, no number,
-/// or
-///                         do not add up to 1 within a millionth; as `solve_placement`.
+/// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, no
+///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
 /// @throws length_error    when none of the ways looked at keeps the budgets; as `solve_placement`.
 [[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
                                                        const placement& fractional,
