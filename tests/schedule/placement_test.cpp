@@ -471,7 +471,7 @@ TEST_CASE("docs/pipelines.md shows how a large model is placed on a small device
       "| sequences | weights: device, host, NVMe (%) | KV (%) | step (s) | tokens a second | longest | step "
       "in whole "
       "layers (s) |\n|---|---|---|---|---|---|---|\n";
-  for (const std::uint64_t sequences : {1, 16, 64, 256, 1024, 4096}) {
+  for (const std::uint64_t sequences : std::array<std::uint64_t, 6>{1, 16, 64, 256, 1024, 4096}) {
     const std::uint64_t kv_token = model.kv_bytes_per_token();
     const std::uint64_t hidden = sequences * model.hidden * 2;
     const placement_facts facts{.weight_bytes = 2 * model.parameters(),
