@@ -89,6 +89,12 @@
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/bubble_fill.hpp>
+#include <llmmem/schedule/cross_mapping.hpp>
+#include <llmmem/schedule/min_comm_partition.hpp>
+#include <llmmem/schedule/pipeline.hpp>
+#include <llmmem/schedule/pipeline_timeline.hpp>
+#include <llmmem/schedule/placement.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
