@@ -79,6 +79,13 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/cursor.hpp>
+#include <llmmem/schedule/machine.hpp>
+#include <llmmem/schedule/plan.hpp>
+#include <llmmem/schedule/planners.hpp>
+#include <llmmem/schedule/simulate.hpp>
+#include <llmmem/schedule/trace.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
@@ -92,4 +99,6 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/link_model.hpp>
+#include <llmmem/transfer/meter.hpp>
 #include <llmmem/version.hpp>

@@ -1,0 +1,33 @@
+/// @file
+/// What a program touches, and how: the two types that schedules and tiered buffers share.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// The index of a chunk, from 0: a piece of model state that moves between tiers as a whole.
+enum class chunk_id : std::uint32_t {};
+
+/// What an access does to a chunk's contents.
+enum class access_mode : std::uint8_t {
+  read,        ///< as they are, and left so: nothing need be taken back
+  write,       ///< all of them are written anew: nothing need be brought in
+  read_write,  ///< as they are, and some or all of them change
+};
+
+[[nodiscard]] constexpr std::uint32_t to_index(chunk_id chunk) noexcept {
+  return static_cast<std::uint32_t>(chunk);
+}
+
+/// Whether an access of this kind needs the contents, and whether it changes them.
+[[nodiscard]] constexpr bool reads(access_mode mode) noexcept {
+  return mode != access_mode::write;
+}
+[[nodiscard]] constexpr bool writes(access_mode mode) noexcept {
+  return mode != access_mode::read;
+}
+
+}  // namespace llmmem::inline v0

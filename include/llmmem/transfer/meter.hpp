@@ -1,0 +1,177 @@
+/// @file
+/// What moved over which link, and how long the program waited, by cause.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/transfer/link_model.hpp>
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// Why a program had to wait.
+enum class stall_cause : std::uint8_t {
+  demand_fetch,    ///< nobody asked for the chunk before the program did
+  prefetch_late,   ///< it was on its way, and had not arrived
+  write_back,      ///< room, or the chunk itself, was behind a write-back
+  budget,          ///< no room in the tier, and none about to come free
+  codec,           ///< bytes had arrived and were being decoded
+  io_error_retry,  ///< a transfer failed and was tried again
+};
+inline constexpr std::size_t stall_causes = 6;
+
+/// As reports and traces write it: "demand_fetch".
+[[nodiscard]] constexpr const char* name_of(stall_cause cause) noexcept {
+  constexpr std::array<const char*, stall_causes> names{"demand_fetch", "prefetch_late", "write_back",
+                                                        "budget",       "codec",         "io_error_retry"};
+  return names[static_cast<std::size_t>(cause)];
+}
+
+/// Nanoseconds of waiting, by cause.
+struct stall_times {
+  std::array<std::uint64_t, stall_causes> ns{};
+
+  [[nodiscard]] constexpr std::uint64_t operator[](stall_cause cause) const noexcept {
+    return ns[static_cast<std::size_t>(cause)];
+  }
+  [[nodiscard]] constexpr std::uint64_t& operator[](stall_cause cause) noexcept {
+    return ns[static_cast<std::size_t>(cause)];
+  }
+  [[nodiscard]] constexpr std::uint64_t total() const noexcept {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t each : ns)
+      sum += each;
+    return sum;
+  }
+  friend constexpr bool operator==(const stall_times&, const stall_times&) noexcept = default;
+};
+
+/// What went over a link in one direction.
+struct flow {
+  std::uint64_t bytes = 0;
+  std::uint64_t operations = 0;
+  friend constexpr bool operator==(const flow&, const flow&) noexcept = default;
+};
+
+/// What went over a link.
+struct link_flow {
+  flow onboard;
+  flow offload;
+
+  [[nodiscard]] constexpr flow& operator[](link_direction way) noexcept {
+    return way == link_direction::onboard ? onboard : offload;
+  }
+  [[nodiscard]] constexpr const flow& operator[](link_direction way) const noexcept {
+    return way == link_direction::onboard ? onboard : offload;
+  }
+  friend constexpr bool operator==(const link_flow&, const link_flow&) noexcept = default;
+};
+
+/// Tells a meter the time, in nanoseconds from any beginning, never going back.
+template <class C>
+concept meter_clock = requires(const C& clock) {
+  { clock.now_ns() } noexcept -> std::convertible_to<std::uint64_t>;
+};
+
+/// The machine's monotonic clock.
+struct steady_meter_clock {
+  [[nodiscard]] std::uint64_t now_ns() const noexcept {
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                          std::chrono::steady_clock::now().time_since_epoch())
+                                          .count());
+  }
+};
+static_assert(meter_clock<steady_meter_clock>);
+
+/// What a meter has counted. A plain value.
+template <std::size_t Links>
+struct meter_stats {
+  std::array<link_flow, Links> links{};
+  stall_times stalls{};
+  std::uint64_t stalled = 0;  ///< times the program had to wait
+
+  friend constexpr bool operator==(const meter_stats&, const meter_stats&) noexcept = default;
+};
+
+/// Counts bytes, operations and waiting. What a `tiered_buffer` reports and what a plan predicted can then be
+/// laid side by side, in the same units and by the same causes.
+///
+///     meter<2> counted;                                            // two links, the machine's clock
+///     counted.moved(0, link_direction::onboard, bytes);
+///     { const auto wait = counted.stalling(stall_cause::demand_fetch);  arrival.wait(); }
+///
+/// @tparam Links  how many links there are, at least 1.
+/// @tparam Clock  a virtual one makes what is counted the same on every run.
+/// @par Complexity      O(1), no allocation at all.
+/// @par Thread safety   single writer: one thread counts and reads; a copy of `stats()` may go anywhere.
+/// Several
+///      movers each keep a meter and add them up with `absorb`.
+/// @par Errors          none; a link that is not there is a precondition.
+template <std::size_t Links, meter_clock Clock = steady_meter_clock>
+class meter {
+ public:
+  static_assert(Links > 0);
+
+  /// Counts the time from its construction to its destruction as a stall.
+  class [[nodiscard]] stall {
+   public:
+    stall(meter& owner, stall_cause cause) noexcept
+        : owner_(&owner), cause_(cause), began_(owner.clock_.now_ns()) {}
+    stall(const stall&) = delete;
+    stall& operator=(const stall&) = delete;
+    ~stall() { owner_->stalled(cause_, owner_->clock_.now_ns() - began_); }
+
+   private:
+    meter* owner_;
+    stall_cause cause_;
+    std::uint64_t began_;
+  };
+
+  meter() = default;
+  explicit meter(Clock clock) noexcept : clock_(clock) {}
+
+  /// One transfer of `bytes`. @pre `link < Links`.
+  void moved(std::size_t link, link_direction way, std::uint64_t bytes) noexcept {
+    flow& taken = stats_.links[link][way];
+    taken.bytes += bytes;
+    ++taken.operations;
+  }
+
+  /// One wait that took `ns`; 0 counts as none.
+  void stalled(stall_cause cause, std::uint64_t ns) noexcept {
+    stats_.stalls[cause] += ns;
+    if (ns != 0) ++stats_.stalled;
+  }
+
+  /// One wait, as long as what is returned lives.
+  stall stalling(stall_cause cause) noexcept { return stall(*this, cause); }
+
+  /// Adds what another has counted.
+  void absorb(const meter_stats<Links>& other) noexcept {
+    for (std::size_t i = 0; i < Links; ++i) {
+      for (const auto way : {link_direction::onboard, link_direction::offload}) {
+        stats_.links[i][way].bytes += other.links[i][way].bytes;
+        stats_.links[i][way].operations += other.links[i][way].operations;
+      }
+    }
+    for (std::size_t i = 0; i < stall_causes; ++i)
+      stats_.stalls.ns[i] += other.stalls.ns[i];
+    stats_.stalled += other.stalled;
+  }
+
+  [[nodiscard]] const meter_stats<Links>& stats() const noexcept { return stats_; }
+  /// Begins anew from nothing.
+  void reset() noexcept { stats_ = {}; }
+
+ private:
+  LLMMEM_NO_UNIQUE_ADDRESS Clock clock_{};
+  meter_stats<Links> stats_{};
+};
+
+}  // namespace llmmem::inline v0
