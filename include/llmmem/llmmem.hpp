@@ -85,6 +85,7 @@
 #include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/simulate.hpp>
+#include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>

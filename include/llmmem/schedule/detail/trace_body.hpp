@@ -33,11 +33,10 @@ class word_hash {
   std::uint64_t state_ = 0xCBF2'9CE4'8422'2325ULL;
 };
 
-[[nodiscard]] LLMMEM_COLD inline std::string describe(const std::vector<trace_event>& events,
-                                                      std::size_t index) {
+[[nodiscard]] LLMMEM_COLD inline std::string describe(const trace_event& event, std::size_t index) {
   constexpr const char* calls[] = {"acquire", "release", "discard"};
-  return "trace: event " + std::to_string(index) + ", " + calls[static_cast<int>(events[index].call)] +
-         " of chunk " + std::to_string(to_index(events[index].chunk)) + ": ";
+  return "event " + std::to_string(index) + ", " + calls[static_cast<int>(event.call)] + " of chunk " +
+         std::to_string(to_index(event.chunk)) + ": ";
 }
 
 /// Where a chunk stands while a trace is checked.
@@ -53,7 +52,7 @@ inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
                                   const std::vector<trace_event>& events, std::vector<traced_chunk>& chunks,
                                   const char* again) {
   const auto refuse = [&](std::size_t index, const std::string& why) {
-    throw argument_error(describe(events, index) + why);
+    throw argument_error("trace: " + describe(events[index], index) + why);
   };
   std::uint64_t leased = 0;
   std::uint64_t most = 0;

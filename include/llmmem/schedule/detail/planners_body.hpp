@@ -1,0 +1,140 @@
+/// @file
+/// How planners use the engine. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/planner_engine.hpp>
+#include <llmmem/schedule/planners.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Refuses what cannot be planned for.
+inline void check_planned(const schedule_trace& trace, const schedule_machine& machine) {
+  machine.check();
+  const auto refuse = [](std::size_t tier, std::uint64_t budget, const std::string& needs) {
+    throw argument_error("planner: tier " + std::to_string(tier) + " has " + std::to_string(budget) +
+                         " bytes; " + needs);
+  };
+  if (trace.most_leased_bytes() > machine.budgets[0]) {
+    refuse(0, machine.budgets[0],
+           "the trace leases " + std::to_string(trace.most_leased_bytes()) + " at once");
+  }
+  std::uint64_t largest = 0;
+  for (const std::uint64_t size : trace.sizes())
+    largest = std::max(largest, size);
+  for (std::size_t tier = 1; tier < machine.budgets.size(); ++tier) {
+    if (machine.budgets[tier] < largest)
+      refuse(tier, machine.budgets[tier], "the largest chunk has " + std::to_string(largest));
+  }
+}
+
+/// A first iteration and a steady one that leave the same state behind.
+[[nodiscard]] inline schedule_plan make_plan(const schedule_trace& trace, const schedule_machine& machine,
+                                             const use_table& uses, const engine_options& options,
+                                             const char* name, std::size_t rehearsals) {
+  schedule_plan plan{.planner = name,
+                     .trace_fingerprint = trace.fingerprint(),
+                     .events = static_cast<std::uint32_t>(trace.events().size()),
+                     .chunks = static_cast<std::uint32_t>(trace.sizes().size()),
+                     .machine = machine};
+  if (!options.cyclic) {
+    planner_engine engine(trace, machine, uses, options);
+    plan.first = engine.run(nullptr);
+    plan.start = engine.placements();
+    return plan;
+  }
+  planner_engine rehearsal(trace, machine, uses, options);
+  for (std::size_t i = 0; i < rehearsals; ++i)
+    static_cast<void>(rehearsal.run(nullptr));
+  std::vector<plan_placement> wished = rehearsal.placements();
+  // The contents settle at once; whether they are dirty, in one more round, or all are cleaned.
+  for (int attempt = 0;; ++attempt) {
+    engine_goal goal(wished, trace.sizes().size(), machine.tiers());
+    if (attempt == 2) goal.all_home();
+    planner_engine engine(trace, machine, uses, options);
+    engine.learn(rehearsal);
+    plan.first = engine.run(&goal);
+    plan.start = engine.placements();
+    plan.steady = engine.run(&goal);
+    if (engine.placements() == plan.start) return plan;
+    wished = engine.placements();
+    if (attempt == 3) throw error("planner: no state repeats itself");
+    if (attempt == 2) wished.clear();
+  }
+}
+
+[[nodiscard]] inline bool better(const plan_forecast& a, const plan_forecast& b) noexcept {
+  return a.iteration_ns != b.iteration_ns ? a.iteration_ns < b.iteration_ns : a.bytes() < b.bytes();
+}
+
+}  // namespace detail
+
+inline schedule_plan on_demand::operator()(const schedule_trace& trace,
+                                           const schedule_machine& machine) const {
+  detail::check_planned(trace, machine);
+  return detail::make_plan(trace, machine, detail::use_table(trace),
+                           {.evict = detail::engine_options::order::least_recent,
+                            .ahead = detail::engine_options::prefetch::none,
+                            .cyclic = span == plan_span::cyclic},
+                           "on_demand", 2);
+}
+
+inline schedule_plan lookahead::operator()(const schedule_trace& trace,
+                                           const schedule_machine& machine) const {
+  detail::check_planned(trace, machine);
+  return detail::make_plan(trace, machine, detail::use_table(trace),
+                           {.evict = detail::engine_options::order::least_recent,
+                            .ahead = detail::engine_options::prefetch::by_count,
+                            .count = accesses,
+                            .cyclic = span == plan_span::cyclic},
+                           "lookahead", 2);
+}
+
+inline schedule_plan next_use::operator()(const schedule_trace& trace,
+                                          const schedule_machine& machine) const {
+  detail::check_planned(trace, machine);
+  const detail::use_table uses(trace);
+  const bool cyclic = span == plan_span::cyclic;
+  const std::size_t rehearsals = trace.events().size() > 100'000 ? 1 : 2;
+  if (objective == plan_objective::bytes) {
+    return detail::make_plan(trace, machine, uses,
+                             {.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic}, "next_use",
+                             rehearsals);
+  }
+  std::uint64_t largest = 0;
+  for (const std::uint64_t size : trace.sizes())
+    largest = std::max(largest, size);
+  bool dirty = false;
+  for (const trace_event& event : trace.events())
+    dirty = dirty || (event.call == trace_call::acquire && writes(event.mode));
+  std::vector<detail::engine_options> tried;
+  for (std::uint64_t ahead = largest; tried.size() < 64; ahead *= 2) {
+    const bool last = ahead >= machine.budgets[0] || ahead > max_bytes / 2;
+    for (const bool early : {false, true}) {
+      if (early && !dirty) continue;
+      tried.push_back({.ahead_bytes = last ? max_bytes : ahead, .clean_early = early, .cyclic = cyclic});
+    }
+    if (last) break;
+  }
+  if (trace.events().size() > 100'000) tried.resize(1);
+  schedule_plan best;
+  for (std::size_t i = 0; i < tried.size(); ++i) {
+    schedule_plan made = detail::make_plan(trace, machine, uses, tried[i], "next_use", rehearsals);
+    const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;
+    if (i == 0 || detail::better(own, cyclic ? best.steady.forecast : best.first.forecast))
+      best = std::move(made);
+  }
+  return best;
+}
+
+}  // namespace llmmem::inline v0
