@@ -80,6 +80,7 @@
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/cursor.hpp>
 #include <llmmem/schedule/machine.hpp>
 #include <llmmem/schedule/plan.hpp>

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/detail/planner_engine.hpp>
 #include <llmmem/schedule/planners.hpp>
 
@@ -66,11 +67,26 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     plan.first = engine.run(&goal);
     plan.start = engine.placements();
     plan.steady = engine.run(&goal);
+    // What was under way at its beginning was left by the first iteration: again, until it is its own.
+    for (int again = 0; again < 6 && rehearsals > 1; ++again) {
+      plan_iteration next = engine.run(&goal);
+      const bool settled = next == plan.steady;
+      plan.steady = std::move(next);
+      if (settled) break;
+    }
     if (engine.placements() == plan.start) return plan;
     wished = engine.placements();
     if (attempt == 3) throw error("planner: no state repeats itself");
     if (attempt == 2) wished.clear();
   }
+}
+
+/// With what no plan can do better.
+[[nodiscard]] inline schedule_plan bounded(schedule_plan plan, const schedule_trace& trace, plan_span span) {
+  plan.first.bound = lower_bound(trace, plan.machine, bounded_iteration::first);
+  if (span == plan_span::cyclic)
+    plan.steady.bound = lower_bound(trace, plan.machine, bounded_iteration::steady);
+  return plan;
 }
 
 [[nodiscard]] inline bool better(const plan_forecast& a, const plan_forecast& b) noexcept {
@@ -82,22 +98,24 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
 inline schedule_plan on_demand::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
-  return detail::make_plan(trace, machine, detail::use_table(trace),
-                           {.evict = detail::engine_options::order::least_recent,
-                            .ahead = detail::engine_options::prefetch::none,
-                            .cyclic = span == plan_span::cyclic},
-                           "on_demand", 2);
+  return detail::bounded(detail::make_plan(trace, machine, detail::use_table(trace),
+                                           {.evict = detail::engine_options::order::least_recent,
+                                            .ahead = detail::engine_options::prefetch::none,
+                                            .cyclic = span == plan_span::cyclic},
+                                           "on_demand", 2),
+                         trace, span);
 }
 
 inline schedule_plan lookahead::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
-  return detail::make_plan(trace, machine, detail::use_table(trace),
-                           {.evict = detail::engine_options::order::least_recent,
-                            .ahead = detail::engine_options::prefetch::by_count,
-                            .count = accesses,
-                            .cyclic = span == plan_span::cyclic},
-                           "lookahead", 2);
+  return detail::bounded(detail::make_plan(trace, machine, detail::use_table(trace),
+                                           {.evict = detail::engine_options::order::least_recent,
+                                            .ahead = detail::engine_options::prefetch::by_count,
+                                            .count = accesses,
+                                            .cyclic = span == plan_span::cyclic},
+                                           "lookahead", 2),
+                         trace, span);
 }
 
 inline schedule_plan next_use::operator()(const schedule_trace& trace,
@@ -107,9 +125,11 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
   const bool cyclic = span == plan_span::cyclic;
   const std::size_t rehearsals = trace.events().size() > 100'000 ? 1 : 2;
   if (objective == plan_objective::bytes) {
-    return detail::make_plan(trace, machine, uses,
-                             {.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic}, "next_use",
-                             rehearsals);
+    return detail::bounded(
+        detail::make_plan(trace, machine, uses,
+                          {.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic}, "next_use",
+                          rehearsals),
+        trace, span);
   }
   std::uint64_t largest = 0;
   for (const std::uint64_t size : trace.sizes())
@@ -134,7 +154,7 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
     if (i == 0 || detail::better(own, cyclic ? best.steady.forecast : best.first.forecast))
       best = std::move(made);
   }
-  return best;
+  return detail::bounded(std::move(best), trace, span);
 }
 
 }  // namespace llmmem::inline v0
