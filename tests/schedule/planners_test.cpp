@@ -41,7 +41,9 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
 }
 
 TEST_CASE("the cyclic plan by bytes against brute force") {
-  int worse = 0; int all = 0; int loose = 0;
+  int worse = 0;
+  int all = 0;
+  int loose = 0;
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -55,13 +57,19 @@ TEST_CASE("the cyclic plan by bytes against brute force") {
     const auto best = oracle.cyclic();
     REQUIRE(plan.steady.forecast.bytes() >= best);
     REQUIRE(plan.steady.bound.bytes() <= best);
-    ++all; worse += plan.steady.forecast.bytes() > best; loose += plan.steady.bound.bytes() < best;
+    ++all;
+    worse += plan.steady.forecast.bytes() > best;
+    loose += plan.steady.bound.bytes() < best;
   }
   MESSAGE("worse " << worse << " loose " << loose << " of " << all);
 }
 
 TEST_CASE("time against brute force") {
-  int worse = 0; int all = 0; int loose = 0; double ratio = 0; double most = 1;
+  int worse = 0;
+  int all = 0;
+  int loose = 0;
+  double ratio = 0;
+  double most = 1;
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -75,8 +83,15 @@ TEST_CASE("time against brute force") {
     const auto best = oracle.once();
     REQUIRE(plan.first.forecast.iteration_ns >= best);
     REQUIRE(plan.first.bound.stall_ns <= best - trace.compute_ns());
-    ++all; worse += plan.first.forecast.iteration_ns > best; loose += plan.first.bound.stall_ns < best - trace.compute_ns();
-    if (best > 0) { double r = double(plan.first.forecast.iteration_ns) / double(best); ratio += r; most = std::max(most, r);}
+    ++all;
+    worse += plan.first.forecast.iteration_ns > best;
+    loose += plan.first.bound.stall_ns < best - trace.compute_ns();
+    if (best > 0) {
+      double r = double(plan.first.forecast.iteration_ns) / double(best);
+      ratio += r;
+      most = std::max(most, r);
+    }
   }
-  MESSAGE("worse " << worse << " loose " << loose << " of " << all << " mean ratio " << ratio / all << " most " << most);
+  MESSAGE("worse " << worse << " loose " << loose << " of " << all << " mean ratio " << ratio / all
+                   << " most " << most);
 }

@@ -309,19 +309,24 @@ class planner_engine {
 
   // What is brought in
 
-  /// Brings `chunk` to `tier` through those below, evicting what is used later than `limit`.
+  /// Brings `chunk` to `tier` through those below, evicting what is used later than `limit`. Room is made
+  /// from the top down, as what leaves one tier may go to the next; the copy that is read stays.
   [[nodiscard]] bool try_bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     std::size_t from = tier + 1;
     while (!has(chunk, from))
       ++from;
-    for (std::size_t to = from; to-- > tier;) {
-      if (!machine_.at(chunk, to).held && !make_room(to, trace_->size(chunk), limit)) return false;
+    of(chunk).picked = true;
+    bool room = true;
+    for (std::size_t to = tier; to < from && room; ++to)
+      room = machine_.at(chunk, to).held || make_room(to, trace_->size(chunk), limit);
+    for (std::size_t to = from; to-- > tier && room;) {
       note(machine_.fetch(chunk, to, when_, event_, number()), plan_operation::fetch, chunk, to + 1, to);
       if (when_ == plan_moment::ahead) count_unused(chunk, to);
-      of(chunk).recent = ++releases_;
-      if (to != 0 || !machine_.leased(chunk)) offer(chunk, to);
     }
-    return true;
+    of(chunk).picked = false;
+    of(chunk).recent = ++releases_;
+    offer(chunk, machine_.leased(chunk) ? 1 : 0);
+    return room;
   }
   void bring(chunk_id chunk, std::size_t tier, std::uint64_t limit) {
     if (!try_bring(chunk, tier, limit)) {
@@ -425,6 +430,7 @@ class planner_engine {
           count_used(chunk, tier);
         }
       }
+      offer(chunk, 0);
     }
     // In the order of use, so that the next iteration finds first what it needs first.
     std::vector<std::pair<std::uint64_t, std::uint32_t>> missing;
@@ -448,6 +454,7 @@ class planner_engine {
             count_used(chunk, below);
           }
         }
+        offer(chunk, 0);
       }
     }
   }

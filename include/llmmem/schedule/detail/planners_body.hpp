@@ -34,8 +34,12 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   for (const std::uint64_t size : trace.sizes())
     largest = std::max(largest, size);
   for (std::size_t tier = 1; tier < machine.budgets.size(); ++tier) {
-    if (machine.budgets[tier] < largest)
-      refuse(tier, machine.budgets[tier], "the largest chunk has " + std::to_string(largest));
+    if (machine.budgets[tier] / 2 < largest) {
+      refuse(
+          tier, machine.budgets[tier],
+          "a tier in between needs two of the largest chunk, one to go up and one to go down, and that has " +
+              std::to_string(largest));
+    }
   }
 }
 
@@ -68,7 +72,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     plan.start = engine.placements();
     plan.steady = engine.run(&goal);
     // What was under way at its beginning was left by the first iteration: again, until it is its own.
-    for (int again = 0; again < 6 && rehearsals > 1; ++again) {
+    for (int again = 0; again < 6 && trace.events().size() <= 100'000; ++again) {
       plan_iteration next = engine.run(&goal);
       const bool settled = next == plan.steady;
       plan.steady = std::move(next);
@@ -89,8 +93,37 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   return plan;
 }
 
-[[nodiscard]] inline bool better(const plan_forecast& a, const plan_forecast& b) noexcept {
-  return a.iteration_ns != b.iteration_ns ? a.iteration_ns < b.iteration_ns : a.bytes() < b.bytes();
+[[nodiscard]] inline bool better(const plan_forecast& a, const plan_forecast& b,
+                                 plan_objective objective) noexcept {
+  const bool same_time = a.iteration_ns == b.iteration_ns;
+  const bool same_bytes = a.bytes() == b.bytes();
+  if (objective == plan_objective::time ? !same_time : same_bytes) return a.iteration_ns < b.iteration_ns;
+  return a.bytes() < b.bytes();
+}
+
+/// How much to hold ahead of its use trades bytes against time: more room for what is to come is less room
+/// for what is kept. And writing back early is for links that have the time.
+[[nodiscard]] inline std::vector<engine_options> ways_to_prefetch(const schedule_trace& trace,
+                                                                  const schedule_machine& machine,
+                                                                  bool cyclic) {
+  const std::uint64_t largest = size_range(trace).largest;
+  const bool dirty = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& event) {
+    return event.call == trace_call::acquire && writes(event.mode);
+  });
+  std::vector<engine_options> all;
+  for (std::uint64_t ahead = largest;; ahead *= 2) {
+    const bool last = ahead >= machine.budgets[0];
+    for (const bool early : {true, false}) {
+      for (const bool below : {true, false}) {
+        if ((early && !dirty) || (below && machine.tiers() == 2)) continue;
+        all.push_back({.ahead_bytes = last ? max_bytes : ahead,
+                       .ahead_bytes_below = below ? largest : max_bytes,
+                       .clean_early = early,
+                       .cyclic = cyclic});
+      }
+    }
+    if (last) return all;
+  }
 }
 
 }  // namespace detail
@@ -98,24 +131,22 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
 inline schedule_plan on_demand::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
-  return detail::bounded(detail::make_plan(trace, machine, detail::use_table(trace),
-                                           {.evict = detail::engine_options::order::least_recent,
-                                            .ahead = detail::engine_options::prefetch::none,
-                                            .cyclic = span == plan_span::cyclic},
-                                           "on_demand", 2),
-                         trace, span);
+  const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
+                                       .ahead = detail::engine_options::prefetch::none,
+                                       .cyclic = span == plan_span::cyclic};
+  const detail::use_table uses(trace);
+  return detail::bounded(detail::make_plan(trace, machine, uses, options, "on_demand", 2), trace, span);
 }
 
 inline schedule_plan lookahead::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
-  return detail::bounded(detail::make_plan(trace, machine, detail::use_table(trace),
-                                           {.evict = detail::engine_options::order::least_recent,
-                                            .ahead = detail::engine_options::prefetch::by_count,
-                                            .count = accesses,
-                                            .cyclic = span == plan_span::cyclic},
-                                           "lookahead", 2),
-                         trace, span);
+  const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
+                                       .ahead = detail::engine_options::prefetch::by_count,
+                                       .count = accesses,
+                                       .cyclic = span == plan_span::cyclic};
+  const detail::use_table uses(trace);
+  return detail::bounded(detail::make_plan(trace, machine, uses, options, "lookahead", 2), trace, span);
 }
 
 inline schedule_plan next_use::operator()(const schedule_trace& trace,
@@ -123,36 +154,26 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
   detail::check_planned(trace, machine);
   const detail::use_table uses(trace);
   const bool cyclic = span == plan_span::cyclic;
-  const std::size_t rehearsals = trace.events().size() > 100'000 ? 1 : 2;
-  if (objective == plan_objective::bytes) {
-    return detail::bounded(
-        detail::make_plan(trace, machine, uses,
-                          {.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic}, "next_use",
-                          rehearsals),
-        trace, span);
-  }
-  std::uint64_t largest = 0;
-  for (const std::uint64_t size : trace.sizes())
-    largest = std::max(largest, size);
-  bool dirty = false;
-  for (const trace_event& event : trace.events())
-    dirty = dirty || (event.call == trace_call::acquire && writes(event.mode));
+  const bool large = trace.events().size() > 100'000;
   std::vector<detail::engine_options> tried;
-  for (std::uint64_t ahead = largest; tried.size() < 64; ahead *= 2) {
-    const bool last = ahead >= machine.budgets[0] || ahead > max_bytes / 2;
-    for (const bool early : {false, true}) {
-      if (early && !dirty) continue;
-      tried.push_back({.ahead_bytes = last ? max_bytes : ahead, .clean_early = early, .cyclic = cyclic});
-    }
-    if (last) break;
+  if (objective == plan_objective::bytes) {
+    tried.push_back({.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic});
+  } else {
+    tried = detail::ways_to_prefetch(trace, machine, cyclic);
+    if (large) tried.resize(1);
   }
-  if (trace.events().size() > 100'000) tried.resize(1);
   schedule_plan best;
-  for (std::size_t i = 0; i < tried.size(); ++i) {
-    schedule_plan made = detail::make_plan(trace, machine, uses, tried[i], "next_use", rehearsals);
-    const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;
-    if (i == 0 || detail::better(own, cyclic ? best.steady.forecast : best.first.forecast))
+  bool found = false;
+  for (const detail::engine_options& options : tried) {
+    // From which iteration the state is taken that all later ones return to.
+    for (std::size_t rehearsals = 1; rehearsals <= (cyclic && !large ? 3 : 1); ++rehearsals) {
+      schedule_plan made = detail::make_plan(trace, machine, uses, options, "next_use", rehearsals);
+      const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;
+      const plan_forecast& least = cyclic ? best.steady.forecast : best.first.forecast;
+      if (found && !detail::better(own, least, objective)) continue;
       best = std::move(made);
+      found = true;
+    }
   }
   return detail::bounded(std::move(best), trace, span);
 }
