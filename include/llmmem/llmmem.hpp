@@ -84,6 +84,7 @@
 #include <llmmem/schedule/cursor.hpp>
 #include <llmmem/schedule/machine.hpp>
 #include <llmmem/schedule/plan.hpp>
+#include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/simulate.hpp>
 #include <llmmem/schedule/timeline_span.hpp>

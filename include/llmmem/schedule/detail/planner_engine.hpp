@@ -447,6 +447,10 @@ class planner_engine {
       const chunk_id chunk{i};
       for (std::size_t tier = bounded_; tier-- > 0;) {
         if (!goal_->holds(chunk, tier) || has(chunk, tier)) continue;
+        if (tier != 0 && present(chunk, tier - 1)) {
+          if (has(chunk, tier - 1)) write_back(chunk, tier - 1);
+          continue;
+        }
         bring(chunk, tier, 0);
         for (std::size_t below = tier + 1; below < bounded_; ++below) {
           if (!goal_->holds(chunk, below) && machine_.at(chunk, below).held) {

@@ -7,6 +7,7 @@
 #include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/detail/planner_engine.hpp>
 #include <llmmem/schedule/planners.hpp>
+#include <llmmem/schedule/simulate.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -72,13 +73,17 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     plan.start = engine.placements();
     plan.steady = engine.run(&goal);
     // What was under way at its beginning was left by the first iteration: again, until it is its own.
-    for (int again = 0; again < 6 && trace.events().size() <= 100'000; ++again) {
+    const bool settles = trace.events().size() <= 100'000;
+    for (int again = 0; again < 6 && settles; ++again) {
       plan_iteration next = engine.run(&goal);
       const bool settled = next == plan.steady;
       plan.steady = std::move(next);
       if (settled) break;
     }
-    if (engine.placements() == plan.start) return plan;
+    if (engine.placements() == plan.start) {
+      if (settles) plan.steady.forecast = simulate(trace, plan, 4).iterations.back();
+      return plan;
+    }
     wished = engine.placements();
     if (attempt == 3) throw error("planner: no state repeats itself");
     if (attempt == 2) wished.clear();
