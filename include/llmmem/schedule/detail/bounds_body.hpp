@@ -48,6 +48,10 @@ struct size_range {
 [[nodiscard]] inline std::uint64_t least_bytes(const schedule_trace& trace, std::uint64_t budget,
                                                gap_kind kind, bounded_iteration of, const size_range& sizes) {
   const std::uint64_t count = trace.events().size();
+  const bool written = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& each) {
+    return each.call == trace_call::acquire && writes(each.mode);
+  });
+  if (kind == gap_kind::between_writes && !written) return 0;
   // The freely chosen beginning is shared among them: the more, the less it gives away.
   const std::uint64_t rounds =
       of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);

@@ -100,7 +100,8 @@ class planner_engine {
     if (goal != nullptr) {
       close();
     } else if (options_.cyclic) {
-      prefetch(later_by(trace_->tail_ns()));
+      if (options_.ahead != engine_options::prefetch::none) prefetch(later_by(trace_->tail_ns()));
+      tidy();
     }
     machine_.compute(trace_->tail_ns(), event_);
     made.forecast = machine_.end_iteration();
@@ -409,6 +410,18 @@ class planner_engine {
   }
 
   // The end of an iteration
+
+  /// Drops what nobody can use any more.
+  void tidy() {
+    for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
+      for (std::size_t tier = 0; tier < bounded_; ++tier) {
+        const chunk_id chunk{i};
+        if (!machine_.at(chunk, tier).held || has(chunk, tier)) continue;
+        note(machine_.drop(chunk, tier), plan_operation::drop, chunk, tier, tier);
+        count_used(chunk, tier);
+      }
+    }
+  }
 
   /// Makes the state that of the goal.
   void close() {

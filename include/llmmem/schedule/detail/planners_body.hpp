@@ -59,35 +59,42 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     plan.start = engine.placements();
     return plan;
   }
-  planner_engine rehearsal(trace, machine, uses, options);
-  for (std::size_t i = 0; i < rehearsals; ++i)
-    static_cast<void>(rehearsal.run(nullptr));
-  std::vector<plan_placement> wished = rehearsal.placements();
-  // The contents settle at once; whether they are dirty, in one more round, or all are cleaned.
-  for (int attempt = 0;; ++attempt) {
-    engine_goal goal(wished, trace.sizes().size(), machine.tiers());
-    if (attempt == 2) goal.all_home();
-    planner_engine engine(trace, machine, uses, options);
-    engine.learn(rehearsal);
-    plan.first = engine.run(&goal);
+  // What was under way when the steady iteration began was left by the first one: again, until it is its own.
+  const auto repeats = [&](planner_engine& engine, const engine_goal& goal) {
+    const bool settles = trace.events().size() <= 100'000;
     plan.start = engine.placements();
     plan.steady = engine.run(&goal);
-    // What was under way at its beginning was left by the first iteration: again, until it is its own.
-    const bool settles = trace.events().size() <= 100'000;
-    for (int again = 0; again < 6 && settles; ++again) {
+    for (int again = 0; again < 6 && settles && engine.placements() == plan.start; ++again) {
       plan_iteration next = engine.run(&goal);
       const bool settled = next == plan.steady;
       plan.steady = std::move(next);
       if (settled) break;
     }
-    if (engine.placements() == plan.start) {
-      if (settles) plan.steady.forecast = simulate(trace, plan, 4).iterations.back();
-      return plan;
-    }
+    if (engine.placements() != plan.start) return false;
+    if (settles) plan.steady.forecast = simulate(trace, plan, 4).iterations.back();
+    return true;
+  };
+  planner_engine rehearsal(trace, machine, uses, options);
+  plan.first = rehearsal.run(nullptr);
+  if (rehearsals == 0 &&
+      repeats(rehearsal, engine_goal(rehearsal.placements(), trace.sizes().size(), machine.tiers())))
+    return plan;
+  for (std::size_t i = 1; i < rehearsals; ++i)
+    static_cast<void>(rehearsal.run(nullptr));
+  std::vector<plan_placement> wished = rehearsal.placements();
+  // The contents settle at once; whether they are dirty, in one more round, or all are cleaned; or nothing
+  // stays.
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    engine_goal goal(wished, trace.sizes().size(), machine.tiers());
+    if (attempt == 2) goal.all_home();
+    planner_engine engine(trace, machine, uses, options);
+    engine.learn(rehearsal);
+    plan.first = engine.run(&goal);
+    if (repeats(engine, goal)) return plan;
     wished = engine.placements();
-    if (attempt == 3) throw error("planner: no state repeats itself");
     if (attempt == 2) wished.clear();
   }
+  throw error("planner: no state repeats itself");
 }
 
 /// With what no plan can do better.
@@ -140,7 +147,7 @@ inline schedule_plan on_demand::operator()(const schedule_trace& trace,
                                        .ahead = detail::engine_options::prefetch::none,
                                        .cyclic = span == plan_span::cyclic};
   const detail::use_table uses(trace);
-  return detail::bounded(detail::make_plan(trace, machine, uses, options, "on_demand", 2), trace, span);
+  return detail::bounded(detail::make_plan(trace, machine, uses, options, "on_demand", 0), trace, span);
 }
 
 inline schedule_plan lookahead::operator()(const schedule_trace& trace,
@@ -151,7 +158,7 @@ inline schedule_plan lookahead::operator()(const schedule_trace& trace,
                                        .count = accesses,
                                        .cyclic = span == plan_span::cyclic};
   const detail::use_table uses(trace);
-  return detail::bounded(detail::make_plan(trace, machine, uses, options, "lookahead", 2), trace, span);
+  return detail::bounded(detail::make_plan(trace, machine, uses, options, "lookahead", 0), trace, span);
 }
 
 inline schedule_plan next_use::operator()(const schedule_trace& trace,
@@ -170,8 +177,8 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
   schedule_plan best;
   bool found = false;
   for (const detail::engine_options& options : tried) {
-    // From which iteration the state is taken that all later ones return to.
-    for (std::size_t rehearsals = 1; rehearsals <= (cyclic && !large ? 3 : 1); ++rehearsals) {
+    // The iteration that leaves the state behind which all later ones return to.
+    for (std::size_t rehearsals = 0; rehearsals <= (cyclic && !large ? 3 : 0); ++rehearsals) {
       schedule_plan made = detail::make_plan(trace, machine, uses, options, "next_use", rehearsals);
       const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;
       const plan_forecast& least = cyclic ? best.steady.forecast : best.first.forecast;

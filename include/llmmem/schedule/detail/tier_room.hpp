@@ -15,6 +15,7 @@ namespace llmmem::inline v0::detail {
 inline constexpr std::uint64_t unresolved = ~std::uint64_t{0};
 
 /// Bytes of a tier over time: what is taken now, and every start and end of a copy that is already decided.
+/// What happens at one instant happens together.
 class tier_room {
  public:
   explicit tier_room(std::uint64_t budget) noexcept : budget_(budget) {}
@@ -26,7 +27,8 @@ class tier_room {
     std::uint64_t taken = last_;
     for (std::size_t i = changes_.size(); i-- > first_ && changes_[i].time > from;) {
       taken = changes_[i].takes ? taken - changes_[i].bytes : taken + changes_[i].bytes;
-      if (taken > budget_ || bytes > budget_ - taken) return changes_[i].time;
+      const bool instant = i != first_ && changes_[i - 1].time == changes_[i].time;
+      if (!instant && (taken > budget_ || bytes > budget_ - taken)) return changes_[i].time;
     }
     return from;
   }
@@ -54,7 +56,8 @@ class tier_room {
     while (first_ != changes_.size() && changes_[first_].time <= now) {
       const change& each = changes_[first_++];
       taken_ = each.takes ? taken_ + each.bytes : taken_ - each.bytes;
-      most_ = std::max(most_, taken_);
+      const bool instant = first_ != changes_.size() && changes_[first_].time == each.time;
+      if (!instant) most_ = std::max(most_, taken_);
     }
     if (first_ == changes_.size()) {
       changes_.clear();
@@ -72,7 +75,6 @@ class tier_room {
     bool takes;
   };
 
-  /// By time; of one time those that give first, as a copy may start when another's room comes free.
   void insert(const change& made) {
     if (first_ > 64 && first_ * 2 > changes_.size()) {
       changes_.erase(changes_.begin(), changes_.begin() + static_cast<std::ptrdiff_t>(first_));
@@ -81,7 +83,7 @@ class tier_room {
     changes_.push_back(made);
     for (std::size_t i = changes_.size() - 1; i > first_; --i) {
       const change& before = changes_[i - 1];
-      if (before.time < made.time || (before.time == made.time && (!before.takes || made.takes))) break;
+      if (before.time <= made.time) break;
       std::swap(changes_[i - 1], changes_[i]);
     }
   }
