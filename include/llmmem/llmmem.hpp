@@ -87,6 +87,7 @@
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/simulate.hpp>
+#include <llmmem/schedule/timeline.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/space/buffer.hpp>

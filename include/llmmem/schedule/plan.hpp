@@ -17,7 +17,8 @@ namespace llmmem::inline v0 {
 /// What a step does. A tier's *copy* of a chunk takes the chunk's bytes of its budget.
 enum class plan_operation : std::uint8_t {
   fetch,       ///< copies `from` = `to` + 1 to `to`: room is taken when it starts; the source keeps its copy
-  write_back,  ///< copies `from` to `to` = `from` + 1, where room is taken if there is no copy yet
+  write_back,  ///< copies `from` to `to` = `from` + 1, where room is taken if there is no copy yet; of clean
+               ///< contents it is a waste and no fault
   drop,        ///< frees the copy in `from`, once no transfer reads it; some other copy is as new, or nobody
                ///< needs the contents
   allocate,    ///< takes room in tier 0 for contents that are about to be written
@@ -57,7 +58,7 @@ struct plan_placement {
   chunk_id chunk{};
   std::uint8_t tier = 0;
   bool newest = true;  ///< false: a copy that has been overtaken by a write and holds its place only
-  bool home = true;    ///< whether the last tier's copy is as new
+  bool home = true;    ///< whether the last tier's copy is as new; false: perhaps not
 
   friend constexpr bool operator==(const plan_placement&, const plan_placement&) noexcept = default;
 };

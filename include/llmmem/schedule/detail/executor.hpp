@@ -51,6 +51,17 @@ struct issued {
   std::uint64_t finish_ns = 0;
 };
 
+/// Whether a program that is to begin with `start` may as well begin with `found`: the same copies, and
+/// perhaps more of them clean.
+[[nodiscard]] inline bool as_good(const std::vector<plan_placement>& found,
+                                  const std::vector<plan_placement>& start) {
+  return std::equal(found.begin(), found.end(), start.begin(), start.end(),
+                    [](const plan_placement& a, const plan_placement& b) {
+                      return a.chunk == b.chunk && a.tier == b.tier && a.newest == b.newest &&
+                             (a.home || !b.home);
+                    });
+}
+
 /// Tiers, links and the program's clock.
 ///
 /// Contents are tracked in the order of issue, times as far as they are decided: a transfer is timed as soon
@@ -280,7 +291,9 @@ class executor {
     copy& source = writable(chunk, from);
     copy& target = writable(chunk, to);
     if (!source.held || !source.newest) return {.why = refusal::not_there};
-    if (target.held && target.newest) return {.why = refusal::already_there};
+    // To write back what is clean is waste, and no fault.
+    if (target.held && target.newest && way == link_direction::onboard)
+      return {.why = refusal::already_there};
     const bool in_place = target.held;
     if (in_place && to == 0 && leased(chunk)) return {.why = refusal::leased};
     if (!in_place) target = {.ready_ns = unresolved, .held = true};

@@ -19,7 +19,8 @@ namespace detail {
 
 [[nodiscard]] inline std::string name_of(const plan_step& step) {
   constexpr const char* names[] = {"fetch", "write_back", "drop", "allocate"};
-  return std::string(names[static_cast<int>(step.operation)]) + " of chunk " +
+  const auto index = static_cast<std::size_t>(step.operation);
+  return std::string(index < 4 ? names[index] : "step") + " of chunk " +
          std::to_string(to_index(step.chunk)) + " in tier " + std::to_string(step.from);
 }
 
@@ -56,7 +57,7 @@ class plan_follower {
       refuse_step(next_, "it is out of order; steps are sorted by event and moment");
     if (machine_.first_waiting() != unresolved)
       refuse_step(machine_.first_waiting(), "it still waits for room when the iteration ends");
-    if (!(machine_.placements() == plan_->start))
+    if (!as_good(machine_.placements(), plan_->start))
       throw argument_error(place() + "it does not leave behind what the plan's start says");
     return machine_.end_iteration();
   }
