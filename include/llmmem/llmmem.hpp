@@ -83,9 +83,11 @@
 #include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/cursor.hpp>
 #include <llmmem/schedule/machine.hpp>
+#include <llmmem/schedule/online.hpp>
 #include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
+#include <llmmem/schedule/shapes.hpp>
 #include <llmmem/schedule/simulate.hpp>
 #include <llmmem/schedule/timeline.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
