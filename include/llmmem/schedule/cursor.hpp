@@ -5,10 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/schedule/trace.hpp>
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <vector>
 
 namespace llmmem::inline v0 {
 
@@ -38,7 +35,7 @@ struct cursor_step {
 ///
 /// A call that is the next event is `on_plan`. Another one is sought up to `reach` events further on, over
 /// the end of the iteration too: found, it is `skipped`, and the cursor stands behind it; not found, it is
-/// `inserted`, and the cursor stays. As many as `patience` calls in a row that are not on plan, and it is
+/// `inserted`, and the cursor stays. More than `patience` calls in a row that are not on plan, and it is
 /// `diverged`, and stays so until `restart`. A cursor never says what is in a chunk: a caller serves every
 /// call by what it holds, so that a wrong plan costs time and never data.
 ///
@@ -91,18 +88,19 @@ inline cursor_step schedule_cursor::call(trace_call what, chunk_id chunk, access
   };
   const std::uint32_t reach = options_.reach < count ? options_.reach : count - 1;
   for (std::uint32_t step = 0; step <= reach; ++step) {
-    const std::uint32_t at = step < count - next_ ? next_ + step : step - (count - next_);
+    const std::uint32_t to_end = count - next_;
+    const std::uint32_t at = step < to_end ? next_ + step : step - to_end;
     if (!is(at)) continue;
     strikes_ = step == 0 ? 0 : strikes_ + 1;
     if (strikes_ > options_.patience) break;
-    if (at < next_ || at + 1 == count) ++iterations_;
-    next_ = at + 1 == count ? 0 : at + 1;
+    const bool last = at + 1 == count;
+    iterations_ += (step < to_end ? 0U : 1U) + (last ? 1U : 0U);
+    next_ = last ? 0 : at + 1;
     return {step == 0 ? cursor_verdict::on_plan : cursor_verdict::skipped, at};
   }
-  if (strikes_ <= options_.patience && ++strikes_ <= options_.patience)
-    return {cursor_verdict::inserted, next_};
-  diverged_ = true;
-  return {cursor_verdict::diverged, next_};
+  if (strikes_ <= options_.patience) ++strikes_;
+  diverged_ = strikes_ > options_.patience;
+  return {diverged_ ? cursor_verdict::diverged : cursor_verdict::inserted, next_};
 }
 
 }  // namespace llmmem::inline v0

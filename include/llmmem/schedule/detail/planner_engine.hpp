@@ -28,7 +28,7 @@ struct engine_options {
   std::uint32_t count = 0;  ///< by count: acquires to look at
   std::uint64_t ahead_bytes =
       max_bytes;  ///< by time: the most that lies in tier 0 unused, one chunk at least
-  std::uint64_t ahead_bytes_below = max_bytes;  ///< the same of the tiers below
+  std::uint64_t ahead_bytes_below = max_bytes;  ///< the same of the tiers below; 0: only on the way to tier 0
   std::uint64_t dirty_weight = 1;               ///< what a write-back costs, in fetches of as many bytes
   bool clean_early = false;  ///< writes back on release what the iteration before evicted dirty
   bool cyclic = true;        ///< false: nothing comes after the iteration
@@ -76,6 +76,7 @@ class planner_engine {
         evicted_(trace.events().size()),
         served_ns_(trace.events().size()) {
     for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
+      most_bytes_ = std::max(most_bytes_, trace.sizes()[i]);
       const std::uint32_t first = uses.first(chunk_id{i});
       chunks_[i].next = first == use_table::none ? never : first;
     }
@@ -348,10 +349,26 @@ class planner_engine {
   void prefetch(std::uint64_t until) {
     if (options_.ahead == engine_options::prefetch::by_count) return prefetch_by_count();
     for (std::size_t tier = bounded_; tier-- > 0;) {
+      if (tier != 0 && options_.ahead_bytes_below == 0) continue;
       while (machine_.lane_free(tier, link_direction::onboard) < std::max(until, machine_.now() + 1)) {
         if (!prefetch_next(tier)) break;
       }
     }
+    if (!options_.clean_early) return;
+    for (std::size_t tier = 1; tier < bounded_; ++tier) {
+      while (machine_.lane_free(tier, link_direction::offload) < std::max(until, machine_.now() + 1)) {
+        if (!clean_next(tier)) break;
+      }
+    }
+  }
+  /// Writes back what would leave `tier` next if it were clean.
+  [[nodiscard]] bool clean_next(std::size_t tier) {
+    if (machine_.room(tier).fits(most_bytes_)) return false;
+    const entry* cheap = best(tier, false);
+    const entry* costly = best(tier, true);
+    if (costly == nullptr || (cheap != nullptr && cheap->key >= costly->key)) return false;
+    write_back(chunk_id{costly->chunk}, tier);
+    return true;
   }
   [[nodiscard]] bool prefetch_next(std::size_t tier) {
     std::uint64_t& pointer = pointers_[tier];
@@ -382,6 +399,7 @@ class planner_engine {
     return false;
   }
   void prefetch_by_count() {
+    if (options_.count == 0) return;
     const std::uint64_t stop = options_.cyclic ? position_ + lines() : end_;
     std::uint64_t last = position_;
     std::uint32_t seen = 0;
@@ -532,9 +550,10 @@ class planner_engine {
       used_;  // by step: the event that next acquires its chunk, from the iteration's first
   const engine_goal* goal_ = nullptr;
   std::vector<plan_step>* steps_ = nullptr;
-  std::uint64_t base_ = 0;      // position of this iteration's first event
-  std::uint64_t end_ = 0;       // position of the next one's
-  std::uint64_t position_ = 0;  // of the event at hand
+  std::uint64_t most_bytes_ = 0;  // of a chunk
+  std::uint64_t base_ = 0;        // position of this iteration's first event
+  std::uint64_t end_ = 0;         // position of the next one's
+  std::uint64_t position_ = 0;    // of the event at hand
   std::uint64_t releases_ = 0;
   std::uint32_t event_ = 0;
   plan_moment when_ = plan_moment::ahead;

@@ -126,19 +126,22 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
     return event.call == trace_call::acquire && writes(event.mode);
   });
   std::vector<engine_options> all;
-  for (std::uint64_t ahead = largest;; ahead *= 2) {
+  for (std::uint64_t ahead = 0;; ahead = std::max(std::min(ahead, max_bytes / 2) * 2, largest)) {
     const bool last = ahead >= machine.budgets[0];
     for (const bool early : {true, false}) {
-      for (const bool below : {true, false}) {
-        if ((early && !dirty) || (below && machine.tiers() == 2)) continue;
+      for (const std::uint64_t below :
+           {std::uint64_t{0}, largest, std::min(largest, max_bytes / 4) * 4, max_bytes}) {
+        if ((early && !dirty) || (below != 0 && machine.tiers() == 2)) continue;
         all.push_back({.ahead_bytes = last ? max_bytes : ahead,
-                       .ahead_bytes_below = below ? largest : max_bytes,
+                       .ahead_bytes_below = below,
                        .clean_early = early,
                        .cyclic = cyclic});
       }
     }
-    if (last) return all;
+    if (last) break;
   }
+  all.push_back({.ahead = engine_options::prefetch::none, .cyclic = cyclic});
+  return all;
 }
 
 }  // namespace detail
