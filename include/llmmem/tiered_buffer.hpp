@@ -10,6 +10,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/plan.hpp>
 #include <llmmem/transfer/detail/tier_edge.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
@@ -75,6 +76,13 @@ struct tiered_stats {
   std::uint64_t leases = 0;               ///< given out
   std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
   std::uint64_t metadata_bytes = 0;
+};
+
+/// What became of one step of a plan.
+enum class step_outcome : std::uint8_t {
+  done,     ///< begun, or finished where it takes no time
+  later,    ///< something under way is before it: ask again when that has ended
+  useless,  ///< what it was to do is done, or can no longer be done
 };
 
 /// What a buffer reports to and measures by; to inherit and shadow.
@@ -237,9 +245,27 @@ class basic_tiered_buffer {
   result<void> flush();
   /// Takes note of what has arrived, and begins what was waiting for it. Never waits.
   void progress();
+  /// One step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from the one beneath it,
+  /// `write_back` from `tier` to the one beneath, `drop` of the copy in `tier`, written back first where it
+  /// is dirty. Never waits. Room is taken from what lies free or is on its way out before anything is
+  /// evicted.
+  step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier);
+  /// Tells the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
+  result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept;
   /// @}
 
   [[nodiscard]] stats_type stats() const;
+  /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
+  [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
+    std::uint64_t most = 0;
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      ((most = tier_at<I>().room.granted_for(bytes) > most ? tier_at<I>().room.granted_for(bytes) : most),
+       ...);
+    }(std::make_index_sequence<last>{});
+    return most;
+  }
+  /// By the clock it measures with.
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return clock_.now_ns(); }
   /// The last failure of a transfer nobody waited for.
   [[nodiscard]] const failure& background_failure() const noexcept { return background_failure_; }
 
@@ -261,6 +287,7 @@ class basic_tiered_buffer {
     std::uint32_t leases = 0;
     std::uint32_t transfer = none;  // under way: one at a time
     std::uint32_t uses = 0;
+    std::uint64_t next_use = access_hint::never;
     bool writing = false;
     bool wanted = false;     // in the queue of prefetches
     bool store_due = false;  // to be written through
@@ -327,6 +354,12 @@ class basic_tiered_buffer {
   [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;
   void forget_contents(std::uint32_t slot) noexcept;
   result<void> await_quiet(std::uint32_t slot);
+
+  // Steps of plans: detail/tiered_buffer_steps.hpp
+  template <std::size_t I>
+  [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
+  template <std::size_t I>
+  [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
 
   // Movement: detail/tiered_buffer_movement.hpp
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
@@ -413,3 +446,4 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
+#include <llmmem/detail/tiered_buffer_steps.hpp>

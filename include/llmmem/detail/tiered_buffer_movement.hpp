@@ -57,7 +57,7 @@ void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noe
   copy& held = chunks_[slot].copies[I];
   held.at = detail::residence::valid;
   if constexpr (I != last) {
-    tier_at<I>().eviction.insert(slot_id{slot}, access_hint{});
+    tier_at<I>().eviction.insert(slot_id{slot}, access_hint{.next_use = chunks_[slot].next_use});
     if (held.pins == 0) tier_at<I>().eviction.unpin(slot_id{slot});
   }
 }
