@@ -186,6 +186,16 @@ class prefetch_schedule {
   result<void> discard(chunk_handle chunk);
   /// @}
 
+  /// Begins what can begin by now: room comes free while the program computes, and nobody sees it before the
+  /// next call. Never waits.
+  void progress() {
+    if (state_ == schedule_state::replaying) {
+      try_pending();
+    } else {
+      buffer_->progress();
+    }
+  }
+
   [[nodiscard]] schedule_state state() const noexcept { return state_; }
   [[nodiscard]] bool has_plan() const noexcept { return plan_.has_value(); }
   /// @pre `has_plan()`.
