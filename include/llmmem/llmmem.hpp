@@ -105,6 +105,7 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/flow.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/version.hpp>

@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/machine.hpp>
-#include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/flow.hpp>
 
 #include <cstddef>
 #include <cstdint>
