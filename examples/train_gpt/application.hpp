@@ -1,5 +1,5 @@
 /// @file
-/// The program: trains with everything in host memory, and tells how it went.
+/// The program: trains, with its memory as asked, and tells how it went.
 #pragma once
 
 #include <llmmem/model/training_state.hpp>
@@ -24,6 +24,8 @@
 #include "train_gpt/host_stores.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/tiered_run.hpp"
+#include "train_gpt/train_with.hpp"
 #include "train_gpt/trainer.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -51,29 +53,6 @@ struct planned_bytes {
   plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);
   return plan;
 }
-
-/// A line for every step, or twenty where there are more, so that a log of a long run stays short.
-class progress_lines {
- public:
-  progress_lines(std::FILE* to, std::string program, std::uint64_t steps)
-      : to_(to), program_(std::move(program)), steps_(steps), each_(steps / 20 + 1) {}
-
-  void operator()(const run_progress& now) const {
-    if (now.step % each_ != 0 && now.step != steps_) return;
-    fmt::print(to_, "{}: step {}/{}  loss {:.4f}  {} tokens/s", program_, now.step, steps_, now.loss,
-               example::grouped(static_cast<std::uint64_t>(now.tokens_per_second)));
-    for (const tier_usage& tier : now.memory.tiers)
-      fmt::print(to_, "  {} {}", tier.name, example::bytes_text(static_cast<double>(tier.resident_bytes)));
-    fmt::print(to_, "\n");
-    std::fflush(to_);
-  }
-
- private:
-  std::FILE* to_;
-  std::string program_;
-  std::uint64_t steps_;
-  std::uint64_t each_;
-};
 
 [[nodiscard]] inline std::string to_report(const command_line& asked, const std::string& text_name,
                                            const planned_bytes& plan, const run_result& result) {
@@ -105,6 +84,21 @@ namespace detail {
                                : std::uint64_t{1} << 40;
 }
 
+[[nodiscard]] inline run_result train_in_plain_memory(const command_line& asked, std::uint64_t budget,
+                                                      worker_team& team, const corpus& text,
+                                                      std::FILE* notes) {
+  llmmem::host_space host({.budget = budget, .name = "host"});
+  host_state<float, llmmem::host_space> state(host, asked.shape);
+  host_activations<float, llmmem::host_space> activations(host, asked.shape);
+  const auto memory = [&] {
+    const llmmem::space_stats stats = host.stats();
+    memory_report report;
+    report.tiers.push_back({std::string(host.name()), stats.used, stats.peak});
+    return report;
+  };
+  return train_with(asked, team, host, state, activations, text, memory, notes);
+}
+
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
   const gpt_shape& shape = asked.shape;
   const planned_bytes plan = plan_bytes(shape, asked.threads);
@@ -118,22 +112,10 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
   named_text from = load_text(asked.text_file);
   const corpus text(from.name, std::move(from.text), shape);
 
-  llmmem::host_space host({.budget = budget, .name = "host"});
   worker_team team(asked.threads);
-  host_state<float, llmmem::host_space> state(host, shape);
-  host_activations<float, llmmem::host_space> activations(host, shape);
-  gpt<float, llmmem::host_space> model(shape, team, host);
-  trainer training(model, team, state, activations);
-  training.initialise(asked.seed);
-
-  const auto memory = [&] {
-    const llmmem::space_stats stats = host.stats();
-    memory_report report;
-    report.tiers.push_back({std::string(host.name()), stats.used, stats.peak});
-    return report;
-  };
-  const run_result result = run_training(training, text, shape, asked.steps, asked.seed, memory,
-                                         progress_lines(notes, "train_gpt", asked.steps));
+  const run_result result = asked.memory == memory_kind::plain
+                                ? train_in_plain_memory(asked, budget, team, text, notes)
+                                : train_in_tiers(asked, team, text, notes);
   example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
                  "standard output");
 }
@@ -145,7 +127,7 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
   const auto parse = [](const std::vector<std::string>& given) {
-    CLI::App app("Trains a small GPT on any text with Adam, everything in host memory.", "train_gpt");
+    CLI::App app("Trains a small GPT on any text with Adam, in plain memory or in tiers.", "train_gpt");
     const training_options options(app);
     const auto help = example::parse(app, given);
     return std::pair(help ? command_line{} : options.asked(), help);

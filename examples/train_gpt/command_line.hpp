@@ -27,6 +27,26 @@
 
 namespace train_gpt {
 
+/// Where state and activations live.
+enum class memory_kind : std::uint8_t {
+  plain,   ///< all of it in host memory
+  tiered,  ///< in tiers, of which the first is small
+};
+
+/// When what a step needs is brought up.
+enum class schedule_kind : std::uint8_t {
+  on_demand,  ///< when it is asked for
+  lookahead,  ///< a few pieces before
+};
+
+/// Tiers, the fastest first: memory to compute in, more of it, and a file.
+struct tier_options {
+  std::uint64_t budget_mib = 0;
+  std::uint64_t host_mib = 0;  ///< 0: no tier between
+  schedule_kind schedule = schedule_kind::lookahead;
+  std::string folder{};  ///< of the file; empty: the system's for temporary files
+};
+
 struct command_line {
   gpt_shape shape;
   std::uint64_t steps = 12;
@@ -34,6 +54,8 @@ struct command_line {
   std::size_t threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
   std::optional<std::string> text_file;
   bool json = false;
+  memory_kind memory = memory_kind::plain;
+  tier_options tiers;
 };
 
 /// The options that every program that trains has; a program adds its own to the same `app`.
@@ -57,6 +79,15 @@ class training_options {
     number("--heads", "of attention", usual.shape.heads);
     number("--context", "bytes of a sequence", usual.shape.context);
     number("--batch", "sequences of a step", usual.shape.batch);
+    app.add_option("--memory", memory_, "plain: all in host memory; tiered: needs --budget-mib")
+        ->type_name("plain|tiered");
+    number("--budget-mib", "MiB of the first tier, which holds all that is computed with", 0);
+    number("--host-mib", "MiB of a second tier of host memory; 0: none", 0);
+    app.add_option("--schedule", schedule_, "when pieces are brought up (default: lookahead)")
+        ->type_name("on_demand|lookahead");
+    app.add_option("--tier-dir", asked_.tiers.folder,
+                   "folder for the file of the last tier (default: the system's for temporary files)")
+        ->type_name("DIR");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -80,10 +111,35 @@ class training_options {
       throw example::usage_error(fmt::format("--heads {} does not divide --width {}; --width {} would do",
                                              all.shape.heads, all.shape.width, width));
     }
+    read_memory(all);
     return all;
   }
 
  private:
+  void read_memory(command_line& all) const {
+    const auto choose = [](const char* name, const std::string& given, const char* first,
+                           const char* second) {
+      if (given == first || given.empty()) return false;
+      if (given == second) return true;
+      throw example::usage_error(fmt::format("{}: '{}' is unknown; there are {} and {}", name,
+                                             example::printable(given, 64), first, second));
+    };
+    if (choose("--memory", memory_, "plain", "tiered")) all.memory = memory_kind::tiered;
+    if (choose("--schedule", schedule_, "lookahead", "on_demand"))
+      all.tiers.schedule = schedule_kind::on_demand;
+    all.tiers.budget_mib = count("--budget-mib", 0, 1, 1 << 24);
+    all.tiers.host_mib = count("--host-mib", 0, 0, 1 << 24);
+    if (all.memory == memory_kind::tiered && all.tiers.budget_mib == 0) {
+      throw example::usage_error("--memory tiered needs --budget-mib N, the MiB of the first tier");
+    }
+    const bool of_tiers = all.tiers.budget_mib != 0 || all.tiers.host_mib != 0 || !schedule_.empty() ||
+                          !all.tiers.folder.empty();
+    if (all.memory == memory_kind::plain && of_tiers) {
+      throw example::usage_error(
+          "--budget-mib, --host-mib, --schedule and --tier-dir are of tiers; add --memory tiered");
+    }
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -91,6 +147,8 @@ class training_options {
   }
 
   command_line asked_;
+  std::string memory_;
+  std::string schedule_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

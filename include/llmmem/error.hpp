@@ -51,6 +51,13 @@ class system_error : public error {
   using error::error;
 };
 
+/// Bytes that could not be moved to or from a file; the text carries the operation, path, offset, bytes and
+/// `errno`'s meaning.
+class io_error : public error {
+ public:
+  using error::error;
+};
+
 /// The largest byte count the library computes with: 2^63 - 1, so that a difference of two fits a signed
 /// integer.
 inline constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;

@@ -5,9 +5,16 @@
 /// The simulators and fault plans under `testing/` are not here, nor are headers that need an optional
 /// library. Those are named below as `<header> needs <target>`; the build reads these lines.
 
+// <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
+// <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
+#include <llmmem/codec/bf16_cast.hpp>
+#include <llmmem/codec/byte_plane.hpp>
+#include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/huffman_plane.hpp>
+#include <llmmem/codec/identity.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/admission.hpp>
@@ -68,12 +75,14 @@
 #include <llmmem/paging/prefix_chain.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/prometheus.hpp>
+#include <llmmem/paging/range_arena.hpp>
 #include <llmmem/paging/sha256.hpp>
 #include <llmmem/paging/sharded_free_list.hpp>
 #include <llmmem/paging/shared_prefix_cache.hpp>
 #include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/size_class.hpp>
 #include <llmmem/paging/stitched.hpp>
+#include <llmmem/paging/stitched_source.hpp>
 #include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
@@ -81,9 +90,15 @@
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/bounds.hpp>
+#include <llmmem/schedule/bubble_fill.hpp>
+#include <llmmem/schedule/cross_mapping.hpp>
 #include <llmmem/schedule/cursor.hpp>
 #include <llmmem/schedule/machine.hpp>
+#include <llmmem/schedule/min_comm_partition.hpp>
 #include <llmmem/schedule/online.hpp>
+#include <llmmem/schedule/pipeline.hpp>
+#include <llmmem/schedule/pipeline_timeline.hpp>
+#include <llmmem/schedule/placement.hpp>
 #include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
@@ -95,6 +110,7 @@
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/space/file.hpp>
 #include <llmmem/space/growable_range.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/space/host_virtual.hpp>
@@ -104,8 +120,18 @@
 #include <llmmem/space/pmr.hpp>
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
+#include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/direct_span.hpp>
+#include <llmmem/transfer/file_copy.hpp>
+#include <llmmem/transfer/file_queue.hpp>
+#include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/flow.hpp>
+#include <llmmem/transfer/io_engine.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/tier.hpp>
+#include <llmmem/transfer/transfer_fence.hpp>
 #include <llmmem/version.hpp>
+#include <llmmem/version/dirty_ranges.hpp>

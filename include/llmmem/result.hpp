@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -67,10 +68,30 @@ enum class errc : std::uint8_t {
   too_short,            ///< a buffer, named in `where`: wanted = entries needed, found = entries given
   block_tokens_differ,  ///< tokens a block: wanted = of the stream or memory, found = of the cache
   past_the_bytes,       ///< wanted = end of the bytes asked for, found = bytes there are
+  // Of files: index = the system's error number, wanted = bytes, found = offset, where = the path
+  read_failed,
+  write_failed,
+  sync_failed,  ///< bytes written before may not have reached the device
+  grow_failed,  ///< room for wanted bytes from offset found on could not be had
+  file_ends,    ///< wanted = end of the bytes asked for, found = where the file ends
+  file_locked,  ///< another process holds the file
+  not_opened,   ///< the file was opened only to be read
+  // Of transfers
+  cancelled,          ///< wanted = bytes to move, found = bytes moved before
+  completion_lost,    ///< wanted = bytes, found = offset: the device never answered
+  dependency_failed,  ///< what it was to come after failed; it did not begin
+  not_finished,       ///< its outcome was asked for before it was there
+  damaged_encoding,   ///< not what a codec writes: index = block of the chunk, wanted = what must be there,
+                      ///< found = what is
+  // Of chunks: index = the chunk's slot
+  no_contents,       ///< nothing was ever written to it, or it was discarded
+  checksum_differs,  ///< wanted = the checksum it left with, found = of what came back
+  timed_out,         ///< wanted = bytes that had to be brought in, found = nanoseconds waited
+  chunk_leased,      ///< found = leases that are in the way
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::past_the_bytes;
+inline constexpr errc last_errc = errc::chunk_leased;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -85,7 +106,7 @@ struct failure {
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
   /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles and dead ranges,
-  /// `length_error` for nothing asked, else `argument_error`.
+  /// `length_error` for nothing asked, `io_error` for files and transfers, else `argument_error`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {
@@ -170,6 +191,12 @@ class [[nodiscard]] result<void> {
 inline std::string failure::message() const {
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
   const std::string who = where[0] == '\0' ? std::string("llmmem") : std::string(where);
+  const auto place = [&] { return n(wanted) + " bytes at offset " + n(found); };
+  const auto cause = [&] {
+    return index == 0 ? std::string()
+                      : " failed: " + std::generic_category().message(static_cast<int>(index)) + " (errno " +
+                            n(index) + ")";
+  };
   switch (code) {
     case errc::ok:
       return who + ": no failure";
@@ -308,6 +335,44 @@ inline std::string failure::message() const {
     case errc::past_the_bytes:
       return who + ": bytes up to " + n(wanted) + " asked for, there are " + n(found) +
              "; ask for fewer, or make it larger";
+    case errc::read_failed:
+      return who + ": read of " + place() + cause();
+    case errc::write_failed:
+      return who + ": write of " + place() + cause();
+    case errc::sync_failed:
+      return who + ": sync" + cause() + "; what was written before may be lost: write it again elsewhere";
+    case errc::grow_failed:
+      return who + ": room for " + place() + cause();
+    case errc::file_ends:
+      return who + ": bytes up to " + n(wanted) + " asked for, the file ends at " + n(found) +
+             "; it was cut short, or never written so far";
+    case errc::file_locked:
+      return who + ": another process holds the file; end that, or take another path";
+    case errc::not_opened:
+      return who + ": it was opened only to be read; open it with open_mode::update or create";
+    case errc::cancelled:
+      return who + ": cancelled after " + n(found) + " of " + n(wanted) + " bytes";
+    case errc::completion_lost:
+      return who + ": the device never answered for " + place() +
+             "; keep that memory as it is until the queue is gone";
+    case errc::dependency_failed:
+      return who + ": it did not begin: what it was to come after failed";
+    case errc::not_finished:
+      return who + ": not finished yet; wait for it before asking how it went";
+    case errc::damaged_encoding:
+      return who + ": the encoded bytes are damaged at block " + n(index) + ": " + n(wanted) +
+             " must be there, found " + n(found) +
+             "; nothing decoded from them may be used, fetch them again";
+    case errc::no_contents:
+      return who + ": chunk " + n(index) + " has no contents; write all of it first";
+    case errc::checksum_differs:
+      return who + ": chunk " + n(index) + " came back with checksum " + n(found) + ", it left with " +
+             n(wanted) + "; its bytes are damaged and are not handed out";
+    case errc::timed_out:
+      return who + ": chunk " + n(index) + " of " + n(wanted) + " bytes was not there after " + n(found) +
+             " ns; it goes on being brought in: ask again";
+    case errc::chunk_leased:
+      return who + ": chunk " + n(index) + " is leased " + n(found) + " times; end these leases first";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -338,6 +403,18 @@ inline void failure::raise() const {
     case errc::bad_block_count:
     case errc::bad_granularity:
       throw length_error(message());
+    case errc::read_failed:
+    case errc::write_failed:
+    case errc::sync_failed:
+    case errc::grow_failed:
+    case errc::file_ends:
+    case errc::file_locked:
+    case errc::completion_lost:
+    case errc::dependency_failed:
+    case errc::cancelled:
+    case errc::checksum_differs:
+    case errc::timed_out:
+      throw io_error(message());
     default:
       throw argument_error(message());
   }

@@ -12,7 +12,7 @@ using namespace llmmem;
 namespace {
 
 // Every refusal with distinct numbers, its whole text, and what raise() makes of it.
-enum class raises { out_of_memory, handle_error, argument_error, length_error };
+enum class raises { out_of_memory, handle_error, argument_error, length_error, io_error };
 
 struct refusal {
   errc code;
@@ -140,6 +140,42 @@ constexpr std::array refusals{
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},
+    refusal{errc::read_failed, raises::io_error,
+            "kv: read of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
+    refusal{errc::write_failed, raises::io_error,
+            "kv: write of 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
+    refusal{
+        errc::sync_failed, raises::io_error,
+        "kv: sync failed: Argument list too long (errno 7); what was written before may be lost: write it "
+        "again elsewhere"},
+    refusal{errc::grow_failed, raises::io_error,
+            "kv: room for 30 bytes at offset 12 failed: Argument list too long (errno 7)"},
+    refusal{errc::file_ends, raises::io_error,
+            "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
+    refusal{errc::file_locked, raises::io_error,
+            "kv: another process holds the file; end that, or take another path"},
+    refusal{errc::not_opened, raises::argument_error,
+            "kv: it was opened only to be read; open it with open_mode::update or create"},
+    refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
+    refusal{errc::completion_lost, raises::io_error,
+            "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "
+            "queue is gone"},
+    refusal{errc::dependency_failed, raises::io_error,
+            "kv: it did not begin: what it was to come after failed"},
+    refusal{errc::not_finished, raises::argument_error,
+            "kv: not finished yet; wait for it before asking how it went"},
+    refusal{errc::damaged_encoding, raises::argument_error,
+            "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
+            "them may be used, fetch them again"},
+    refusal{errc::no_contents, raises::argument_error,
+            "kv: chunk 7 has no contents; write all of it first"},
+    refusal{errc::checksum_differs, raises::io_error,
+            "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
+            "handed out"},
+    refusal{errc::timed_out, raises::io_error,
+            "kv: chunk 7 of 30 bytes was not there after 12 ns; it goes on being brought in: ask again"},
+    refusal{errc::chunk_leased, raises::argument_error,
+            "kv: chunk 7 is leased 12 times; end these leases first"},
 };
 
 }  // namespace
@@ -163,6 +199,9 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
         break;
       case raises::length_error:
         CHECK_THROWS_WITH_AS(why.raise(), text, length_error);
+        break;
+      case raises::io_error:
+        CHECK_THROWS_WITH_AS(why.raise(), text, io_error);
         break;
     }
   }

@@ -11,7 +11,7 @@ FORBIDDEN = {"iostream", "functional", "regex"}
 RESTRICTED = {"filesystem": ("transfer/", "comm/", "async_checkpointer"), "thread": ("transfer/", "comm/", "async_checkpointer")}
 
 # Macros of others that must be defined before their header is included.
-CONFIGURES = {"XXH_INLINE_ALL"}
+CONFIGURES = {"XXH_INLINE_ALL", "ZSTD_STATIC_LINKING_ONLY"}
 
 findings = []
 

@@ -63,6 +63,7 @@ class basic_host_space {
  public:
   using range_type = memory_range<basic_host_space>;
   using fence_type = host_fence;
+  using source_type = Source;
   static constexpr bool is_host_accessible = true;
 
   explicit basic_host_space(host_options options)

@@ -1,0 +1,203 @@
+/// @file
+/// File queues against fio on the same file, block and depth. One iteration moves the whole amount, so that
+/// the ends of a run (opening, the first requests, the last) count the same for everyone.
+///
+/// LLMMEM_BENCH_IO_MIB   bytes of the file and of an iteration (16)
+/// LLMMEM_BENCH_IO_DIR   its folder (the system's for temporary files)
+/// LLMMEM_BENCH_FIO      run fio's rows (only when set)
+
+#include <llmmem/space/host.hpp>
+#include <llmmem/transfer/file_queue.hpp>
+#if __has_include(<liburing.h>)
+#include <llmmem/transfer/uring_io.hpp>
+#endif
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+[[nodiscard]] std::uint64_t total_bytes() {
+  const char* const text = std::getenv("LLMMEM_BENCH_IO_MIB");
+  return (text != nullptr ? std::strtoull(text, nullptr, 10) : 16) << 20;
+}
+
+[[nodiscard]] std::string path_of_file() {
+  const char* const folder = std::getenv("LLMMEM_BENCH_IO_DIR");
+  const std::filesystem::path where =
+      folder != nullptr ? std::filesystem::path(folder) : std::filesystem::temp_directory_path();
+  return (where / fmt::format("llmmem-bench-{}", ::getpid())).string();
+}
+
+/// The file of all rows: written once, removed at the end.
+struct bench_file {
+  std::string path = path_of_file();
+
+  bench_file() {
+    const io_file file(path);
+    file_queue<> queue;
+    const std::vector<std::byte> part(std::size_t{1} << 20, std::byte{1});
+    for (std::uint64_t at = 0; at < total_bytes(); at += part.size())
+      queue.start(write_to(file, at, part)).value().wait();
+  }
+  bench_file(const bench_file&) = delete;
+  bench_file& operator=(const bench_file&) = delete;
+  ~bench_file() { ::unlink(path.c_str()); }
+};
+
+[[nodiscard]] const bench_file& shared_file() {
+  static const bench_file file;
+  return file;
+}
+
+enum class pattern { sequential, random };
+
+struct workload {
+  const char* name;
+  pattern order;
+  io_direction way;
+  std::uint64_t block;
+  std::uint32_t depth;
+};
+
+constexpr std::array workloads{
+    workload{"seq_read_1M", pattern::sequential, io_direction::read, 1 << 20, 32},
+    workload{"seq_write_1M", pattern::sequential, io_direction::write, 1 << 20, 32},
+    workload{"rand_read_64K", pattern::random, io_direction::read, 1 << 16, 32},
+    workload{"rand_write_64K", pattern::random, io_direction::write, 1 << 16, 32},
+    workload{"rand_read_4K", pattern::random, io_direction::read, 1 << 12, 32},
+};
+
+/// Bytes of one iteration: small blocks need not move the whole file.
+[[nodiscard]] std::uint64_t bytes_of(const workload& load) {
+  const std::uint64_t all = total_bytes();
+  return load.block < (1 << 16) ? all / 4 : all;
+}
+
+[[nodiscard]] double processor_seconds(int who) {
+  rusage use{};
+  ::getrusage(who, &use);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(use.ru_utime) + seconds(use.ru_stime);
+}
+
+void report(benchmark::State& state, const workload& load, double cpu_seconds) {
+  const double bytes = static_cast<double>(bytes_of(load)) * static_cast<double>(state.iterations());
+  state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
+  state.counters["cpu_ms_per_GB"] = cpu_seconds * 1e3 / (bytes * 1e-9);
+}
+
+/// Copies of one block each, `depth` under way at any time, as fio's jobs do.
+template <class Engine, class... Args>
+void move_by_queue(benchmark::State& state, const workload& load, drive_by driver, Args... engine) {
+  const io_file file(shared_file().path, {.mode = open_mode::update});
+  if (file.direct() < 0) return state.SkipWithError("no direct I/O here");
+  file_queue<Engine> queue({.driver = driver, .block_bytes = load.block, .depth = load.depth}, engine...);
+  host_space memory({.budget = load.block * load.depth + (1 << 21)});
+  const auto range = memory.try_allocate(load.block * load.depth, 4096).value();
+  std::vector<transfer_fence> fences(load.depth);
+  const std::uint64_t blocks = total_bytes() / load.block;
+  const std::uint64_t count = bytes_of(load) / load.block;
+  std::uint64_t random = 1;
+  const double before = processor_seconds(RUSAGE_SELF);
+  for (auto _ : state) {
+    const auto began = std::chrono::steady_clock::now();
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::size_t slot = i % load.depth;
+      fences[slot].wait();
+      random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+      const std::uint64_t at = load.order == pattern::random ? (random >> 33) % blocks : i;
+      const file_copy copy{&file, load.way, at * load.block, range.data + slot * load.block, load.block};
+      fences[slot] = queue.start(copy).value();
+    }
+    for (const transfer_fence& each : fences)
+      each.wait();
+    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  report(state, load, processor_seconds(RUSAGE_SELF) - before);
+  memory.deallocate(range);
+}
+
+/// One number out of fio's JSON, the first of that name behind `section`.
+[[nodiscard]] double number_in(const std::string& json, std::string_view section, std::string_view name) {
+  const std::size_t begin = json.find(fmt::format("\"{}\" : {{", section));
+  const std::size_t at = json.find(fmt::format("\"{}\" : ", name), begin == std::string::npos ? 0 : begin);
+  return at == std::string::npos ? 0 : std::strtod(json.c_str() + at + name.size() + 5, nullptr);
+}
+
+void move_by_fio(benchmark::State& state, const workload& load, const char* engine) {
+  const bool reads = load.way == io_direction::read;
+  const std::string order =
+      load.order == pattern::random ? (reads ? "randread" : "randwrite") : (reads ? "read" : "write");
+  const std::string command = fmt::format(
+      "fio --name=x --filename={} --direct=1 --ioengine={} --rw={} --bs={} --iodepth={} --size={} "
+      "--io_size={} "
+      "--norandommap --overwrite=1 --fallocate=none --thread --output-format=json 2>/dev/null",
+      shared_file().path, engine, order, load.block, load.depth, total_bytes(), bytes_of(load));
+  const double before = processor_seconds(RUSAGE_CHILDREN);
+  double own = 0;
+  for (auto _ : state) {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
+    std::string json;
+    std::array<char, 4096> part{};
+    while (const std::size_t got = std::fread(part.data(), 1, part.size(), pipe.get()))
+      json.append(part.data(), got);
+    const double seconds = number_in(json, reads ? "read" : "write", "runtime") * 1e-3;
+    const double rate = number_in(json, reads ? "read" : "write", "bw_bytes");
+    if (seconds == 0 || rate == 0) return state.SkipWithError("fio did not run");
+    // Its own clock counts whole milliseconds: the rate is finer.
+    const double took = static_cast<double>(bytes_of(load)) / rate;
+    own +=
+        (number_in(json, "job options", "usr_cpu") + number_in(json, "job options", "sys_cpu")) / 100 * took;
+    state.SetIterationTime(took);
+  }
+  static_cast<void>(before);
+  report(state, load, own);
+}
+
+const int registered = [] {
+  const auto add = [](const workload& load, const char* who, auto run) {
+    benchmark::RegisterBenchmark(fmt::format("io/{}/{}", load.name, who).c_str(), run)
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+  };
+  for (const workload& load : workloads) {
+    add(load, "llmmem_posix",
+        [&load](benchmark::State& state) { move_by_queue<posix_io>(state, load, drive_by::waiters); });
+#if __has_include(<liburing.h>)
+    add(load, "llmmem", [&load](benchmark::State& state) {
+      move_by_queue<uring_io>(state, load, drive_by::waiters,
+                              uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
+    });
+    add(load, "llmmem_uring_thread", [&load](benchmark::State& state) {
+      move_by_queue<uring_io>(state, load, drive_by::own_thread,
+                              uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
+    });
+#endif
+    if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
+      add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });
+      add(load, "fio_uring", [&load](benchmark::State& state) { move_by_fio(state, load, "io_uring"); });
+    }
+  }
+  return 0;
+}();
+
+}  // namespace

@@ -1,0 +1,151 @@
+/// @file
+/// What a codec is, the form in which bytes travel to a slower tier and rest there, and what the compressor
+/// of a plane is.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+/// How far a decoded value may lie from the one that was encoded:
+///
+///     |decoded - value| <= max(relative * |value|, absolute)    for |value| <= largest
+///
+/// Larger values may become infinite. A lossless codec has the default.
+struct codec_error {
+  double relative = 0;  ///< of the value
+  double absolute = 0;  ///< where the relative bound ends: near zero
+  double largest = std::numeric_limits<double>::infinity();
+
+  friend constexpr bool operator==(const codec_error&, const codec_error&) noexcept = default;
+};
+
+/// Turns chunks of bytes into an encoded form, and back.
+///
+/// What every codec says of itself, as `static constexpr` members:
+///
+/// | member | |
+/// |---|---|
+/// | `name` | `const char*`, for error texts: the `where` of its failures |
+/// | `format_id` | 64 bits of the encoded form: equal where one may decode what the other encoded. It goes
+/// into layout fingerprints of what outlives the process | | `element_bytes` | a chunk is a multiple of it |
+/// | `is_lossless` | whether what is decoded is what was encoded, bit for bit |
+/// | `error_bound` | a `codec_error`; the default where it is lossless |
+/// | `worst_case_bytes(n)` | no chunk of `n` bytes, `n` at most `llmmem::max_bytes`, is longer encoded: what
+/// a tier reserves. Grows with `n` |
+///
+/// And what it does, without allocating, to chunks of at most `max_chunk_bytes()`:
+///
+/// `encode(in, out)` writes to the beginning of `out`, which has `worst_case_bytes(in.size())` or more, and
+/// says how many bytes it wrote.
+///
+/// `decode(in, out)` takes what `encode` wrote, no byte more or less, into an `out` of the chunk's own size.
+/// `in` may be any bytes at all: what no chunk is encoded as is refused, and nothing outside the two spans is
+/// read or written. After a refusal the bytes of `out` are of no use. It is no checksum: a codec notices
+/// damage only where it cannot go on. What leaves memory needs one besides (`crc32c`), over the encoded
+/// bytes.
+///
+/// `in` and `out` do not overlap. Neither needs alignment.
+///
+/// @par Errors   `bad_granularity` for a chunk that is no multiple of `element_bytes`, `out_of_range` above
+///      `max_chunk_bytes()`, `too_short` for an `out` of less than the worst case, `layout_mismatch` for the
+///      encoded form of another codec, `damaged_encoding` for what is none.
+/// @par Constructor   `C(std::uint64_t max_chunk_bytes, const metadata_source&)` allocates all the scratch
+///      memory there will be; `metadata_bytes()` tells how much. Throws `length_error` for 0 or above
+///      `llmmem::max_bytes`, `out_of_memory` when the source has no memory.
+/// @par Thread safety   one call at a time on an object, for its scratch memory. One object for each thread
+///      that moves data; all decode what any of them encoded.
+template <class C>
+concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&> && std::movable<C> &&
+                requires(C object, const C& read, std::span<const std::byte> in, std::span<std::byte> out,
+                         std::uint64_t bytes) {
+                  { object.encode(in, out) } noexcept -> std::same_as<result<std::uint64_t>>;
+                  { object.decode(in, out) } noexcept -> std::same_as<result<void>>;
+                  { C::worst_case_bytes(bytes) } noexcept -> std::same_as<std::uint64_t>;
+                  { read.max_chunk_bytes() } noexcept -> std::same_as<std::uint64_t>;
+                  { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
+                  { C::name } -> std::convertible_to<const char*>;
+                  { C::format_id } -> std::convertible_to<std::uint64_t>;
+                  { C::element_bytes } -> std::convertible_to<std::uint64_t>;
+                  { C::is_lossless } -> std::convertible_to<bool>;
+                  { C::error_bound } -> std::convertible_to<codec_error>;
+                  requires C::element_bytes > 0;
+                  requires !C::is_lossless || C::error_bound == codec_error{};
+                };
+
+/// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values are far more frequent
+/// than others.
+///
+/// `compress` writes to the beginning of `out`, which is shorter than `in`, and says how many bytes; nothing
+/// when they would not fit. `decompress` says whether `in`, which may be any bytes at all, was a plane of
+/// exactly `out.size()` bytes; it reads and writes nothing else. Neither allocates.
+///
+/// @par Constructor   `P(std::uint64_t max_plane_bytes, const metadata_source&)`; throws `out_of_memory`.
+template <class P>
+concept plane_compressor =
+    std::constructible_from<P, std::uint64_t, const metadata_source&> && std::movable<P> &&
+    requires(P object, const P& read, std::span<const std::byte> in, std::span<std::byte> out) {
+      { object.compress(in, out) } noexcept -> std::same_as<std::optional<std::uint64_t>>;
+      { object.decompress(in, out) } noexcept -> std::same_as<bool>;
+      { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
+      { P::format_id } -> std::convertible_to<std::uint64_t>;
+    };
+
+// For those who write codecs.
+
+/// 64 bits of a format's description, for its `format_id` (FNV-1a; Fowler, Noll and Vo).
+[[nodiscard]] constexpr std::uint64_t format_digest(
+    std::string_view description, std::uint64_t behind = 0xCBF2'9CE4'8422'2325ULL) noexcept {
+  for (const char c : description)
+    behind = (behind ^ static_cast<unsigned char>(c)) * 0x100'0000'01B3ULL;
+  return behind;
+}
+
+/// `bytes` as a codec's `max_chunk_bytes`, or the `length_error` that the concept asks for.
+/// @param who  the codec's name.
+[[nodiscard]] inline std::uint64_t checked_chunk_bytes(std::uint64_t bytes, const char* who) {
+  if (bytes == 0)
+    throw length_error(std::string(who) + ": max_chunk_bytes 0; a codec needs chunks to work on");
+  if (bytes > max_bytes) {
+    throw length_error(std::string(who) + ": max_chunk_bytes " + std::to_string(bytes) +
+                       " passes the limit of 2^63 - 1 bytes");
+  }
+  return bytes;
+}
+
+/// Why `object` cannot take a chunk of `bytes`; `errc::ok` when it can.
+template <class Codec>
+[[nodiscard]] constexpr failure chunk_refusal(const Codec& object, std::uint64_t bytes) noexcept {
+  if (bytes % Codec::element_bytes != 0) {
+    return {
+        .code = errc::bad_granularity, .wanted = bytes, .found = Codec::element_bytes, .where = Codec::name};
+  }
+  const std::uint64_t most = object.max_chunk_bytes();
+  if (bytes > most) return {.code = errc::out_of_range, .wanted = bytes, .found = most, .where = Codec::name};
+  return {};
+}
+
+/// Why `object` cannot encode a chunk of `bytes` into `room`; `errc::ok` when it can.
+template <class Codec>
+[[nodiscard]] constexpr failure encode_refusal(const Codec& object, std::uint64_t bytes,
+                                               std::uint64_t room) noexcept {
+  const failure refused = chunk_refusal(object, bytes);
+  if (refused.code != errc::ok) return refused;
+  const std::uint64_t most = Codec::worst_case_bytes(bytes);
+  if (room < most) return {.code = errc::too_short, .wanted = most, .found = room, .where = Codec::name};
+  return {};
+}
+
+}  // namespace llmmem::inline v0

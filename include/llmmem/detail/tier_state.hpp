@@ -1,0 +1,200 @@
+/// @file
+/// One tier of a `tiered_buffer`: its range, how it is carved, and who leaves next.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/paging/range_arena.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/transfer/tier.hpp>
+#include <llmmem/version/dirty_ranges.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// How far a tier has a copy of a chunk.
+enum class residence : std::uint8_t {
+  absent,    ///< no copy; in the last tier the place is kept all the same
+  reserved,  ///< it has a place, and nothing on its way there
+  arriving,  ///< a transfer fills it
+  valid,     ///< as it was when last written or brought; the topmost such copy is the newest
+};
+
+/// A chunk's copy in a tier.
+struct tier_copy {
+  arena_handle place{};
+  std::byte* data = nullptr;
+  std::uint64_t granted = 0;
+  residence at = residence::absent;
+  bool has_checksum = false;
+  std::uint32_t checksum = 0;  // of the bytes as they rest here
+  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
+  std::uint32_t pins = 0;      // leases and transfers
+  dirty_ranges dirty;          // what the next copy beneath does not have
+
+  [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
+};
+
+/// Whether a space gives out ranges of any size for as long as their sum fits.
+template <class Space>
+[[nodiscard]] consteval bool never_fragments() noexcept {
+  if constexpr (requires { Space::source_type::never_fragments; }) {
+    return Space::source_type::never_fragments;
+  } else {
+    return false;
+  }
+}
+
+/// How much of a tier is taken.
+struct room_stats {
+  std::uint64_t capacity = 0;
+  std::uint64_t used = 0;
+  std::uint64_t peak = 0;
+  std::uint64_t places = 0;
+  std::uint64_t metadata_bytes = 0;
+};
+
+/// Room for copies: one range of the space, carved by best fit.
+template <class Space>
+class chunk_room {
+ public:
+  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source& metadata)
+      : slab_(*place.space, place.budget, place.granularity),
+        arena_(slab_.range().data, slab_.bytes(), place.granularity,
+               {.max_blocks = place.max_pieces, .name = std::move(name), .metadata = metadata}) {}
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const result<arena_allocation> had = arena_.allocate(bytes);
+    if (!had) return had.error();
+    copy.place = had->handle;
+    copy.data = had->data;
+    copy.granted = had->granted;
+    return {};
+  }
+  void give_back(tier_copy& copy) noexcept {
+    static_cast<void>(arena_.free(copy.place));
+    copy = {};
+  }
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return arena_.granted_for(bytes);
+  }
+  [[nodiscard]] room_stats stats() const noexcept {
+    const arena_stats s = arena_.stats();
+    return {arena_.capacity(), s.granted, s.peak_granted, s.live, s.metadata_bytes};
+  }
+  void audit(std::vector<std::string>& found) const {
+    for (std::string& each : arena_.audit())
+      found.push_back(std::move(each));
+  }
+
+ private:
+  space_buffer<Space> slab_;
+  range_arena arena_;
+};
+
+/// Room for copies in a space that never fragments: a range for each.
+template <class Space>
+  requires(never_fragments<Space>())
+class chunk_room<Space> {
+ public:
+  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source&)
+      : space_(place.space), unit_(place.granularity), name_(std::move(name)) {
+    stats_.capacity = place.budget;
+  }
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const std::uint64_t taken = granted_for(bytes);
+    if (taken > stats_.capacity - stats_.used) {
+      return failure{.code = errc::out_of_bytes,
+                     .wanted = taken,
+                     .found = stats_.capacity - stats_.used,
+                     .where = name_.c_str()};
+    }
+    const auto had = space_->try_allocate(taken, unit_);
+    if (!had) return had.error();
+    copy.data = had->data;
+    copy.granted = taken;
+    stats_.used += taken;
+    if (stats_.used > stats_.peak) stats_.peak = stats_.used;
+    ++stats_.places;
+    return {};
+  }
+  void give_back(tier_copy& copy) noexcept {
+    space_->deallocate({copy.data, copy.granted});
+    stats_.used -= copy.granted;
+    --stats_.places;
+    copy = {};
+  }
+  /// What the space charges: whole pieces of its source.
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return space_->source().footprint(bytes, unit_);
+  }
+  [[nodiscard]] room_stats stats() const noexcept { return stats_; }
+  void audit(std::vector<std::string>&) const noexcept {}
+
+ private:
+  Space* space_;
+  std::uint64_t unit_;
+  std::string name_;
+  room_stats stats_;
+};
+
+/// One tier: its room, and who leaves it next.
+template <class Tier>
+struct tier_state {
+  using space_type = typename Tier::space_type;
+  using range_type = typename space_type::range_type;
+
+  struct setup {
+    const tier_place<space_type>& place;
+    std::size_t index;
+    const std::string& name;
+    std::uint32_t max_chunks;
+    std::uint64_t largest_chunk_bytes;
+    const metadata_source& metadata;
+  };
+
+  using codec_type = typename Tier::codec_type;
+  static constexpr bool encodes = !std::is_same_v<codec_type, identity_codec>;
+
+  explicit tier_state(const setup& s)
+      : space(s.place.space),
+        room(s.place, s.name + ": tier " + std::to_string(s.index), s.metadata),
+        eviction(slot_count{s.max_chunks}, s.metadata),
+        codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
+        granularity(s.place.granularity) {}
+
+  /// Bytes of the place of a chunk of `bytes`.
+  [[nodiscard]] static constexpr std::uint64_t place_bytes(std::uint64_t bytes) noexcept {
+    return codec_type::worst_case_bytes(bytes);
+  }
+  /// `bytes` in whole units of this tier.
+  [[nodiscard]] std::uint64_t rounded(std::uint64_t bytes) const noexcept {
+    return (bytes + granularity - 1) / granularity * granularity;
+  }
+
+  /// The chunk's bytes as the space names them.
+  [[nodiscard]] static range_type range(const tier_copy& copy, std::uint64_t bytes) noexcept {
+    return {copy.data, bytes};
+  }
+
+  space_type* space;
+  chunk_room<space_type> room;
+  typename Tier::eviction_type eviction;
+  codec_type codec;
+  std::uint64_t granularity;
+  std::uint64_t drops = 0;
+  std::uint64_t write_backs = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

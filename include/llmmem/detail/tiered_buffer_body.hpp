@@ -1,0 +1,376 @@
+/// @file
+/// Chunks, leases, counters and the audit of `tiered_buffer`.
+#pragma once
+
+#include <llmmem/tiered_buffer.hpp>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// How many bytes tier 0 lacks to hold the largest set of leases.
+inline void check_largest_lease(const std::string& name, std::uint64_t capacity, std::uint64_t largest) {
+  if (largest <= capacity) return;
+  throw out_of_memory(name + ": tier 0 holds " + std::to_string(capacity) +
+                      " bytes, the largest set of leases " + std::to_string(largest) +
+                      "; give it at least as many");
+}
+
+[[nodiscard]] inline tiered_options checked(tiered_options options, bool encodes) {
+  const auto refuse = [&](const char* what) {
+    throw argument_error(options.name + ": " + what + " is 0; it must be at least 1");
+  };
+  if (options.max_chunks == 0) refuse("max_chunks");
+  if (options.max_transfers == 0) refuse("max_transfers");
+  if (encodes && options.largest_chunk_bytes == 0) refuse("largest_chunk_bytes");
+  if (encodes && options.staging_slots == 0) refuse("staging_slots");
+  return options;
+}
+
+}  // namespace detail
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
+    typename Traits::clock clock, tiered_options options,
+    const tier_place<typename Tiers::space_type>&... places)
+    : options_(detail::checked(std::move(options), encodes)),
+      meter_(clock),
+      clock_(clock),
+      tiers_([&]<std::size_t... I>(std::index_sequence<I...>) {
+        return std::tuple<typename detail::tier_state<Tiers>::setup...>{
+            {places, I, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
+             options_.metadata}...};
+      }(std::index_sequence_for<Tiers...>{})),
+      edges_([&]<std::size_t... I>(std::index_sequence<I...>) {
+        return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{
+            edge_type<I>(*tier_at<I>().space, *tier_at<I + 1>().space, options_.max_transfers)...};
+      }(std::make_index_sequence<tiers - 1>{})),
+      chunks_(options_.max_chunks, options_.metadata, "tiered_buffer: chunks"),
+      transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
+      free_transfers_(options_.max_transfers, options_.metadata, "tiered_buffer: free transfers"),
+      free_transfer_count_(options_.max_transfers),
+      stages_(encodes ? options_.staging_slots : 0, staging_slot{}, options_.metadata,
+              "tiered_buffer: staging"),
+      wanted_(options_.max_chunks, options_.metadata, "tiered_buffer: prefetches"),
+      due_(options_.max_chunks, options_.metadata, "tiered_buffer: writes through") {
+  for (std::uint32_t i = 0; i < options_.max_transfers; ++i)
+    free_transfers_[i] = options_.max_transfers - 1 - i;
+  auto& above_last = tier_at<last - 1>();
+  for (std::size_t i = 0; i < stages_.size(); ++i)
+    above_last.room.take(stages_[i].place, tier_at<last>().place_bytes(options_.largest_chunk_bytes)).value();
+  const detail::room_stats top = tier_at<0>().room.stats();
+  detail::check_largest_lease(options_.name, top.capacity - top.used, options_.largest_lease_bytes);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+basic_tiered_buffer<Traits, Tiers...>::~basic_tiered_buffer() {
+  for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
+    if (transfers_[id].chunk != none) static_cast<void>(complete(id));
+  }
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const noexcept {
+  return chunks_.check(chunk, options_.name.c_str());
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
+  auto& home = tier_at<last>();
+  if (encodes) {
+    constexpr std::uint64_t unit = std::remove_reference_t<decltype(home)>::codec_type::element_bytes;
+    const char* const name = options_.name.c_str();
+    if (bytes % unit != 0) {
+      return failure{.code = errc::bad_granularity, .wanted = bytes, .found = unit, .where = name};
+    }
+    if (bytes > options_.largest_chunk_bytes) {
+      return failure{
+          .code = errc::out_of_range, .wanted = bytes, .found = options_.largest_chunk_bytes, .where = name};
+    }
+  }
+  copy place;
+  if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
+  chunk_record fresh;
+  fresh.bytes = bytes;
+  fresh.copies[last] = place;
+  const std::uint32_t slot = chunks_.acquire(fresh);
+  if (slot == none) {
+    home.room.give_back(place);
+    return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
+  }
+  return chunks_.handle(slot);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
+  if (const result<void> gone = discard(chunk); !gone) return gone;
+  tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
+  chunks_.release(chunk.slot);
+  return {};
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  chunk_record& c = chunks_[chunk.slot];
+  if (c.leases != 0) return at_chunk(errc::chunk_leased, chunk.slot, 0, c.leases);
+  static_cast<void>(await_quiet(chunk.slot));  // how that went no longer matters
+  forget_contents(chunk.slot);
+  return {};
+}
+
+/// Frees every copy, and whatever was planned for the chunk. @pre no lease and no transfer.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) noexcept {
+  chunk_record& c = chunks_[slot];
+  const auto leave = [slot](auto& queue, std::uint32_t& count) {
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (queue[i] != slot) queue[kept++] = queue[i];
+    }
+    count = kept;
+  };
+  if (std::exchange(c.wanted, false)) leave(wanted_, wanted_count_);
+  if (std::exchange(c.store_due, false)) leave(due_, due_count_);
+  for (std::size_t i = 0; i < last; ++i) {
+    with_index<last>(i, [&]<class I>(I) {
+      if (c.copies[I::value].is_valid()) {
+        drop<I::value>(slot);
+      } else if (c.copies[I::value].at == detail::residence::reserved) {
+        tier_at<I::value>().room.give_back(c.copies[I::value]);
+      }
+    });
+  }
+  c.copies[last].at = detail::residence::absent;
+  c.copies[last].dirty.clear();
+}
+
+/// Waits for the chunk's transfer, if it has one.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::await_quiet(std::uint32_t slot) {
+  const std::uint32_t id = chunks_[slot].transfer;
+  return id == none ? result<void>{} : wait_for(id, wait_complete, clock_.now_ns());
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::bytes(chunk_handle chunk) const noexcept {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  return chunks_[chunk.slot].bytes;
+}
+
+/// The topmost tier with a valid copy, or `tiers` when there is none.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::size_t basic_tiered_buffer<Traits, Tiers...>::newest(const chunk_record& c) const noexcept {
+  std::size_t i = 0;
+  while (i < tiers && !c.copies[i].is_valid())
+    ++i;
+  return i;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<std::size_t> basic_tiered_buffer<Traits, Tiers...>::tier_of(chunk_handle chunk) const noexcept {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  const std::size_t found = newest(chunks_[chunk.slot]);
+  if (found == tiers) return at_chunk(errc::no_contents, chunk.slot);
+  return found;
+}
+
+/// Whether a tier beneath has all that this copy has.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+bool basic_tiered_buffer<Traits, Tiers...>::is_clean(const chunk_record& c, std::size_t tier) const noexcept {
+  if (!c.copies[tier].dirty.empty()) return false;
+  for (std::size_t i = tier + 1; i < tiers; ++i) {
+    if (c.copies[i].is_valid()) return true;
+  }
+  return false;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<typename basic_tiered_buffer<Traits, Tiers...>::top_range>
+basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode mode,
+                                                   byte_interval changed, patience wait) {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  const std::uint32_t slot = chunk.slot;
+  chunk_record& c = chunks_[slot];
+  if (changed.end > c.bytes || changed.begin > changed.end) {
+    return failure{.code = errc::past_the_bytes,
+                   .wanted = changed.end,
+                   .found = c.bytes,
+                   .where = options_.name.c_str()};
+  }
+  const bool changes = writes(mode);
+  if (c.writing || (changes && c.leases != 0)) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  const std::size_t found = newest(c);
+  if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);
+  // A transfer that reads the copy is in nobody's way but a writer's.
+  if (found != 0 || (changes && c.transfer != none)) {
+    if (const result<void> there = make_resident(slot, reads(mode), wait); !there) return there.error();
+  }
+  if (found != tiers) ++hits_[found];
+  if (mode == access_mode::write) {
+    // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
+    for (std::size_t i = 1; i < last; ++i) {
+      with_index<last>(i, [&]<class I>(I) {
+        if (c.copies[I::value].is_valid()) drop<I::value>(slot);
+      });
+    }
+  }
+  if (changes) c.copies[0].dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
+  c.writing = changes;
+  ++c.leases;
+  ++c.uses;
+  ++leases_;
+  pin<0>(slot);
+  return tier_at<0>().range(c.copies[0], c.bytes);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t slot, access_mode mode) noexcept {
+  chunk_record& c = chunks_[slot];
+  --c.leases;
+  unpin<0>(slot);
+  if (!writes(mode)) return;
+  c.writing = false;
+  using write_type = typename std::tuple_element_t<0, std::tuple<Tiers...>>::write_type;
+  if (!c.store_due && write_type::writes_at(c.uses)) {
+    c.store_due = true;
+    due_[due_count_++] = slot;
+  }
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::read(chunk_handle chunk, patience wait) -> result<read_lease> {
+  const result<top_range> range = begin_lease(chunk, access_mode::read, {}, wait);
+  if (!range) return range.error();
+  return read_lease(*this, chunk.slot, *range);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::write(chunk_handle chunk, patience wait) -> result<write_lease> {
+  const result<top_range> range = begin_lease(chunk, access_mode::write, {}, wait);
+  if (!range) return range.error();
+  return write_lease(*this, chunk.slot, *range);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, patience wait)
+    -> result<update_lease> {
+  const result<std::uint64_t> all = bytes(chunk);
+  if (!all) return all.error();
+  return update(chunk, 0, *all, wait);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, std::uint64_t offset,
+                                                   std::uint64_t count, patience wait)
+    -> result<update_lease> {
+  const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
+  const result<top_range> range = begin_lease(chunk, access_mode::read_write, {offset, end}, wait);
+  if (!range) return range.error();
+  return update_lease(*this, chunk.slot, *range);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
+  stats_type now;
+  for (std::size_t i = 0; i < tiers; ++i) {
+    with_index<tiers>(i, [&]<class I>(I) {
+      const auto& tier = tier_at<I::value>();
+      const detail::room_stats carved = tier.room.stats();
+      now.tiers[I::value] = {.budget = carved.capacity,
+                             .used = carved.used,
+                             .peak = carved.peak,
+                             .chunks = carved.places,
+                             .hits = hits_[I::value],
+                             .drops = tier.drops,
+                             .write_backs = tier.write_backs};
+      now.metadata_bytes += carved.metadata_bytes + tier.eviction.metadata_bytes();
+    });
+  }
+  now.moved = meter_.stats();
+  now.leases = leases_;
+  now.background_failures = background_failures_;
+  now.metadata_bytes +=
+      chunks_.bytes() + transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
+  return now;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
+  std::vector<std::string> found;
+  std::array<std::uint64_t, tiers> places{};
+  places[last - 1] = stages_.size();
+  std::uint32_t under_way = 0;
+  for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
+    if (!chunks_.is_live(slot)) continue;
+    const chunk_record& c = chunks_[slot];
+    const auto say = [&](const std::string& what) {
+      found.push_back(options_.name + ": chunk " + std::to_string(slot) + " " + what);
+    };
+    if (c.transfer != none) {
+      ++under_way;
+      if (transfers_[c.transfer].chunk != slot) say("has the transfer of another");
+    }
+    if (c.leases != 0 && !c.copies[0].is_valid()) say("is leased and not in tier 0");
+    if (c.writing && c.leases != 1) say("is written under " + std::to_string(c.leases) + " leases");
+    for (std::size_t i = 0; i < tiers; ++i) {
+      with_index<tiers>(i, [&]<class I>(I) {
+        constexpr std::size_t at = I::value;
+        const copy& held = c.copies[at];
+        const std::string tier = "in tier " + std::to_string(at);
+        if (held.granted != 0) ++places[at];
+        if (held.granted == 0 && held.at != detail::residence::absent) say(tier + " has no place");
+        if (held.granted != 0 && held.granted < c.bytes) say(tier + " has too small a place");
+        if (at == last && held.granted == 0) say("lost its place in the last tier");
+        if (at != last && held.granted != 0 && held.at == detail::residence::absent) {
+          say(tier + " has a place and no copy");
+        }
+        if (held.at == detail::residence::arriving && c.transfer == none) say(tier + " awaits nothing");
+        if (at != last && held.is_valid() &&
+            tier_at<at>().eviction.is_candidate(slot_id{slot}) != (held.pins == 0)) {
+          say(tier +
+              (held.pins == 0 ? " cannot leave, though nobody uses it" : " may leave while it is in use"));
+        }
+      });
+    }
+  }
+  if (under_way + free_transfer_count_ != transfers_.size()) {
+    found.push_back(options_.name + ": " + std::to_string(under_way) + " transfers under way and " +
+                    std::to_string(free_transfer_count_) + " free are not " +
+                    std::to_string(transfers_.size()));
+  }
+  for (std::size_t i = 0; i < tiers; ++i) {
+    with_index<tiers>(i, [&]<class I>(I) {
+      const auto& room = tier_at<I::value>().room;
+      if (room.stats().places != places[I::value]) {
+        found.push_back(options_.name + ": tier " + std::to_string(I::value) + " gave " +
+                        std::to_string(room.stats().places) + " places, chunks have " +
+                        std::to_string(places[I::value]));
+      }
+      room.audit(found);
+    });
+  }
+  return found;
+}
+
+}  // namespace llmmem::inline v0

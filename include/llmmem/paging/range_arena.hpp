@@ -1,0 +1,129 @@
+/// @file
+/// `range_arena`: pieces of any size out of one range of bytes.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/paging/arena.hpp>
+#include <llmmem/paging/detail/arena_ledger.hpp>
+#include <llmmem/paging/detail/split_blocks.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Best fit with splitting and joining in a range that somebody else owns: a slab of a space, a file, a
+/// device's memory. It never touches a byte of it, and the addresses may be what no host can follow.
+///
+/// Requests are rounded up to `granularity`, and nothing else is ever lost inside an allocation. With pieces
+/// of one size nothing fragments; with several, a request can fail while enough is free in parts: what lies
+/// in between must then go, or be moved by its owner.
+///
+/// @par Complexity      O(log n) in the free pieces.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          see `arena_policy`; the constructor throws `argument_error` for a granularity that is
+///                      no power of two or that the range's start is no multiple of, `length_error` for a
+///                      range of less than that, `out_of_memory` without metadata.
+class range_arena {
+ public:
+  /// @param data   start of the range.
+  /// @param bytes  of it; what passes the last whole `granularity` is not used.
+  range_arena(std::byte* data, std::uint64_t bytes, std::uint64_t granularity, arena_options options = {})
+      : ledger_(std::move(options.name)),
+        granularity_(granularity),
+        bytes_(checked(data, bytes, granularity, ledger_.name())),
+        blocks_(options.max_blocks, options.metadata, "range_arena: blocks") {
+    static_cast<void>(blocks_.add_segment(data, bytes_, 0, 0));
+    ledger_.reserved_more(bytes_);
+  }
+  range_arena(const range_arena&) = delete;
+  range_arena& operator=(const range_arena&) = delete;
+
+  /// `errc::out_of_bytes`: found = the largest piece it could have.
+  [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept {
+    if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
+    const std::uint64_t rounded = granted_for(bytes);
+    const std::uint32_t slot = blocks_.best(0, rounded);
+    if (slot == detail::split_blocks::none) {
+      return ledger_.refuse(
+          {.code = errc::out_of_bytes, .wanted = rounded, .found = blocks_.largest_free(1)});
+    }
+    if (!blocks_.use(slot, rounded, bytes, granularity_)) {
+      return ledger_.refuse({.code = errc::table_full, .wanted = 1, .found = 0});
+    }
+    const auto& used = blocks_[slot];
+    ledger_.given(bytes, used.bytes);
+    return arena_allocation{blocks_.handle(slot), used.data, bytes, used.bytes};
+  }
+
+  [[nodiscard]] result<void> free(const arena_handle& handle) noexcept {
+    const failure wrong = blocks_.check(handle, ledger_.name());
+    if (wrong.code != errc::ok) return wrong;
+    ledger_.taken_back(blocks_[handle.slot].requested, blocks_[handle.slot].bytes);
+    blocks_.give_back(handle.slot);
+    return {};
+  }
+
+  /// Nothing can be given back: the range is its owner's. 0.
+  std::uint64_t trim() noexcept { return 0; }
+
+  /// What an allocation of `bytes` takes. @pre at most `max_arena_bytes`.
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return (bytes + granularity_ - 1) / granularity_ * granularity_;
+  }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_; }
+
+  [[nodiscard]] arena_stats stats() const noexcept {
+    arena_stats now = ledger_.stats();
+    now.largest_free = blocks_.largest_free(1);
+    now.metadata_bytes = blocks_.bytes();
+    return now;
+  }
+
+  [[nodiscard]] std::vector<std::string> audit() const {
+    std::vector<std::string> found;
+    std::uint64_t live = 0, requested = 0, granted = 0, all = 0;
+    blocks_.audit(ledger_.name(), found, [&](const detail::split_blocks::block& b) {
+      all += b.bytes;
+      if (b.is_free) return;
+      ++live;
+      requested += b.requested;
+      granted += b.bytes;
+    });
+    if (all != bytes_) {
+      found.push_back(std::string(ledger_.name()) + ": its blocks have " + std::to_string(all) +
+                      " bytes, the range " + std::to_string(bytes_));
+    }
+    ledger_.audit_sums(found, live, requested, granted, bytes_);
+    return found;
+  }
+
+ private:
+  [[nodiscard]] static std::uint64_t checked(const std::byte* data, std::uint64_t bytes,
+                                             std::uint64_t granularity, const char* name) {
+    if (granularity == 0 || (granularity & (granularity - 1)) != 0 ||
+        reinterpret_cast<std::uintptr_t>(data) % granularity != 0) {
+      throw argument_error(std::string(name) + ": granularity " + std::to_string(granularity) +
+                           "; it must be a power of two that the range's start is a multiple of");
+    }
+    if (bytes < granularity || bytes > max_arena_bytes) {
+      throw length_error(std::string(name) + ": a range of " + std::to_string(bytes) + " bytes; it must be " +
+                         std::to_string(granularity) + " to 2^48");
+    }
+    return bytes / granularity * granularity;
+  }
+
+  detail::arena_ledger ledger_;
+  std::uint64_t granularity_;
+  std::uint64_t bytes_;
+  detail::split_blocks blocks_;
+};
+
+static_assert(arena_policy<range_arena>);
+
+}  // namespace llmmem::inline v0

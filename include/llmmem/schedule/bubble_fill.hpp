@@ -1,0 +1,189 @@
+/// @file
+/// Puts work that can wait into the bubbles of a pipeline, without making the pipeline longer.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/gap_fill.hpp>
+#include <llmmem/schedule/detail/nanoseconds.hpp>
+#include <llmmem/schedule/pipeline_timeline.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Work to be put into a device's bubbles: an offload copy, a checkpoint's write, the neighbour's forward
+/// pass computed a second time (Bamboo, Thorpe et al., NSDI 2023).
+struct bubble_work {
+  /// A deadline that is none.
+  static constexpr std::uint64_t no_deadline = ~std::uint64_t{0};
+
+  std::uint32_t device = 0;
+  std::uint64_t ns = 0;
+  std::uint64_t release_ns = 0;             ///< may not start before
+  std::uint64_t deadline_ns = no_deadline;  ///< must have ended by
+};
+
+/// A copy that takes the device's time: what `bubble_work::ns` is for it.
+struct bubble_copy {
+  std::uint64_t bytes = 0;
+  std::uint64_t bytes_per_second = 0;  ///< 1 to 2^53
+  std::uint64_t latency_ns = 0;
+};
+
+/// Latency and bytes over bandwidth, rounded up to whole nanoseconds; 0 for no bytes.
+/// @throws argument_error  for a bandwidth out of range.
+/// @throws length_error    when it passes 2^63 - 1 ns.
+[[nodiscard]] constexpr std::uint64_t copy_ns(const bubble_copy& copy) {
+  return detail::link_ns(copy.bytes, copy.bytes_per_second, copy.latency_ns, "copy_ns");
+}
+
+/// Whether work may be cut: then a piece may go into one bubble and the rest into later ones, at no cost.
+enum class preemption : std::uint8_t { none, free };
+
+/// How hard to look.
+enum class bubble_search : std::uint8_t {
+  greedy,  ///< earliest deadline first
+  exact,   ///< as many items as can be placed, for few items a device
+};
+
+/// How `bubble_fill` goes about it.
+struct bubble_options {
+  preemption cut = preemption::none;
+  bubble_search search = bubble_search::greedy;
+};
+
+/// The most items of one device that `bubble_search::exact` takes: it looks at each of their 2^n subsets.
+inline constexpr std::size_t max_exact_bubble_items = 16;
+
+/// Part of an item, or all of it.
+struct bubble_piece {
+  std::size_t item = 0;  ///< index into the work given
+  std::uint32_t device = 0;
+  std::uint64_t start_ns = 0;
+  std::uint64_t finish_ns = 0;
+
+  friend constexpr bool operator==(const bubble_piece&, const bubble_piece&) noexcept = default;
+};
+
+/// What goes where, and what found no room.
+struct bubble_plan {
+  std::vector<bubble_piece> pieces{};   ///< by device, then by start
+  std::vector<std::size_t> left_out{};  ///< items that were not placed at all, ascending
+  std::uint64_t filled_ns = 0;          ///< of the bubbles
+  std::uint64_t idle_ns = 0;            ///< of the bubbles, left over
+};
+
+/// The times from 0 to the makespan in which `device` computes nothing, ascending, none of them empty.
+/// @throws argument_error  when the timeline has no such device, or its spans overlap or pass the makespan.
+[[nodiscard]] inline std::vector<time_gap> bubbles_of(const pipeline_timeline& timeline,
+                                                      std::uint32_t device) {
+  if (device >= timeline.tasks.size()) {
+    throw argument_error("bubbles_of: device " + std::to_string(device) + "; the timeline has " +
+                         std::to_string(timeline.tasks.size()));
+  }
+  std::vector<time_gap> gaps{};
+  std::uint64_t from = 0;
+  for (const task_span& span : timeline.tasks[device]) {
+    if (span.start_ns < from || span.finish_ns < span.start_ns || span.finish_ns > timeline.makespan_ns) {
+      throw argument_error("bubbles_of: device " + std::to_string(device) + " runs a task from " +
+                           std::to_string(span.start_ns) + " to " + std::to_string(span.finish_ns) +
+                           " ns, after one until " + std::to_string(from) + " ns and with a makespan of " +
+                           std::to_string(timeline.makespan_ns) + " ns; take a timeline as simulated");
+    }
+    if (span.start_ns > from) gaps.push_back({from, span.start_ns});
+    from = span.finish_ns;
+  }
+  if (timeline.makespan_ns > from) gaps.push_back({from, timeline.makespan_ns});
+  return gaps;
+}
+
+/// Places each item wholly into bubbles of its device, between release and deadline, one item at a time; or
+/// leaves it out. No task moves, so the makespan stays. Devices do not touch each other's work.
+///
+/// **Greedy, cut freely.** At each moment of a bubble the released item with the earliest deadline runs
+/// (EDF). When that misses a deadline, the longest item due no later than the missed one is left out and it
+/// starts again; at the end those left out are tried once more. So nothing left out could be added to the
+/// rest. All items are placed whenever that is possible at all, and as many as possible when no item has a
+/// release time (Moore and Hodgson 1968); with releases a few less may be. *Why EDF misses none that can be
+/// met:* take a schedule that meets all, and the first moment when it does not run what EDF runs, item a, but
+/// b or nothing. Item a has work left, which the schedule does later, before a's deadline. Exchange as much
+/// of it with what is done now: a is ready, so it may run now; b, due no earlier than a, now ends before a's
+/// deadline at the latest. All deadlines are still met, and the schedules agree for longer. (Time outside the
+/// bubbles is for both as if it did not exist.)
+///
+/// **Greedy, whole.** By rising deadline, each item goes to the earliest place where it fits. What is left
+/// out fits into nothing left over; but more could be placed by another order: the question is NP-hard.
+///
+/// **Exact.** As many items as possible, and of two such sets the one with the item listed first. Cut freely:
+/// EDF decides each subset. Whole: for each subset the earliest moment by which all of it can be done, from
+/// that of the subsets with one item less.
+///
+/// @par Complexity   of n items of a device over g bubbles: greedy O(n (n + g) log n) cut, O(n (n + g))
+///                   whole; exact O(2^n (n + g) log n) cut, O(2^n n g) whole.
+/// @throws argument_error  for an item of no length, of a device the timeline lacks, or released after its
+///                         deadline; as `bubbles_of`.
+/// @throws length_error    for more than `max_exact_bubble_items` of a device under exact search.
+[[nodiscard]] inline bubble_plan bubble_fill(const pipeline_timeline& timeline,
+                                             std::span<const bubble_work> work,
+                                             const bubble_options& options = {}) {
+  const auto refuse = [](std::size_t item, const std::string& why) {
+    throw argument_error("bubble_fill: item " + std::to_string(item) + " " + why);
+  };
+  std::vector<std::vector<detail::gap_item>> by_device(timeline.tasks.size());
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    const bubble_work& item = work[i];
+    if (item.device >= timeline.tasks.size()) {
+      refuse(i, "is for device " + std::to_string(item.device) + "; the timeline has " +
+                    std::to_string(timeline.tasks.size()));
+    }
+    if (item.ns == 0) refuse(i, "takes 0 ns; leave it out");
+    if (item.release_ns > item.deadline_ns) {
+      refuse(i, "is released at " + std::to_string(item.release_ns) + " ns, after its deadline at " +
+                    std::to_string(item.deadline_ns) + " ns");
+    }
+    by_device[item.device].push_back({.item = i,
+                                      .ns = item.ns,
+                                      .release_ns = item.release_ns,
+                                      .deadline_ns = std::min(item.deadline_ns, timeline.makespan_ns)});
+  }
+
+  bubble_plan plan;
+  for (std::uint32_t device = 0; device < timeline.tasks.size(); ++device) {
+    const auto& items = by_device[device];
+    const auto gaps = bubbles_of(timeline, device);
+    if (options.search == bubble_search::exact && items.size() > max_exact_bubble_items) {
+      throw length_error("bubble_fill: device " + std::to_string(device) + " has " +
+                         std::to_string(items.size()) + " items, exact search takes " +
+                         std::to_string(max_exact_bubble_items) + "; search greedily, or give it fewer");
+    }
+    const bool cut = options.cut == preemption::free;
+    const auto pieces = options.search == bubble_search::exact
+                            ? (cut ? detail::most_cut(gaps, items) : detail::most_whole(gaps, items))
+                            : (cut ? detail::greedy_cut(gaps, items) : detail::greedy_whole(gaps, items));
+    std::vector<bool> placed(items.size(), false);
+    for (const auto& piece : pieces) {
+      placed[piece.index] = true;
+      plan.filled_ns += piece.finish_ns - piece.start_ns;
+      plan.pieces.push_back({.item = items[piece.index].item,
+                             .device = device,
+                             .start_ns = piece.start_ns,
+                             .finish_ns = piece.finish_ns});
+    }
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (!placed[i]) plan.left_out.push_back(items[i].item);
+    }
+    for (const time_gap& gap : gaps)
+      plan.idle_ns += gap.finish_ns - gap.start_ns;
+  }
+  plan.idle_ns -= plan.filled_ns;
+  std::ranges::sort(plan.left_out);
+  return plan;
+}
+
+}  // namespace llmmem::inline v0

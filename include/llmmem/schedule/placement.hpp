@@ -1,0 +1,151 @@
+/// @file
+/// How much of weights, KV cache and activations lies on the device, in host memory and on NVMe, so that a
+/// generation step is fastest.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// Where attention over KV that is not on the device is computed.
+enum class away_attention : std::uint8_t {
+  on_device,  ///< the KV is sent there, every step
+  on_host,    ///< on the host, which takes `host_attention_ns` for all KV; only results travel, not counted
+};
+
+/// What placement depends on. A *step* makes one token for each sequence of the block, the batches that go
+/// through a layer while its weights are there (FlexGen's zig-zag block schedule).
+struct placement_facts {
+  // To be placed, in bytes
+  std::uint64_t weight_bytes = 0;
+  std::uint64_t kv_bytes = 0;  ///< of all sequences of the block, at their longest
+  std::uint64_t activation_bytes = 0;
+
+  // Moved in a step, in bytes, where it does not lie on the device
+  std::uint64_t kv_read_bytes = 0;
+  std::uint64_t kv_written_bytes = 0;
+  std::uint64_t activation_moved_bytes = 0;  ///< each way
+
+  // Room, in bytes, less what buffers need
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+  std::uint64_t nvme_bytes = 0;
+
+  // Bandwidths, in bytes a second, 1 to 2^53; those of NVMe are not read when it has no room
+  std::uint64_t host_to_device = 0;
+  std::uint64_t device_to_host = 0;
+  std::uint64_t nvme_to_host = 0;
+  std::uint64_t host_to_nvme = 0;
+
+  std::uint64_t compute_ns = 0;  ///< of a step, on the device
+  away_attention attention = away_attention::on_device;
+  std::uint64_t host_attention_ns = 0;  ///< of a step, if all KV were away
+};
+
+/// Shares of something in each tier. They add up to 1.
+struct tier_fractions {
+  double device = 0;
+  double host = 0;
+  double nvme = 0;
+};
+
+/// What a step is made of; it takes the longest of them, as all go on at once.
+struct placement_times {
+  std::uint64_t compute_ns = 0;  ///< device, and attention on the host
+  std::uint64_t host_to_device_ns = 0;
+  std::uint64_t device_to_host_ns = 0;
+  std::uint64_t nvme_to_host_ns = 0;
+  std::uint64_t host_to_nvme_ns = 0;
+
+  [[nodiscard]] constexpr std::uint64_t step_ns() const noexcept {
+    return std::max({compute_ns, host_to_device_ns, device_to_host_ns, nvme_to_host_ns, host_to_nvme_ns});
+  }
+};
+
+/// Shares of each kind in each tier, and what a step then takes.
+struct placement {
+  tier_fractions weights{};
+  tier_fractions kv{};
+  tier_fractions activations{};
+  placement_times times{};
+};
+
+/// Whole chunks in each tier.
+struct tier_chunks {
+  std::uint32_t device = 0;
+  std::uint32_t host = 0;
+  std::uint32_t nvme = 0;
+
+  friend constexpr bool operator==(const tier_chunks&, const tier_chunks&) noexcept = default;
+};
+
+/// Into how many equal chunks each is divided: weights into layers, for example. At most `max_chunks`.
+struct chunk_counts {
+  static constexpr std::uint32_t max_chunks = 1U << 20;
+
+  std::uint32_t weights = 1;
+  std::uint32_t kv = 1;
+  std::uint32_t activations = 1;
+};
+
+/// The most ways to distribute chunks over the tiers among which `round_placement` finds the best for
+/// certain: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
+inline constexpr std::uint64_t max_exact_placements = std::uint64_t{1} << 18;
+
+/// Whole chunks in each tier, and what a step then takes.
+struct chunked_placement {
+  tier_chunks weights{};
+  tier_chunks kv{};
+  tier_chunks activations{};
+  placement_times times{};
+};
+
+/// The fractions with which a step takes least, after FlexGen (Sheng et al., ICML 2023, arXiv 2303.06865,
+/// section 4.3): compute and the four directions of traffic go on at the same time, so the step takes the
+/// longest. With W, K, A the bytes and w, k, a the fractions on host (h) and NVMe (n), R, N, M the bytes of
+/// KV read and written and of activations moved:
+///
+///     host to device   (w_h + w_n) W + (k_h + k_n) R + (a_h + a_n) M
+///     device to host                   (k_h + k_n) N + (a_h + a_n) M
+///     NVMe to host     w_n W         + k_n R         + a_n M
+///     host to NVMe                     k_n N         + a_n M
+///     compute          compute_ns    + (k_h + k_n) host_attention_ns
+///
+/// bytes over bandwidth each. The last term, and instead of it no R from host to device, is for
+/// `away_attention::on_host`. FlexGen prices a layer; layers being alike, a step is so many times that. Its
+/// prefill, and its choice of block size by trying several, are left to the caller.
+///
+/// That is a linear program of nine fractions, solved by the simplex method in double precision: times are
+/// within a millionth of the slowest that a placement could have, and budgets within a millionth of a
+/// millionth of all bytes. `round_placement` keeps them exactly. Of equally fast placements it takes one with
+/// most bytes on the device, a byte in host memory counting half.
+///
+/// @par Complexity   constant; some microseconds.
+/// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
+/// @throws argument_error  for a bandwidth of 0 or above 2^53.
+[[nodiscard]] inline placement solve_placement(const placement_facts& facts);
+
+/// Whole chunks near the fractions of `solve_placement`, or any others: within `device_bytes`, `host_bytes`
+/// and `nvme_bytes`, exactly, a chunk counted as its bytes over the number of chunks, rounded up.
+///
+/// With up to `max_exact_placements` ways to distribute the chunks it looks at each and takes the fastest, of
+/// equal ones that with fewest bytes away from the device, then on NVMe. With more it looks at every
+/// combination of numbers of chunks less than 1 away from the fractions, then than 2 and 3, until one keeps
+/// the budgets, and from the fastest of these moves one or two chunks at a time as long as that helps: near
+/// the best, not always it.
+///
+/// @par Complexity   O(ways) when exact; else 46,656 ways, and 342 for each chunk that is moved then.
+/// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, no
+///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
+/// @throws length_error    when none of the ways looked at keeps the budgets; as `solve_placement`.
+[[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
+                                                       const placement& fractional,
+                                                       const chunk_counts& chunks);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/schedule/detail/placement_body.hpp>

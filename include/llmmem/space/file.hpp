@@ -1,0 +1,305 @@
+/// @file
+/// `io_file`: an open file, with what is needed to move bytes past the page cache where that can be had, and
+/// the reason where it cannot.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+
+#if !defined(__linux__)
+#error "llmmem/space/file.hpp needs Linux: O_DIRECT, statx and fallocate."
+#endif
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// How a file is opened.
+enum class open_mode : std::uint8_t {
+  read,        ///< it must be there
+  update,      ///< it must be there, and may be written
+  create,      ///< made when it is not there; what it holds stays
+  create_new,  ///< it must not be there yet
+};
+
+/// Whether bytes should go past the page cache (O_DIRECT).
+enum class direct_io : std::uint8_t {
+  preferred,  ///< where file system and device allow it
+  required,   ///< or else it is an error
+  never,
+};
+
+/// Why bytes of a file go through the page cache.
+enum class fallback_reason : std::uint8_t {
+  none,         ///< they do not
+  not_asked,    ///< `direct_io::never`
+  refused,      ///< the file system refused to open it for direct I/O
+  unsupported,  ///< it opens so, and says that it cannot do it
+  rejected,     ///< it opens so, and then refused a transfer that kept to what it asks for
+};
+
+[[nodiscard]] constexpr std::string_view to_string(fallback_reason why) noexcept {
+  switch (why) {
+    case fallback_reason::none:
+      return "direct";
+    case fallback_reason::not_asked:
+      return "direct I/O was not asked for";
+    case fallback_reason::refused:
+      return "the file system does not open files for direct I/O";
+    case fallback_reason::unsupported:
+      return "the file system says that it has no direct I/O for this file";
+    case fallback_reason::rejected:
+      return "the file system refused a direct transfer that was aligned as it asks";
+  }
+  return "unknown";
+}
+
+/// What a file asks of direct transfers.
+struct direct_limits {
+  std::uint64_t offset_alignment = 4096;  ///< of offset and length
+  std::uint64_t memory_alignment = 4096;  ///< of the address
+};
+
+/// How a file is set up.
+struct file_options {
+  open_mode mode = open_mode::create;
+  direct_io direct = direct_io::preferred;
+  std::uint32_t permissions = 0600;  ///< of a file that is made, before the umask
+};
+
+/// An open file. Transfers take it by address: it does not move, and outlives them.
+///
+/// Where direct I/O can be had it holds two descriptors, one for whole aligned blocks past the page cache and
+/// one for what is left at either end, as KvikIO's "opportunistic direct I/O" does.
+///
+/// @par Thread safety   everything `const` from any threads at once; the system orders the rest.
+/// @par Errors          the constructor throws `io_error` with path and errno; the rest are values.
+class io_file {
+ public:
+  explicit io_file(std::string path, const file_options& options = {});
+  io_file(const io_file&) = delete;
+  io_file& operator=(const io_file&) = delete;
+  ~io_file() {
+    if (direct_ >= 0) ::close(direct_);
+    if (buffered_ >= 0) ::close(buffered_);
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] bool is_writable() const noexcept { return writable_; }
+
+  /// Descriptors: through the page cache, and past it (-1 where that cannot be had).
+  [[nodiscard]] int buffered() const noexcept { return buffered_; }
+  [[nodiscard]] int direct() const noexcept {
+    return rejected_.load(std::memory_order_relaxed) ? -1 : direct_;
+  }
+
+  /// What direct transfers must keep to; of use only where `direct()` is not -1. Offsets are aligned to whole
+  /// pages at least, so that no page is written both through the cache and past it.
+  [[nodiscard]] const direct_limits& limits() const noexcept { return limits_; }
+
+  /// Why there is no direct I/O, and the system's error number where it gave one.
+  [[nodiscard]] fallback_reason fallback() const noexcept {
+    return rejected_.load(std::memory_order_relaxed) ? fallback_reason::rejected : fallback_;
+  }
+  [[nodiscard]] int fallback_errno() const noexcept { return fallback_errno_; }
+
+  /// Said by who got EINVAL for a direct transfer that kept to the limits: from here on there is none.
+  void reject_direct() const noexcept { rejected_.store(true, std::memory_order_relaxed); }
+
+  /// Bytes of the file.
+  [[nodiscard]] result<std::uint64_t> size() const noexcept {
+    struct stat status{};
+    if (::fstat(buffered_, &status) != 0) return failed(errc::read_failed, errno, 0, 0);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  /// Sets the length; what comes on reads as zero.
+  result<void> resize(std::uint64_t bytes) noexcept {
+    return grown([&] { return ::ftruncate(buffered_, static_cast<off_t>(bytes)); }, bytes, 0);
+  }
+
+  /// Takes room on the device for `[offset, offset + bytes)` now, so that writing there cannot fail for lack
+  /// of it. A file system that cannot do so grows the file only.
+  result<void> reserve(std::uint64_t offset, std::uint64_t bytes) noexcept;
+
+  /// Gives the room there back; it reads as zero from then on. `errc::grow_failed` where that cannot be had.
+  result<void> punch(std::uint64_t offset, std::uint64_t bytes) noexcept {
+    return grown(
+        [&] {
+          return ::fallocate(buffered_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                             static_cast<off_t>(offset), static_cast<off_t>(bytes));
+        },
+        bytes, offset);
+  }
+
+  /// Copies bytes within the file, on the calling thread. @pre the two runs do not overlap.
+  result<void> copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept;
+
+  /// Returns once what was written, and what is needed to read it, is on the device (fdatasync). After a
+  /// failure nothing is known of what was written since the last success: the system may have dropped it.
+  result<void> sync() noexcept {
+    while (::fdatasync(buffered_) != 0) {
+      if (errno != EINTR) return failed(errc::sync_failed, errno, 0, 0);
+    }
+    return {};
+  }
+
+  /// Takes the file for this object alone, against other processes and other objects that ask likewise
+  /// (flock). Given back when the object or the process ends.
+  result<void> lock() noexcept {
+    while (::flock(buffered_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      return failed(errno == EWOULDBLOCK ? errc::file_locked : errc::not_opened, errno, 0, 0);
+    }
+    return {};
+  }
+
+ private:
+  [[nodiscard]] failure failed(errc code, int error, std::uint64_t bytes,
+                               std::uint64_t offset) const noexcept {
+    return {code, static_cast<std::uint32_t>(error), bytes, offset, path_.c_str()};
+  }
+
+  template <class Call>
+  result<void> grown(Call call, std::uint64_t bytes, std::uint64_t offset) noexcept {
+    if (!writable_) return failed(errc::not_opened, 0, bytes, offset);
+    if (bytes > max_bytes || offset > max_bytes - bytes) {
+      return failed(errc::grow_failed, EFBIG, bytes, offset);
+    }
+    while (call() != 0) {
+      if (errno != EINTR) return failed(errc::grow_failed, errno, bytes, offset);
+    }
+    return {};
+  }
+
+  void open_direct(int flags);
+  void read_limits();
+
+  std::string path_;
+  int buffered_ = -1;
+  int direct_ = -1;
+  bool writable_ = false;
+  fallback_reason fallback_ = fallback_reason::none;
+  int fallback_errno_ = 0;
+  mutable std::atomic<bool> rejected_{false};
+  direct_limits limits_;
+};
+
+namespace detail {
+
+[[noreturn]] LLMMEM_COLD inline void cannot_open(const std::string& path, const char* what, int error) {
+  throw io_error(path + ": " + what + ": " + std::generic_category().message(error) + " (errno " +
+                 std::to_string(error) + ")");
+}
+
+[[nodiscard]] inline int open_again(const char* path, int flags, std::uint32_t permissions) noexcept {
+  int file = -1;
+  do {
+    file = ::open(path, flags | O_CLOEXEC, static_cast<mode_t>(permissions));
+  } while (file < 0 && errno == EINTR);
+  return file;
+}
+
+}  // namespace detail
+
+inline io_file::io_file(std::string path, const file_options& options)
+    : path_(std::move(path)), writable_(options.mode != open_mode::read) {
+  int flags = writable_ ? O_RDWR : O_RDONLY;
+  if (options.mode == open_mode::create) flags |= O_CREAT;
+  if (options.mode == open_mode::create_new) flags |= O_CREAT | O_EXCL;
+  buffered_ = detail::open_again(path_.c_str(), flags, options.permissions);
+  if (buffered_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
+  try {
+    struct stat status{};
+    if (::fstat(buffered_, &status) != 0) detail::cannot_open(path_, "cannot be examined", errno);
+    if (S_ISDIR(status.st_mode)) detail::cannot_open(path_, "cannot be opened", EISDIR);
+    // Reads of a few bytes at either end must not bring in pages that direct transfers own.
+    ::posix_fadvise(buffered_, 0, 0, POSIX_FADV_RANDOM);
+    if (options.direct == direct_io::never) {
+      fallback_ = fallback_reason::not_asked;
+      return;
+    }
+    open_direct(writable_ ? O_RDWR : O_RDONLY);
+    if (direct_ < 0 && options.direct == direct_io::required) {
+      throw io_error(path_ + ": direct I/O is required, but " + std::string(to_string(fallback_)) +
+                     "; take another file system, or direct_io::preferred");
+    }
+  } catch (...) {
+    if (direct_ >= 0) ::close(direct_);
+    ::close(buffered_);
+    throw;
+  }
+}
+
+inline void io_file::open_direct(int flags) {
+  // By descriptor, not by path: the name may lead elsewhere by now.
+  const std::string same = "/proc/self/fd/" + std::to_string(buffered_);
+  direct_ = detail::open_again(same.c_str(), flags | O_DIRECT, 0);
+  if (direct_ < 0 && errno == ENOENT) direct_ = detail::open_again(path_.c_str(), flags | O_DIRECT, 0);
+  if (direct_ < 0) {
+    fallback_ = fallback_reason::refused;
+    fallback_errno_ = errno;
+    return;
+  }
+  read_limits();
+}
+
+inline void io_file::read_limits() {
+  const long page = ::sysconf(_SC_PAGESIZE);
+  const std::uint64_t page_bytes = page > 0 ? static_cast<std::uint64_t>(page) : 65536;
+  limits_ = {page_bytes, page_bytes};
+#if defined(STATX_DIOALIGN)
+  struct statx status{};
+  if (::statx(direct_, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN) != 0) {
+    if (status.stx_dio_offset_align == 0 || status.stx_dio_mem_align == 0) {
+      fallback_ = fallback_reason::unsupported;
+      ::close(std::exchange(direct_, -1));
+      return;
+    }
+    limits_.offset_alignment =
+        status.stx_dio_offset_align > page_bytes ? status.stx_dio_offset_align : page_bytes;
+    limits_.memory_alignment = status.stx_dio_mem_align;
+  }
+#endif
+}
+
+inline result<void> io_file::reserve(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  const result<void> reserved =
+      grown([&] { return ::fallocate(buffered_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)); },
+            bytes, offset);
+  if (reserved || reserved.error().index != EOPNOTSUPP) return reserved;
+  const result<std::uint64_t> now = size();
+  if (!now) return now.error();
+  return *now >= offset + bytes ? result<void>{} : resize(offset + bytes);
+}
+
+inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept {
+  auto source = static_cast<off_t>(from);
+  auto destination = static_cast<off_t>(to);
+  while (bytes != 0) {
+    const ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return failed(errc::write_failed, errno, bytes, static_cast<std::uint64_t>(destination));
+    if (moved == 0) {
+      const auto end = static_cast<std::uint64_t>(source);
+      return failure{errc::file_ends, 0, end + bytes, end, path_.c_str()};
+    }
+    bytes -= static_cast<std::uint64_t>(moved);
+  }
+  return {};
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,415 @@
+/// @file
+/// `tiered_buffer`: model state larger than memory. Chunks live in tiers of spaces, move by themselves or as
+/// told, and are touched under leases.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/handle_table.hpp>
+#include <llmmem/detail/tier_state.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/schedule/access.hpp>
+#include <llmmem/transfer/detail/tier_edge.hpp>
+#include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/tier.hpp>
+#include <llmmem/version/dirty_ranges.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A chunk of a tiered buffer. A default-constructed one names none.
+struct chunk_handle {
+  std::uint32_t slot = 0;
+  std::uint32_t generation = 0;
+  std::uint32_t owner = 0;
+
+  friend constexpr bool operator==(const chunk_handle&, const chunk_handle&) noexcept = default;
+};
+
+/// How long a lease waits for its chunk to come up, in nanoseconds. The names are SGLang HiCache's.
+struct patience {
+  std::uint64_t ns = 0;
+};
+inline constexpr patience best_effort{0};                    ///< takes what is there, and starts the rest
+inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as it takes
+[[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
+  return {ns};
+}
+
+/// How a tiered buffer is set up.
+struct tiered_options {
+  std::uint32_t max_chunks = 4096;
+  std::uint32_t max_transfers = 64;       ///< under way at once
+  std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
+  std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
+  std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
+  std::string name = "tiered_buffer";     ///< for error texts
+  metadata_source metadata{};
+};
+
+/// What a tier holds, and did.
+struct tier_stats {
+  std::uint64_t budget = 0;       ///< bytes it may hold
+  std::uint64_t used = 0;         ///< bytes resident and in flight, as rounded
+  std::uint64_t peak = 0;         ///< most of these at once
+  std::uint64_t chunks = 0;       ///< copies it holds
+  std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above
+  std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
+  std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
+};
+
+/// Counters of a tiered buffer of `Tiers` tiers.
+template <std::size_t Tiers>
+struct tiered_stats {
+  std::array<tier_stats, Tiers> tiers{};
+  meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
+  std::uint64_t leases = 0;               ///< given out
+  std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
+  std::uint64_t metadata_bytes = 0;
+};
+
+/// What a buffer reports to and measures by; to inherit and shadow.
+struct tiered_traits {
+  using clock = steady_meter_clock;
+};
+
+/// Chunks of bytes of any size, in tiers of spaces, fastest first.
+///
+///     host_space host({.budget = 64 << 20});
+///     file_space<uring_io> disk("state", {.budget = 1 << 30});
+///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30});
+///
+///     const chunk_handle weights = buffer.create(bytes).value();
+///     {
+///       auto all = buffer.write(weights).value();     // contents are made anew: nothing is brought in
+///       fill(all.span());
+///     }
+///     buffer.prefetch(other);                         // on its way while we compute
+///     auto seen = buffer.read(weights).value();       // waits until it is in tier 0, and holds it there
+///
+/// - **A lease** pins its chunk in tier 0 at one address. Any number of `read`, or one `write` or `update`.
+/// - **Every chunk has its place in the last tier** from `create` on, so that what has to leave can always go
+///   down. Tiers above hold copies; the topmost is the newest.
+/// - **Dirty bytes.** A lease that writes marks its range; when the copy goes down, only those bytes move,
+///   rounded to the granularity of the tier beneath. A clean copy that has to leave is dropped.
+/// - **Budgets are hard**: each tier is one range of its space, carved by best fit; a transfer takes its room
+///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
+/// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
+///   `errc::checksum_differs`, never wrong bytes.
+/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling thread,
+/// in
+///   staging memory that is taken out of the budget of the tier above when the buffer is built.
+/// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
+/// that
+///   fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
+/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the use
+/// of
+///   room come free) happens inside calls; `progress` is the one that does only that.
+///
+/// @tparam Traits  see `tiered_traits`.
+/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec>`. Of two neighbours the host
+///                 must be able to touch one; above a tier with a codec, which can only be the last, the
+///                 upper.
+/// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
+///                      after construction.
+/// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
+/// @par Errors          the constructor throws `out_of_memory` when a tier's space has not got its budget, or
+///                      the first tier less than `largest_lease_bytes`, `argument_error` for options that
+///                      cannot be. Everything else is a value; what a space's copies throw passes through.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+class basic_tiered_buffer {
+ public:
+  static constexpr std::size_t tiers = sizeof...(Tiers);
+  template <std::size_t I>
+  using space_type = typename std::tuple_element_t<I, std::tuple<Tiers...>>::space_type;
+  using top_range = typename space_type<0>::range_type;
+  using stats_type = tiered_stats<tiers>;
+
+  /// Holds a chunk in tier 0 for as long as it lives. Movable. The buffer outlives it.
+  template <access_mode Mode>
+  class [[nodiscard]] lease {
+   public:
+    using byte_type = std::conditional_t<Mode == access_mode::read, const std::byte, std::byte>;
+
+    lease() noexcept = default;
+    lease(lease&& other) noexcept
+        : buffer_(std::exchange(other.buffer_, nullptr)), slot_(other.slot_), range_(other.range_) {}
+    lease& operator=(lease&& other) noexcept {
+      if (this != &other) {
+        end();
+        buffer_ = std::exchange(other.buffer_, nullptr);
+        slot_ = other.slot_;
+        range_ = other.range_;
+      }
+      return *this;
+    }
+    ~lease() { end(); }
+
+    /// Ends it now.
+    void end() noexcept {
+      if (buffer_ != nullptr) std::exchange(buffer_, nullptr)->end_lease(slot_, Mode);
+    }
+
+    /// The bytes, where the host may touch tier 0.
+    [[nodiscard]] std::span<byte_type> span() const noexcept
+      requires(space_type<0>::is_host_accessible)
+    {
+      return range_.span();
+    }
+    /// The bytes in tier 0's own terms.
+    [[nodiscard]] top_range range() const noexcept { return range_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return buffer_ != nullptr; }
+
+   private:
+    friend class basic_tiered_buffer;
+    lease(basic_tiered_buffer& buffer, std::uint32_t slot, top_range range) noexcept
+        : buffer_(&buffer), slot_(slot), range_(range) {}
+
+    basic_tiered_buffer* buffer_ = nullptr;
+    std::uint32_t slot_ = 0;
+    top_range range_{};
+  };
+  using read_lease = lease<access_mode::read>;
+  using write_lease = lease<access_mode::write>;
+  using update_lease = lease<access_mode::read_write>;
+
+  /// @param places  the space of each tier, and its budget there. The spaces outlive the buffer.
+  explicit basic_tiered_buffer(tiered_options options,
+                               const tier_place<typename Tiers::space_type>&... places)
+      : basic_tiered_buffer(typename Traits::clock{}, std::move(options), places...) {}
+  basic_tiered_buffer(typename Traits::clock clock, tiered_options options,
+                      const tier_place<typename Tiers::space_type>&... places);
+  basic_tiered_buffer(const basic_tiered_buffer&) = delete;
+  basic_tiered_buffer& operator=(const basic_tiered_buffer&) = delete;
+
+  /// Waits for what is under way. What was not flushed is gone with the upper tiers.
+  ~basic_tiered_buffer();
+
+  /// @name Chunks
+  /// @{
+  /// A chunk without contents. Takes its place in the last tier.
+  result<chunk_handle> create(std::uint64_t bytes);
+  /// Ends a chunk. `errc::chunk_leased` while it is leased.
+  result<void> remove(chunk_handle chunk);
+  /// Makes the contents worthless: nothing of them is moved any more. The next lease is a `write`.
+  result<void> discard(chunk_handle chunk);
+  [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept;
+  /// The tier of the newest copy. `errc::no_contents`.
+  [[nodiscard]] result<std::size_t> tier_of(chunk_handle chunk) const noexcept;
+  /// @}
+
+  /// @name Leases
+  /// `errc::no_contents` for a chunk that was never written, `errc::chunk_leased` when another lease is in
+  /// the way, `errc::out_of_bytes` when leased chunks leave no room in tier 0, `errc::timed_out` when
+  /// patience ends (the chunk then comes up in the background), and what a transfer failed with.
+  /// @{
+  result<read_lease> read(chunk_handle chunk, patience wait = wait_complete);
+  /// All of it will be written; until then the contents are anything.
+  result<write_lease> write(chunk_handle chunk, patience wait = wait_complete);
+  /// Any of it may change.
+  result<update_lease> update(chunk_handle chunk, patience wait = wait_complete);
+  /// Only `count` bytes from `offset` on change: no others are moved down for it. The span is the whole
+  /// chunk.
+  result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
+                              patience wait = wait_complete);
+  /// @}
+
+  /// @name Movement
+  /// @{
+  /// Begins to bring a chunk up. What fails is told by the next lease.
+  result<void> prefetch(chunk_handle chunk);
+  /// Makes the chunk leave tier 0, written back first where it is dirty. Waits for room beneath, not for the
+  /// write. `errc::chunk_leased`.
+  result<void> evict(chunk_handle chunk);
+  /// Returns when the last tier has all of the chunk's contents. No change for one without.
+  result<void> flush(chunk_handle chunk);
+  /// The same for all chunks; goes on after a failure, and gives the first.
+  result<void> flush();
+  /// Takes note of what has arrived, and begins what was waiting for it. Never waits.
+  void progress();
+  /// @}
+
+  [[nodiscard]] stats_type stats() const;
+  /// The last failure of a transfer nobody waited for.
+  [[nodiscard]] const failure& background_failure() const noexcept { return background_failure_; }
+
+  /// One sentence for each broken invariant. O(chunks).
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  static constexpr std::size_t last = tiers - 1;
+  static constexpr std::uint32_t none = detail::no_index;
+
+  using copy = detail::tier_copy;
+  static constexpr bool encodes =
+      detail::tier_state<std::tuple_element_t<last, std::tuple<Tiers...>>>::encodes;
+  static_assert(!encodes || space_type<last - 1>::is_host_accessible,
+                "a codec works on host memory: the tier above the last must be one that the host can touch");
+
+  struct chunk_record {
+    std::uint64_t bytes = 0;
+    std::uint32_t leases = 0;
+    std::uint32_t transfer = none;  // under way: one at a time
+    std::uint32_t uses = 0;
+    bool writing = false;
+    bool wanted = false;     // in the queue of prefetches
+    bool store_due = false;  // to be written through
+    std::array<copy, tiers> copies{};
+  };
+
+  struct transfer {
+    std::uint32_t chunk = none;
+    std::uint32_t edge = 0;
+    bool stores = false;
+    bool then_drops = false;
+    bool found_under_way = false;  // a lease came to wait for it after it had begun
+    std::uint32_t stage = none;    // staging slot
+  };
+
+  /// What became of an attempt: done, not before transfer `on` has ended, or not at all.
+  struct attempt {
+    enum class kind : std::uint8_t { done, blocked, failed };
+    kind how = kind::done;
+    std::uint32_t on = none;
+    failure why;
+
+    [[nodiscard]] static attempt blocked(std::uint32_t on) noexcept { return {kind::blocked, on, {}}; }
+    [[nodiscard]] static attempt failed(const failure& why) noexcept { return {kind::failed, none, why}; }
+    [[nodiscard]] bool is_done() const noexcept { return how == kind::done; }
+  };
+
+  template <std::size_t I>
+  using edge_type = detail::tier_edge<space_type<I>, space_type<I + 1>>;
+  template <class Indices>
+  struct edge_tuple;
+  template <std::size_t... I>
+  struct edge_tuple<std::index_sequence<I...>> {
+    using type = std::tuple<edge_type<I>...>;
+  };
+
+  /// Calls `f` with tier `i` as a constant, or with edge `i`.
+  template <std::size_t Count, class F>
+  static void with_index(std::size_t i, F&& f) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (static_cast<void>(i == I ? (f(std::integral_constant<std::size_t, I>{}), 0) : 0), ...);
+    }(std::make_index_sequence<Count>{});
+  }
+
+  template <std::size_t I>
+  [[nodiscard]] auto& tier_at() noexcept {
+    return std::get<I>(tiers_);
+  }
+  template <std::size_t I>
+  [[nodiscard]] const auto& tier_at() const noexcept {
+    return std::get<I>(tiers_);
+  }
+
+  // Chunks and leases: detail/tiered_buffer_body.hpp
+  [[nodiscard]] failure check(chunk_handle chunk) const noexcept;
+  [[nodiscard]] failure at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted = 0,
+                                 std::uint64_t found = 0) const noexcept {
+    return {code, slot, wanted, found, options_.name.c_str()};
+  }
+  [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
+                                              patience wait);
+  void end_lease(std::uint32_t slot, access_mode mode) noexcept;
+  [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
+  [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;
+  void forget_contents(std::uint32_t slot) noexcept;
+  result<void> await_quiet(std::uint32_t slot);
+
+  // Movement: detail/tiered_buffer_movement.hpp
+  [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
+  [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
+  template <std::size_t I>
+  [[nodiscard]] attempt make_room(copy& into, std::uint64_t bytes, urgency how);
+  template <std::size_t I>
+  [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, urgency how);
+  template <std::size_t I>
+  [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
+  template <std::size_t I>
+  [[nodiscard]] attempt can_begin() const noexcept;
+  template <std::size_t I>
+  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
+  template <std::size_t I>
+  void finish_store(std::uint32_t slot, std::uint32_t stage, bool drops,
+                    const result<void>& outcome) noexcept;
+  template <std::size_t I>
+  [[nodiscard]] result<void> finish_fetch(std::uint32_t slot, std::uint32_t stage,
+                                          result<void> outcome) noexcept;
+  [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
+                                    std::span<const std::byte> came) const noexcept;
+  template <std::size_t I>
+  void drop(std::uint32_t slot) noexcept;
+  template <std::size_t I>
+  void become_valid(std::uint32_t slot) noexcept;
+  template <std::size_t I>
+  void pin(std::uint32_t slot) noexcept;
+  template <std::size_t I>
+  void unpin(std::uint32_t slot) noexcept;
+  [[nodiscard]] result<void> wait_for(std::uint32_t id, patience wait, std::uint64_t began_ns);
+  result<void> complete(std::uint32_t id);
+  [[nodiscard]] bool is_ready(std::uint32_t id);
+  [[nodiscard]] std::uint32_t transfer_touching(std::size_t tier) const noexcept;
+  [[nodiscard]] bool cancel_reservations() noexcept;
+  /// Whether what moves between tier I and the one beneath changes its form.
+  template <std::size_t I>
+  static constexpr bool encodes_below = encodes && I + 1 == last;
+  /// A free staging slot, or `none`.
+  [[nodiscard]] std::uint32_t free_stage() const noexcept;
+  template <std::size_t I>
+  [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept {
+    return tier_at<I>().range(stages_[stage].place, bytes).span();
+  }
+  [[nodiscard]] std::uint32_t claim_transfer(std::uint32_t slot, std::size_t edge, bool stores,
+                                             bool then_drops) noexcept;
+  void release_transfer(std::uint32_t id) noexcept;
+  void note(const failure& why) noexcept {
+    ++background_failures_;
+    background_failure_ = why;
+  }
+
+  tiered_options options_;
+  meter<tiers - 1, typename Traits::clock> meter_;
+  typename Traits::clock clock_;
+  std::tuple<detail::tier_state<Tiers>...> tiers_;
+  typename edge_tuple<std::make_index_sequence<tiers - 1>>::type edges_;
+  detail::handle_table<chunk_handle, chunk_record> chunks_;
+  detail::fixed_array<transfer> transfers_;
+  detail::fixed_array<std::uint32_t> free_transfers_;
+  std::uint32_t free_transfer_count_ = 0;
+  struct staging_slot {
+    copy place;
+    std::uint64_t bytes = 0;    // of the encoded form
+    std::uint32_t user = none;  // transfer
+  };
+  detail::fixed_array<staging_slot> stages_;
+  detail::fixed_array<std::uint32_t> wanted_;  // prefetches, the oldest first
+  std::uint32_t wanted_count_ = 0;
+  detail::fixed_array<std::uint32_t> due_;  // writes through
+  std::uint32_t due_count_ = 0;
+  std::array<std::uint64_t, tiers> leaving_{};  // bytes of each tier that are on their way out of it
+  std::array<std::uint64_t, tiers> hits_{};
+  std::uint64_t leases_ = 0;
+  std::uint64_t background_failures_ = 0;
+  failure background_failure_;
+};
+
+/// A tiered buffer with the usual traits.
+template <class... Tiers>
+using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<Tiers>...>;
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/detail/tiered_buffer_body.hpp>
+#include <llmmem/detail/tiered_buffer_movement.hpp>

@@ -1,0 +1,80 @@
+/// @file
+/// What is asked of a `file_queue`, and what it tells: copies, urgencies, options, counters.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/space/file.hpp>
+#include <llmmem/transfer/io_engine.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// A run of bytes between a file and host memory. Any offset, any length, any address; whole pages at aligned
+/// offsets and addresses go past the page cache where the file can.
+struct file_copy {
+  const io_file* file = nullptr;
+  io_direction way = io_direction::read;
+  std::uint64_t offset = 0;
+  std::byte* data = nullptr;  ///< only read from by a write
+  std::uint64_t bytes = 0;    ///< 0 moves nothing
+};
+
+[[nodiscard]] inline file_copy read_from(const io_file& file, std::uint64_t offset,
+                                         std::span<std::byte> into) noexcept {
+  return {&file, io_direction::read, offset, into.data(), into.size()};
+}
+
+[[nodiscard]] inline file_copy write_to(const io_file& file, std::uint64_t offset,
+                                        std::span<const std::byte> from) noexcept {
+  return {&file, io_direction::write, offset, const_cast<std::byte*>(from.data()), from.size()};
+}
+
+/// What goes first when a device has more to do than it can at once.
+enum class urgency : std::uint8_t {
+  demand,      ///< somebody waits for it
+  prefetch,    ///< somebody will
+  write_back,  ///< nobody does, unless room runs out
+};
+
+/// Who makes a queue's operations go on.
+enum class drive_by : std::uint8_t {
+  own_thread,  ///< a thread of its own: all goes on by itself
+  waiters,     ///< whoever starts, polls or waits: no thread, and without them nothing goes on
+};
+
+/// How a file queue is set up.
+struct file_queue_options {
+  drive_by driver = drive_by::own_thread;
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< most bytes of one request, at least a page
+  std::uint32_t depth = 0;              ///< requests under way at most; 0: as many as the engine takes
+  std::uint32_t max_operations = 1024;  ///< under way or waiting
+  std::uint32_t max_copies = 4096;      ///< of all of them
+  std::uint32_t max_failures = 64;      ///< kept until `clear_failures`; then it takes nothing more
+  std::uint32_t max_attempts = 64;      ///< for a request that the system asks to try again
+  std::uint64_t give_up_ns = io_wait::forever;  ///< after which a request that is not answered counts as lost
+  std::string name = "file_queue";              ///< for error texts
+  metadata_source metadata{};
+};
+
+/// Counters of a file queue.
+struct file_queue_stats {
+  std::uint64_t bytes_read = 0;       ///< moved, whatever became of their operation
+  std::uint64_t bytes_written = 0;    ///< likewise
+  std::uint64_t bytes_buffered = 0;   ///< of both, through the page cache
+  std::uint64_t requests = 0;         ///< completed
+  std::uint64_t short_transfers = 0;  ///< requests that moved less than asked, and were gone on with
+  std::uint64_t retries = 0;          ///< requests repeated because the system asked for it
+  std::uint64_t rejected = 0;         ///< direct requests refused, and repeated through the page cache
+  std::uint64_t lost = 0;             ///< requests that were never answered
+  std::uint64_t operations = 0;       ///< over, well or not
+  std::uint64_t failures = 0;         ///< over, and failed
+  std::uint64_t cancelled = 0;        ///< of those, because of `cancel`
+  std::uint64_t metadata_bytes = 0;
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,320 @@
+/// @file
+/// `file_queue`: moves bytes between files and host memory, asynchronously, of any size and alignment, and
+/// wholly or not at all.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/transfer/detail/transfer_core.hpp>
+#include <llmmem/transfer/file_copy.hpp>
+#include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/transfer_fence.hpp>
+
+#include <time.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// Runs file copies on an `io_engine`.
+///
+///     io_file file("chunks", {.mode = open_mode::create});
+///     file_queue<uring_io> queue({}, uring_options{.issuer = uring_issuer::one_thread});
+///     auto written = queue.start(write_to(file, 0, bytes)).value();
+///     auto back = queue.start(read_from(file, 0, other), urgency::demand, written).value();
+///     back.wait();                              // throws what failed: operation, path, offset, bytes, errno
+///
+/// - **Whole or failed.** A transfer that falls short is gone on with; an operation succeeds only when every
+///   byte has moved. The end of a file before that is `errc::file_ends`.
+/// - **Any size, offset and address.** What is aligned goes past the page cache; heads and tails, and all of
+/// a
+///   copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
+/// - **Order** is asked for: operations that touch the same bytes of a file, one of them writing, need each
+///   other's fences in `after`. When one of these fails, the operation does not begin
+///   (`errc::dependency_failed`). A fence of another queue in `after` is polled.
+/// - **Urgent first**: see `urgency`; `promote` when somebody comes to wait for a prefetch.
+/// - **EINTR, EAGAIN** and the like are tried again; **EINVAL** of an aligned direct transfer makes the file
+///   fall back to the page cache (`io_file::fallback`), another error fails the operation, and only it.
+///
+/// Durability is another matter: `io_file::sync` once the fences of what must last have passed.
+///
+/// @par Complexity      O(1) for each request of `block_bytes`; no allocation after construction. `cancel`,
+///                      `promote` and a failure walk what is queued at that urgency.
+/// @par Thread safety   any number of threads; one mutex, held for bookkeeping, and through system calls only
+///                      with `drive_by::waiters`.
+/// @par Errors          the constructor throws `argument_error`, `out_of_memory`, `system_error` and what the
+///                      engine's throws; everything else is a value, or told by the fence.
+template <io_engine Engine = posix_io>
+class file_queue {
+ public:
+  using fence_type = transfer_fence;
+  static constexpr std::uint64_t most_block_bytes = std::uint64_t{1} << 30;
+
+  /// @param engine  what the engine is made from, in place.
+  template <class... Args>
+  explicit file_queue(file_queue_options options = {}, Args&&... engine);
+  file_queue(const file_queue&) = delete;
+  file_queue& operator=(const file_queue&) = delete;
+
+  /// Cancels what has not begun, and waits for what the system has been asked for. Fences must not be used
+  /// any more.
+  ~file_queue();
+
+  /// Begins all of `copies` as one operation, once all of `after` have passed; its fence. Files and memory
+  /// stay as they are until then.
+  /// @return `errc::table_full` (operations, copies, or failures nobody has cleared), `errc::out_of_range`
+  ///         (more than 4 of `after`, or bytes no file has), `errc::null_handle`, `errc::not_opened`.
+  result<transfer_fence> start(std::span<const file_copy> copies, urgency how = urgency::demand,
+                               std::span<const transfer_fence> after = {}) noexcept;
+  result<transfer_fence> start(const file_copy& copy, urgency how = urgency::demand) noexcept {
+    return start(std::span(&copy, 1), how);
+  }
+  result<transfer_fence> start(const file_copy& copy, urgency how, const transfer_fence& after) noexcept {
+    return start(std::span(&copy, 1), how, std::span(&after, 1));
+  }
+
+  /// Asks for nothing more of the operation: it fails with `errc::cancelled` once what the system has begun
+  /// has come back. What was moved so far, was. Of an operation that is over it is no change.
+  void cancel(const transfer_fence& of) noexcept;
+
+  /// Makes the operation more urgent; never less.
+  void promote(const transfer_fence& of, urgency how) noexcept;
+
+  /// Bytes moved so far; all of them once it is over is not told here, but by the fence.
+  [[nodiscard]] std::uint64_t bytes_done(const transfer_fence& of) const noexcept;
+
+  /// Lets operations go on without waiting. Needed now and then with `drive_by::waiters`, else no change.
+  void poll() noexcept;
+
+  /// Returns when nothing is under way.
+  void wait_idle() noexcept;
+
+  /// Forgets failures: see `transfer_board`.
+  void clear_failures() noexcept { core_.board().clear_failures(); }
+
+  [[nodiscard]] file_queue_stats stats() const noexcept {
+    const std::scoped_lock lock(mutex_);
+    return core_.stats();
+  }
+  [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
+
+ private:
+  static constexpr std::size_t batch = 64;
+  static constexpr std::uint64_t poll_ns = 100'000;  // how often fences of other queues are asked
+
+  [[nodiscard]] static file_queue_options checked(file_queue_options options);
+  [[nodiscard]] static std::uint32_t depth_of(const file_queue_options& options,
+                                              const io_caps& caps) noexcept {
+    return options.depth == 0 || options.depth > caps.depth ? caps.depth : options.depth;
+  }
+  [[nodiscard]] static std::uint64_t now_ns() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  }
+  void ring() noexcept {
+    rings_.fetch_add(1, std::memory_order_relaxed);
+    rings_.notify_one();
+  }
+  static void pause() noexcept {
+    const timespec little{0, static_cast<long>(poll_ns)};
+    ::nanosleep(&little, nullptr);
+  }
+
+  void run() noexcept;
+  void drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept;
+  void kick(std::unique_lock<std::mutex>& lock) noexcept;
+  template <class Action>
+  void with(const transfer_fence& of, Action action) const noexcept;
+
+  file_queue_options options_;
+  mutable std::mutex mutex_;
+  std::atomic<std::uint32_t> rings_{0};  // of the bell that the thread sleeps by
+  Engine engine_;
+  detail::transfer_core core_;
+  bool reaping_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+template <io_engine Engine>
+file_queue_options file_queue<Engine>::checked(file_queue_options options) {
+  const auto refuse = [&](const char* what, std::uint64_t value, const char* allowed) {
+    throw argument_error(options.name + ": " + what + " is " + std::to_string(value) + "; it must be " +
+                         allowed);
+  };
+  const std::uint64_t block = options.block_bytes;
+  if (block < 4096 || block > most_block_bytes || (block & (block - 1)) != 0) {
+    refuse("block_bytes", block, "a power of two from 4096 to 2^30");
+  }
+  if (options.max_operations == 0) refuse("max_operations", 0, "at least 1");
+  if (options.max_copies == 0) refuse("max_copies", 0, "at least 1");
+  if (options.max_failures == 0) refuse("max_failures", 0, "at least 1");
+  if (options.max_attempts == 0) refuse("max_attempts", 0, "at least 1");
+  return options;
+}
+
+template <io_engine Engine>
+template <class... Args>
+file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
+    : options_(checked(std::move(options))),
+      engine_(std::forward<Args>(engine)...),
+      core_(options_,
+            options_.depth == 0 ? engine_.caps().depth : std::min(options_.depth, engine_.caps().depth)) {
+  if (options_.driver == drive_by::waiters) {
+    core_.board().drive_by(
+        [](void* self) noexcept {
+          auto& me = *static_cast<file_queue*>(self);
+          std::unique_lock lock(me.mutex_);
+          me.drive(lock, 1);
+        },
+        this);
+    return;
+  }
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& why) {
+    throw system_error(options_.name + ": no thread: " + why.what());
+  }
+}
+
+template <io_engine Engine>
+file_queue<Engine>::~file_queue() {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  core_.cancel_all();
+  if (thread_.joinable()) {
+    kick(lock);
+    lock.unlock();
+    thread_.join();
+    return;
+  }
+  while (core_.flying() != 0)
+    drive(lock, 1);
+}
+
+template <io_engine Engine>
+result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copies, urgency how,
+                                                 std::span<const transfer_fence> after) noexcept {
+  std::unique_lock lock(mutex_);
+  const result<transfer_fence> begun = core_.start(copies, how, after);
+  if (begun) kick(lock);
+  return begun;
+}
+
+/// What there is to do is begun: by the thread, or here.
+template <io_engine Engine>
+void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
+  if (options_.driver == drive_by::waiters) return drive(lock, 0);
+  if (reaping_) {
+    engine_.wake();
+  } else {
+    ring();
+  }
+}
+
+template <io_engine Engine>
+template <class Action>
+void file_queue<Engine>::with(const transfer_fence& of, Action action) const noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (!of.ready() && core_.board().gave(of)) action(transfer_board::slot_of(of));
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::cancel(const transfer_fence& of) noexcept {
+  with(of, [this](std::uint32_t slot) { core_.cancel(slot); });
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::promote(const transfer_fence& of, urgency how) noexcept {
+  with(of, [&](std::uint32_t slot) { core_.promote(slot, how); });
+}
+
+template <io_engine Engine>
+std::uint64_t file_queue<Engine>::bytes_done(const transfer_fence& of) const noexcept {
+  std::uint64_t bytes = 0;
+  with(of, [&](std::uint32_t slot) { bytes = core_.done(slot); });
+  return bytes;
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::poll() noexcept {
+  if (options_.driver != drive_by::waiters) return;
+  std::unique_lock lock(mutex_);
+  drive(lock, 0);
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::wait_idle() noexcept {
+  std::unique_lock lock(mutex_);
+  while (core_.board().running() != 0) {
+    if (options_.driver == drive_by::waiters) {
+      drive(lock, 1);
+    } else {
+      const transfer_fence some = core_.some_running();
+      lock.unlock();
+      static_cast<void>(some.settled());
+      lock.lock();
+    }
+  }
+}
+
+/// One turn: begin what can be, take what has come back, wait for `least` of it.
+template <io_engine Engine>
+void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {
+  core_.admit();
+  const std::uint64_t now = now_ns();
+  core_.issue(engine_, now);
+  std::uint64_t limit = core_.give_up(now);
+  if (core_.has_waiting() && limit > poll_ns) limit = poll_ns;
+  const bool pauses = core_.wants_pause();
+  std::array<io_completion, batch> completions{};
+  const bool by_thread = options_.driver == drive_by::own_thread;
+  if (by_thread) {
+    reaping_ = true;
+    lock.unlock();
+  }
+  if (pauses || (least != 0 && core_.flying() == 0)) pause();
+  const result<std::size_t> count = engine_.reap(completions, {least, limit});
+  if (!count) pause();  // the engine itself is in trouble: what is queued stays, and is tried again
+  if (by_thread) {
+    lock.lock();
+    reaping_ = false;
+  }
+  core_.settle(std::span(completions).first(count ? *count : 0));
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::run() noexcept {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    core_.admit();
+    if (!core_.has_work() && core_.flying() == 0) {
+      if (stopping_ && !core_.has_waiting()) return;
+      const bool polls = core_.has_waiting();
+      const std::uint32_t heard = rings_.load(std::memory_order_relaxed);
+      lock.unlock();
+      if (polls) {
+        pause();
+      } else {
+        rings_.wait(heard, std::memory_order_relaxed);
+      }
+      lock.lock();
+      continue;
+    }
+    drive(lock, 1);
+  }
+}
+
+}  // namespace llmmem::inline v0

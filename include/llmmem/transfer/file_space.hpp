@@ -1,0 +1,200 @@
+/// @file
+/// `file_space`: a file as a space of memory, and the queue of its own copies.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/space/file.hpp>
+#include <llmmem/space/live_ranges.hpp>
+#include <llmmem/transfer/file_queue.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// How a file space is set up.
+struct file_space_options {
+  std::uint64_t budget = 0;  ///< most bytes of the file in use; 0 is refused
+  file_options file{};
+  file_queue_options queue{};
+  misuse_handler on_misuse = &abort_on_misuse;
+  void* misuse_context = nullptr;
+};
+
+/// The bytes of one file, given out in ranges whose `data` is an offset into it: nothing for a host to
+/// follow.
+///
+/// Room on the device is taken when a range is given out, so that a full disk shows there and not in the
+/// middle of a transfer, and is given back with the range. The first page of the file is never given out.
+///
+/// What a file held before is not looked at; whoever wants it back says where it lies. Nothing is durable
+/// before `file().sync()`.
+///
+/// @par Complexity      O(live ranges) for allocation; a copy as in `file_queue`.
+/// @par Thread safety   allocation: one thread at a time; copies: any.
+/// @par Errors          the constructor throws `length_error` for a budget of 0, and what `io_file` and
+///                      `file_queue` do. `try_allocate` also refuses with `errc::grow_failed`: the device is
+///                      full, or its quota. A failed copy is told by its fence.
+/// @tparam Engine  an `io_engine`.
+template <io_engine Engine = posix_io>
+class file_space {
+ public:
+  using range_type = memory_range<file_space>;
+  using fence_type = transfer_fence;
+  static constexpr bool is_host_accessible = false;
+  /// What is kept here leaves the memory of this process: tiers keep a checksum of it.
+  static constexpr bool leaves_memory = true;
+
+  template <class... Args>
+  file_space(std::string path, file_space_options options, Args&&... engine)
+      : options_(checked(std::move(options), path)),
+        file_(std::move(path), options_.file),
+        page_(file_.limits().offset_alignment),
+        queue_(options_.queue, std::forward<Args>(engine)...) {}
+  file_space(const file_space&) = delete;
+  file_space& operator=(const file_space&) = delete;
+
+  [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept;
+  void deallocate(range_type range) noexcept;
+
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
+  [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
+  [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }
+
+  /// @name Copies   see `copy_queue`. `how` is their urgency.
+  /// @{
+  [[nodiscard]] result<transfer_fence> copy_in_async(range_type to, std::span<const std::byte> from,
+                                                     std::span<const transfer_fence> after,
+                                                     urgency how = urgency::write_back) {
+    if (const failure wrong = refusal(to, from.size()); wrong.code != errc::ok) return wrong;
+    const file_copy copy = write_to(file_, offset_of(to.data), from);
+    return queue_.start(std::span(&copy, 1), how, after);
+  }
+  [[nodiscard]] result<transfer_fence> copy_out_async(std::span<std::byte> to, range_type from,
+                                                      std::span<const transfer_fence> after,
+                                                      urgency how = urgency::demand) {
+    if (const failure wrong = refusal(from, to.size()); wrong.code != errc::ok) return wrong;
+    const file_copy copy = read_from(file_, offset_of(from.data), to);
+    return queue_.start(std::span(&copy, 1), how, after);
+  }
+  /// Runs on the calling thread, which also waits for `after`.
+  [[nodiscard]] result<transfer_fence> copy_within_async(range_type to, range_type from,
+                                                         std::span<const transfer_fence> after);
+  /// @}
+
+  [[nodiscard]] io_file& file() noexcept { return file_; }
+  [[nodiscard]] const io_file& file() const noexcept { return file_; }
+  [[nodiscard]] file_queue<Engine>& queue() noexcept { return queue_; }
+
+  [[nodiscard]] static std::uint64_t offset_of(const std::byte* data) noexcept {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(data));
+  }
+
+ private:
+  struct nothing {};
+
+  [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
+    if (options.budget == 0) throw length_error(path + ": the budget is 0 bytes; say how much it may hold");
+    return options;
+  }
+  [[nodiscard]] failure refusal(range_type range, std::uint64_t bytes) const noexcept {
+    const char* const where = file_.path().c_str();
+    if (range.bytes != bytes) {
+      return {.code = errc::size_mismatch, .wanted = range.bytes, .found = bytes, .where = where};
+    }
+    if (range.bytes != 0 && live_.holding(range.data, range.bytes) == nullptr) {
+      return {.code = errc::dead_range, .wanted = range.bytes, .where = where};
+    }
+    return {};
+  }
+  [[nodiscard]] std::uint64_t first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept;
+
+  file_space_options options_;
+  io_file file_;
+  std::uint64_t page_;
+  live_ranges<nothing> live_;
+  std::uint64_t used_ = 0;
+  file_queue<Engine> queue_;
+};
+
+static_assert(memory_space<file_space<>>);
+static_assert(copy_queue<file_space<>, file_space<>>);
+
+/// The lowest offset where `bytes` are free.
+template <io_engine Engine>
+std::uint64_t file_space<Engine>::first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
+  const auto aligned = [alignment](std::uint64_t offset) {
+    return (offset + alignment - 1) / alignment * alignment;
+  };
+  std::uint64_t offset = aligned(page_);
+  for (const auto& live : live_) {
+    if (offset_of(live.data) >= offset + bytes) break;
+    offset = aligned(offset_of(live.data) + live.bytes);
+  }
+  return offset;
+}
+
+template <io_engine Engine>
+result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate(
+    std::uint64_t bytes, std::uint64_t alignment) noexcept {
+  const char* const where = file_.path().c_str();
+  if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
+  if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+    return failure{.code = errc::bad_alignment, .wanted = alignment, .where = where};
+  }
+  if (bytes > options_.budget - used_) {
+    return failure{
+        .code = errc::out_of_bytes, .wanted = bytes, .found = options_.budget - used_, .where = where};
+  }
+  if (!live_.reserve_one()) {
+    return failure{
+        .code = errc::system_refused, .wanted = bytes, .found = options_.budget - used_, .where = where};
+  }
+  const std::uint64_t offset = first_gap(bytes, alignment < page_ ? page_ : alignment);
+  if (const result<void> had = file_.reserve(offset, bytes); !had) return had.error();
+  auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
+  live_.insert(data, bytes, {});
+  used_ += bytes;
+  return range_type{data, bytes};
+}
+
+template <io_engine Engine>
+void file_space<Engine>::deallocate(range_type range) noexcept {
+  if (range.bytes == 0) return;
+  const misuse wrong = live_.check(file_.path().c_str(), range.data, range.bytes);
+  if (wrong.what != misuse::kind::none) return options_.on_misuse(wrong, options_.misuse_context);
+  static_cast<void>(live_.remove(range.data));
+  used_ -= range.bytes;
+  // Where the file system cannot, the room stays with the file.
+  static_cast<void>(file_.punch(offset_of(range.data), range.bytes));
+}
+
+template <io_engine Engine>
+result<transfer_fence> file_space<Engine>::copy_within_async(range_type to, range_type from,
+                                                             std::span<const transfer_fence> after) {
+  if (const failure wrong = refusal(to, from.bytes); wrong.code != errc::ok) return wrong;
+  if (const failure wrong = refusal(from, to.bytes); wrong.code != errc::ok) return wrong;
+  const std::uint64_t begin = offset_of(to.data);
+  const std::uint64_t source = offset_of(from.data);
+  const std::uint64_t apart = begin < source ? source - begin : begin - source;
+  if (apart < to.bytes) {
+    return failure{.code = errc::overlapping_ranges,
+                   .wanted = to.bytes,
+                   .found = to.bytes - apart,
+                   .where = file_.path().c_str()};
+  }
+  for (const transfer_fence& each : after) {
+    if (const result<void> passed = each.settled(); !passed) return passed.error();
+  }
+  if (const result<void> done = file_.copy(begin, source, to.bytes); !done) return done.error();
+  return transfer_fence{};
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,214 @@
+/// @file
+/// `transfer_fence`: the fence of an operation that can fail, and the board on which its outcome is posted.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/atomic_array.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace llmmem::inline v0 {
+
+class transfer_board;
+
+/// An operation of a queue whose operations may fail. Sixteen bytes, trivially copyable.
+///
+/// It has passed when the operation is over, well or not: `outcome()` tells, and goes on telling, whoever
+/// asks and however often.
+///
+/// @par Thread safety   any number of threads may ask and wait on copies of one fence.
+class transfer_fence {
+ public:
+  /// Has passed, and nothing failed.
+  constexpr transfer_fence() noexcept = default;
+
+  /// Whether the operation is over. One acquire load.
+  [[nodiscard]] bool ready() const noexcept;
+
+  /// Blocks until the operation is over; a queue without a thread of its own does the work meanwhile.
+  /// @throws io_error  when it failed: operation, path, offset, bytes and errno.
+  void wait() const;
+
+  /// As `wait`, and gives what it would throw.
+  result<void> settled() const noexcept;
+
+  /// How it went, without waiting: `errc::not_finished` while it is under way.
+  [[nodiscard]] result<void> outcome() const noexcept;
+
+  friend constexpr bool operator==(const transfer_fence&, const transfer_fence&) noexcept = default;
+
+ private:
+  friend class transfer_board;
+  constexpr transfer_fence(transfer_board* board, std::uint32_t slot, std::uint32_t generation) noexcept
+      : board_(board), slot_(slot), generation_(generation) {}
+
+  transfer_board* board_ = nullptr;
+  std::uint32_t slot_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
+/// Where operations of one queue are posted: running, or over and how. For who writes a queue.
+///
+/// A slot is given to the next operation as soon as its own is over: an older fence then sees another
+/// generation and has passed. Failures are kept apart, `max_failures` of them, until `clear_failures`, so
+/// that none is forgotten while somebody may still ask: when as many are kept, `begin` refuses.
+///
+/// @par Thread safety   fences: any. `begin` and `finish` are called under the queue's own lock.
+/// @par Complexity      O(1); a question about an operation that is over, while failures are kept,
+/// O(failures).
+class transfer_board {
+ public:
+  /// Lets time pass for operations under way: called by who waits, when the queue has no thread.
+  using drive_function = void (*)(void* context) noexcept;
+
+  transfer_board(std::uint32_t operations, std::uint32_t max_failures, const metadata_source& metadata)
+      : slots_(operations, 0, metadata, "transfer_board: operations"),
+        free_(operations, metadata, "transfer_board: free slots"),
+        failures_(std::uint64_t{max_failures} + operations, metadata, "transfer_board: failures"),
+        max_failures_(max_failures) {
+    for (std::uint32_t i = 0; i < operations; ++i)
+      free_[i] = operations - 1 - i;
+    free_count_ = operations;
+  }
+  transfer_board(const transfer_board&) = delete;
+  transfer_board& operator=(const transfer_board&) = delete;
+
+  /// Who waits calls `drive(context)` instead of sleeping.
+  void drive_by(drive_function drive, void* context) noexcept {
+    drive_ = drive;
+    context_ = context;
+  }
+
+  /// A slot for an operation that begins. `errc::table_full` when there is none, or when failures are full.
+  [[nodiscard]] result<std::uint32_t> begin(const char* where) noexcept {
+    if (free_count_ == 0 || failures() >= max_failures_) {
+      return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = where};
+    }
+    const std::uint32_t slot = free_[--free_count_];
+    const std::atomic_ref<std::uint64_t> word = slots_[slot];
+    word.store(word.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return slot;
+  }
+
+  [[nodiscard]] transfer_fence fence(std::uint32_t slot) noexcept {
+    return {this, slot, generation_of(slots_[slot].load(std::memory_order_relaxed))};
+  }
+
+  /// The operation in `slot` is over. Wakes whoever waits for it.
+  /// @pre it runs.
+  void finish(std::uint32_t slot, const failure& why) noexcept {
+    const std::atomic_ref<std::uint64_t> word = slots_[slot];
+    const std::uint64_t running = word.load(std::memory_order_relaxed);
+    if (why.code != errc::ok) keep({slot, generation_of(running), why});
+    word.store(running + 1, std::memory_order_release);
+    word.notify_all();
+    free_[free_count_++] = slot;
+  }
+
+  /// Whether `f` is of this board, and the slot of its operation.
+  [[nodiscard]] bool gave(const transfer_fence& f) const noexcept { return f.board_ == this; }
+  [[nodiscard]] static std::uint32_t slot_of(const transfer_fence& f) noexcept { return f.slot_; }
+
+  /// Operations under way.
+  [[nodiscard]] std::uint32_t running() const noexcept {
+    return static_cast<std::uint32_t>(slots_.size()) - free_count_;
+  }
+
+  /// Failures kept now.
+  [[nodiscard]] std::uint32_t failures() const noexcept {
+    return failure_count_.load(std::memory_order_relaxed);
+  }
+
+  /// Forgets the failures kept: fences of those operations say from then on that all went well. Called when
+  /// everyone concerned has been told.
+  void clear_failures() noexcept {
+    const std::scoped_lock lock(failure_mutex_);
+    failure_count_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  friend class transfer_fence;
+
+  struct kept_failure {
+    std::uint32_t slot = 0;
+    std::uint32_t generation = 0;
+    failure why;
+  };
+
+  // A word counts beginnings and ends: odd while an operation runs, its generation the higher bits.
+  [[nodiscard]] static constexpr std::uint32_t generation_of(std::uint64_t word) noexcept {
+    return static_cast<std::uint32_t>(word >> 1);
+  }
+  [[nodiscard]] static constexpr bool runs(std::uint64_t word, std::uint32_t generation) noexcept {
+    return (word & 1) != 0 && generation_of(word) == generation;
+  }
+
+  void keep(const kept_failure& failed) noexcept {
+    const std::scoped_lock lock(failure_mutex_);
+    const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
+    failures_[count] = failed;  // there is room: for those kept when the last began, and all that run
+    failure_count_.store(count + 1, std::memory_order_relaxed);
+  }
+
+  [[nodiscard]] result<void> failure_of(std::uint32_t slot, std::uint32_t generation) noexcept {
+    if (failure_count_.load(std::memory_order_relaxed) == 0) return {};
+    const std::scoped_lock lock(failure_mutex_);
+    const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const kept_failure& kept = failures_[i];
+      if (kept.slot == slot && kept.generation == generation) return kept.why;
+    }
+    return {};
+  }
+
+  detail::atomic_array<std::uint64_t> slots_;
+  detail::fixed_array<std::uint32_t> free_;
+  std::uint32_t free_count_ = 0;
+  detail::fixed_array<kept_failure> failures_;
+  std::uint32_t max_failures_;
+  std::atomic<std::uint32_t> failure_count_{0};
+  std::mutex failure_mutex_;
+  drive_function drive_ = nullptr;
+  void* context_ = nullptr;
+};
+
+inline bool transfer_fence::ready() const noexcept {
+  return board_ == nullptr ||
+         !transfer_board::runs(board_->slots_[slot_].load(std::memory_order_acquire), generation_);
+}
+
+inline result<void> transfer_fence::outcome() const noexcept {
+  if (board_ == nullptr) return {};
+  if (!ready()) return failure{.code = errc::not_finished, .where = "transfer_fence"};
+  return board_->failure_of(slot_, generation_);
+}
+
+inline result<void> transfer_fence::settled() const noexcept {
+  if (board_ == nullptr) return {};
+  const std::atomic_ref<std::uint64_t> word = board_->slots_[slot_];
+  std::uint64_t seen = word.load(std::memory_order_acquire);
+  while (transfer_board::runs(seen, generation_)) {
+    if (board_->drive_ != nullptr) {
+      board_->drive_(board_->context_);
+    } else {
+      word.wait(seen, std::memory_order_acquire);
+    }
+    seen = word.load(std::memory_order_acquire);
+  }
+  return board_->failure_of(slot_, generation_);
+}
+
+inline void transfer_fence::wait() const {
+  settled().value();
+}
+
+static_assert(fence<transfer_fence>);
+
+}  // namespace llmmem::inline v0

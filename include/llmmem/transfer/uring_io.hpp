@@ -1,0 +1,264 @@
+/// @file
+/// `uring_io`: file I/O by io_uring, many requests under way at a system call or none. Needs liburing.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/transfer/io_engine.hpp>
+
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <system_error>
+
+namespace llmmem::inline v0 {
+
+/// Which threads call a `uring_io`.
+enum class uring_issuer : std::uint8_t {
+  any_thread,  ///< any, one at a time
+  one_thread,  ///< always the one that calls `reap` first; the kernel then saves interruptions
+};
+
+/// How a ring is set up.
+struct uring_options {
+  std::uint32_t depth = 32;  ///< requests under way at once, 1 to 4096
+  uring_issuer issuer = uring_issuer::any_thread;
+};
+
+/// One io_uring. Requests go on in the kernel while nobody calls.
+///
+/// Containers often forbid io_uring, and old kernels have none: the constructor then throws, and says which.
+/// An engine that must run there too catches that and takes `posix_io`.
+///
+/// @par Complexity      one system call for each `reap` that hands something over or waits.
+/// @par Thread safety   one thread at a time, always the same one where `issuer` says so; `wake` any.
+/// @par Errors          the constructor throws `argument_error` for a depth out of range and `system_error`
+///                      where the kernel refuses the ring.
+class uring_io {
+ public:
+  static constexpr std::uint32_t max_depth = 4096;
+  static constexpr std::size_t max_ranges = 16;  ///< of registered memory
+
+  explicit uring_io(const uring_options& options = {});
+  uring_io(const uring_io&) = delete;
+  uring_io& operator=(const uring_io&) = delete;
+
+  /// Waits for what is under way.
+  ~uring_io();
+
+  [[nodiscard]] io_caps caps() const noexcept {
+    return {.name = "io_uring", .depth = depth_, .overlaps = true, .registers_memory = true};
+  }
+  [[nodiscard]] std::uint32_t in_flight() const noexcept { return in_flight_; }
+
+  [[nodiscard]] bool try_queue(const io_request& request) noexcept;
+  [[nodiscard]] result<std::size_t> reap(std::span<io_completion> out, const io_wait& wait) noexcept;
+  void wake() noexcept;
+
+  /// Pins `ranges`, so that requests inside one need not pin their pages each time. Once, before the first
+  /// request. The pinned bytes count against RLIMIT_MEMLOCK.
+  /// @return `errc::system_refused` with the kernel's error number, `errc::out_of_range` past `max_ranges`.
+  result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
+
+ private:
+  static constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
+
+  [[nodiscard]] static io_uring open_ring(const uring_options& options);
+  [[nodiscard]] int registered_range(const io_request& request) const noexcept;
+  void arm_wake() noexcept;
+  void enable() noexcept;
+  [[nodiscard]] int hand_over(const io_wait& wait) noexcept;
+  [[nodiscard]] std::size_t collect(std::span<io_completion> out) noexcept;
+
+  std::uint32_t depth_;
+  io_uring ring_;
+  int wake_file_ = -1;
+  std::uint64_t wake_count_ = 0;
+  std::uint32_t in_flight_ = 0;
+  bool wake_armed_ = false;
+  bool enabled_ = true;
+  std::array<std::span<std::byte>, max_ranges> ranges_{};
+  std::size_t range_count_ = 0;
+};
+
+static_assert(io_engine<uring_io>);
+static_assert(registers_memory<uring_io>);
+
+inline io_uring uring_io::open_ring(const uring_options& options) {
+  if (options.depth == 0 || options.depth > max_depth) {
+    throw argument_error("uring_io: a depth of " + std::to_string(options.depth) + "; it must be 1 to " +
+                         std::to_string(max_depth));
+  }
+  // Newest first: a kernel that does not know a flag refuses them all.
+  constexpr unsigned single = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+  const std::array<unsigned, 3> attempts{options.issuer == uring_issuer::one_thread
+                                             ? single | IORING_SETUP_R_DISABLED
+                                             : IORING_SETUP_COOP_TASKRUN,
+                                         IORING_SETUP_COOP_TASKRUN, 0U};
+  int error = 0;
+  for (const unsigned flags : attempts) {
+    io_uring ring{};
+    // One more than the depth: the entry that waits to be woken.
+    error = ::io_uring_queue_init(options.depth + 1, &ring, flags);
+    if (error == 0) return ring;
+    if (error != -EINVAL) break;
+  }
+  throw system_error(
+      "uring_io: the kernel refused a ring of " + std::to_string(options.depth) +
+      " requests: " + std::generic_category().message(-error) + " (errno " + std::to_string(-error) +
+      "); a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io");
+}
+
+inline uring_io::uring_io(const uring_options& options) : depth_(options.depth), ring_(open_ring(options)) {
+  enabled_ = (ring_.flags & IORING_SETUP_R_DISABLED) == 0;
+  wake_file_ = ::eventfd(0, EFD_CLOEXEC);
+  if (wake_file_ < 0) {
+    const int error = errno;
+    ::io_uring_queue_exit(&ring_);
+    throw system_error("uring_io: no descriptor to be woken by: " + std::generic_category().message(error) +
+                       " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
+  }
+}
+
+inline uring_io::~uring_io() {
+  std::array<io_completion, 16> ignored{};
+  while (in_flight_ != 0) {
+    if (!reap(ignored, {.least = 1})) break;
+  }
+  ::io_uring_queue_exit(&ring_);
+  ::close(wake_file_);
+}
+
+inline int uring_io::registered_range(const io_request& request) const noexcept {
+  for (std::size_t i = 0; i < range_count_; ++i) {
+    const auto& range = ranges_[i];
+    if (request.data >= range.data() && request.bytes <= range.size() &&
+        request.data <= range.data() + (range.size() - request.bytes)) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+inline bool uring_io::try_queue(const io_request& request) noexcept {
+  if (in_flight_ == depth_) return false;
+  io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);
+  if (entry == nullptr) return false;
+  const int range = registered_range(request);
+  const bool reads = request.way == io_direction::read;
+  if (range >= 0 && reads) {
+    ::io_uring_prep_read_fixed(entry, request.file, request.data, request.bytes, request.offset, range);
+  } else if (range >= 0) {
+    ::io_uring_prep_write_fixed(entry, request.file, request.data, request.bytes, request.offset, range);
+  } else if (reads) {
+    ::io_uring_prep_read(entry, request.file, request.data, request.bytes, request.offset);
+  } else {
+    ::io_uring_prep_write(entry, request.file, request.data, request.bytes, request.offset);
+  }
+  ::io_uring_sqe_set_data64(entry, request.tag);
+  ++in_flight_;
+  return true;
+}
+
+inline void uring_io::arm_wake() noexcept {
+  if (wake_armed_) return;
+  io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);
+  if (entry == nullptr) return;
+  ::io_uring_prep_read(entry, wake_file_, &wake_count_, sizeof wake_count_, 0);
+  ::io_uring_sqe_set_data64(entry, wake_tag);
+  wake_armed_ = true;
+}
+
+inline void uring_io::enable() noexcept {
+  if (enabled_) return;
+  // By number: liburing 2.3 declares the function, and does not have it.
+  enabled_ = ::syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) >= 0;
+}
+
+/// Submits, and waits as told. Minus an error number when the kernel took nothing.
+inline int uring_io::hand_over(const io_wait& wait) noexcept {
+  const auto least = wait.least < in_flight_ ? wait.least : in_flight_;
+  if (least == 0) {
+    if (::io_uring_sq_ready(&ring_) != 0) return ::io_uring_submit_and_get_events(&ring_);
+    return in_flight_ == 0 ? 0 : ::io_uring_get_events(&ring_);
+  }
+  arm_wake();
+  io_uring_cqe* first = nullptr;
+  if (wait.timeout_ns == io_wait::forever) return ::io_uring_submit_and_wait(&ring_, least);
+  __kernel_timespec limit{.tv_sec = static_cast<long long>(wait.timeout_ns / 1'000'000'000),
+                          .tv_nsec = static_cast<long long>(wait.timeout_ns % 1'000'000'000)};
+  return ::io_uring_submit_and_wait_timeout(&ring_, &first, least, &limit, nullptr);
+}
+
+inline std::size_t uring_io::collect(std::span<io_completion> out) noexcept {
+  std::size_t count = 0;
+  io_uring_cqe* entry = nullptr;
+  while (count < out.size() && ::io_uring_peek_cqe(&ring_, &entry) == 0) {
+    const std::uint64_t tag = ::io_uring_cqe_get_data64(entry);
+    if (tag == wake_tag) {
+      wake_armed_ = false;
+    } else {
+      out[count++] = {tag, entry->res};
+      --in_flight_;
+    }
+    ::io_uring_cqe_seen(&ring_, entry);
+  }
+  return count;
+}
+
+inline result<std::size_t> uring_io::reap(std::span<io_completion> out, const io_wait& wait) noexcept {
+  enable();
+  if (out.empty()) return std::size_t{0};
+  std::size_t count = collect(out);
+  const io_wait rest{wait.least > count ? wait.least - static_cast<std::uint32_t>(count) : 0,
+                     wait.timeout_ns};
+  const int error = hand_over(rest);
+  count += collect(out.subspan(count));
+  const bool passes = error >= 0 || error == -ETIME || error == -EINTR || error == -EAGAIN || error == -EBUSY;
+  if (!passes && count == 0) {
+    return failure{.code = errc::system_refused,
+                   .index = static_cast<std::uint32_t>(-error),
+                   .wanted = in_flight_,
+                   .where = "uring_io"};
+  }
+  return count;
+}
+
+inline void uring_io::wake() noexcept {
+  const std::uint64_t one = 1;
+  // It can fail only when the counter is full: then the ring is being woken already.
+  [[maybe_unused]] const ssize_t written = ::write(wake_file_, &one, sizeof one);
+}
+
+inline result<void> uring_io::register_memory(std::span<const std::span<std::byte>> ranges) noexcept {
+  if (ranges.size() > max_ranges) {
+    return failure{
+        .code = errc::out_of_range, .wanted = ranges.size(), .found = max_ranges, .where = "uring_io"};
+  }
+  std::array<iovec, max_ranges> vectors{};
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    ranges_[i] = ranges[i];
+    vectors[i] = {ranges[i].data(), ranges[i].size()};
+  }
+  const int error = ::io_uring_register_buffers(&ring_, vectors.data(), static_cast<unsigned>(ranges.size()));
+  if (error != 0) {
+    return failure{.code = errc::system_refused,
+                   .index = static_cast<std::uint32_t>(-error),
+                   .wanted = ranges.size(),
+                   .where = "uring_io: register_memory"};
+  }
+  range_count_ = ranges.size();
+  return {};
+}
+
+}  // namespace llmmem::inline v0

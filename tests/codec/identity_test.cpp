@@ -1,0 +1,21 @@
+#include <llmmem/codec/identity.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+
+using namespace llmmem;
+
+TEST_CASE("the identity's form is the chunk, and one of another size is refused with both") {
+  const identity_codec codec(16);
+  const std::array<std::byte, 3> chunk{std::byte{1}, std::byte{2}, std::byte{3}};
+  std::array<std::byte, 3> form{};
+  CHECK(codec.encode(chunk, form).value() == 3);
+  CHECK(form == chunk);
+  std::array<std::byte, 4> out{};
+  CHECK(codec.decode(form, out).error().message() ==
+        "identity_codec: the encoded bytes are damaged at block 0: 4 must be there, found 3; nothing decoded "
+        "from them may be used, fetch them again");
+  CHECK(codec.metadata_bytes() == 0);
+}

@@ -1,0 +1,1 @@
+#error "a core header includes <liburing.h>, which this machine has not"

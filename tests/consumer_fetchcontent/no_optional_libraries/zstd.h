@@ -1,0 +1,1 @@
+#error "a core header includes <zstd.h>, which this machine has not"

@@ -1,0 +1,219 @@
+/// @file
+/// Random programs on a tiered buffer, against one vector of bytes a chunk.
+#pragma once
+
+#include <llmmem/tiered_buffer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/random.hpp"
+
+namespace llmmem_tests {
+
+/// How a world behaves.
+struct tiered_world_options {
+  std::size_t chunks = 24;
+  std::uint64_t most_bytes = 40'000;  ///< of a chunk
+  std::uint64_t unit = 1;             ///< chunks have multiples of it
+  int steps = 250;
+  bool may_fail = false;  ///< whether devices fail: operations may then be refused, and change nothing
+};
+
+/// One buffer and what must be in it. `Touch` reads and writes leased bytes: `get(range, offset, span)` and
+/// `put(range, offset, span)`, for spaces that the host cannot follow.
+template <class Buffer, class Touch>
+class tiered_world {
+ public:
+  using bytes = std::vector<std::byte>;
+
+  tiered_world(Buffer& buffer, Touch touch, std::uint64_t seed, tiered_world_options options)
+      : buffer_(buffer), touch_(touch), random_(seed), options_(options) {}
+
+  void run() {
+    for (int step = 0; step < options_.steps; ++step) {
+      CAPTURE(step);
+      act();
+      for (const std::string& broken : buffer_.audit())
+        FAIL_CHECK(broken);
+      for (const auto& tier : buffer_.stats().tiers)
+        REQUIRE(tier.used <= tier.budget);
+    }
+    finish();
+  }
+
+ private:
+  struct chunk {
+    llmmem::chunk_handle handle;
+    std::optional<bytes> contents;
+    std::uint64_t size = 0;
+  };
+
+  void act() {
+    if (chunks_.size() < 3 || (chunks_.size() < options_.chunks && random_.once_in(6))) return create();
+    const std::size_t at = random_.below(chunks_.size());
+    chunk& c = chunks_[at];
+    switch (random_.below(12U)) {
+      case 0:
+      case 1:
+        return write(c);
+      case 2:
+      case 3:
+        return update(c);
+      case 4:
+        if (!c.contents) {
+          CHECK(buffer_.prefetch(c.handle).code() == llmmem::errc::no_contents);
+          return;
+        }
+        return fine(buffer_.prefetch(c.handle));
+      case 5:
+        return fine(buffer_.evict(c.handle));
+      case 6:
+        return fine(buffer_.flush(c.handle));
+      case 7:
+        if (!random_.once_in(4)) return;
+        REQUIRE(buffer_.discard(c.handle));
+        c.contents.reset();
+        return;
+      case 8:
+        if (!random_.once_in(6)) return buffer_.progress();
+        REQUIRE(buffer_.remove(c.handle));
+        CHECK(buffer_.bytes(c.handle).code() == llmmem::errc::stale_handle);
+        chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(at));
+        return;
+      default:
+        return read(c);
+    }
+  }
+
+  template <class Result>
+  void fine(const Result& outcome) {
+    if (!options_.may_fail) REQUIRE_MESSAGE(outcome, outcome.error().message());
+  }
+
+  void create() {
+    const std::uint64_t any = random_.once_in(3) ? 4096 * (1 + random_.below(options_.most_bytes / 4096))
+                                                 : 1 + random_.below(options_.most_bytes);
+    const std::uint64_t size = (any + options_.unit - 1) / options_.unit * options_.unit;
+    const auto made = buffer_.create(size);
+    if (!made) {
+      CHECK(made.code() == llmmem::errc::out_of_bytes);
+      return;
+    }
+    chunks_.push_back({*made, {}, size});
+  }
+
+  [[nodiscard]] bytes fresh(std::size_t count) {
+    bytes made(count);
+    for (std::byte& each : made)
+      each = static_cast<std::byte>(random_.next());
+    return made;
+  }
+
+  void write(chunk& c) {
+    auto lease = buffer_.write(c.handle);
+    if (!lease) return refused(lease.error());
+    c.contents = fresh(c.size);
+    touch_.put(lease->range(), 0, *c.contents);
+  }
+
+  void update(chunk& c) {
+    const std::uint64_t offset = random_.below(c.size);
+    const std::uint64_t count = 1 + random_.below(c.size - offset);
+    auto lease = buffer_.update(c.handle, offset, count);
+    if (!c.contents) {
+      CHECK(lease.code() == llmmem::errc::no_contents);
+      return;
+    }
+    if (!lease) return refused(lease.error());
+    same(*lease, c);
+    const bytes changed = fresh(count);
+    std::copy(changed.begin(), changed.end(), c.contents->begin() + static_cast<std::ptrdiff_t>(offset));
+    touch_.put(lease->range(), offset, changed);
+  }
+
+  /// Sometimes several at once, one of them twice.
+  void read(chunk& c) {
+    auto lease = buffer_.read(c.handle);
+    if (!c.contents) {
+      CHECK(lease.code() == llmmem::errc::no_contents);
+      return;
+    }
+    if (!lease) return refused(lease.error());
+    same(*lease, c);
+    if (!random_.once_in(2)) return;
+    chunk& other = chunks_[random_.below(chunks_.size())];
+    auto second = buffer_.read(other.handle);
+    if (second && other.contents) same(*second, other);
+    same(*lease, c);
+    CHECK(buffer_.write(c.handle).code() == llmmem::errc::chunk_leased);
+    CHECK(buffer_.remove(c.handle).code() == llmmem::errc::chunk_leased);
+  }
+
+  void refused(const llmmem::failure& why) {
+    if (!options_.may_fail) FAIL(why.message());
+    ++refusals_;
+  }
+
+  template <class Lease>
+  void same(const Lease& lease, const chunk& c) {
+    bytes seen(c.size);
+    touch_.get(lease.range(), 0, seen);
+    const bool equal = seen == *c.contents;
+    REQUIRE(equal);
+  }
+
+  /// Everything is still there, and all of it reaches the last tier.
+  void finish() {
+    if (options_.may_fail) return;
+    REQUIRE(buffer_.flush());
+    for (chunk& c : chunks_) {
+      if (!c.contents) continue;
+      REQUIRE(buffer_.evict(c.handle));
+      read(c);
+    }
+  }
+
+  Buffer& buffer_;
+  Touch touch_;
+  random_numbers random_;
+  tiered_world_options options_;
+  std::vector<chunk> chunks_;
+  std::uint64_t refusals_ = 0;
+};
+
+/// Touches leased bytes directly.
+struct host_touch {
+  template <class Range>
+  void get(const Range& range, std::uint64_t offset, std::span<std::byte> into) const {
+    std::copy_n(range.data + offset, into.size(), into.data());
+  }
+  template <class Range>
+  void put(const Range& range, std::uint64_t offset, std::span<const std::byte> from) const {
+    std::copy(from.begin(), from.end(), range.data + offset);
+  }
+};
+
+/// Touches leased bytes by the copies of their space.
+template <class Space>
+struct queue_touch {
+  Space* space;
+
+  template <class Range>
+  void get(const Range& range, std::uint64_t offset, std::span<std::byte> into) const {
+    space->copy_out_async(into, range.subrange(offset, into.size()).value(), {}).value().wait();
+  }
+  template <class Range>
+  void put(const Range& range, std::uint64_t offset, std::span<const std::byte> from) const {
+    space->copy_in_async(range.subrange(offset, from.size()).value(), from, {}).value().wait();
+  }
+};
+
+}  // namespace llmmem_tests

@@ -1,0 +1,151 @@
+#include <llmmem/codec/byte_plane.hpp>
+#include <llmmem/eviction/s3fifo.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/testing/faulty_io.hpp>
+#include <llmmem/testing/simulated_space.hpp>
+#include <llmmem/tiered_buffer.hpp>
+#include <llmmem/transfer/file_space.hpp>
+#if defined(LLMMEM_TESTS_URING)
+#include <llmmem/transfer/uring_io.hpp>
+#endif
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "support/seeds.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/tiered_world.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::faulty_io;
+using llmmem::testing::io_fault;
+using llmmem::testing::planned_fault;
+using llmmem::testing::simulated_space;
+using llmmem::testing::virtual_clock;
+
+namespace {
+
+using bf16_plane = byte_plane<dtype::bf16>;
+
+constexpr std::uint64_t top_bytes = 160'000;
+constexpr std::uint64_t host_bytes = 320'000;
+constexpr std::uint64_t disk_bytes = 4 << 20;
+
+}  // namespace
+
+TEST_CASE("two tiers of host memory hold what was written to them") {
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    host_space above({.budget = top_bytes});
+    host_space beneath({.budget = disk_bytes});
+    tiered_buffer<host_space, host_space> buffer({}, {above, top_bytes, 64}, {beneath, disk_bytes, 64});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+  }
+}
+
+TEST_CASE("memory over a file holds what was written to it, whoever drives the file's queue") {
+  const temporary_folder folder;
+  for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
+    for (const auto seed : seeds(6)) {
+      CAPTURE(seed);
+      host_space above({.budget = 2 * top_bytes});
+      file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.driver = driver}});
+      tiered_buffer<tier<host_space, s3fifo_eviction>, file_space<>> buffer({}, {above, top_bytes},
+                                                                            {disk, disk_bytes});
+      tiered_world world(buffer, host_touch{}, seed, {});
+      world.run();
+    }
+  }
+}
+
+TEST_CASE("three tiers hold what was written to them, under each write policy") {
+  const temporary_folder folder;
+  const auto run = [&]<class Write>(Write, std::uint64_t seed) {
+    host_space above({.budget = 2 * top_bytes});
+    host_space beneath({.budget = 2 * host_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.block_bytes = 8192}});
+    tiered_buffer<tier<host_space, lru_eviction, Write>, host_space, file_space<>> buffer(
+        {}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+  };
+  for (const auto seed : seeds(6)) {
+    CAPTURE(seed);
+    run(write_back{}, seed);
+    run(write_through{}, seed);
+    run(write_through_selective<3>{}, seed);
+  }
+}
+
+TEST_CASE("a first tier that no host may touch holds what was written to it, and every copy waits its turn") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(6)) {
+    CAPTURE(seed);
+    virtual_clock clock;
+    simulated_space device(clock,
+                           {.budget = 2 * top_bytes, .link = {.bytes_per_second = 1'000'000'000 * seed}});
+    host_space beneath({.budget = 2 * host_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes});
+    tiered_buffer<simulated_space, host_space, file_space<>> buffer(
+        {}, {device, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, queue_touch<simulated_space>{&device}, seed, {});
+    world.run();
+  }
+}
+
+#if defined(LLMMEM_TESTS_URING)
+TEST_CASE("memory over a file behind io_uring holds what was written to it") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(6)) {
+    CAPTURE(seed);
+    host_space above({.budget = 2 * top_bytes});
+    file_space<uring_io> disk(folder.file("tier"), {.budget = disk_bytes},
+                              uring_options{.issuer = uring_issuer::one_thread});
+    tiered_buffer<host_space, file_space<uring_io>> buffer({}, {above, top_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+  }
+}
+#endif
+
+TEST_CASE("a last tier in a lossless codec's form gives back what was written") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    host_space above({.budget = 2 * top_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes});
+    tiered_buffer<host_space, tier<file_space<>, lru_eviction, write_back, bf16_plane>> buffer(
+        {.largest_chunk_bytes = 20'000}, {above, top_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {.most_bytes = 19'000, .unit = 2});
+    world.run();
+  }
+}
+
+TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    std::vector<planned_fault> plan;
+    for (const int error : {EIO, ENOSPC}) {
+      plan.push_back({.what = io_fault::error,
+                      .first = 1 + random.below(20U),
+                      .every = 3 + random.below(20U),
+                      .count = 1000,
+                      .number = error});
+    }
+    plan.push_back({.what = io_fault::bit_flip, .first = random.below(9U), .every = 11, .count = 1000});
+    host_space above({.budget = 2 * top_bytes});
+    host_space beneath({.budget = 2 * host_bytes});
+    file_space<faulty_io<posix_io>> disk(folder.file("tier"),
+                                         {.budget = disk_bytes, .queue = {.max_failures = 100'000}}, plan);
+    tiered_buffer<host_space, host_space, file_space<faulty_io<posix_io>>> buffer(
+        {}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {.may_fail = true});
+    world.run();
+  }
+}
