@@ -261,12 +261,12 @@ class planner_engine : private evicting_engine {
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
       for (std::size_t tier = 0; tier < bounded_; ++tier) {
         if (goal_->holds(chunk_id{i}, tier) && !has(chunk_id{i}, tier)) {
-          missing.push_back({chunks_[i].next, i});
+          missing.emplace_back(chunks_[i].next, i);
           break;
         }
       }
     }
-    std::sort(missing.begin(), missing.end());
+    std::ranges::sort(missing);
     for (const auto& [next, i] : missing) {
       const chunk_id chunk{i};
       for (std::size_t tier = bounded_; tier-- > 0;) {
