@@ -126,6 +126,7 @@
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 #include <llmmem/transfer/file_space.hpp>
+#include <llmmem/transfer/flow.hpp>
 #include <llmmem/transfer/io_engine.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>

@@ -5,7 +5,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "support/random.hpp"
 #include "support/schedule_world.hpp"
@@ -62,42 +64,67 @@ TEST_CASE(
   CHECK(above * 50 <= all.size());
 }
 
-TEST_CASE("next use takes as long as the best of all orders, victims and moments, for equal clean sizes") {
-  for (const auto seed : seeds(300)) {
+namespace {
+
+/// How often a plan takes longer than the best there is, and by how much.
+struct excess {
+  std::size_t traces = 0;
+  std::size_t longer = 0;
+  std::size_t by_a_twentieth = 0;
+  std::uint64_t most_per_mille = 0;
+
+  void add(std::uint64_t taken, std::uint64_t least) {
+    ++traces;
+    longer += taken != least ? 1 : 0;
+    by_a_twentieth += taken * 100 > least * 105 ? 1 : 0;
+    most_per_mille = std::max(most_per_mille, (taken - least) * 1'000 / least);
+  }
+  [[nodiscard]] std::string text() const {
+    return std::to_string(longer) + " of " + std::to_string(traces) + " plans take longer than the best, " +
+           std::to_string(by_a_twentieth) + " by more than 5%, the worst by " +
+           std::to_string(most_per_mille) + " per mille";
+  }
+};
+
+excess beyond_the_best(std::uint64_t count, bool equal) {
+  excess found;
+  for (const auto seed : seeds(count)) {
     CAPTURE(seed);
     random_numbers random(seed);
-    const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{4}),
-                                             .accesses = 4 + random.below(std::uint32_t{7}),
+    const std::uint32_t fewer = equal ? 0 : 1;
+    const auto trace = random_trace(random, {.chunks = 2 + random.below(4 - fewer),
+                                             .accesses = 4 + random.below(7 - 2 * fewer),
+                                             .most_units = equal ? 1U : 3U,
                                              .overlaps = random.once_in(2)});
-    const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
-    const auto machine = over_one_link(slots * 1'000);
+    const std::uint64_t beyond =
+        equal ? 1'000 * random.below(std::uint64_t{3}) : random.below(std::uint64_t{3'000});
+    const auto machine = over_one_link(trace.most_leased_bytes() + beyond,
+                                       {.bytes_per_second = 1'000'000'000, .latency_ns = equal ? 0U : 100U});
     const auto plan = next_use{plan_objective::time, plan_span::once}(trace, machine);
     const std::uint64_t least = least_time(trace, machine).once();
     REQUIRE(plan.first.forecast.iteration_ns >= least);
-    REQUIRE(plan.first.forecast.iteration_ns * 100 <= least * 105);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
+    found.add(plan.first.forecast.iteration_ns, least);
   }
+  return found;
 }
 
-TEST_CASE("next use is seldom a twentieth above the best of all plans, for unequal clean sizes") {
-  std::size_t above = 0;
-  const auto all = seeds(200);
-  for (const auto seed : all) {
-    CAPTURE(seed);
-    random_numbers random(seed);
-    const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{3}),
-                                             .accesses = 4 + random.below(std::uint32_t{5}),
-                                             .most_units = 3,
-                                             .overlaps = random.once_in(2)});
-    const auto machine = over_one_link(trace.most_leased_bytes() + random.below(std::uint64_t{3'000}),
-                                       {.bytes_per_second = 1'000'000'000, .latency_ns = 100});
-    const auto plan = next_use{plan_objective::time, plan_span::once}(trace, machine);
-    const std::uint64_t least = least_time(trace, machine).once();
-    REQUIRE(plan.first.forecast.iteration_ns >= least);
-    REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
-    above += plan.first.forecast.iteration_ns * 100 > least * 105 ? 1 : 0;
-  }
-  CHECK(above * 20 <= all.size());
+}  // namespace
+
+TEST_CASE(
+    "next use hardly ever takes longer than the best of all orders, victims and moments, of equal clean "
+    "sizes") {
+  const excess found = beyond_the_best(300, true);
+  MESSAGE(found.text());
+  CHECK(found.longer * 50 <= found.traces);
+  CHECK(found.by_a_twentieth * 200 <= found.traces);
+}
+
+TEST_CASE("next use seldom takes a twentieth longer than the best of all plans, of unequal clean sizes") {
+  const excess found = beyond_the_best(200, false);
+  MESSAGE(found.text());
+  CHECK(found.longer * 10 <= found.traces);
+  CHECK(found.by_a_twentieth * 25 <= found.traces);
 }
 
 TEST_CASE("a look-ahead of nothing is on demand, which waits for every byte it fetches") {

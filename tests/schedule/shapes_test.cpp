@@ -111,6 +111,18 @@ TEST_CASE("min_eviction on demand, next use by bytes and its bound agree, iterat
   }
 }
 
+TEST_CASE("min_eviction on demand moves what next use by bytes moves, on any trace of equal clean chunks") {
+  for (const auto seed : seeds(200)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const auto trace = random_trace(random, {.chunks = 7, .accesses = 20, .overlaps = random.once_in(2)});
+    const auto machine = resident(trace.most_leased_bytes() / layer_bytes + random.below(std::uint64_t{4}));
+    const auto plan = next_use{plan_objective::bytes, plan_span::once}(trace.repeated(5), machine);
+    REQUIRE(plan.first.forecast.edges[0].onboard.operations ==
+            fetched(simulate_online(trace, machine, min_eviction(slot_count{7}), 5)));
+  }
+}
+
 TEST_CASE("an online policy gets what was written, and moves no less than the bound") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);

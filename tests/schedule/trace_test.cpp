@@ -105,6 +105,11 @@ TEST_CASE("a machine that is none is refused by tier or link and number") {
   CHECK_THROWS_WITH_AS((schedule_machine{.budgets = {1}, .links = {link_model{}}}.check()),
                        "schedule_machine: link 0: a bandwidth of 0 bytes a second; it must be 1 to 2^60",
                        argument_error);
+  const link_model too_fast{.bytes_per_second = 1, .offload_bytes_per_second = std::uint64_t{1} << 61};
+  CHECK_THROWS_WITH_AS(
+      (schedule_machine{.budgets = {1}, .links = {too_fast}}.check()),
+      "schedule_machine: link 0: a bandwidth of 2305843009213693952 bytes a second; it must be 1 to 2^60",
+      argument_error);
   schedule_machine{.budgets = {1, 1}, .links = {link}, .edges = {0, 0}}.check();
 }
 

@@ -24,6 +24,7 @@ enum class cursor_verdict : std::uint8_t {
   diverged,  ///< too much does not fit: the plan is of no use any more
 };
 
+/// What a cursor says, and of which event.
 struct cursor_step {
   cursor_verdict verdict = cursor_verdict::on_plan;
   std::uint32_t index = 0;  ///< of an event of the trace

@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/machine.hpp>
-#include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/flow.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -96,7 +96,9 @@ struct plan_regret {
   friend constexpr bool operator==(const plan_regret&, const plan_regret&) noexcept = default;
 };
 
-/// One iteration of a plan.
+/// One iteration of a plan. The steady one's forecast is that of the fourth iteration from a cold start, by
+/// when what is under way at its beginning has settled; for traces of more than 100,000 events, of the
+/// second.
 struct plan_iteration {
   std::vector<plan_step> steps{};
   plan_forecast forecast{};

@@ -23,7 +23,13 @@ enum class plan_span : std::uint8_t {
 enum class plan_objective : std::uint8_t { time, bytes };
 
 /// Makes a plan of a trace for a machine. Same trace, machine and planner, same plan, bit for bit.
-/// @throws argument_error  when the machine is none, or tier 0 cannot hold what the trace leases at once.
+/// @par Complexity   O(n log n) for n events and each plan that is tried, bounds included; offline work,
+/// which
+///      allocates.
+/// @par Thread safety   pure functions.
+/// @throws argument_error  when the machine is none, tier 0 cannot hold what the trace leases at once, or a
+/// tier
+///                         in between cannot hold two of the largest chunk.
 template <class P>
 concept schedule_planner =
     requires(const P& planner, const schedule_trace& trace, const schedule_machine& machine) {
@@ -37,16 +43,20 @@ struct on_demand {
 };
 
 /// At every event asks for what the next `accesses` acquires lack, where room can be made of chunks that are
-/// not among them, the least recently used first: prefetch by count, not by time (DeepSpeed's and Gemini's
-/// way).
+/// not among them, the least recently used first: prefetch by count, not by time, as DeepSpeed's bucket of
+/// elements and Gemini's of chunks.
 struct lookahead {
   std::uint32_t accesses = 1;
   plan_span span = plan_span::cyclic;
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-/// Fetches in the order of use as early as links and room allow; drops what is used furthest ahead, round the
-/// end of the iteration. The working planner.
+/// Fetches in the order of use, ahead of time; drops what is used furthest ahead, round the end of the
+/// iteration, a clean chunk rather than a dirty one unless it is needed back more than twice as soon. The
+/// working planner: it tries how much to hold ahead, and keeps the best plan (docs/schedules.md).
+///
+/// By bytes it prefetches nothing: a single iteration (`plan_span::once`) of equal clean chunks then moves
+/// exactly MIN's bytes. By time it may move some chunks more.
 struct next_use {
   plan_objective objective = plan_objective::time;
   plan_span span = plan_span::cyclic;

@@ -13,10 +13,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
-
 /// Makers of traces. Each is a pure function of its arguments.
-namespace shapes {
+namespace llmmem::inline v0::shapes {
 
 /// One pass over `layers` that only reads: weights streamed for inference.
 /// @param bytes  of each layer; `compute_ns` that each takes.
@@ -176,6 +174,4 @@ namespace shapes {
   return record.freeze();
 }
 
-}  // namespace shapes
-
-}  // namespace llmmem::inline v0
+}  // namespace llmmem::inline v0::shapes

@@ -63,31 +63,35 @@ namespace detail {
 }  // namespace detail
 
 inline std::string write_chrome_trace(const simulation& run) {
-  std::string text = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
+  std::string text = R"({"displayTimeUnit":"ns","traceEvents":[)"
+                     "\n";
   for (std::size_t row = 0; row < detail::rows_of(run); ++row) {
     if (row == 1) continue;
-    text += "{\"ph\":\"M\",\"pid\":0,\"tid\":" + std::to_string(row) +
-            ",\"name\":\"thread_name\",\"args\":{\"name\":\"" +
-            (row == 0 ? "program" : detail::row_name(row)) + "\"}},\n";
+    text += R"({"ph":"M","pid":0,"tid":)" + std::to_string(row) +
+            R"(,"name":"thread_name","args":{"name":")" + (row == 0 ? "program" : detail::row_name(row)) +
+            R"("}},)"
+            "\n";
   }
   for (const timeline_span& each : run.spans) {
     const std::size_t row = each.kind == span_kind::stall ? 0 : detail::row_of(each);
-    text += "{\"ph\":\"X\",\"pid\":0,\"tid\":" + std::to_string(row) +
-            ",\"ts\":" + detail::decimal(each.start_ns, 3) +
-            ",\"dur\":" + detail::decimal(each.finish_ns - each.start_ns, 3) + ",\"name\":\"";
+    text += R"({"ph":"X","pid":0,"tid":)" + std::to_string(row) + R"(,"ts":)" +
+            detail::decimal(each.start_ns, 3) + R"(,"dur":)" +
+            detail::decimal(each.finish_ns - each.start_ns, 3) + R"(,"name":")";
     if (each.kind == span_kind::compute) {
-      text += "compute\",\"args\":{\"event\":" + std::to_string(each.event);
+      text += R"(compute","args":{"event":)" + std::to_string(each.event);
     } else if (each.kind == span_kind::stall) {
-      text += std::string("stall: ") + name_of(each.cause) +
-              "\",\"cname\":\"terrible\",\"args\":{\"event\":" + std::to_string(each.event) +
-              ",\"chunk\":" + std::to_string(to_index(each.chunk));
+      text += std::string("stall: ") + name_of(each.cause) + R"(","cname":"terrible","args":{"event":)" +
+              std::to_string(each.event) + R"(,"chunk":)" + std::to_string(to_index(each.chunk));
     } else {
-      text += "chunk " + std::to_string(to_index(each.chunk)) +
-              "\",\"args\":{\"chunk\":" + std::to_string(to_index(each.chunk));
+      text += "chunk " + std::to_string(to_index(each.chunk)) + R"(","args":{"chunk":)" +
+              std::to_string(to_index(each.chunk));
     }
     text += "}},\n";
   }
-  text += "{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"llmmem schedule\"}}\n]}\n";
+  text += R"({"ph":"M","pid":0,"name":"process_name","args":{"name":"llmmem schedule"}})"
+          "\n"
+          "]}"
+          "\n";
   return text;
 }
 
@@ -110,10 +114,12 @@ inline std::string write_timeline_svg(const simulation& run, const timeline_svg_
     const std::uint64_t since = std::min(std::max(ns, options.from_ns), end) - options.from_ns;
     return since > ~std::uint64_t{0} / tenths ? since / shown * tenths : since * tenths / shown;
   };
-  std::string text = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" +
-                     std::to_string(left + options.width + 20) + "\" height=\"" + std::to_string(height) +
-                     "\" font-family=\"sans-serif\" font-size=\"12\">\n"
-                     "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
+  std::string text = R"(<svg xmlns="http://www.w3.org/2000/svg" width=")" +
+                     std::to_string(left + options.width + 20) + R"(" height=")" + std::to_string(height) +
+                     R"(" font-family="sans-serif" font-size="12">)"
+                     "\n"
+                     R"(<rect width="100%" height="100%" fill="white"/>)"
+                     "\n";
   struct bar {
     std::uint64_t from = 0;
     std::uint64_t to = 0;
@@ -124,14 +130,16 @@ inline std::string write_timeline_svg(const simulation& run, const timeline_svg_
   const auto draw = [&](std::size_t row) {
     bar& each = bars[row];
     if (!each.open) return;
-    text += "<rect x=\"" + detail::decimal(left * 10 + each.from, 1) + "\" y=\"" +
-            std::to_string(10 + row * row_height) + "\" width=\"" +
-            detail::decimal(std::max<std::uint64_t>(each.to - each.from, 1), 1) + "\" height=\"" +
-            std::to_string(row_height - 6) + "\" fill=\"" + colours[row < 2 ? row : 2 + row % 2] + "\"/>\n";
+    text += R"(<rect x=")" + detail::decimal(left * 10 + each.from, 1) + R"(" y=")" +
+            std::to_string(10 + row * row_height) + R"(" width=")" +
+            detail::decimal(std::max<std::uint64_t>(each.to - each.from, 1), 1) + R"(" height=")" +
+            std::to_string(row_height - 6) + R"(" fill=")" + colours[row < 2 ? row : 2 + row % 2] +
+            R"("/>)"
+            "\n";
     each.open = false;
   };
   for (std::size_t row = 0; row < rows; ++row) {
-    text += "<text x=\"8\" y=\"" + std::to_string(10 + row * row_height + 14) + "\">" +
+    text += R"(<text x="8" y=")" + std::to_string(10 + row * row_height + 14) + R"(">)" +
             detail::row_name(row) + "</text>\n";
   }
   for (const timeline_span& each : run.spans) {
@@ -151,9 +159,12 @@ inline std::string write_timeline_svg(const simulation& run, const timeline_svg_
   for (std::size_t row = 0; row < rows; ++row)
     draw(row);
   const std::string axis_y = std::to_string(10 + rows * row_height + 14);
-  text += "<text x=\"" + std::to_string(left) + "\" y=\"" + axis_y + "\">" +
-          detail::decimal(options.from_ns, 6) + " ms</text>\n<text x=\"" +
-          std::to_string(left + options.width) + "\" y=\"" + axis_y + "\" text-anchor=\"end\">" +
+  text += R"(<text x=")" + std::to_string(left) + R"(" y=")" + axis_y + R"(">)" +
+          detail::decimal(options.from_ns, 6) +
+          " ms</text>"
+          "\n"
+          R"(<text x=")" +
+          std::to_string(left + options.width) + R"(" y=")" + axis_y + R"(" text-anchor="end">)" +
           detail::decimal(end, 6) + " ms</text>\n</svg>\n";
   return text;
 }

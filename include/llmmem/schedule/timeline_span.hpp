@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/schedule/access.hpp>
-#include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/flow.hpp>
 
 #include <cstdint>
 

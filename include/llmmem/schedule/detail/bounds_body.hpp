@@ -67,8 +67,13 @@ struct size_range {
   return most;
 }
 
-/// The best sum of windows that do not overlap, for one edge.
-[[nodiscard]] inline std::uint64_t least_stall(const schedule_trace& trace, std::uint64_t budget,
+/// The best sum of windows that do not overlap, for one edge; and the bytes of the first iteration's window.
+struct least_waiting {
+  std::uint64_t stall_ns = 0;
+  std::uint64_t bytes = 0;
+};
+
+[[nodiscard]] inline least_waiting least_stall(const schedule_trace& trace, std::uint64_t budget,
                                                const link_model& link, bounded_iteration of,
                                                const size_range& sizes) {
   const auto events = trace.events();
@@ -82,6 +87,7 @@ struct size_range {
         computed[i] + events[i % count].compute_ns + (i != 0 && i % count == 0 ? trace.tail_ns() : 0);
   std::vector<std::uint64_t> best(all + 1);
   fractional_min rule(trace, budget, gap_kind::to_read, rounds);
+  std::uint64_t first_bytes = 0;
   for (std::uint64_t begin = 0; begin < all; ++begin) {
     if (begin != 0) best[begin] = std::max(best[begin], best[begin - 1]);
     if (begin % stride != 0) continue;
@@ -89,6 +95,7 @@ struct size_range {
                begin == 0 && of == bounded_iteration::first ? beginning::empty : beginning::free_choice);
     std::uint64_t before = 0;
     for (std::uint64_t i = begin; i < all; ++i) {
+      if (i == count && begin == 0) first_bytes = before;
       const std::uint64_t moved = rule.advance();
       if (moved == before) continue;
       before = moved;
@@ -96,10 +103,12 @@ struct size_range {
       const std::uint64_t meanwhile = computed[i + 1] - computed[begin];
       if (takes > meanwhile) best[i + 1] = std::max(best[i + 1], best[begin] + takes - meanwhile);
     }
+    if (all == count && begin == 0) first_bytes = before;
   }
   for (std::uint64_t i = 1; i <= all; ++i)
     best[i] = std::max(best[i], best[i - 1]);
-  return best[all] / rounds + (best[all] % rounds != 0 ? 1 : 0);
+  return {.stall_ns = best[all] / rounds + (best[all] % rounds != 0 ? 1 : 0),
+          .bytes = sizes.share(first_bytes, 1)};
 }
 
 }  // namespace detail
@@ -117,14 +126,17 @@ inline plan_bound lower_bound(const schedule_trace& trace, const schedule_machin
     budget = checked_add(budget, machine.budgets[tier], "schedule_machine: budgets");
     const link_model& link = machine.links[machine.link_below(tier)];
     link_flow& edge = bound.edges[tier];
-    edge.onboard.bytes = detail::least_bytes(trace, budget, detail::gap_kind::to_read, of, sizes);
+    const detail::least_waiting waiting = detail::least_stall(trace, budget, link, of, sizes);
+    bound.stall_ns = std::max(bound.stall_ns, waiting.stall_ns);
+    edge.onboard.bytes = trace.events().size() > 100'000
+                             ? waiting.bytes
+                             : detail::least_bytes(trace, budget, detail::gap_kind::to_read, of, sizes);
     edge.offload.bytes = detail::least_bytes(trace, budget, detail::gap_kind::between_writes, of, sizes);
     for (const auto way : {link_direction::onboard, link_direction::offload}) {
       edge[way].operations = sizes.transfers(edge[way].bytes);
       const bool second = way == link_direction::offload && link.duplex == link_duplex::full;
       lanes[machine.link_below(tier) * 2 + (second ? 1 : 0)] += sizes.time(link, way, edge[way].bytes);
     }
-    bound.stall_ns = std::max(bound.stall_ns, detail::least_stall(trace, budget, link, of, sizes));
   }
   if (of == bounded_iteration::steady) {
     for (const std::uint64_t busy : lanes)

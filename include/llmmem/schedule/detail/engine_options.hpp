@@ -23,9 +23,11 @@ struct engine_options {
   std::uint64_t ahead_bytes =
       max_bytes;  ///< by time: the most that lies in tier 0 unused, one chunk at least
   std::uint64_t ahead_bytes_below = max_bytes;  ///< the same of the tiers below; 0: only on the way to tier 0
-  std::uint64_t dirty_weight = 1;               ///< what a write-back costs, in fetches of as many bytes
-  bool clean_early = false;  ///< writes back on release what the iteration before evicted dirty
-  bool cyclic = true;        ///< false: nothing comes after the iteration
+  std::uint64_t within_ns =
+      ~std::uint64_t{0};           ///< by time: what is used after more computing than this can wait
+  std::uint64_t dirty_weight = 1;  ///< what a write-back costs, in fetches of as many bytes
+  bool clean_early = false;        ///< writes back on release what the iteration before evicted dirty
+  bool cyclic = true;              ///< false: nothing comes after the iteration
 };
 
 /// The state that an iteration must end in, for each chunk and tier but the last.

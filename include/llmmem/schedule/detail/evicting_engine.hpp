@@ -10,6 +10,7 @@
 #include <llmmem/schedule/plan.hpp>
 
 #include <algorithm>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -53,8 +54,9 @@ class evicting_engine {
   struct entry {
     std::uint64_t key;
     std::uint32_t chunk;
-    friend bool operator<(const entry& a, const entry& b) noexcept {
-      return a.key != b.key ? a.key < b.key : a.chunk > b.chunk;
+    friend bool operator==(const entry&, const entry&) noexcept = default;
+    friend std::strong_ordering operator<=>(const entry& a, const entry& b) noexcept {
+      return a.key != b.key ? a.key <=> b.key : b.chunk <=> a.chunk;
     }
   };
   using heap = std::vector<entry>;
@@ -99,7 +101,7 @@ class evicting_engine {
       if (!machine_.at(chunk, tier).held) continue;
       heap& into = heap_of(tier, dear(chunk, tier));
       into.push_back({key(chunk, tier), to_index(chunk)});
-      std::push_heap(into.begin(), into.end());
+      std::ranges::push_heap(into);
     }
   }
   [[nodiscard]] bool stands(const entry& each, std::size_t tier, bool is_dear) const noexcept {
@@ -111,7 +113,7 @@ class evicting_engine {
   [[nodiscard]] const entry* best(std::size_t tier, bool is_dear) {
     heap& from = heap_of(tier, is_dear);
     while (!from.empty() && !stands(from.front(), tier, is_dear)) {
-      std::pop_heap(from.begin(), from.end());
+      std::ranges::pop_heap(from);
       from.pop_back();
     }
     return from.empty() ? nullptr : &from.front();
@@ -144,9 +146,9 @@ class evicting_engine {
       const bool late = of(chunk).next > limit || !has(chunk, tier) || (furthest && chosen.key == never);
       if (!late && furthest) break;
       of(chunk).picked = true;
-      std::pop_heap(from.begin(), from.end());
+      std::ranges::pop_heap(from);
       from.pop_back();
-      (late ? victims : aside).push_back({chosen, is_dear});
+      (late ? victims : aside).emplace_back(chosen, is_dear);
       if (late) freed += trace_->size(chunk);
     }
     for (const auto& each : victims)
@@ -164,7 +166,7 @@ class evicting_engine {
     }
     for (const auto& [each, is_dear] : aside) {
       heap_of(tier, is_dear).push_back(each);
-      std::push_heap(heap_of(tier, is_dear).begin(), heap_of(tier, is_dear).end());
+      std::ranges::push_heap(heap_of(tier, is_dear));
     }
     if (!enough) return false;
     for (const auto& [each, is_dear] : victims) {

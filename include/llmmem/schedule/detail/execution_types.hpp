@@ -48,11 +48,9 @@ struct issued {
 /// perhaps more of them clean.
 [[nodiscard]] inline bool as_good(const std::vector<plan_placement>& found,
                                   const std::vector<plan_placement>& start) {
-  return std::equal(found.begin(), found.end(), start.begin(), start.end(),
-                    [](const plan_placement& a, const plan_placement& b) {
-                      return a.chunk == b.chunk && a.tier == b.tier && a.newest == b.newest &&
-                             (a.home || !b.home);
-                    });
+  return std::ranges::equal(found, start, [](const plan_placement& a, const plan_placement& b) {
+    return a.chunk == b.chunk && a.tier == b.tier && a.newest == b.newest && (a.home || !b.home);
+  });
 }
 
 }  // namespace llmmem::inline v0::detail

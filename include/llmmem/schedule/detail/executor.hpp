@@ -320,7 +320,7 @@ class executor {
     target.ready_ns = finish;
     if (each.to == 0) {
       arrivals_of(each.chunk).room_wait_ns = start - asked;
-      if (each.blocked) arrivals_of(each.chunk).blocked = true;
+      arrivals_of(each.chunk).blocked = each.blocked;
     }
     span({.start_ns = start,
           .finish_ns = finish,

@@ -22,7 +22,12 @@ class planner_engine : private evicting_engine {
  public:
   planner_engine(const schedule_trace& trace, const schedule_machine& machine, const use_table& uses,
                  const engine_options& options)
-      : evicting_engine(trace, machine, uses, options), uses_(&uses), served_ns_(trace.events().size()) {}
+      : evicting_engine(trace, machine, uses, options), uses_(&uses), served_ns_(trace.events().size()) {
+    if (options.within_ns == never) return;
+    std::uint64_t sum = 0;
+    for (const trace_event& each : trace.events())
+      computed_ns_.push_back(sum += each.compute_ns);
+  }
 
   /// One iteration, from the state that the one before has left. With a goal it ends in that state.
   [[nodiscard]] plan_iteration run(const engine_goal* goal) {
@@ -177,10 +182,18 @@ class planner_engine : private evicting_engine {
     const std::uint64_t bytes = trace_->size(chunk);
     const std::uint64_t most = tier == 0 ? options_.ahead_bytes : options_.ahead_bytes_below;
     if (unused_[tier] != 0 && (unused_[tier] > most || bytes > most - unused_[tier])) return false;
+    if (options_.within_ns != never && computing_until(pointer) > options_.within_ns) return false;
     const std::uint64_t limit = pointer;
     if (!try_bring(chunk, tier, limit)) return false;
     pointer = std::max(pointer, limit);
     return true;
+  }
+  /// Computing from the event at hand to that at `position`.
+  [[nodiscard]] std::uint64_t computing_until(std::uint64_t position) const noexcept {
+    const auto since_start = [this](std::uint64_t at) {
+      return at < end_ ? computed_ns_[at - base_] : trace_->compute_ns() + computed_ns_[at - end_];
+    };
+    return since_start(position) - since_start(position_);
   }
   [[nodiscard]] bool present(chunk_id chunk, std::size_t tier) const noexcept {
     for (std::size_t i = 0; i <= tier; ++i) {
@@ -248,12 +261,12 @@ class planner_engine : private evicting_engine {
     for (std::uint32_t i = 0; i < chunk_count; ++i) {
       for (std::size_t tier = 0; tier < bounded_; ++tier) {
         if (goal_->holds(chunk_id{i}, tier) && !has(chunk_id{i}, tier)) {
-          missing.push_back({chunks_[i].next, i});
+          missing.emplace_back(chunks_[i].next, i);
           break;
         }
       }
     }
-    std::sort(missing.begin(), missing.end());
+    std::ranges::sort(missing);
     for (const auto& [next, i] : missing) {
       const chunk_id chunk{i};
       for (std::size_t tier = bounded_; tier-- > 0;) {
@@ -297,7 +310,8 @@ class planner_engine : private evicting_engine {
   }
 
   const use_table* uses_;
-  std::vector<std::uint64_t> served_ns_;  // by event
+  std::vector<std::uint64_t> served_ns_;    // by event
+  std::vector<std::uint64_t> computed_ns_;  // by event: computing before it
 };
 
 }  // namespace llmmem::inline v0::detail

@@ -125,17 +125,21 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   const bool dirty = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& event) {
     return event.call == trace_call::acquire && writes(event.mode);
   });
+  const std::uint64_t takes = transfer_ns(machine.links[machine.link_below(0)], largest);
   std::vector<engine_options> all;
   for (std::uint64_t ahead = 0;; ahead = std::max(std::min(ahead, max_bytes / 2) * 2, largest)) {
     const bool last = ahead >= machine.budgets[0];
-    for (const bool early : {true, false}) {
-      for (const std::uint64_t below :
-           {std::uint64_t{0}, largest, std::min(largest, max_bytes / 4) * 4, max_bytes}) {
-        if ((early && !dirty) || (below != 0 && machine.tiers() == 2)) continue;
-        all.push_back({.ahead_bytes = last ? max_bytes : ahead,
-                       .ahead_bytes_below = below,
-                       .clean_early = early,
-                       .cyclic = cyclic});
+    for (const std::uint64_t within : {~std::uint64_t{0}, 2 * takes, takes}) {
+      for (const bool early : {true, false}) {
+        for (const std::uint64_t below :
+             {std::uint64_t{0}, largest, std::min(largest, max_bytes / 4) * 4, max_bytes}) {
+          if ((early && !dirty) || (below != 0 && machine.tiers() == 2)) continue;
+          all.push_back({.ahead_bytes = last ? max_bytes : ahead,
+                         .ahead_bytes_below = below,
+                         .within_ns = within,
+                         .clean_early = early,
+                         .cyclic = cyclic});
+        }
       }
     }
     if (last) break;
@@ -172,20 +176,23 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
   detail::check_planned(trace, machine);
   const detail::use_table uses(trace);
   const bool cyclic = span == plan_span::cyclic;
-  const bool large = trace.events().size() > 100'000;
+  const std::size_t rehearsals = cyclic && trace.events().size() <= 100'000 ? 4 : 1;
   std::vector<detail::engine_options> tried;
   if (objective == plan_objective::bytes) {
     tried.push_back({.ahead = detail::engine_options::prefetch::none, .cyclic = cyclic});
   } else {
     tried = detail::ways_to_prefetch(trace, machine, cyclic);
-    if (large) tried.resize(1);
   }
+  // All of them while the trace is small; as many as some million events allow when it is not, spread evenly.
+  const std::size_t affordable =
+      std::max<std::size_t>(1, 6'000'000 / ((trace.events().size() + 1) * 12 * rehearsals));
+  const std::size_t stride = (tried.size() + affordable - 1) / affordable;
   schedule_plan best;
   bool found = false;
-  for (const detail::engine_options& options : tried) {
+  for (std::size_t i = 0; i < tried.size(); i += stride) {
     // The iteration that leaves the state behind which all later ones return to.
-    for (std::size_t rehearsals = 0; rehearsals <= (cyclic && !large ? 3 : 0); ++rehearsals) {
-      schedule_plan made = detail::make_plan(trace, machine, uses, options, "next_use", rehearsals);
+    for (std::size_t rehearsed = 0; rehearsed < rehearsals; ++rehearsed) {
+      schedule_plan made = detail::make_plan(trace, machine, uses, tried[i], "next_use", rehearsed);
       const plan_forecast& own = cyclic ? made.steady.forecast : made.first.forecast;
       const plan_forecast& least = cyclic ? best.steady.forecast : best.first.forecast;
       if (found && !detail::better(own, least, objective)) continue;

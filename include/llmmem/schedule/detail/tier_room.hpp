@@ -25,7 +25,8 @@ class tier_room {
   [[nodiscard]] std::uint64_t earliest(std::uint64_t from, std::uint64_t bytes) const noexcept {
     if (!fits(bytes)) return unresolved;
     std::uint64_t taken = last_;
-    for (std::size_t i = changes_.size(); i-- > first_ && changes_[i].time > from;) {
+    for (std::size_t i = changes_.size(); i != first_ && changes_[i - 1].time > from;) {
+      --i;
       taken = changes_[i].takes ? taken - changes_[i].bytes : taken + changes_[i].bytes;
       const bool instant = i != first_ && changes_[i - 1].time == changes_[i].time;
       if (!instant && (taken > budget_ || bytes > budget_ - taken)) return changes_[i].time;
