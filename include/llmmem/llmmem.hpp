@@ -87,6 +87,7 @@
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
+#include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/bounds.hpp>

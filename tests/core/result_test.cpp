@@ -167,8 +167,7 @@ constexpr std::array refusals{
     refusal{errc::damaged_encoding, raises::argument_error,
             "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
             "them may be used, fetch them again"},
-    refusal{errc::no_contents, raises::argument_error,
-            "kv: chunk 7 has no contents; write all of it first"},
+    refusal{errc::no_contents, raises::argument_error, "kv: chunk 7 has no contents; write all of it first"},
     refusal{errc::checksum_differs, raises::io_error,
             "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
             "handed out"},

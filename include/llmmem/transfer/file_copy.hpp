@@ -24,11 +24,13 @@ struct file_copy {
   std::uint64_t bytes = 0;    ///< 0 moves nothing
 };
 
+/// `into` is filled from `offset` on.
 [[nodiscard]] inline file_copy read_from(const io_file& file, std::uint64_t offset,
                                          std::span<std::byte> into) noexcept {
   return {&file, io_direction::read, offset, into.data(), into.size()};
 }
 
+/// `from` is written from `offset` on.
 [[nodiscard]] inline file_copy write_to(const io_file& file, std::uint64_t offset,
                                         std::span<const std::byte> from) noexcept {
   return {&file, io_direction::write, offset, const_cast<std::byte*>(from.data()), from.size()};
