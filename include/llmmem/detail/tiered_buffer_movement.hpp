@@ -121,6 +121,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
   auto& lower = tier_at<I + 1>();
+  // Between tiers further down: one transfer at a time.
+  if (c.transfer != none) return attempt::blocked(c.transfer);
   if (beneath.granted == 0) {
     pin<I>(slot);  // making room beneath may look for victims here
     const attempt room = make_room<I + 1>(beneath, lower.place_bytes(c.bytes), how);
@@ -413,6 +415,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
     // The place in tier 0 first: what it takes to get one may need the tiers beneath.
     const attempt room = make_room<0>(top, c.bytes, how);
     if (!room.is_done()) return room;
+    // It may have been the chunk's own copy beneath that had to leave for a victim: one transfer at a time.
+    if (c.transfer != none) return attempt::blocked(c.transfer);
   }
   if (!needs_contents) {
     become_valid<0>(slot);

@@ -63,6 +63,11 @@ step_outcome basic_tiered_buffer<Traits, Tiers...>::execute_fetch(std::uint32_t 
       const attempt room = make_room<I>(c.copies[I], c.bytes, urgency::prefetch);
       if (room.how == attempt::kind::blocked) return step_outcome::later;
       if (room.how == attempt::kind::failed) return step_outcome::useless;
+      if (c.transfer != none || !c.copies[I + 1].is_valid()) {
+        // The chunk's own copy beneath had to leave for it.
+        tier_at<I>().room.give_back(c.copies[I]);
+        return step_outcome::later;
+      }
     }
   }
   const attempt begun = begin_fetch<I>(slot, urgency::prefetch);
