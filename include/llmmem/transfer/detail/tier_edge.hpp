@@ -155,7 +155,12 @@ class tier_edge {
     f.count = 0;
     try {
       for (const byte_interval& part : parts) {
-        const result<fence_type> begun = begin(part);
+        result<fence_type> begun = begin(part);
+        if (begun.code() == errc::table_full && f.count != 0) {
+          // A queue too small for all parts at once takes them one after the other.
+          if (const result<void> before = settled(id); !before) return before;
+          begun = begin(part);
+        }
         if (!begun) {
           // What has begun still touches both copies.
           const result<void> rest = settled(id);
