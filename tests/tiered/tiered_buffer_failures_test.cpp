@@ -111,7 +111,7 @@ struct memory_over_file {
 [[nodiscard]] planned_fault failing_writes(std::uint64_t first, std::uint64_t count) {
   return {.what = io_fault::error, .first = first, .every = 1, .count = count, .way = side::writes};
 }
-constexpr file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
+const file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
 
 /// Host memory that calls itself far away, and whose copies throw when they are told to.
 class throwing_space {
