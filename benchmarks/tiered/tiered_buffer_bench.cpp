@@ -161,13 +161,13 @@ void file_to_host_queue(benchmark::State& state, bool verifies) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(chunk_bytes));
 }
 
-BENCHMARK(lease_to_read)->Arg(64)->Arg(1024);
-BENCHMARK(lease_to_update)->Arg(64)->Arg(1024);
-BENCHMARK(prefetch_of_what_is_there)->Arg(64)->Arg(1024);
-BENCHMARK(host_to_host);
-BENCHMARK(host_to_host_memcpy);
-BENCHMARK(file_to_host);
-BENCHMARK_CAPTURE(file_to_host_queue, plain, false);
-BENCHMARK_CAPTURE(file_to_host_queue, verified, true);
+BENCHMARK(lease_to_read)->Name("lease_read/llmmem")->Arg(64)->Arg(1024);
+BENCHMARK(lease_to_update)->Name("lease_update/llmmem")->Arg(64)->Arg(1024);
+BENCHMARK(prefetch_of_what_is_there)->Name("prefetch_resident/llmmem")->Arg(64)->Arg(1024);
+BENCHMARK(host_to_host)->Name("host_to_host/llmmem");
+BENCHMARK(host_to_host_memcpy)->Name("host_to_host/floor");
+BENCHMARK(file_to_host)->Name("file_to_host/llmmem");
+BENCHMARK_CAPTURE(file_to_host_queue, floor, false)->Name("file_to_host/floor");
+BENCHMARK_CAPTURE(file_to_host_queue, verified, true)->Name("file_to_host/file_queue_and_crc32c");
 
 }  // namespace
