@@ -206,6 +206,10 @@ class basic_tiered_buffer {
   result<chunk_handle> create(std::uint64_t bytes);
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk);
+  /// Gives the chunk another size. Contents stay up to the smaller of both; those behind are anything. A
+  /// chunk with contents comes up to tier 0 for it, where it has two places meanwhile, and is all dirty then.
+  /// Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is then as it was.
+  result<void> resize(chunk_handle chunk, std::uint64_t bytes);
   /// Makes the contents worthless: nothing of them is moved any more. The next lease is a `write`.
   result<void> discard(chunk_handle chunk);
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept;
@@ -371,6 +375,8 @@ class basic_tiered_buffer {
   [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                               patience wait);
   void end_lease(std::uint32_t slot, access_mode mode) noexcept;
+  [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
+  result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
   [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;
   void forget_contents(std::uint32_t slot) noexcept;

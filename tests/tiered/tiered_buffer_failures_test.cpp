@@ -404,6 +404,24 @@ TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
   CHECK(lease.span()[64] == std::byte{1});
 }
 
+TEST_CASE("parts that a queue has no room for at once go one after the other") {
+  memory_over_file world(3, {{.what = io_fault::late, .first = 1, .every = 1, .count = 1000, .number = 3}},
+                         {.driver = drive_by::waiters, .max_operations = 1});
+  auto& buffer = world.buffer;
+  const chunk_handle chunk = buffer.create(3 * page).value();
+  std::ranges::fill(buffer.write(chunk).value().span(), std::byte{1});
+  REQUIRE(buffer.flush(chunk));
+  for (const std::uint64_t offset : {std::uint64_t{0}, 2 * page})
+    buffer.update(chunk, offset, 1).value().span()[offset] = std::byte{2};
+  REQUIRE(buffer.flush(chunk));
+  CHECK(buffer.stats().moved.links[0].offload.bytes == 5 * page);
+  REQUIRE(buffer.evict(chunk));
+  const auto lease = buffer.read(chunk).value();
+  CHECK(lease.span()[0] == std::byte{2});
+  CHECK(lease.span()[2 * page] == std::byte{2});
+  CHECK(lease.span()[page] == std::byte{1});
+}
+
 TEST_CASE("a queue too small for all that a buffer has under way only makes it wait") {
   const temporary_folder folder;
   for (const auto seed : seeds(4)) {

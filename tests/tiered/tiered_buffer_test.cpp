@@ -778,6 +778,53 @@ TEST_CASE("nothing is allocated after construction, whatever moves") {
   CHECK(heap_allocations() == before);
 }
 
+TEST_CASE("resize keeps contents up to the smaller size, in either direction, wherever the chunk lies") {
+  three_tiers<> world(4, 4);
+  auto& buffer = world.buffer;
+  const chunk_handle chunk = filled(buffer, 7);
+  for (const std::uint64_t bytes : {page + 1, 2 * page, page / 2, std::uint64_t{1}, page}) {
+    CAPTURE(bytes);
+    const std::uint64_t kept = std::min(bytes, buffer.bytes(chunk).value());
+    REQUIRE(buffer.flush(chunk));
+    REQUIRE(buffer.evict(chunk));
+    REQUIRE(buffer.resize(chunk, bytes));
+    CHECK(buffer.bytes(chunk).value() == bytes);
+    {
+      const auto lease = buffer.read(chunk).value();
+      CHECK(lease.span().size() == bytes);
+      CHECK(
+          std::ranges::all_of(lease.span().first(kept), [](std::byte each) { return each == std::byte{7}; }));
+    }
+    fill(buffer, chunk, 7);
+    REQUIRE(buffer.flush(chunk));
+    REQUIRE(buffer.evict(chunk));
+    CHECK(holds(buffer, chunk, 7));
+    audited(buffer);
+  }
+  CHECK(buffer.stats().tiers[2].used == page);
+}
+
+TEST_CASE("resize refuses what create and read would, and leaves the chunk as it was") {
+  two_tiers<> world(3, {.name = "state"});
+  auto& buffer = world.buffer;
+  const chunk_handle chunk = filled(buffer, 1);
+  const chunk_handle empty = buffer.create(page).value();
+  REQUIRE(buffer.resize(empty, 2 * page));
+  CHECK(buffer.read(empty).code() == errc::no_contents);
+  CHECK(buffer.resize(empty, 0).code() == errc::zero_bytes);
+  CHECK(buffer.resize(chunk, 64 * page).error().message() ==
+        "state: tier 1: 16384 bytes needed, 15360 left of its budget; give ranges back, or raise it");
+  CHECK(buffer.resize(chunk, 3 * page).code() == errc::out_of_bytes);  // two places do not fit in tier 0
+  {
+    const auto lease = buffer.read(chunk).value();
+    CHECK(buffer.resize(chunk, 1).code() == errc::chunk_leased);
+  }
+  CHECK(buffer.bytes(chunk).value() == page);
+  CHECK(holds(buffer, chunk, 1));
+  CHECK(buffer.stats().tiers[1].used == 3 * page);
+  audited(buffer);
+}
+
 TEST_CASE("metadata and counters are told") {
   two_tiers<> small(2, {.max_chunks = 16});
   two_tiers<> large(2, {.max_chunks = 1600});

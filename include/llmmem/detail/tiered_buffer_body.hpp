@@ -115,21 +115,28 @@ failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const n
   return chunks_.check(chunk, options_.name.c_str());
 }
 
+/// Whether the codec takes chunks of that size.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) const noexcept {
+  failure wrong{.code = errc::ok, .wanted = bytes, .where = options_.name.c_str()};
+  if constexpr (encodes) {
+    wrong.found = std::tuple_element_t<last, std::tuple<Tiers...>>::codec_type::element_bytes;
+    if (bytes % wrong.found != 0) {
+      wrong.code = errc::bad_granularity;
+    } else if (bytes > options_.largest_chunk_bytes) {
+      wrong.code = errc::out_of_range;
+      wrong.found = options_.largest_chunk_bytes;
+    }
+  }
+  return wrong;
+}
+
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
   auto& home = tier_at<last>();
-  if (encodes) {
-    constexpr std::uint64_t unit = std::remove_reference_t<decltype(home)>::codec_type::element_bytes;
-    const char* const name = options_.name.c_str();
-    if (bytes % unit != 0) {
-      return failure{.code = errc::bad_granularity, .wanted = bytes, .found = unit, .where = name};
-    }
-    if (bytes > options_.largest_chunk_bytes) {
-      return failure{
-          .code = errc::out_of_range, .wanted = bytes, .found = options_.largest_chunk_bytes, .where = name};
-    }
-  }
   copy place;
   if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
   chunk_record fresh;
@@ -151,6 +158,98 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
     tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
   chunks_.release(chunk.slot);
   return {};
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, std::uint64_t bytes) {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  const std::uint32_t slot = chunk.slot;
+  chunk_record& c = chunks_[slot];
+  if (c.leases != 0) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  if (bytes == c.bytes) return {};
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
+  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  const bool has_contents = newest(c) != tiers;
+  if (has_contents) {
+    if (const result<void> there = make_resident(slot, true, wait_complete); !there) return there;
+    // A write-back of it may have begun before it was asked for.
+    if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  }
+  auto& home = tier_at<last>().room;
+  copy& lowest = c.copies[last];
+  copy place;
+  if (const result<void> had = home.take(place, tier_at<last>().place_bytes(bytes)); !had) return had;
+  if (has_contents) {
+    result<void> moved;
+    try {
+      moved = resize_top(slot, bytes);
+    } catch (...) {
+      home.give_back(place);
+      throw;
+    }
+    if (!moved) {
+      home.give_back(place);
+      return moved;
+    }
+  }
+  if (lowest.granted != 0) home.give_back(lowest);
+  lowest = place;
+  c.bytes = bytes;
+  unqueue_prefetch(slot);
+  if (has_contents) {
+    for (std::size_t i = 1; i < last; ++i) {
+      with_index<last>(i, [&]<class I>(I) {
+        if (c.copies[I::value].is_valid()) forget<I::value>(slot);
+      });
+    }
+    c.copies[0].dirty.clear();
+    c.copies[0].dirty.add({0, bytes});
+  }
+  return {};
+}
+
+/// Gives the copy in tier 0 another place, with what it holds. @pre it is valid and at rest.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
+  auto& top = tier_at<0>();
+  copy& held = chunks_[slot].copies[0];
+  if (top.room.granted_for(bytes) == held.granted) return {};
+  const hold<0> kept(*this, slot);
+  copy fresh;
+  for (;;) {
+    const attempt room = make_room<0>(fresh, bytes, urgency::demand);
+    if (room.is_done()) break;
+    if (room.how == attempt::kind::failed) return room.why;
+    const transfer awaited = transfers_[room.on];
+    const result<void> waited = wait_for(room.on, wait_complete, clock_.now_ns());
+    if (waited) continue;
+    if (is_in_the_way(awaited, slot, true)) return waited;
+    note(waited.error());
+  }
+  const std::uint64_t old = chunks_[slot].bytes;
+  const std::uint64_t kept_bytes = bytes < old ? bytes : old;
+  result<void> moved;
+  try {
+    const auto copied =
+        top.space->copy_within_async(top.range(fresh, kept_bytes), top.range(held, kept_bytes), {});
+    if (copied) {
+      copied->wait();
+    } else {
+      moved = copied.error();
+    }
+  } catch (...) {
+    top.room.give_back(fresh);
+    throw;
+  }
+  if (moved) {
+    std::swap(held.place, fresh.place);
+    std::swap(held.data, fresh.data);
+    std::swap(held.granted, fresh.granted);
+  }
+  top.room.give_back(fresh);  // the one that is not its own
+  return moved;
 }
 
 template <class Traits, class... Tiers>

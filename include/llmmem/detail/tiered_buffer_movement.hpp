@@ -545,7 +545,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t 
       static_cast<void>(end({}));
       throw;
     }
-    if (tried.is_done()) return end({});
+    if (tried.is_done()) return {};
     if (tried.how == attempt::kind::failed) return end(tried.why);
     const transfer awaited = transfers_[tried.on];
     result<void> waited;
