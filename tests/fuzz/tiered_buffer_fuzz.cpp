@@ -19,14 +19,18 @@ namespace {
 using namespace llmmem;
 using namespace llmmem_tests;
 
-/// A byte a choice, two where it has more than 256 outcomes; when they have run out, always the first.
+/// A byte a choice, two where it has more than 256 outcomes. When they have run out it goes on at random, by
+/// a seed of theirs: a short input is a whole program too.
 class choice_bytes {
  public:
-  explicit choice_bytes(std::span<const std::uint8_t> bytes) noexcept : bytes_(bytes) {}
+  explicit choice_bytes(std::span<const std::uint8_t> bytes) noexcept : bytes_(bytes) {
+    for (const std::uint8_t each : bytes)
+      seed_ = (seed_ ^ each) * 0x100'0000'01B3ULL;
+    rest_ = random_numbers(seed_);
+  }
 
-  [[nodiscard]] std::size_t left() const noexcept { return bytes_.size(); }
   std::uint64_t next() noexcept {
-    if (bytes_.empty()) return 0;
+    if (bytes_.empty()) return rest_.next() >> 56;
     const std::uint64_t byte = bytes_.front();
     bytes_ = bytes_.subspan(1);
     return byte;
@@ -44,6 +48,8 @@ class choice_bytes {
 
  private:
   std::span<const std::uint8_t> bytes_;
+  std::uint64_t seed_ = 0xCBF2'9CE4'8422'2325ULL;
+  random_numbers rest_{0};
   std::uint64_t filled_ = 0;
 };
 
@@ -51,16 +57,15 @@ template <class... Tiers>
 void live(choice_bytes choices, std::uint64_t element) {
   constexpr std::uint64_t most = 2000;
   host_space space({.budget = 1 << 20});
-  const std::uint64_t top = 4096 + 64 * choices.below(std::uint64_t{200});
+  const std::uint64_t top = 6144 + 64 * choices.below(std::uint64_t{100});
   const std::uint64_t middle = 8192 + 64 * choices.below(std::uint64_t{200});
   tiered_buffer<Tiers...> buffer({.max_chunks = 32,
                                   .max_transfers = 1 + choices.below(std::uint32_t{4}),
                                   .largest_chunk_bytes = most,
                                   .staging_slots = 1},
                                  {space, top, 64}, {space, middle, 64}, {space, 64 << 10, 64});
-  tiered_world world(
-      buffer, host_touch{}, choices,
-      {.chunks = 16, .most_bytes = most, .unit = element, .steps = static_cast<int>(choices.left() / 3)});
+  tiered_world world(buffer, host_touch{}, choices,
+                     {.chunks = 16, .most_bytes = most, .unit = element, .steps = 150});
   world.run();
 }
 
