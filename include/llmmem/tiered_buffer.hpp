@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/detail/tier_state.hpp>
+#include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
@@ -66,6 +67,7 @@ struct tier_stats {
   std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above
   std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
   std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
+  std::uint64_t lost = 0;         ///< of `used`: never given out again, as a device may still write there
 };
 
 /// Counters of a tiered buffer of `Tiers` tiers.
@@ -151,13 +153,15 @@ class basic_tiered_buffer {
 
     lease() noexcept = default;
     lease(lease&& other) noexcept
-        : buffer_(std::exchange(other.buffer_, nullptr)), slot_(other.slot_), range_(other.range_) {}
+        : buffer_(std::exchange(other.buffer_, nullptr)),
+          slot_(other.slot_),
+          range_(std::exchange(other.range_, top_range{})) {}
     lease& operator=(lease&& other) noexcept {
       if (this != &other) {
         end();
         buffer_ = std::exchange(other.buffer_, nullptr);
         slot_ = other.slot_;
-        range_ = other.range_;
+        range_ = std::exchange(other.range_, top_range{});
       }
       return *this;
     }
@@ -165,10 +169,11 @@ class basic_tiered_buffer {
 
     /// Ends it now.
     void end() noexcept {
+      range_ = {};
       if (buffer_ != nullptr) std::exchange(buffer_, nullptr)->end_lease(slot_, Mode);
     }
 
-    /// The bytes, where the host may touch tier 0.
+    /// The bytes, where the host may touch tier 0; none when it has ended, or was moved from.
     [[nodiscard]] std::span<byte_type> span() const noexcept
       requires(space_type<0>::is_host_accessible)
     {
@@ -209,6 +214,10 @@ class basic_tiered_buffer {
   result<chunk_handle> create(std::uint64_t bytes);
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk);
+  /// Gives the chunk another size. Contents stay up to the smaller of both; those behind are anything. A
+  /// chunk with contents comes up to tier 0 for it, where it has two places meanwhile, and is all dirty then.
+  /// Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is then as it was.
+  result<void> resize(chunk_handle chunk, std::uint64_t bytes);
   /// Makes the contents worthless: nothing of them is moved any more. The next lease is a `write`.
   result<void> discard(chunk_handle chunk);
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept;
@@ -299,11 +308,54 @@ class basic_tiered_buffer {
     std::uint32_t edge = 0;
     bool stores = false;
     bool then_drops = false;
+    bool in_advance = false;       // a prefetch
     bool found_under_way = false;  // a lease came to wait for it after it had begun
     std::uint32_t stage = none;    // staging slot
   };
 
-  /// What became of an attempt: done, not before transfer `on` has ended, or not at all.
+  /// Keeps a copy from leaving for as long as it lives.
+  template <std::size_t I>
+  class hold {
+   public:
+    hold(basic_tiered_buffer& buffer, std::uint32_t slot) noexcept : buffer_(buffer), slot_(slot) {
+      buffer_.template pin<I>(slot_);
+    }
+    hold(const hold&) = delete;
+    hold& operator=(const hold&) = delete;
+    ~hold() { buffer_.template unpin<I>(slot_); }
+
+   private:
+    basic_tiered_buffer& buffer_;
+    std::uint32_t slot_;
+  };
+
+  /// Goes through a queue of slots once, taking out some; the rest stays in order, whatever is thrown.
+  class sieve {
+   public:
+    sieve(detail::fixed_array<std::uint32_t>& queue, std::uint32_t& count) noexcept
+        : queue_(queue), count_(count), end_(count) {}
+    sieve(const sieve&) = delete;
+    sieve& operator=(const sieve&) = delete;
+    ~sieve() {
+      while (next_ != end_)
+        static_cast<void>(next());
+      count_ = kept_;
+    }
+    [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
+    std::uint32_t next() noexcept { return queue_[kept_++] = queue_[next_++]; }
+    /// The last `next` leaves the queue.
+    void take_out() noexcept { --kept_; }
+
+   private:
+    detail::fixed_array<std::uint32_t>& queue_;
+    std::uint32_t& count_;
+    std::uint32_t end_;
+    std::uint32_t next_ = 0;
+    std::uint32_t kept_ = 0;
+  };
+
+  /// What became of an attempt: done, not before transfer `on` has ended, or not at all. A prefetch may also
+  /// be blocked by no transfer: until a lease ends, say.
   struct attempt {
     enum class kind : std::uint8_t { done, blocked, failed };
     kind how = kind::done;
@@ -350,10 +402,16 @@ class basic_tiered_buffer {
   [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                               patience wait);
   void end_lease(std::uint32_t slot, access_mode mode) noexcept;
+  [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
+  result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
   [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;
   void forget_contents(std::uint32_t slot) noexcept;
+  void release_reservations(std::uint32_t slot) noexcept;
+  void unqueue_prefetch(std::uint32_t slot) noexcept;
+  [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
   result<void> await_quiet(std::uint32_t slot);
+  void release_places() noexcept;
 
   // Steps of plans: detail/tiered_buffer_steps.hpp
   template <std::size_t I>
@@ -371,19 +429,22 @@ class basic_tiered_buffer {
   template <std::size_t I>
   [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
   template <std::size_t I>
-  [[nodiscard]] attempt can_begin() const noexcept;
+  [[nodiscard]] attempt can_begin() noexcept;
+  [[nodiscard]] attempt refused(const failure& why) const noexcept;
   template <std::size_t I>
   [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
   template <std::size_t I>
-  void finish_store(std::uint32_t slot, std::uint32_t stage, bool drops,
-                    const result<void>& outcome) noexcept;
+  void finish_store(const transfer& done, const result<void>& outcome) noexcept;
   template <std::size_t I>
-  [[nodiscard]] result<void> finish_fetch(std::uint32_t slot, std::uint32_t stage,
-                                          result<void> outcome) noexcept;
+  [[nodiscard]] result<void> finish_fetch(const transfer& done, result<void> outcome) noexcept;
+  template <std::size_t I>
+  result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
   [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
                                     std::span<const std::byte> came) const noexcept;
   template <std::size_t I>
   void drop(std::uint32_t slot) noexcept;
+  template <std::size_t I>
+  void forget(std::uint32_t slot) noexcept;
   template <std::size_t I>
   void become_valid(std::uint32_t slot) noexcept;
   template <std::size_t I>
@@ -395,18 +456,55 @@ class basic_tiered_buffer {
   [[nodiscard]] bool is_ready(std::uint32_t id);
   [[nodiscard]] std::uint32_t transfer_touching(std::size_t tier) const noexcept;
   [[nodiscard]] bool cancel_reservations() noexcept;
+  [[nodiscard]] static bool is_in_the_way(const transfer& failed, std::uint32_t slot,
+                                          bool needs_contents) noexcept;
+  void write_through_due(std::uint32_t except);
+  [[nodiscard]] bool is_due(const chunk_record& c, std::size_t tier) const noexcept;
+  void mark_due(std::uint32_t slot) noexcept;
+  void begin_writing_all();
   /// Whether what moves between tier I and the one beneath changes its form.
   template <std::size_t I>
   static constexpr bool encodes_below = encodes && I + 1 == last;
+  /// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
+  [[nodiscard]] std::uint64_t stage_size() const noexcept {
+    return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));
+  }
+  [[nodiscard]] std::uint64_t placed_stages() const noexcept {
+    std::uint64_t placed = 0;
+    for (std::size_t i = 0; i < stages_.size(); ++i)
+      placed += stages_[i].place.granted != 0 ? 1 : 0;
+    return placed;
+  }
+  /// Who pins a copy, for the audit.
+  [[nodiscard]] std::uint32_t held_pins(const chunk_record& c, std::size_t tier) const noexcept {
+    std::uint32_t users = tier == 0 ? c.leases : 0;
+    if (c.transfer != none) {
+      const transfer& t = transfers_[c.transfer];
+      users += (t.edge + 1 == tier) || (t.stores && t.edge == tier) ? 1 : 0;
+    }
+    return users;
+  }
+  [[nodiscard]] std::uint64_t room_lost() const noexcept { return tier_at<last>().room.stats().lost; }
   /// A free staging slot, or `none`.
-  [[nodiscard]] std::uint32_t free_stage() const noexcept;
+  [[nodiscard]] std::uint32_t free_stage() noexcept;
   template <std::size_t I>
   [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept {
     return tier_at<I>().range(stages_[stage].place, bytes).span();
   }
-  [[nodiscard]] std::uint32_t claim_transfer(std::uint32_t slot, std::size_t edge, bool stores,
-                                             bool then_drops) noexcept;
+  [[nodiscard]] std::uint32_t claim_transfer(const transfer& fresh) noexcept;
   void release_transfer(std::uint32_t id) noexcept;
+  /// The most that copies may take of tier I.
+  template <std::size_t I>
+  [[nodiscard]] std::uint64_t most_room() const noexcept {
+    const detail::room_stats room = tier_at<I>().room.stats();
+    const std::uint64_t staging =
+        I + 1 == last ? placed_stages() * tier_at<I>().room.granted_for(stage_size()) : 0;
+    return room.capacity - room.lost - staging;
+  }
+  /// The outcome of a transfer whose space threw.
+  [[nodiscard]] failure not_moved() const noexcept {
+    return {.code = errc::dependency_failed, .where = options_.name.c_str()};
+  }
   void note(const failure& why) noexcept {
     ++background_failures_;
     background_failure_ = why;

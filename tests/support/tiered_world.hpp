@@ -7,11 +7,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/random.hpp"
@@ -29,13 +31,18 @@ struct tiered_world_options {
 
 /// One buffer and what must be in it. `Touch` reads and writes leased bytes: `get(range, offset, span)` and
 /// `put(range, offset, span)`, for spaces that the host cannot follow.
-template <class Buffer, class Touch>
+/// @tparam Random  where its choices come from: `random_numbers`, or the bytes of a fuzzer.
+template <class Buffer, class Touch, class Random = random_numbers>
 class tiered_world {
  public:
   using bytes = std::vector<std::byte>;
 
   tiered_world(Buffer& buffer, Touch touch, std::uint64_t seed, tiered_world_options options)
+    requires(std::same_as<Random, random_numbers>)
       : buffer_(buffer), touch_(touch), random_(seed), options_(options) {}
+  tiered_world(Buffer& buffer, Touch touch, Random random, tiered_world_options options)
+    requires(!std::integral<Random>)
+      : buffer_(buffer), touch_(touch), random_(random), options_(options) {}
 
   void run() {
     for (int step = 0; step < options_.steps; ++step) {
@@ -60,7 +67,7 @@ class tiered_world {
     if (chunks_.size() < 3 || (chunks_.size() < options_.chunks && random_.once_in(6))) return create();
     const std::size_t at = random_.below(chunks_.size());
     chunk& c = chunks_[at];
-    switch (random_.below(12U)) {
+    switch (random_.below(13U)) {
       case 0:
       case 1:
         return write(c);
@@ -88,9 +95,38 @@ class tiered_world {
         CHECK(buffer_.bytes(c.handle).code() == llmmem::errc::stale_handle);
         chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(at));
         return;
+      case 9:
+        if (!random_.once_in(2)) return;
+        return resize(c);
       default:
         return read(c);
     }
+  }
+
+  /// What comes behind the old contents is anything: it is written at once.
+  void resize(chunk& c) {
+    const std::uint64_t any = 1 + random_.below(options_.most_bytes);
+    const std::uint64_t size = (any + options_.unit - 1) / options_.unit * options_.unit;
+    const auto done = buffer_.resize(c.handle, size);
+    if (!done) {
+      if (done.code() != llmmem::errc::out_of_bytes) refused(done.error());
+      CHECK(buffer_.bytes(c.handle).value() == c.size);
+      return;
+    }
+    CHECK(buffer_.bytes(c.handle).value() == size);
+    const std::uint64_t old = std::exchange(c.size, size);
+    if (!c.contents) return;
+    c.contents->resize(size);
+    if (size <= old) return;
+    auto lease = buffer_.update(c.handle, old, size - old);
+    if (!lease) {
+      refused(lease.error());
+      REQUIRE(buffer_.discard(c.handle));
+      return c.contents.reset();
+    }
+    const bytes more = fresh(size - old);
+    std::copy(more.begin(), more.end(), c.contents->begin() + static_cast<std::ptrdiff_t>(old));
+    touch_.put(lease->range(), old, more);
   }
 
   template <class Result>
@@ -99,8 +135,9 @@ class tiered_world {
   }
 
   void create() {
-    const std::uint64_t any = random_.once_in(3) ? 4096 * (1 + random_.below(options_.most_bytes / 4096))
-                                                 : 1 + random_.below(options_.most_bytes);
+    const std::uint64_t any = random_.once_in(3) && options_.most_bytes > 4096
+                                  ? 4096 * (1 + random_.below(options_.most_bytes / 4096))
+                                  : 1 + random_.below(options_.most_bytes);
     const std::uint64_t size = (any + options_.unit - 1) / options_.unit * options_.unit;
     const auto made = buffer_.create(size);
     if (!made) {
@@ -113,8 +150,16 @@ class tiered_world {
   [[nodiscard]] bytes fresh(std::size_t count) {
     bytes made(count);
     for (std::byte& each : made)
-      each = static_cast<std::byte>(random_.next());
+      each = static_cast<std::byte>(filler());
     return made;
+  }
+
+  [[nodiscard]] std::uint64_t filler() {
+    if constexpr (requires { random_.filler(); }) {
+      return random_.filler();
+    } else {
+      return random_.next();
+    }
   }
 
   void write(chunk& c) {
@@ -172,6 +217,9 @@ class tiered_world {
 
   /// Everything is still there, and all of it reaches the last tier.
   void finish() {
+    // Devices that fail now and then let everything through in the end.
+    for (int attempt = 0; options_.may_fail && attempt < 200 && !buffer_.flush(); ++attempt)
+      continue;
     if (options_.may_fail) return;
     REQUIRE(buffer_.flush());
     for (chunk& c : chunks_) {
@@ -183,7 +231,7 @@ class tiered_world {
 
   Buffer& buffer_;
   Touch touch_;
-  random_numbers random_;
+  Random random_;
   tiered_world_options options_;
   std::vector<chunk> chunks_;
   std::uint64_t refusals_ = 0;

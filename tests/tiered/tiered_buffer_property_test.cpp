@@ -139,6 +139,31 @@ TEST_CASE("a last tier in a lossless codec's form gives back what was written") 
   }
 }
 
+TEST_CASE("encoded chunks touch no other memory where the units of the tiers differ") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    host_space above({.budget = 2 * top_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes});
+    tiered_buffer<host_space, tier<file_space<>, lru_eviction, write_back, bf16_plane>> buffer(
+        {.largest_chunk_bytes = 5'000}, {above, 40'000, 64}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {.most_bytes = 4'900, .unit = 2});
+    world.run();
+  }
+}
+
+TEST_CASE("three tiers of which the middle one is small hold what was written to them") {
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    host_space space({.budget = 16 << 20});
+    tiered_buffer<host_space, tier<host_space, s3fifo_eviction, write_through>, host_space> buffer(
+        {.max_transfers = 1 + static_cast<std::uint32_t>(seed % 4)}, {space, top_bytes, 64},
+        {space, 41'000, 64}, {space, disk_bytes, 64});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+  }
+}
+
 TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
   const temporary_folder folder;
   for (const auto seed : seeds(12)) {

@@ -35,6 +35,7 @@ struct tier_copy {
   std::uint64_t granted = 0;
   residence at = residence::absent;
   bool has_checksum = false;
+  bool awaited = false;        // asked for in advance, and not yet leased
   std::uint32_t checksum = 0;  // of the bytes as they rest here
   std::uint64_t stored = 0;    // of these, how many, where a codec decides it
   std::uint32_t pins = 0;      // leases and transfers
@@ -59,6 +60,8 @@ struct room_stats {
   std::uint64_t used = 0;
   std::uint64_t peak = 0;
   std::uint64_t places = 0;
+  std::uint64_t lost = 0;         ///< of `used`: retired places
+  std::uint64_t lost_places = 0;  ///< of `places`
   std::uint64_t metadata_bytes = 0;
 };
 
@@ -70,6 +73,12 @@ class chunk_room {
       : slab_(*place.space, place.budget, place.granularity),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
                {.max_blocks = place.max_pieces, .name = std::move(name), .metadata = metadata}) {}
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
+  /// With a retired place in it the range stays with the space's account, for nobody to be given.
+  ~chunk_room() {
+    if (lost_places_ != 0) static_cast<void>(slab_.release());
+  }
 
   [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
     const result<arena_allocation> had = arena_.allocate(bytes);
@@ -83,12 +92,18 @@ class chunk_room {
     static_cast<void>(arena_.free(copy.place));
     copy = {};
   }
+  /// Never gives the place out again: a device may still write to it.
+  void retire(tier_copy& copy) noexcept {
+    lost_ += copy.granted;
+    ++lost_places_;
+    copy = {};
+  }
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return arena_.granted_for(bytes);
   }
   [[nodiscard]] room_stats stats() const noexcept {
     const arena_stats s = arena_.stats();
-    return {arena_.capacity(), s.granted, s.peak_granted, s.live, s.metadata_bytes};
+    return {arena_.capacity(), s.granted, s.peak_granted, s.live, lost_, lost_places_, s.metadata_bytes};
   }
   void audit(std::vector<std::string>& found) const {
     for (std::string& each : arena_.audit())
@@ -98,6 +113,8 @@ class chunk_room {
  private:
   space_buffer<Space> slab_;
   range_arena arena_;
+  std::uint64_t lost_ = 0;
+  std::uint64_t lost_places_ = 0;
 };
 
 /// Room for copies in a space that never fragments: a range for each.
@@ -106,7 +123,7 @@ template <class Space>
 class chunk_room<Space> {
  public:
   chunk_room(const tier_place<Space>& place, std::string name, const metadata_source&)
-      : space_(place.space), unit_(place.granularity), name_(std::move(name)) {
+      : space_(place.space), unit_(checked(place.granularity, name)), name_(std::move(name)) {
     stats_.capacity = place.budget;
   }
   chunk_room(const chunk_room&) = delete;
@@ -135,6 +152,12 @@ class chunk_room<Space> {
     --stats_.places;
     copy = {};
   }
+  /// Never gives the place out again: a device may still write to it. The space keeps it.
+  void retire(tier_copy& copy) noexcept {
+    stats_.lost += copy.granted;
+    ++stats_.lost_places;
+    copy = {};
+  }
   /// What the space charges: whole pieces of its source.
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return space_->source().footprint(bytes, unit_);
@@ -143,6 +166,14 @@ class chunk_room<Space> {
   void audit(std::vector<std::string>&) const noexcept {}
 
  private:
+  [[nodiscard]] static std::uint64_t checked(std::uint64_t granularity, const std::string& name) {
+    if (granularity == 0 || (granularity & (granularity - 1)) != 0) {
+      throw argument_error(name + ": granularity " + std::to_string(granularity) +
+                           "; it must be a power of two");
+    }
+    return granularity;
+  }
+
   Space* space_;
   std::uint64_t unit_;
   std::string name_;

@@ -56,19 +56,57 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
       due_(options_.max_chunks, options_.metadata, "tiered_buffer: writes through") {
   for (std::uint32_t i = 0; i < options_.max_transfers; ++i)
     free_transfers_[i] = options_.max_transfers - 1 - i;
-  auto& above_last = tier_at<last - 1>();
-  for (std::size_t i = 0; i < stages_.size(); ++i)
-    above_last.room.take(stages_[i].place, tier_at<last>().place_bytes(options_.largest_chunk_bytes)).value();
   const detail::room_stats top = tier_at<0>().room.stats();
-  detail::check_largest_lease(options_.name, top.capacity - top.used, options_.largest_lease_bytes);
+  const std::uint64_t staging =
+      encodes ? options_.staging_slots * tier_at<last - 1>().room.granted_for(stage_size()) : 0;
+  if (last != 1 || staging <= top.capacity) {
+    detail::check_largest_lease(options_.name, top.capacity - (last == 1 ? staging : 0),
+                                options_.largest_lease_bytes);
+  }
+  try {
+    for (std::size_t i = 0; i < stages_.size(); ++i)
+      tier_at<last - 1>().room.take(stages_[i].place, stage_size()).value();
+  } catch (...) {
+    release_places();
+    throw;
+  }
 }
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 basic_tiered_buffer<Traits, Tiers...>::~basic_tiered_buffer() {
   for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
-    if (transfers_[id].chunk != none) static_cast<void>(complete(id));
+    if (transfers_[id].chunk == none) continue;
+    try {
+      static_cast<void>(complete(id));
+    } catch (...) {
+      // Nobody is left to be told.
+    }
   }
+  release_places();
+}
+
+/// Gives back the places in spaces that gave a range for each.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::release_places() noexcept {
+  const auto release = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+    if constexpr (detail::never_fragments<space_type<I>>()) {
+      auto& room = tier_at<I>().room;
+      for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
+        if (chunks_.is_live(slot) && chunks_[slot].copies[I].granted != 0)
+          room.give_back(chunks_[slot].copies[I]);
+      }
+      if constexpr (I + 1 == last) {
+        for (std::size_t i = 0; i < stages_.size(); ++i) {
+          if (stages_[i].place.granted != 0) room.give_back(stages_[i].place);
+        }
+      }
+    }
+  };
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (release(std::integral_constant<std::size_t, I>{}), ...);
+  }(std::make_index_sequence<tiers>{});
 }
 
 template <class Traits, class... Tiers>
@@ -77,21 +115,28 @@ failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const n
   return chunks_.check(chunk, options_.name.c_str());
 }
 
+/// Whether the codec takes chunks of that size.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) const noexcept {
+  failure wrong{.code = errc::ok, .wanted = bytes, .where = options_.name.c_str()};
+  if constexpr (encodes) {
+    wrong.found = std::tuple_element_t<last, std::tuple<Tiers...>>::codec_type::element_bytes;
+    if (bytes % wrong.found != 0) {
+      wrong.code = errc::bad_granularity;
+    } else if (bytes > options_.largest_chunk_bytes) {
+      wrong.code = errc::out_of_range;
+      wrong.found = options_.largest_chunk_bytes;
+    }
+  }
+  return wrong;
+}
+
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
   auto& home = tier_at<last>();
-  if (encodes) {
-    constexpr std::uint64_t unit = std::remove_reference_t<decltype(home)>::codec_type::element_bytes;
-    const char* const name = options_.name.c_str();
-    if (bytes % unit != 0) {
-      return failure{.code = errc::bad_granularity, .wanted = bytes, .found = unit, .where = name};
-    }
-    if (bytes > options_.largest_chunk_bytes) {
-      return failure{
-          .code = errc::out_of_range, .wanted = bytes, .found = options_.largest_chunk_bytes, .where = name};
-    }
-  }
   copy place;
   if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
   chunk_record fresh;
@@ -109,9 +154,102 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
   if (const result<void> gone = discard(chunk); !gone) return gone;
-  tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
+  if (chunks_[chunk.slot].copies[last].granted != 0)
+    tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
   chunks_.release(chunk.slot);
   return {};
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, std::uint64_t bytes) {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  const std::uint32_t slot = chunk.slot;
+  chunk_record& c = chunks_[slot];
+  if (c.leases != 0) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  if (bytes == c.bytes) return {};
+  if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
+  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  const bool has_contents = newest(c) != tiers;
+  if (has_contents) {
+    if (const result<void> there = make_resident(slot, true, wait_complete); !there) return there;
+    // A write-back of it may have begun before it was asked for.
+    if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  }
+  auto& home = tier_at<last>().room;
+  copy& lowest = c.copies[last];
+  copy place;
+  if (const result<void> had = home.take(place, tier_at<last>().place_bytes(bytes)); !had) return had;
+  if (has_contents) {
+    result<void> moved;
+    try {
+      moved = resize_top(slot, bytes);
+    } catch (...) {
+      home.give_back(place);
+      throw;
+    }
+    if (!moved) {
+      home.give_back(place);
+      return moved;
+    }
+  }
+  if (lowest.granted != 0) home.give_back(lowest);
+  lowest = place;
+  c.bytes = bytes;
+  unqueue_prefetch(slot);
+  if (has_contents) {
+    for (std::size_t i = 1; i < last; ++i) {
+      with_index<last>(i, [&]<class I>(I) {
+        if (c.copies[I::value].is_valid()) forget<I::value>(slot);
+      });
+    }
+    c.copies[0].dirty.clear();
+    c.copies[0].dirty.add({0, bytes});
+  }
+  return {};
+}
+
+/// Gives the copy in tier 0 another place, with what it holds. @pre it is valid and at rest.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
+  auto& top = tier_at<0>();
+  copy& held = chunks_[slot].copies[0];
+  if (top.room.granted_for(bytes) == held.granted) return {};
+  const hold<0> kept(*this, slot);
+  copy fresh;
+  for (;;) {
+    const attempt room = make_room<0>(fresh, bytes, urgency::demand);
+    if (room.is_done()) break;
+    if (room.how == attempt::kind::failed) return room.why;
+    const transfer awaited = transfers_[room.on];
+    const result<void> waited = wait_for(room.on, wait_complete, clock_.now_ns());
+    if (waited) continue;
+    if (is_in_the_way(awaited, slot, true)) return waited;
+    note(waited.error());
+  }
+  const std::uint64_t old = chunks_[slot].bytes;
+  const std::uint64_t kept_bytes = bytes < old ? bytes : old;
+  result<void> moved;
+  try {
+    const auto copied =
+        top.space->copy_within_async(top.range(fresh, kept_bytes), top.range(held, kept_bytes), {});
+    if (copied) {
+      copied->wait();
+    } else {
+      moved = copied.error();
+    }
+  } catch (...) {
+    top.room.give_back(fresh);
+    throw;
+  }
+  if (moved) {
+    std::swap(held.place, fresh.place);
+    std::swap(held.data, fresh.data);
+    std::swap(held.granted, fresh.granted);
+  }
+  top.room.give_back(fresh);  // the one that is not its own
+  return moved;
 }
 
 template <class Traits, class... Tiers>
@@ -130,26 +268,55 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) noexcept {
   chunk_record& c = chunks_[slot];
-  const auto leave = [slot](auto& queue, std::uint32_t& count) {
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      if (queue[i] != slot) queue[kept++] = queue[i];
+  unqueue_prefetch(slot);
+  if (std::exchange(c.store_due, false)) {
+    sieve queue(due_, due_count_);
+    while (queue.has_next()) {
+      if (queue.next() == slot) queue.take_out();
     }
-    count = kept;
-  };
-  if (std::exchange(c.wanted, false)) leave(wanted_, wanted_count_);
-  if (std::exchange(c.store_due, false)) leave(due_, due_count_);
+  }
   for (std::size_t i = 0; i < last; ++i) {
     with_index<last>(i, [&]<class I>(I) {
-      if (c.copies[I::value].is_valid()) {
-        drop<I::value>(slot);
-      } else if (c.copies[I::value].at == detail::residence::reserved) {
-        tier_at<I::value>().room.give_back(c.copies[I::value]);
-      }
+      if (c.copies[I::value].is_valid()) forget<I::value>(slot);
     });
   }
   c.copies[last].at = detail::residence::absent;
   c.copies[last].dirty.clear();
+}
+
+/// Gives back the places that the chunk has and nothing is on its way to.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::release_reservations(std::uint32_t slot) noexcept {
+  for (std::size_t i = 0; i < last; ++i) {
+    copy& held = chunks_[slot].copies[i];
+    if (held.at != detail::residence::reserved) continue;
+    with_index<last>(i, [&]<class I>(I) { tier_at<I::value>().room.give_back(held); });
+  }
+}
+
+/// Nothing is brought up in advance any more.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::unqueue_prefetch(std::uint32_t slot) noexcept {
+  if (std::exchange(chunks_[slot].wanted, false)) {
+    sieve queue(wanted_, wanted_count_);
+    while (queue.has_next()) {
+      if (queue.next() == slot) queue.take_out();
+    }
+  }
+  release_reservations(slot);
+}
+
+/// What an eviction policy knows a chunk by after it has left.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+access_hint basic_tiered_buffer<Traits, Tiers...>::hint_of(std::uint32_t slot) const noexcept {
+  // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): different for different handles, none 0.
+  std::uint64_t x = (std::uint64_t{chunks_.handle(slot).generation} << 32) + slot;
+  x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
+  return {.next_use = chunks_[slot].next_use, .content = x ^ (x >> 31)};
 }
 
 /// Waits for the chunk's transfer, if it has one.
@@ -213,8 +380,13 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   }
   const bool changes = writes(mode);
   if (c.writing || (changes && c.leases != 0)) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  if (due_count_ != 0) write_through_due(changes ? slot : none);
   const std::size_t found = newest(c);
   if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);
+  if (found != 0 && found < last) {
+    with_index<last>(found,
+                     [&]<class I>(I) { tier_at<I::value>().eviction.touch(slot_id{slot}, hint_of(slot)); });
+  }
   // A transfer that reads the copy is in nobody's way but a writer's.
   if (found != 0 || (changes && c.transfer != none)) {
     if (const result<void> there = make_resident(slot, reads(mode), wait); !there) return there.error();
@@ -224,17 +396,21 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
     // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
     for (std::size_t i = 1; i < last; ++i) {
       with_index<last>(i, [&]<class I>(I) {
-        if (c.copies[I::value].is_valid()) drop<I::value>(slot);
+        if (c.copies[I::value].is_valid()) forget<I::value>(slot);
       });
     }
   }
-  if (changes) c.copies[0].dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
+  copy& top = c.copies[0];
+  if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;
   ++c.leases;
   ++c.uses;
   ++leases_;
   pin<0>(slot);
-  return tier_at<0>().range(c.copies[0], c.bytes);
+  // The lease for which it was brought in is no use beyond that.
+  if (!std::exchange(top.awaited, false) && found == 0)
+    tier_at<0>().eviction.touch(slot_id{slot}, hint_of(slot));
+  return tier_at<0>().range(top, c.bytes);
 }
 
 template <class Traits, class... Tiers>
@@ -245,11 +421,7 @@ void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t slot, access
   unpin<0>(slot);
   if (!writes(mode)) return;
   c.writing = false;
-  using write_type = typename std::tuple_element_t<0, std::tuple<Tiers...>>::write_type;
-  if (!c.store_due && write_type::writes_at(c.uses)) {
-    c.store_due = true;
-    due_[due_count_++] = slot;
-  }
+  if (is_due(c, 0)) mark_due(slot);
 }
 
 template <class Traits, class... Tiers>
@@ -296,21 +468,24 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
     with_index<tiers>(i, [&]<class I>(I) {
       const auto& tier = tier_at<I::value>();
       const detail::room_stats carved = tier.room.stats();
+      const std::uint64_t staged = I::value + 1 == last ? placed_stages() : 0;
       now.tiers[I::value] = {.budget = carved.capacity,
                              .used = carved.used,
                              .peak = carved.peak,
-                             .chunks = carved.places,
+                             .chunks = carved.places - carved.lost_places - staged,
                              .hits = hits_[I::value],
                              .drops = tier.drops,
-                             .write_backs = tier.write_backs};
+                             .write_backs = tier.write_backs,
+                             .lost = carved.lost};
       now.metadata_bytes += carved.metadata_bytes + tier.eviction.metadata_bytes();
     });
   }
   now.moved = meter_.stats();
   now.leases = leases_;
   now.background_failures = background_failures_;
-  now.metadata_bytes +=
-      chunks_.bytes() + transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
+  now.metadata_bytes += chunks_.bytes() + transfers_.bytes() + free_transfers_.bytes() + stages_.bytes() +
+                        wanted_.bytes() + due_.bytes();
+  std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }
 
@@ -319,8 +494,10 @@ template <class Traits, class... Tiers>
 std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
   std::vector<std::string> found;
   std::array<std::uint64_t, tiers> places{};
-  places[last - 1] = stages_.size();
+  places[last - 1] = placed_stages();
+  std::array<std::uint64_t, tiers> leaving{};
   std::uint32_t under_way = 0;
+  std::uint32_t wanted = 0;
   for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
     if (!chunks_.is_live(slot)) continue;
     const chunk_record& c = chunks_[slot];
@@ -329,8 +506,11 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
     };
     if (c.transfer != none) {
       ++under_way;
-      if (transfers_[c.transfer].chunk != slot) say("has the transfer of another");
+      const transfer& t = transfers_[c.transfer];
+      if (t.chunk != slot) say("has the transfer of another");
+      if (t.then_drops) leaving[t.edge] += c.copies[t.edge].granted;
     }
+    if (c.wanted) ++wanted;
     if (c.leases != 0 && !c.copies[0].is_valid()) say("is leased and not in tier 0");
     if (c.writing && c.leases != 1) say("is written under " + std::to_string(c.leases) + " leases");
     for (std::size_t i = 0; i < tiers; ++i) {
@@ -341,7 +521,12 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
         if (held.granted != 0) ++places[at];
         if (held.granted == 0 && held.at != detail::residence::absent) say(tier + " has no place");
         if (held.granted != 0 && held.granted < c.bytes) say(tier + " has too small a place");
-        if (at == last && held.granted == 0) say("lost its place in the last tier");
+        if (at == last && held.granted == 0 && room_lost() == 0) say("lost its place in the last tier");
+        if (held.at == detail::residence::reserved && !c.wanted) say(tier + " keeps a place for nothing");
+        const std::uint32_t users = held_pins(c, at);
+        if (held.pins != users) {
+          say(tier + " is pinned " + std::to_string(held.pins) + " times, by " + std::to_string(users));
+        }
         if (at != last && held.granted != 0 && held.at == detail::residence::absent) {
           say(tier + " has a place and no copy");
         }
@@ -359,13 +544,22 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
                     std::to_string(free_transfer_count_) + " free are not " +
                     std::to_string(transfers_.size()));
   }
+  if (wanted != wanted_count_) {
+    found.push_back(options_.name + ": " + std::to_string(wanted) + " chunks are wanted, " +
+                    std::to_string(wanted_count_) + " are in the queue");
+  }
   for (std::size_t i = 0; i < tiers; ++i) {
     with_index<tiers>(i, [&]<class I>(I) {
       const auto& room = tier_at<I::value>().room;
-      if (room.stats().places != places[I::value]) {
+      const std::uint64_t given = room.stats().places - room.stats().lost_places;
+      if (given != places[I::value]) {
         found.push_back(options_.name + ": tier " + std::to_string(I::value) + " gave " +
-                        std::to_string(room.stats().places) + " places, chunks have " +
-                        std::to_string(places[I::value]));
+                        std::to_string(given) + " places, chunks have " + std::to_string(places[I::value]));
+      }
+      if (leaving_[I::value] != leaving[I::value]) {
+        found.push_back(options_.name + ": " + std::to_string(leaving[I::value]) + " bytes leave tier " +
+                        std::to_string(I::value) + ", " + std::to_string(leaving_[I::value]) +
+                        " are counted");
       }
       room.audit(found);
     });

@@ -11,11 +11,10 @@ namespace llmmem::inline v0 {
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(std::uint32_t slot, std::size_t edge,
-                                                                    bool stores, bool then_drops) noexcept {
+std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(const transfer& fresh) noexcept {
   const std::uint32_t id = free_transfers_[--free_transfer_count_];
-  transfers_[id] = {slot, static_cast<std::uint32_t>(edge), stores, then_drops, false, none};
-  chunks_[slot].transfer = id;
+  transfers_[id] = fresh;
+  chunks_[fresh.chunk].transfer = id;
   return id;
 }
 
@@ -57,12 +56,12 @@ void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noe
   copy& held = chunks_[slot].copies[I];
   held.at = detail::residence::valid;
   if constexpr (I != last) {
-    tier_at<I>().eviction.insert(slot_id{slot}, access_hint{.next_use = chunks_[slot].next_use});
+    tier_at<I>().eviction.insert(slot_id{slot}, hint_of(slot));
     if (held.pins == 0) tier_at<I>().eviction.unpin(slot_id{slot});
   }
 }
 
-/// Frees a valid copy. @pre it is not pinned, and clean or of no use.
+/// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
@@ -73,7 +72,20 @@ void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
   tier.room.give_back(chunks_[slot].copies[I]);
 }
 
+/// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t I>
+void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept {
+  auto& tier = tier_at<I>();
+  tier.eviction.erase(slot_id{slot});
+  tier.room.give_back(chunks_[slot].copies[I]);
+}
+
 /// Gives `into` a place in tier I, of which it drops what is clean and begins to write back what is not.
+///
+/// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
+/// that other prefetches keep: it waits.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
@@ -83,23 +95,24 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
   for (;;) {
     const result<void> had = tier.room.take(into, bytes);
     if (had) {
-      into.at = detail::residence::reserved;
+      into.at = I == last ? detail::residence::absent : detail::residence::reserved;
       return {};
     }
     if constexpr (I == last) {
       return attempt::failed(had.error());
     } else {
-      if (had.code() != errc::out_of_bytes || tier.room.granted_for(bytes) > tier.room.stats().capacity) {
-        return attempt::failed(had.error());
-      }
+      const bool can_be_had = had.code() == errc::out_of_bytes || had.code() == errc::table_full;
+      if (!can_be_had || tier.room.granted_for(bytes) > most_room<I>()) return attempt::failed(had.error());
       const std::optional<slot_id> victim = tier.eviction.victim();
       const bool enough_leaves = leaving_[I] >= bytes;
       if (!victim || enough_leaves) {
         if (const std::uint32_t on = transfer_touching(I); on != none) return attempt::blocked(on);
+        if (how == urgency::prefetch) return attempt::blocked(none);
         if (cancel_reservations()) continue;
         return attempt::failed(had.error());
       }
       const std::uint32_t slot = to_index(*victim);
+      if (how == urgency::prefetch && chunks_[slot].copies[I].awaited) return attempt::blocked(none);
       if (is_clean(chunks_[slot], I)) {
         ++tier.drops;
         drop<I>(slot);
@@ -117,34 +130,68 @@ template <class Traits, class... Tiers>
 template <std::size_t I>
 auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, urgency how)
     -> attempt {
+  const attempt ready = can_begin<I>();
+  if (!ready.is_done()) return ready;
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
-  auto& lower = tier_at<I + 1>();
   // Between tiers further down: one transfer at a time.
   if (c.transfer != none) return attempt::blocked(c.transfer);
   if (beneath.granted == 0) {
-    pin<I>(slot);  // making room beneath may look for victims here
-    const attempt room = make_room<I + 1>(beneath, lower.place_bytes(c.bytes), how);
-    unpin<I>(slot);
+    const attempt room = make_room<I + 1>(beneath, tier_at<I + 1>().place_bytes(c.bytes), how);
     if (!room.is_done()) return room;
+    // Room may have come with a write-back that took the last transfer, or that was the chunk's own.
+    const attempt still = c.transfer == none ? can_begin<I>() : attempt::blocked(c.transfer);
+    if (!still.is_done()) {
+      if constexpr (I + 1 != last) tier_at<I + 1>().room.give_back(beneath);
+      return still;
+    }
   }
-  const attempt ready = can_begin<I>();
-  if (!ready.is_done()) return ready;
-  const std::uint32_t id = claim_transfer(slot, I, true, then_drops);
+  const std::uint32_t id = claim_transfer(
+      {.chunk = slot, .edge = static_cast<std::uint32_t>(I), .stores = true, .then_drops = then_drops});
   pin<I>(slot);
   pin<I + 1>(slot);
+  if (I + 1 != last && !beneath.is_valid()) beneath.at = detail::residence::arriving;
   if (then_drops) leaving_[I] += above.granted;
   const auto began = clock_.now_ns();
-  const result<std::uint64_t> begun = store_parts<I>(id, slot, how);
+  result<std::uint64_t> begun = std::uint64_t{0};
+  try {
+    begun = store_parts<I>(id, slot, how);
+  } catch (...) {
+    static_cast<void>(finish<I>(id, not_moved()));
+    throw;
+  }
   meter_.stalled(stall_cause::write_back, clock_.now_ns() - began);
   if (!begun) {
-    release_transfer(id);
-    finish_store<I>(slot, none, then_drops, begun.error());
-    return attempt::failed(begun.error());
+    static_cast<void>(finish<I>(id, begun.error()));
+    return refused(begun.error());
   }
   meter_.moved(I, link_direction::offload, *begun);
   return {};
+}
+
+/// What a transfer that could not begin means: where a table is full that others under way will leave, to
+/// wait for one of them.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+auto basic_tiered_buffer<Traits, Tiers...>::refused(const failure& why) const noexcept -> attempt {
+  if (why.code == errc::table_full) {
+    if (const std::uint32_t on = transfer_touching(tiers); on != none) return attempt::blocked(on);
+  }
+  return attempt::failed(why);
+}
+
+/// Ends a transfer: whatever it touched is at rest.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t I>
+result<void> basic_tiered_buffer<Traits, Tiers...>::finish(std::uint32_t id,
+                                                           const result<void>& outcome) noexcept {
+  const transfer done = transfers_[id];
+  release_transfer(id);
+  if (!done.stores) return finish_fetch<I>(done, outcome);
+  finish_store<I>(done, outcome);
+  return outcome;
 }
 
 /// Hands what has to go down to the edge; its bytes.
@@ -180,28 +227,37 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
   return parts.bytes();
 }
 
-/// @param stage  where the chunk was encoded, if it was.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, std::uint32_t stage, bool drops,
+void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
                                                          const result<void>& outcome) noexcept {
+  const std::uint32_t slot = done.chunk;
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
-  if (drops) leaving_[I] -= above.granted;
+  if (done.then_drops) leaving_[I] -= above.granted;
   unpin<I>(slot);
   unpin<I + 1>(slot);
+  if (outcome.code() == errc::completion_lost) {
+    // The device may write to that place at any time to come.
+    above.dirty.add(beneath.dirty);
+    if constexpr (I + 1 != last) {
+      if (beneath.is_valid()) tier_at<I + 1>().eviction.erase(slot_id{slot});
+    }
+    tier_at<I + 1>().room.retire(beneath);
+    return;
+  }
   if (!outcome) {
     // Above is still the newest, and dirty; beneath holds what it held, or parts of both.
     if (I + 1 != last && !beneath.is_valid()) tier_at<I + 1>().room.give_back(beneath);
     return;
   }
   beneath.stored = c.bytes;
-  if constexpr (encodes_below<I>) beneath.stored = stages_[stage].bytes;
+  if constexpr (encodes_below<I>) beneath.stored = stages_[done.stage].bytes;
   if constexpr (detail::leaves_memory<space_type<I + 1>>() && space_type<I>::is_host_accessible) {
     if constexpr (encodes_below<I>) {
-      beneath.checksum = crc32c(0, stage_bytes<I>(stage, beneath.stored));
+      beneath.checksum = crc32c(0, stage_bytes<I>(done.stage, beneath.stored));
     } else {
       beneath.checksum = crc32c(0, tier_at<I>().range(above, c.bytes).span());
     }
@@ -214,29 +270,38 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t slot, std
     become_valid<I + 1>(slot);
   }
   above.dirty.clear();
-  if (drops && above.pins == 0) {
+  if (done.then_drops && above.pins == 0) {
     ++tier_at<I>().write_backs;
     drop<I>(slot);
   }
+  if (is_due(c, I + 1)) mark_due(slot);
 }
 
 /// Whether a transfer over edge I can begin, or which one it must wait for.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
-auto basic_tiered_buffer<Traits, Tiers...>::can_begin() const noexcept -> attempt {
+auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
   if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
   if constexpr (encodes_below<I>) {
-    if (free_stage() == none) return attempt::blocked(stages_[0].user);
+    if (free_stage() != none) return {};
+    for (std::size_t i = 0; i < stages_.size(); ++i) {
+      if (stages_[i].user != none) return attempt::blocked(stages_[i].user);
+    }
+    return attempt::failed(
+        {.code = errc::out_of_bytes, .wanted = stage_size(), .found = 0, .where = options_.name.c_str()});
   }
   return {};
 }
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() const noexcept {
+std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() noexcept {
   for (std::uint32_t i = 0; i < stages_.size(); ++i) {
-    if (stages_[i].user == none) return i;
+    staging_slot& stage = stages_[i];
+    if (stage.user != none) continue;
+    // One whose place was retired gets another when there is room.
+    if (stage.place.granted != 0 || tier_at<last - 1>().room.take(stage.place, stage_size())) return i;
   }
   return none;
 }
@@ -249,10 +314,12 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
   const attempt ready = can_begin<I>();
   if (!ready.is_done()) return ready;
   chunk_record& c = chunks_[slot];
+  if (c.transfer != none) return attempt::blocked(c.transfer);  // making room has moved it
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
   auto& lower = tier_at<I + 1>();
-  const std::uint32_t id = claim_transfer(slot, I, false, false);
+  const std::uint32_t id = claim_transfer(
+      {.chunk = slot, .edge = static_cast<std::uint32_t>(I), .in_advance = how == urgency::prefetch});
   pin<I + 1>(slot);
   above.at = detail::residence::arriving;
   auto destination =
@@ -264,23 +331,26 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
     destination = tier_at<I>().range(stages_[at].place, lower.rounded(beneath.stored));
   }
   const auto began = clock_.now_ns();
-  const result<void> begun =
-      std::get<I>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how);
-  meter_.stalled(stall_cause::demand_fetch, clock_.now_ns() - began);
-  if (!begun) {
-    release_transfer(id);
-    return attempt::failed(finish_fetch<I>(slot, none, begun).error());
+  result<void> begun;
+  try {
+    begun = std::get<I>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how);
+  } catch (...) {
+    static_cast<void>(finish<I>(id, not_moved()));
+    throw;
   }
+  meter_.stalled(how == urgency::prefetch ? stall_cause::prefetch_late : stall_cause::demand_fetch,
+                 clock_.now_ns() - began);
+  if (!begun) return refused(finish<I>(id, begun).error());
   meter_.moved(I, link_direction::onboard, destination.bytes);
   return attempt::blocked(id);
 }
 
-/// @param stage  where its encoded form lies, if it has one.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t I>
-result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t slot, std::uint32_t stage,
+result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer& done,
                                                                  result<void> outcome) noexcept {
+  const std::uint32_t slot = done.chunk;
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   const copy& beneath = c.copies[I + 1];
@@ -289,7 +359,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t s
     if (outcome) {
       const std::span<std::byte> into = tier_at<I>().range(above, c.bytes).span();
       std::span<std::byte> came = into;
-      if constexpr (encodes_below<I>) came = stage_bytes<I>(stage, beneath.stored);
+      if constexpr (encodes_below<I>) came = stage_bytes<I>(done.stage, beneath.stored);
       if constexpr (detail::leaves_memory<space_type<I + 1>>()) outcome = verify(slot, beneath, came);
       if constexpr (encodes_below<I>) {
         const auto decoding = meter_.stalling(stall_cause::codec);
@@ -297,10 +367,18 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t s
       }
     }
   }
+  auto& room = tier_at<I>().room;
   if (outcome) {
     become_valid<I>(slot);
+    above.awaited = I == 0 && done.in_advance;
+  } else if (outcome.code() != errc::completion_lost) {
+    room.give_back(above);
+  } else if constexpr (encodes_below<I>) {
+    // The device may write to the staging memory at any time to come.
+    room.retire(stages_[done.stage].place);
+    room.give_back(above);
   } else {
-    tier_at<I>().room.give_back(above);
+    room.retire(above);
   }
   return outcome;
 }
@@ -320,18 +398,20 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, c
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
-  const transfer done = transfers_[id];
   result<void> outcome;
+  const transfer done = transfers_[id];
   with_index<last>(done.edge, [&]<class I>(I) {
-    const result<void> moved = std::get<I::value>(edges_).settled(id);
-    release_transfer(id);
-    if (done.stores) {
-      finish_store<I::value>(done.chunk, done.stage, done.then_drops, moved);
-      outcome = moved;
-    } else {
-      outcome = finish_fetch<I::value>(done.chunk, done.stage, moved);
+    result<void> moved;
+    try {
+      moved = std::get<I::value>(edges_).settled(id);
+    } catch (...) {
+      static_cast<void>(finish<I::value>(id, not_moved()));
+      throw;
     }
+    outcome = finish<I::value>(id, moved);
   });
+  // What did not come in advance is fetched again when somebody asks for it, not before.
+  if (!outcome && !done.stores) unqueue_prefetch(done.chunk);
   return outcome;
 }
 
@@ -422,20 +502,39 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
     become_valid<0>(slot);
     return {};
   }
-  const std::size_t source = newest(c);
-  if (source == tiers) return attempt::failed(at_chunk(errc::no_contents, slot));
-  attempt hop;
-  with_index<last>(source - 1, [&]<class I>(I) {
-    copy& to = c.copies[I::value];
-    if (to.at == detail::residence::absent) {
-      // Not to be dropped while room is made above it.
-      pin<I::value + 1>(slot);
-      hop = make_room<I::value>(to, c.bytes, how);
-      unpin<I::value + 1>(slot);
-    }
-    if (hop.is_done()) hop = begin_fetch<I::value>(slot, how);
-  });
-  return hop;
+  for (;;) {
+    const std::size_t source = newest(c);
+    if (source == tiers) return attempt::failed(at_chunk(errc::no_contents, slot));
+    attempt hop;
+    bool has_moved = false;
+    with_index<last>(source - 1, [&]<class I>(I) {
+      copy& to = c.copies[I::value];
+      if (to.at == detail::residence::absent) {
+        {
+          const hold<I::value + 1> kept(*this, slot);  // not to be dropped while room is made above it
+          hop = make_room<I::value>(to, c.bytes, how);
+        }
+        if (!hop.is_done() && hop.on == none) {
+          // Unless that is where room must come from.
+          hop = make_room<I::value>(to, c.bytes, how);
+          has_moved = hop.is_done() && newest(c) != source;
+        }
+      }
+      if (hop.is_done() && !has_moved) hop = begin_fetch<I::value>(slot, how);
+    });
+    if (!has_moved) return hop;
+  }
+}
+
+/// Whether that transfer's failure is what keeps a chunk from where it should go: its own bytes did not come,
+/// or what was to make room for it could not leave.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+bool basic_tiered_buffer<Traits, Tiers...>::is_in_the_way(const transfer& failed, std::uint32_t slot,
+                                                          bool needs_contents) noexcept {
+  const bool is_own = failed.chunk == slot;
+  if (!failed.stores) return is_own && needs_contents;
+  return failed.then_drops && !(is_own && failed.edge == 0);
 }
 
 template <class Traits, class... Tiers>
@@ -443,34 +542,41 @@ template <class Traits, class... Tiers>
 result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t slot, bool needs_contents,
                                                                   patience wait) {
   const std::uint64_t began = clock_.now_ns();
-  const auto give_up = [&](const failure& why) -> result<void> {
-    copy& top = chunks_[slot].copies[0];
-    if (top.at == detail::residence::reserved && !chunks_[slot].wanted) tier_at<0>().room.give_back(top);
-    return why;
+  const auto end = [&](const result<void>& how) {
+    if (!chunks_[slot].wanted) release_reservations(slot);
+    return how;
   };
   for (;;) {
-    const attempt tried = advance(slot, needs_contents, urgency::demand);
+    attempt tried;
+    try {
+      tried = advance(slot, needs_contents, urgency::demand);
+    } catch (...) {
+      static_cast<void>(end({}));
+      throw;
+    }
     if (tried.is_done()) return {};
-    if (tried.how == attempt::kind::failed) return give_up(tried.why);
-    const bool is_own = transfers_[tried.on].chunk == slot;
-    const bool stores = transfers_[tried.on].stores;
-    const result<void> waited = wait_for(tried.on, wait, began);
+    if (tried.how == attempt::kind::failed) return end(tried.why);
+    const transfer awaited = transfers_[tried.on];
+    result<void> waited;
+    try {
+      waited = wait_for(tried.on, wait, began);
+    } catch (...) {
+      static_cast<void>(end({}));
+      throw;
+    }
     if (waited) continue;
     if (waited.code() == errc::timed_out) {
       if (needs_contents && !chunks_[slot].wanted) {
+        // Before all prefetches: somebody has asked for it.
         chunks_[slot].wanted = true;
-        wanted_[wanted_count_++] = slot;
+        for (std::uint32_t i = wanted_count_++; i > 0; --i)
+          wanted_[i] = wanted_[i - 1];
+        wanted_[0] = slot;
       }
-      const failure& late = waited.error();
-      return at_chunk(errc::timed_out, slot, chunks_[slot].bytes, late.found);
+      return end(at_chunk(errc::timed_out, slot, chunks_[slot].bytes, waited.error().found));
     }
-    if (is_own && stores) {
-      // It stays dirty, and where it is: nothing that this lease needs.
-      note(waited.error());
-      continue;
-    }
-    // A victim that could not be written back stays: there is no room for this chunk.
-    return give_up(waited.error());
+    if (is_in_the_way(awaited, slot, needs_contents)) return end(waited.error());
+    note(waited.error());
   }
 }
 
@@ -480,7 +586,9 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk)
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   chunk_record& c = chunks_[chunk.slot];
   if (newest(c) == tiers) return at_chunk(errc::no_contents, chunk.slot);
-  if (!c.copies[0].is_valid() && !c.wanted) {
+  if (c.copies[0].is_valid()) {
+    if (c.leases == 0) c.copies[0].awaited = true;
+  } else if (!c.wanted) {
     c.wanted = true;
     wanted_[wanted_count_++] = chunk.slot;
   }
@@ -494,56 +602,95 @@ void basic_tiered_buffer<Traits, Tiers...>::progress() {
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (std::get<I>(edges_).poll(), ...);
   }(std::make_index_sequence<last>{});
-  for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
+  const auto under_way = static_cast<std::uint32_t>(transfers_.size());
+  for (std::uint32_t id = 0; id < under_way && free_transfer_count_ != under_way; ++id) {
     if (transfers_[id].chunk == none || !is_ready(id)) continue;
     if (const result<void> outcome = complete(id); !outcome) note(outcome.error());
   }
-  std::uint32_t kept = 0;
-  const std::uint32_t due = std::exchange(due_count_, 0);
-  for (std::uint32_t i = 0; i < due; ++i) {
-    const std::uint32_t slot = due_[i];
+  write_through_due(none);
+  for (sieve queue(wanted_, wanted_count_); queue.has_next();) {
+    const std::uint32_t slot = queue.next();
     chunk_record& c = chunks_[slot];
-    const bool later = c.leases != 0 || c.transfer != none;
-    if (later || (c.copies[0].is_valid() && !is_clean(c, 0) &&
-                  begin_store<0>(slot, false, urgency::write_back).how == attempt::kind::blocked)) {
-      due_[kept++] = slot;
-    } else {
-      c.store_due = false;
-    }
-  }
-  due_count_ = kept;
-  kept = 0;
-  for (std::uint32_t i = 0; i < wanted_count_; ++i) {
-    const std::uint32_t slot = wanted_[i];
+    if (c.transfer != none) continue;
     const attempt tried = advance(slot, true, urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
-      wanted_[kept++] = slot;
-    } else {
-      chunks_[slot].wanted = false;
-      if (tried.how == attempt::kind::failed) note(tried.why);
+      // First come, first served: what waits for room in tier 0 is not overtaken.
+      if (c.transfer == none && c.copies[0].at == detail::residence::absent) break;
+      continue;
     }
+    queue.take_out();
+    c.wanted = false;
+    release_reservations(slot);
+    if (tried.how == attempt::kind::failed) note(tried.why);
   }
-  wanted_count_ = kept;
+}
+
+/// Whether a write policy wants a copy to go down.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::size_t tier) const noexcept {
+  bool wants = false;
+  with_index<last>(tier, [&]<class I>(I) {
+    wants = std::tuple_element_t<I::value, std::tuple<Tiers...>>::write_type::writes_at(c.uses);
+  });
+  return wants && c.copies[tier].is_valid() && !is_clean(c, tier);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::mark_due(std::uint32_t slot) noexcept {
+  if (std::exchange(chunks_[slot].store_due, true)) return;
+  due_[due_count_++] = slot;
+}
+
+/// Begins to write through what is due, as far as it can without waiting.
+/// @param except  a chunk that is about to change, or `none`.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::write_through_due(std::uint32_t except) {
+  for (sieve queue(due_, due_count_); queue.has_next();) {
+    const std::uint32_t slot = queue.next();
+    chunk_record& c = chunks_[slot];
+    if (slot == except || c.writing || c.transfer != none) continue;
+    std::size_t tier = 0;
+    while (tier < last && !is_due(c, tier))
+      ++tier;
+    attempt begun;
+    if (tier < last) {
+      with_index<last>(tier,
+                       [&]<class I>(I) { begun = begin_store<I::value>(slot, false, urgency::write_back); });
+    }
+    if (begun.how == attempt::kind::blocked) continue;
+    queue.take_out();
+    c.store_due = false;
+    if (begun.how == attempt::kind::failed) note(begun.why);
+  }
 }
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  chunk_record& c = chunks_[chunk.slot];
-  if (c.leases != 0) return at_chunk(errc::chunk_leased, chunk.slot, 0, c.leases);
-  if (const result<void> quiet = await_quiet(chunk.slot); !quiet) return quiet;
+  const std::uint32_t slot = chunk.slot;
+  chunk_record& c = chunks_[slot];
+  if (c.leases != 0) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  unqueue_prefetch(slot);
   for (;;) {
     if (!c.copies[0].is_valid()) return {};
     if (is_clean(c, 0)) {
       ++tier_at<0>().drops;
-      drop<0>(chunk.slot);
+      drop<0>(slot);
       return {};
     }
-    const attempt left = begin_store<0>(chunk.slot, true, urgency::write_back);
+    const attempt left = begin_store<0>(slot, true, urgency::write_back);
     if (left.is_done()) return {};
     if (left.how == attempt::kind::failed) return left.why;
-    if (const result<void> waited = wait_for(left.on, wait_complete, clock_.now_ns()); !waited) return waited;
+    const transfer awaited = transfers_[left.on];
+    const result<void> waited = wait_for(left.on, wait_complete, clock_.now_ns());
+    if (waited) continue;
+    if (is_in_the_way(awaited, slot, true)) return waited;
+    note(waited.error());
   }
 }
 
@@ -554,8 +701,13 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
   const std::uint32_t slot = chunk.slot;
   chunk_record& c = chunks_[slot];
   if (c.writing) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  bool is_ours = false;
   for (std::size_t i = 0; i < last;) {
-    if (const result<void> quiet = await_quiet(slot); !quiet) return quiet;
+    if (const result<void> quiet = await_quiet(slot); !quiet) {
+      if (is_ours) return quiet;
+      note(quiet.error());  // of a transfer begun before: what it did not do is done now
+    }
+    is_ours = false;
     if (!c.copies[i].is_valid() || is_clean(c, i)) {
       ++i;
       continue;
@@ -563,10 +715,13 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
     attempt left;
     with_index<last>(i, [&]<class I>(I) { left = begin_store<I::value>(slot, false, urgency::demand); });
     if (left.how == attempt::kind::failed) return left.why;
-    if (left.how == attempt::kind::blocked) {
-      if (const result<void> waited = wait_for(left.on, wait_complete, clock_.now_ns()); !waited)
-        return waited;
-    }
+    is_ours = left.is_done();
+    if (is_ours) continue;
+    const transfer awaited = transfers_[left.on];
+    const result<void> waited = wait_for(left.on, wait_complete, clock_.now_ns());
+    if (waited) continue;
+    if (is_in_the_way(awaited, slot, true)) return waited;
+    note(waited.error());
   }
   return {};
 }
@@ -574,12 +729,38 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::flush() {
+  begin_writing_all();
   result<void> first;
   for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
     if (!chunks_.is_live(slot)) continue;
     if (const result<void> one = flush(chunks_.handle(slot)); !one && first) first = one;
   }
   return first;
+}
+
+/// Tier by tier, so that many writes are under way at once. How they went is left to `flush(chunk)`.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::begin_writing_all() {
+  for (std::size_t i = 0; i < last; ++i) {
+    for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
+      if (!chunks_.is_live(slot)) continue;
+      chunk_record& c = chunks_[slot];
+      if (c.writing) continue;
+      if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+      if (!c.copies[i].is_valid() || is_clean(c, i)) continue;
+      attempt begun;
+      const auto begin = [&] {
+        with_index<last>(i, [&]<class I>(I) { begun = begin_store<I::value>(slot, false, urgency::demand); });
+      };
+      begin();
+      if (begun.how == attempt::kind::blocked) {
+        if (const result<void> waited = wait_for(begun.on, wait_complete, clock_.now_ns()); !waited)
+          note(waited.error());
+        begin();
+      }
+    }
+  }
 }
 
 }  // namespace llmmem::inline v0

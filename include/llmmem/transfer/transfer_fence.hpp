@@ -39,6 +39,10 @@ class transfer_fence {
   /// As `wait`, and gives what it would throw.
   result<void> settled() const noexcept;
 
+  /// As `settled`, by who asks last: a failure is forgotten, and no longer counts among those kept. From then
+  /// on every copy of the fence says that all went well.
+  result<void> conclude() const noexcept;
+
   /// How it went, without waiting: `errc::not_finished` while it is under way.
   [[nodiscard]] result<void> outcome() const noexcept;
 
@@ -126,8 +130,8 @@ class transfer_board {
     return failure_count_.load(std::memory_order_relaxed);
   }
 
-  /// Forgets the failures kept: fences of those operations say from then on that all went well. Called when
-  /// everyone concerned has been told.
+  /// Forgets the failures kept, all of them: see `transfer_fence::conclude` for one. Fences of those
+  /// operations say from then on that all went well. Called when everyone concerned has been told.
   void clear_failures() noexcept {
     const std::scoped_lock lock(failure_mutex_);
     failure_count_.store(0, std::memory_order_relaxed);
@@ -168,6 +172,20 @@ class transfer_board {
     return {};
   }
 
+  [[nodiscard]] result<void> take_failure_of(std::uint32_t slot, std::uint32_t generation) noexcept {
+    if (failure_count_.load(std::memory_order_relaxed) == 0) return {};
+    const std::scoped_lock lock(failure_mutex_);
+    const std::uint32_t count = failure_count_.load(std::memory_order_relaxed);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const kept_failure kept = failures_[i];
+      if (kept.slot != slot || kept.generation != generation) continue;
+      failures_[i] = failures_[count - 1];
+      failure_count_.store(count - 1, std::memory_order_relaxed);
+      return kept.why;
+    }
+    return {};
+  }
+
   detail::atomic_array<std::uint64_t> slots_;
   detail::fixed_array<std::uint32_t> free_;
   std::uint32_t free_count_ = 0;
@@ -203,6 +221,12 @@ inline result<void> transfer_fence::settled() const noexcept {
     seen = word.load(std::memory_order_acquire);
   }
   return board_->failure_of(slot_, generation_);
+}
+
+inline result<void> transfer_fence::conclude() const noexcept {
+  const result<void> how = settled();
+  if (board_ != nullptr && !how) static_cast<void>(board_->take_failure_of(slot_, generation_));
+  return how;
 }
 
 inline void transfer_fence::wait() const {

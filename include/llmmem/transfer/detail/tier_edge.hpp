@@ -48,6 +48,8 @@ class tier_edge {
     });
   }
 
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return flights_.size() * sizeof(flight); }
+
   /// Begins to copy a chunk up.
   result<void> fetch(std::uint32_t id, typename Upper::range_type to, typename Lower::range_type from,
                      urgency how) {
@@ -66,13 +68,20 @@ class tier_edge {
     return all_ready(std::span(f.fences).first(f.count));
   }
 
-  /// Waits, and says how it went.
+  /// Waits, and says how it went: of several failures the first, but `errc::completion_lost` before others.
+  /// To be asked once. What a fence throws is thrown when all have been waited for.
   [[nodiscard]] result<void> settled(std::uint32_t id) {
+    flight& f = flights_[id];
     result<void> outcome;
-    const flight& f = flights_[id];
-    for (std::size_t i = 0; i < f.count; ++i) {
-      const result<void> one = settle(f.fences[i]);
-      if (outcome && !one) outcome = one;
+    while (f.count != 0) {
+      const fence_type fence = f.fences[--f.count];
+      try {
+        const result<void> one = settle(fence);
+        if (!one && outcome.code() != errc::completion_lost) outcome = one;
+      } catch (...) {
+        static_cast<void>(quieted(id));
+        throw;
+      }
     }
     return outcome;
   }
@@ -130,7 +139,9 @@ class tier_edge {
   }
 
   [[nodiscard]] static result<void> settle(const fence_type& fence) {
-    if constexpr (requires { fence.settled(); }) {
+    if constexpr (requires { fence.conclude(); }) {
+      return fence.conclude();
+    } else if constexpr (requires { fence.settled(); }) {
       return fence.settled();
     } else {
       fence.wait();
@@ -142,17 +153,35 @@ class tier_edge {
   result<void> each_part(std::uint32_t id, std::span<const byte_interval> parts, Begin begin) {
     flight& f = flights_[id];
     f.count = 0;
-    for (const byte_interval& part : parts) {
-      const result<fence_type> begun = begin(part);
-      if (!begun) {
-        // What has begun still touches both copies.
-        static_cast<void>(settled(id));
-        f.count = 0;
-        return begun.error();
+    try {
+      for (const byte_interval& part : parts) {
+        result<fence_type> begun = begin(part);
+        if (begun.code() == errc::table_full && f.count != 0) {
+          // A queue too small for all parts at once takes them one after the other.
+          if (const result<void> before = settled(id); !before) return before;
+          begun = begin(part);
+        }
+        if (!begun) {
+          // What has begun still touches both copies.
+          const result<void> rest = settled(id);
+          return rest.code() == errc::completion_lost ? rest : result<void>(begun.error());
+        }
+        f.fences[f.count++] = *begun;
       }
-      f.fences[f.count++] = *begun;
+    } catch (...) {
+      static_cast<void>(quieted(id));
+      throw;
     }
     return {};
+  }
+
+  /// As `settled`, of what is left; what it throws has been thrown once.
+  bool quieted(std::uint32_t id) noexcept {
+    try {
+      return settled(id).has_value();
+    } catch (...) {
+      return false;
+    }
   }
 
   Upper* upper_;

@@ -1,0 +1,150 @@
+#include <llmmem/paging/range_arena.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+/// Where no host may look: an arena never does.
+std::byte* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+
+/// Used ranges by their offset; free space is what lies between.
+class naive_range {
+ public:
+  naive_range(std::uint64_t bytes, std::uint64_t unit) : bytes_(bytes / unit * unit), unit_(unit) {}
+
+  [[nodiscard]] std::uint64_t rounded(std::uint64_t bytes) const {
+    return (bytes + unit_ - 1) / unit_ * unit_;
+  }
+
+  [[nodiscard]] std::vector<std::pair<std::uint64_t, std::uint64_t>> gaps() const {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+    std::uint64_t at = 0;
+    for (const auto& [offset, size] : used_) {
+      if (offset != at) found.emplace_back(at, offset - at);
+      at = offset + size;
+    }
+    if (at != bytes_) found.emplace_back(at, bytes_ - at);
+    return found;
+  }
+  [[nodiscard]] std::uint64_t largest() const {
+    std::uint64_t most = 0;
+    for (const auto& gap : gaps())
+      most = std::max(most, gap.second);
+    return most;
+  }
+  /// The smallest gap that is large enough.
+  [[nodiscard]] std::optional<std::uint64_t> best(std::uint64_t size) const {
+    std::optional<std::uint64_t> found;
+    for (const auto& gap : gaps()) {
+      if (gap.second >= size && (!found || gap.second < *found)) found = gap.second;
+    }
+    return found;
+  }
+  [[nodiscard]] std::uint64_t gap_at(std::uint64_t offset) const {
+    for (const auto& gap : gaps()) {
+      if (gap.first == offset) return gap.second;
+    }
+    return 0;
+  }
+  void take(std::uint64_t offset, std::uint64_t size) { used_[offset] = size; }
+  void give_back(std::uint64_t offset) { used_.erase(offset); }
+  [[nodiscard]] std::uint64_t granted() const {
+    std::uint64_t sum = 0;
+    for (const auto& each : used_)
+      sum += each.second;
+    return sum;
+  }
+
+ private:
+  std::uint64_t bytes_;
+  std::uint64_t unit_;
+  std::map<std::uint64_t, std::uint64_t> used_;
+};
+
+}  // namespace
+
+TEST_CASE("a range arena takes the smallest gap that is large enough, as a list of gaps does") {
+  for (const auto seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t unit = std::uint64_t{1} << random.below(8U);
+    const std::uint64_t bytes = unit * (1 + random.below(200U)) + random.below(unit);
+    range_arena arena(base, bytes, unit);
+    naive_range oracle(bytes, unit);
+    std::vector<arena_allocation> live;
+    for (int step = 0; step < 300; ++step) {
+      CAPTURE(step);
+      if (!live.empty() && random.once_in(2)) {
+        const std::size_t at = random.below(live.size());
+        oracle.give_back(static_cast<std::uint64_t>(live[at].data - base));
+        REQUIRE(arena.free(live[at].handle));
+        CHECK(arena.free(live[at].handle).code() == errc::stale_handle);
+        live[at] = live.back();
+        live.pop_back();
+      } else {
+        const std::uint64_t size = 1 + random.below(bytes / 4 + 1);
+        const auto had = arena.allocate(size);
+        const auto gap = oracle.best(oracle.rounded(size));
+        REQUIRE(had.has_value() == gap.has_value());
+        if (!had) {
+          CHECK(had.code() == errc::out_of_bytes);
+          CHECK(had.error().wanted == oracle.rounded(size));
+          CHECK(had.error().found == oracle.largest());
+        } else {
+          const auto offset = static_cast<std::uint64_t>(had->data - base);
+          CHECK(had->granted == oracle.rounded(size));
+          CHECK(offset % unit == 0);
+          CHECK(oracle.gap_at(offset) == *gap);
+          oracle.take(offset, had->granted);
+          live.push_back(*had);
+        }
+      }
+      const arena_stats stats = arena.stats();
+      REQUIRE(stats.granted == oracle.granted());
+      REQUIRE(stats.live == live.size());
+      REQUIRE(stats.largest_free == oracle.largest());
+      for (const std::string& broken : arena.audit())
+        FAIL_CHECK(broken);
+    }
+  }
+}
+
+TEST_CASE("a range arena refuses a range and a granularity that cannot be, with the numbers") {
+  CHECK_THROWS_WITH_AS(
+      range_arena(base, 4096, 48, {.name = "tier 0"}),
+      "tier 0: granularity 48; it must be a power of two that the range's start is a multiple of",
+      argument_error);
+  CHECK_THROWS_AS(range_arena(base, 4096, 0), argument_error);
+  CHECK_THROWS_AS(range_arena(base + 1, 4096, 64), argument_error);
+  CHECK_THROWS_WITH_AS(range_arena(base, 63, 64, {.name = "tier 0"}),
+                       "tier 0: a range of 63 bytes; it must be 64 to 2^48", length_error);
+  CHECK_THROWS_AS(range_arena(base, (std::uint64_t{1} << 48) + 1, 64), length_error);
+}
+
+TEST_CASE("a range arena says when it has no block left to split with, and when nothing fits") {
+  range_arena arena(base, 4096, 64, {.max_blocks = 2, .name = "tier 0"});
+  const auto first = arena.allocate(64).value();
+  CHECK(arena.allocate(64).error().message() ==
+        "tier 0: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option of its name");
+  CHECK(arena.allocate(4096).error().message() ==
+        "tier 0: 4096 bytes needed, 4032 left of its budget; give ranges back, or raise it");
+  CHECK(arena.allocate(4032));
+  CHECK(arena.free(first.handle));
+  CHECK(arena.trim() == 0);
+  CHECK(arena.capacity() == 4096);
+}
