@@ -86,7 +86,7 @@ class uring_io {
   [[nodiscard]] int registered_range(const io_request& request) const noexcept;
   void arm_wake() noexcept;
   void enable() noexcept;
-  [[nodiscard]] int hand_over(const io_wait& wait) noexcept;
+  [[nodiscard]] int hand_over(const io_wait& wait, bool has_some) noexcept;
   [[nodiscard]] std::size_t collect(std::span<io_completion> out) noexcept;
 
   std::uint32_t depth_;
@@ -206,11 +206,11 @@ inline void uring_io::enable() noexcept {
 }
 
 /// Submits, and waits as told. Minus an error number when the kernel took nothing.
-inline int uring_io::hand_over(const io_wait& wait) noexcept {
+inline int uring_io::hand_over(const io_wait& wait, bool has_some) noexcept {
   const auto least = wait.least < in_flight_ ? wait.least : in_flight_;
   if (least == 0) {
     if (::io_uring_sq_ready(&ring_) != 0) return ::io_uring_submit_and_get_events(&ring_);
-    return in_flight_ == 0 ? 0 : ::io_uring_get_events(&ring_);
+    return in_flight_ == 0 || has_some ? 0 : ::io_uring_get_events(&ring_);
   }
   arm_wake();
   if (wait.timeout_ns == io_wait::forever) return ::io_uring_submit_and_wait(&ring_, least);
@@ -242,7 +242,7 @@ inline result<std::size_t> uring_io::reap(std::span<io_completion> out, const io
   std::size_t count = collect(out);
   const io_wait rest{wait.least > count ? wait.least - static_cast<std::uint32_t>(count) : 0,
                      wait.timeout_ns};
-  const int error = hand_over(rest);
+  const int error = hand_over(rest, count != 0);
   count += collect(out.subspan(count));
   const bool passes = error >= 0 || error == -ETIME || error == -EINTR || error == -EAGAIN || error == -EBUSY;
   if (!passes && count == 0) {
