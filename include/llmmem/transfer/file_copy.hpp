@@ -74,6 +74,7 @@ struct file_queue_stats {
   std::uint64_t operations = 0;       ///< over, well or not
   std::uint64_t failures = 0;         ///< over, and failed
   std::uint64_t cancelled = 0;        ///< of those, because of `cancel`
+  std::uint64_t busy_ns = 0;          ///< while at least one request was under way
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -116,7 +116,7 @@ class file_queue {
 
   [[nodiscard]] file_queue_stats stats() const noexcept {
     const std::scoped_lock lock(mutex_);
-    return core_.stats();
+    return core_.stats(now_ns());
   }
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
 
@@ -335,7 +335,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   lock.lock();
   driven_ = false;
   engine_failures_ = count ? 0 : engine_failures_ + 1;
-  core_.settle(std::span(completions).first(count ? *count : 0));
+  core_.settle(std::span(completions).first(count ? *count : 0), now_ns());
   if (gave_up()) core_.engine_failed(count.error());
   if (followers_ != 0) ring();
 }

@@ -125,7 +125,6 @@ class file_space {
     }
     return {};
   }
-  [[nodiscard]] std::uint64_t first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept;
   [[nodiscard]] result<range_type> take(std::uint64_t bytes, std::uint64_t alignment) noexcept;
   void forget(range_type range) noexcept {
     const std::scoped_lock lock(mutex_);
@@ -151,20 +150,6 @@ class file_space {
 static_assert(memory_space<file_space<>>);
 static_assert(copy_queue<file_space<>, file_space<>>);
 
-/// The lowest offset where `bytes` are free.
-template <io_engine Engine>
-std::uint64_t file_space<Engine>::first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
-  const auto aligned = [alignment](std::uint64_t offset) {
-    return (offset + alignment - 1) / alignment * alignment;
-  };
-  std::uint64_t offset = aligned(page_);
-  for (const auto& live : live_) {
-    if (offset_of(live.data) >= offset + bytes) break;
-    offset = aligned(offset_of(live.data) + live.bytes);
-  }
-  return offset;
-}
-
 template <io_engine Engine>
 result<typename file_space<Engine>::range_type> file_space<Engine>::take(std::uint64_t bytes,
                                                                          std::uint64_t alignment) noexcept {
@@ -182,7 +167,7 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::take(std::ui
     return failure{
         .code = errc::system_refused, .wanted = bytes, .found = options_.budget - used_, .where = where};
   }
-  const std::uint64_t offset = first_gap(bytes, alignment < page_ ? page_ : alignment);
+  const std::uint64_t offset = live_.first_gap(page_, bytes, alignment < page_ ? page_ : alignment);
   if (offset > max_bytes - bytes) {
     return failure{errc::grow_failed, EFBIG, bytes, offset, where};
   }

@@ -41,7 +41,11 @@ class transfer_core {
 
   [[nodiscard]] transfer_board& board() noexcept { return board_; }
   [[nodiscard]] const transfer_board& board() const noexcept { return board_; }
-  [[nodiscard]] const file_queue_stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] file_queue_stats stats(std::uint64_t now_ns) const noexcept {
+    file_queue_stats now = stats_;
+    if (flying_ != 0) now.busy_ns += now_ns - busy_since_ns_;
+    return now;
+  }
 
   [[nodiscard]] result<transfer_fence> start(std::span<const file_copy> copies, urgency how,
                                              std::span<const transfer_fence> after) noexcept;
@@ -53,7 +57,7 @@ class transfer_core {
   template <io_engine Engine>
   void issue(Engine& engine, std::uint64_t now_ns) noexcept;
 
-  void settle(std::span<const io_completion> completions) noexcept;
+  void settle(std::span<const io_completion> completions, std::uint64_t now_ns) noexcept;
 
   /// The engine no longer works: what is under way counts as lost, and everything that could go on fails
   /// with `why`.
@@ -193,6 +197,7 @@ class transfer_core {
   std::uint32_t max_attempts_;
   std::uint64_t block_bytes_;
   std::uint64_t give_up_ns_;
+  std::uint64_t busy_since_ns_ = 0;
   bool waits_for_others_ = false;
   const char* name_;
   file_queue_stats stats_;
@@ -379,11 +384,12 @@ void transfer_core::issue(Engine& engine, std::uint64_t now_ns) noexcept {
     if (!engine.try_queue(request)) return repeat(index);
     p.at = flight::flying;
     p.since_ns = now_ns;
-    ++flying_;
+    if (flying_++ == 0) busy_since_ns_ = now_ns;
   }
 }
 
-inline void transfer_core::settle(std::span<const io_completion> completions) noexcept {
+inline void transfer_core::settle(std::span<const io_completion> completions,
+                                  std::uint64_t now_ns) noexcept {
   for (const io_completion& each : completions) {
     const auto index = static_cast<std::uint32_t>(each.tag);
     if (index >= pieces_.size() || pieces_[index].life != each.tag >> 32) continue;
@@ -394,7 +400,7 @@ inline void transfer_core::settle(std::span<const io_completion> completions) no
       free_pieces_[free_piece_count_++] = index;
       --lost_;
     } else if (p.at == flight::flying) {
-      --flying_;
+      if (--flying_ == 0) stats_.busy_ns += now_ns - busy_since_ns_;
       ++stats_.requests;
       land(index, each.outcome);
     }
