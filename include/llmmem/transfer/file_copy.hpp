@@ -6,6 +6,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/io_tuner.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +48,12 @@ enum class drive_by : std::uint8_t {
   waiters,     ///< whoever starts, polls or waits: no thread, and without them nothing goes on
 };
 
+/// Whether a queue looks for its best depth and block size while it works.
+enum class io_tuning : std::uint8_t {
+  off,
+  on,  ///< see `io_tuner`; only while there is more to do than is under way
+};
+
 /// How a file queue is set up.
 struct file_queue_options {
   drive_by driver = drive_by::own_thread;
@@ -57,7 +64,9 @@ struct file_queue_options {
   std::uint32_t max_failures = 64;      ///< kept until `clear_failures`; then it takes nothing more
   std::uint32_t max_attempts = 64;      ///< for a request that the system asks to try again
   std::uint64_t give_up_ns = io_wait::forever;  ///< after which a request that is not answered counts as lost
-  std::string name = "file_queue";              ///< for error texts
+  io_tuning tuning = io_tuning::off;
+  io_tuner_options tuner{};         ///< `depth` bounds its depths; it begins at `depth` and `block_bytes`
+  std::string name = "file_queue";  ///< for error texts
   metadata_source metadata{};
 };
 
@@ -75,6 +84,7 @@ struct file_queue_stats {
   std::uint64_t failures = 0;         ///< over, and failed
   std::uint64_t cancelled = 0;        ///< of those, because of `cancel`
   std::uint64_t busy_ns = 0;          ///< while at least one request was under way
+  io_setting setting{};               ///< the depth and block size of now
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <llmmem/transfer/detail/transfer_core.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/io_tuner.hpp>
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -157,6 +159,8 @@ class file_queue {
   /// Whether the system has nothing of ours any more.
   [[nodiscard]] bool is_quiet() const noexcept { return engine_.in_flight() == 0 || gave_up(); }
 
+  [[nodiscard]] static io_tuner_options tuner_options(const file_queue_options& options, std::uint32_t depth);
+  void tune(std::uint64_t now) noexcept;
   void run() noexcept;
   void turn(std::unique_lock<std::mutex>& lock) noexcept;
   void drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept;
@@ -169,7 +173,10 @@ class file_queue {
   std::atomic<std::uint32_t> bell_{0};  // rung when a sleeper should look again
   Engine engine_;
   detail::transfer_core core_;
-  std::uint64_t quiet_until_ = 0;  // by now_ns(): the system asked to be left alone
+  io_tuner tuner_;
+  std::uint64_t window_ns_ = 0;     // since when the window of the tuner lasts; 0 between two
+  std::uint64_t window_bytes_ = 0;  // moved before it
+  std::uint64_t quiet_until_ = 0;   // by now_ns(): the system asked to be left alone
   std::uint32_t engine_failures_ = 0;
   std::uint32_t followers_ = 0;  // waiters that let another one drive
   bool driven_ = false;          // somebody is in the engine, without the lock
@@ -199,7 +206,9 @@ template <class... Args>
 file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
     : options_(checked(std::move(options))),
       engine_(std::forward<Args>(engine)...),
-      core_(options_, depth_of(options_, engine_.caps())) {
+      core_(options_, depth_of(options_, engine_.caps())),
+      tuner_(tuner_options(options_, depth_of(options_, engine_.caps()))) {
+  if (options_.tuning == io_tuning::on) core_.use(tuner_.setting());
   if (options_.driver == drive_by::waiters) {
     core_.board().drive_by(
         [](void* self, const transfer_fence& awaited) noexcept {
@@ -300,6 +309,43 @@ void file_queue<Engine>::wait_idle() noexcept {
   }
 }
 
+/// The limits of the options within those of the queue.
+template <io_engine Engine>
+io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& options, std::uint32_t depth) {
+  io_tuner_options t = options.tuner;
+  if (options.tuning == io_tuning::off) return {};
+  const std::uint32_t most = std::bit_floor(depth);
+  t.most.depth = std::min(t.most.depth, most);
+  t.least.depth = std::min(t.least.depth, most);
+  t.first = {std::clamp(most, t.least.depth, t.most.depth),
+             std::clamp(options.block_bytes, t.least.block_bytes, t.most.block_bytes)};
+  if (t.least.block_bytes < 4096 || t.most.block_bytes > most_block_bytes) {
+    throw argument_error(options.name + ": tuner: blocks must be from 4096 to 2^30 bytes");
+  }
+  return t;
+}
+
+/// A window lasts for eight times what may be under way, once as much has passed at the new setting. Only one
+/// during which more was always waiting to be asked for tells how fast the device is.
+template <io_engine Engine>
+void file_queue<Engine>::tune(std::uint64_t now) noexcept {
+  const std::uint64_t moved = core_.bytes_moved();
+  const io_setting setting = tuner_.setting();
+  const std::uint64_t flight = setting.depth * setting.block_bytes;
+  if (!core_.has_work()) {
+    window_ns_ = 0;
+    window_bytes_ = moved;
+  } else if (window_ns_ == 0) {
+    if (moved - window_bytes_ < flight) return;
+    window_ns_ = now;
+    window_bytes_ = moved;
+  } else if (moved - window_bytes_ >= 8 * flight) {
+    core_.use(tuner_.window(moved - window_bytes_, now - window_ns_));
+    window_ns_ = 0;
+    window_bytes_ = moved;
+  }
+}
+
 /// A thread that must wait: it drives, or sleeps until the one that does has brought something.
 template <io_engine Engine>
 void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
@@ -335,7 +381,9 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   lock.lock();
   driven_ = false;
   engine_failures_ = count ? 0 : engine_failures_ + 1;
-  core_.settle(std::span(completions).first(count ? *count : 0), now_ns());
+  const std::uint64_t then = now_ns();
+  core_.settle(std::span(completions).first(count ? *count : 0), then);
+  if (options_.tuning == io_tuning::on) tune(then);
   if (gave_up()) core_.engine_failed(count.error());
   if (followers_ != 0) ring();
 }

@@ -44,6 +44,7 @@ class transfer_core {
   [[nodiscard]] file_queue_stats stats(std::uint64_t now_ns) const noexcept {
     file_queue_stats now = stats_;
     if (flying_ != 0) now.busy_ns += now_ns - busy_since_ns_;
+    now.setting = {depth_limit_, block_bytes_};
     return now;
   }
 
@@ -82,6 +83,15 @@ class transfer_core {
   /// An operation that is not over; a fence that has passed when there is none.
   [[nodiscard]] transfer_fence some_running() noexcept;
   [[nodiscard]] std::uint64_t done(std::uint32_t slot) const noexcept { return operations_[slot].done; }
+
+  /// What is asked for from now on. @pre the depth is not above that of the constructor.
+  void use(const io_setting& setting) noexcept {
+    depth_limit_ = setting.depth;
+    block_bytes_ = setting.block_bytes;
+  }
+  [[nodiscard]] std::uint64_t bytes_moved() const noexcept {
+    return stats_.bytes_read + stats_.bytes_written;
+  }
 
   /// Whether a request could be queued now, and whether any operation waits for others.
   [[nodiscard]] bool has_work() const noexcept {
@@ -195,6 +205,7 @@ class transfer_core {
   std::uint32_t lost_ = 0;
   std::uint32_t pause_ = 0;
   std::uint32_t max_attempts_;
+  std::uint32_t depth_limit_;
   std::uint64_t block_bytes_;
   std::uint64_t give_up_ns_;
   std::uint64_t busy_since_ns_ = 0;
@@ -213,6 +224,7 @@ inline transfer_core::transfer_core(const file_queue_options& options, std::uint
       free_copy_count_(options.max_copies),
       free_piece_count_(depth),
       max_attempts_(options.max_attempts),
+      depth_limit_(depth),
       block_bytes_(options.block_bytes),
       give_up_ns_(options.give_up_ns),
       name_(options.name.c_str()) {
@@ -345,7 +357,7 @@ inline std::uint32_t transfer_core::next_piece() noexcept {
     choose_way(pieces_[index]);
     return index;
   }
-  if (free_piece_count_ == 0) return none;
+  if (free_piece_count_ == 0 || pieces_.size() - free_piece_count_ - lost_ >= depth_limit_) return none;
   for (list& ready : ready_) {
     if (ready.head == none) continue;
     const std::uint32_t of = ready.head;
@@ -388,8 +400,7 @@ void transfer_core::issue(Engine& engine, std::uint64_t now_ns) noexcept {
   }
 }
 
-inline void transfer_core::settle(std::span<const io_completion> completions,
-                                  std::uint64_t now_ns) noexcept {
+inline void transfer_core::settle(std::span<const io_completion> completions, std::uint64_t now_ns) noexcept {
   for (const io_completion& each : completions) {
     const auto index = static_cast<std::uint32_t>(each.tag);
     if (index >= pieces_.size() || pieces_[index].life != each.tag >> 32) continue;
