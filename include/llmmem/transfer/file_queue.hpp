@@ -15,7 +15,6 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -315,10 +314,13 @@ io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& opt
   io_tuner_options t = options.tuner;
   if (options.tuning == io_tuning::off) return {};
   const std::uint32_t most = std::bit_floor(depth);
-  t.most.depth = std::min(t.most.depth, most);
-  t.least.depth = std::min(t.least.depth, most);
-  t.first = {std::clamp(most, t.least.depth, t.most.depth),
-             std::clamp(options.block_bytes, t.least.block_bytes, t.most.block_bytes)};
+  t.most.depth = detail::smaller(t.most.depth, most);
+  t.least.depth = detail::smaller(t.least.depth, most);
+  const auto within = [](auto value, auto least, auto high) {
+    return detail::smaller(detail::larger(value, least), high);
+  };
+  t.first = {within(most, t.least.depth, t.most.depth),
+             within(options.block_bytes, t.least.block_bytes, t.most.block_bytes)};
   if (t.least.block_bytes < 4096 || t.most.block_bytes > most_block_bytes) {
     throw argument_error(options.name + ": tuner: blocks must be from 4096 to 2^30 bytes");
   }
@@ -370,11 +372,11 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   const bool quiet = now < quiet_until_;
   if (!quiet) core_.issue(engine_, now);
   std::uint64_t limit = core_.give_up(now);
-  if (quiet) limit = std::min(limit, quiet_until_ - now);
-  if (core_.waits_for_others()) limit = std::min(limit, poll_ns);
+  if (quiet) limit = detail::smaller(limit, quiet_until_ - now);
+  if (core_.waits_for_others()) limit = detail::smaller(limit, poll_ns);
   const bool sleeps = least != 0 && core_.flying() == 0;
   lock.unlock();
-  if (sleeps) sleep_for(std::min(limit, quiet ? limit : poll_ns));
+  if (sleeps) sleep_for(detail::smaller(limit, quiet ? limit : poll_ns));
   std::array<io_completion, batch> completions{};
   const result<std::size_t> count = engine_.reap(completions, {sleeps ? 0 : least, limit});
   if (!count) sleep_for(poll_ns);
