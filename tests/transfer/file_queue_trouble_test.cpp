@@ -273,6 +273,60 @@ TEST_CASE("a queue that waits to be idle lets others end what it waits for") {
   others.finish(gate, {});
 }
 
+TEST_CASE(
+    "a cancelled operation ends for whoever waits, though the one who drives waits for something else") {
+  // Nothing is answered before the gate is opened; its reap sleeps until it is woken.
+  struct gated_io {
+    explicit gated_io(std::atomic<bool>& gate) : open(&gate) {}
+    [[nodiscard]] io_caps caps() const noexcept { return {.name = "gated"}; }
+    [[nodiscard]] std::uint32_t in_flight() const noexcept { return waiting ? 1 : 0; }
+    [[nodiscard]] bool try_queue(const io_request& request) noexcept {
+      if (waiting) return false;
+      tag = request.tag;
+      bytes = request.bytes;
+      return waiting = true;
+    }
+    [[nodiscard]] result<std::size_t> reap(std::span<io_completion> out, const io_wait& wait) noexcept {
+      if (wait.least != 0 && !*open) wakes.wait(seen);
+      seen = wakes;
+      if (!waiting || !*open) return std::size_t{0};
+      out[0] = {tag, static_cast<std::int32_t>(bytes)};
+      waiting = false;
+      return std::size_t{1};
+    }
+    void wake() noexcept {
+      ++wakes;
+      wakes.notify_all();
+    }
+    std::atomic<bool>* open;
+    std::atomic<std::uint32_t> wakes{0};
+    std::uint32_t seen = 0;
+    std::uint64_t tag = 0;
+    std::uint32_t bytes = 0;
+    bool waiting = false;
+  };
+  for (const drive_by driver : both_drivers) {
+    small_file small;
+    std::atomic<bool> open{false};
+    file_queue<gated_io> queue({.driver = driver}, open);
+    const auto flying = queue.start(read_from(small.file, 0, small.memory)).value();
+    const auto behind = queue.start(read_from(small.file, 0, small.memory)).value();
+    const auto last = queue.start(read_from(small.file, 0, small.memory), urgency::demand, behind).value();
+    std::thread first([&] { static_cast<void>(flying.settled()); });
+    std::thread second([&] { static_cast<void>(behind.settled()); });
+    queue.cancel(behind);
+    second.join();
+    CHECK(behind.outcome().code() == errc::cancelled);
+    CHECK(last.settled().code() == errc::dependency_failed);
+    CHECK_FALSE(flying.ready());
+    open = true;
+    // Whoever drives is woken by something to do.
+    CHECK(queue.start(read_from(small.file, 0, small.memory)).value().settled());
+    first.join();
+    CHECK(flying.outcome());
+  }
+}
+
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("a ring for one thread that a second one calls fails there, and the operation ends") {
   small_file small;

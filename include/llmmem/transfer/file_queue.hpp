@@ -178,6 +178,7 @@ class file_queue {
   std::uint64_t quiet_until_ = 0;   // by now_ns(): the system asked to be left alone
   std::uint32_t engine_failures_ = 0;
   std::uint32_t followers_ = 0;  // waiters that let another one drive
+  bool kicked_ = false;          // something was started, or ended, while somebody drove
   bool driven_ = false;          // somebody is in the engine, without the lock
   bool stopping_ = false;
   std::thread thread_;
@@ -254,6 +255,7 @@ result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copi
 template <io_engine Engine>
 void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
   if (driven_) {
+    kicked_ = true;
     engine_.wake();
   } else if (options_.driver == drive_by::waiters) {
     drive(lock, 0);
@@ -271,7 +273,10 @@ void file_queue<Engine>::with(const transfer_fence& of, Action action) const noe
 
 template <io_engine Engine>
 void file_queue<Engine>::cancel(const transfer_fence& of) noexcept {
-  with(of, [this](std::uint32_t slot) { core_.cancel(slot); });
+  std::unique_lock lock(mutex_);
+  if (of.ready() || !core_.board().gave(of)) return;
+  core_.cancel(transfer_board::slot_of(of));
+  kick(lock);  // it may be over, and what came after it with it
 }
 
 template <io_engine Engine>
@@ -388,6 +393,8 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   if (options_.tuning == io_tuning::on) tune(then);
   if (gave_up()) core_.engine_failed(count.error());
   if (followers_ != 0) ring();
+  // What was started meanwhile was left to us.
+  if (std::exchange(kicked_, false) && least == 0) drive(lock, 0);
 }
 
 template <io_engine Engine>
