@@ -135,8 +135,8 @@ class live_ranges {
     return removed;
   }
 
-  /// The lowest multiple of `alignment` from `begin` on where `bytes` are free, for spaces whose addresses are
-  /// numbers. O(n). @pre `bytes` and `alignment` are at most 2^63, `alignment` is not 0.
+  /// The lowest multiple of `alignment` from `begin` on where `bytes` are free, for spaces whose addresses
+  /// are numbers. O(n). @pre `bytes` and `alignment` are at most 2^63, `alignment` is not 0.
   [[nodiscard]] std::uint64_t first_gap(std::uint64_t begin, std::uint64_t bytes,
                                         std::uint64_t alignment) const noexcept {
     const auto aligned = [alignment](std::uint64_t offset) {
