@@ -50,6 +50,7 @@ enum class fallback_reason : std::uint8_t {
   rejected,     ///< it opens so, and then refused a transfer that kept to what it asks for
 };
 
+/// The reason as a clause.
 [[nodiscard]] constexpr std::string_view to_string(fallback_reason why) noexcept {
   switch (why) {
     case fallback_reason::none:

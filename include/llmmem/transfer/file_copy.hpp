@@ -25,11 +25,13 @@ struct file_copy {
   std::uint64_t bytes = 0;    ///< 0 moves nothing
 };
 
+/// Bytes of `file` from `offset` on, into memory.
 [[nodiscard]] inline file_copy read_from(const io_file& file, std::uint64_t offset,
                                          std::span<std::byte> into) noexcept {
   return {&file, io_direction::read, offset, into.data(), into.size()};
 }
 
+/// Bytes of memory, into `file` from `offset` on.
 [[nodiscard]] inline file_copy write_to(const io_file& file, std::uint64_t offset,
                                         std::span<const std::byte> from) noexcept {
   return {&file, io_direction::write, offset, const_cast<std::byte*>(from.data()), from.size()};

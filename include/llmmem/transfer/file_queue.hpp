@@ -380,6 +380,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   if (quiet) limit = detail::smaller(limit, quiet_until_ - now);
   if (core_.waits_for_others()) limit = detail::smaller(limit, poll_ns);
   const bool sleeps = least != 0 && core_.flying() == 0;
+  if (followers_ != 0) ring();  // some may be over already, before anything came back
   lock.unlock();
   if (sleeps) sleep_for(detail::smaller(limit, quiet ? limit : poll_ns));
   std::array<io_completion, batch> completions{};
@@ -392,7 +393,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   core_.settle(std::span(completions).first(count ? *count : 0), then);
   if (options_.tuning == io_tuning::on) tune(then);
   if (gave_up()) core_.engine_failed(count.error());
-  if (followers_ != 0) ring();
+  if (followers_ != 0) ring();  // one of them drives next
   // What was started meanwhile was left to us.
   if (std::exchange(kicked_, false) && least == 0) drive(lock, 0);
 }
