@@ -129,9 +129,12 @@
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/flow.hpp>
 #include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/io_tuner.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/stripe_weights.hpp>
+#include <llmmem/transfer/striped_space.hpp>
 #include <llmmem/transfer/tier.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 #include <llmmem/version.hpp>
