@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,6 +33,8 @@ struct prefetch_options {
   std::vector<std::uint32_t> edges{};
   on_divergence divergence = on_divergence::repair;
   schedule_cursor::options follow{};
+  /// With `on_divergence::repair`: iterations in a row that left the plan before another one is recorded.
+  std::uint32_t re_record_after = 3;
   std::string name = "prefetch_schedule";  ///< for error texts
 };
 
@@ -59,8 +62,8 @@ struct prefetch_stats {
 ///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
 ///     for (const chunk_handle each : chunks) schedule.add(each);
 ///     for (int step = 0; step < steps; ++step) {
-///       schedule.begin_iteration();     // the first is recorded, frozen and planned; the others follow the
-///       plan auto weights = schedule.read(layer_weights).value();
+///       schedule.begin_iteration();     // the first is recorded and planned, the others follow the plan
+///       auto weights = schedule.read(layer_weights).value();
 ///       ...
 ///       schedule.end_iteration();
 ///     }
@@ -69,8 +72,7 @@ struct prefetch_stats {
 /// or says by itself when to `record`, `freeze`, `make_plan` and `replay`.
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
-/// time
-/// (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
+/// time (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
 /// reaches its event, not when a clock says so: a program that is slower or faster than recorded keeps the
 /// plan's order. A step that cannot begin yet waits for its turn; one whose event has come is left to the
 /// lease that needs it.
@@ -83,13 +85,15 @@ struct prefetch_stats {
 ///
 /// @tparam Buffer   a `tiered_buffer`.
 /// @tparam Planner  a `schedule_planner`.
+/// A chunk is leased once at a time here, also for reading: a recording with two leases of one is refused.
+///
 /// @par Complexity      a call O(1) and the steps of its event, beside the buffer's own. Recording and
-/// planning
-///                      allocate; replaying does not.
+///                      planning allocate; replaying does not.
 /// @par Thread safety   as the buffer: one thread at a time.
-/// @par Errors          `add`, `freeze`, `make_plan` and `replay` throw `argument_error`; leases are refused
-/// as by
-///                      the buffer.
+/// @par Errors          the constructor, `add`, `freeze`, `make_plan` and `replay` throw `argument_error`,
+///                      `add` and `record` also `handle_error` for a chunk that is gone; leases are refused
+///                      as by the buffer. What a space's copies throw when a lease ends is thrown by the
+///                      next call.
 template <class Buffer, schedule_planner Planner = next_use>
 class prefetch_schedule {
  public:
@@ -143,19 +147,26 @@ class prefetch_schedule {
 
   /// @param buffer  outlives the schedule, and is given leases by nothing else while it records or replays.
   prefetch_schedule(Buffer& buffer, prefetch_options options, Planner planner = {})
-      : buffer_(&buffer), options_(std::move(options)), planner_(std::move(planner)) {}
+      : buffer_(&buffer), options_(std::move(options)), planner_(std::move(planner)) {
+    if (options_.links.empty()) {
+      throw argument_error(options_.name +
+                           ": prefetch_options::links is empty; give the link below each tier");
+    }
+    machine().check();
+  }
   prefetch_schedule(const prefetch_schedule&) = delete;
   prefetch_schedule& operator=(const prefetch_schedule&) = delete;
 
-  /// Makes a chunk of the buffer known. Its number counts up from 0. Not while recording or replaying.
+  /// Makes a chunk of the buffer known. Its number counts up from 0; one that is known keeps its own. Before
+  /// the first recording.
   chunk_id add(chunk_handle chunk);
 
   /// @name Iterations
   /// @{
-  /// Records where there is no plan yet, or after `on_divergence::re_record`; else replays. No change when
-  /// the schedule was told to be idle by `fall_back`.
+  /// Records where there is no plan, or no longer; else replays, from the beginning wherever the iteration
+  /// before was left. No change after `on_divergence::fall_back` had to.
   void begin_iteration();
-  /// What was recorded is frozen and planned.
+  /// What was recorded is frozen and planned, unless it was nothing.
   void end_iteration();
 
   void record();
@@ -189,6 +200,7 @@ class prefetch_schedule {
   /// Begins what can begin by now: room comes free while the program computes, and nobody sees it before the
   /// next call. Never waits.
   void progress() {
+    rethrow();
     if (state_ == schedule_state::replaying) {
       try_pending();
     } else {
@@ -213,10 +225,13 @@ class prefetch_schedule {
   template <access_mode Mode, class Take>
   auto take(chunk_handle chunk, Take take_from_buffer) -> result<lease<Mode>>;
   void released(chunk_id chunk) noexcept;
+  void rethrow() {
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+  }
   [[nodiscard]] chunk_id known(chunk_handle chunk) const;
 
   void before(trace_call what, chunk_id chunk, access_mode mode);
-  void after() noexcept;
+  void after();
   void reach(std::uint32_t event);
   void issue(std::uint32_t event, plan_moment until);
   void try_pending();
@@ -232,6 +247,9 @@ class prefetch_schedule {
 
   schedule_state state_ = schedule_state::idle;
   bool fell_back_ = false;
+  std::uint32_t left_in_a_row_ = 0;  // iterations that left the plan
+  std::optional<chunk_id> refused_;  // chunk whose last lease was refused: the program may ask again
+  std::exception_ptr thrown_;        // while a lease ended
   trace_recorder recorder_;
   std::uint64_t last_ns_ = 0;
   std::optional<schedule_trace> trace_;

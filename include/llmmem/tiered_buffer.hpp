@@ -115,15 +115,12 @@ struct tiered_traits {
 ///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
 /// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
 ///   `errc::checksum_differs`, never wrong bytes.
-/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling thread,
-/// in
-///   staging memory that is taken out of the budget of the tier above when the buffer is built.
+/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling
+///   thread, in staging memory that is taken out of the budget of the tier above when the buffer is built.
 /// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
-/// that
-///   fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
-/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the use
-/// of
-///   room come free) happens inside calls; `progress` is the one that does only that.
+///   that fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
+/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the
+///   use of room come free) happens inside calls; `progress` is the one that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec>`. Of two neighbours the host
@@ -243,7 +240,8 @@ class basic_tiered_buffer {
 
   /// @name Movement
   /// @{
-  /// Begins to bring a chunk up. What fails is told by the next lease.
+  /// Begins to bring a chunk up. What fails then is told by `background_failure()`, and the next lease tries
+  /// again.
   result<void> prefetch(chunk_handle chunk);
   /// Makes the chunk leave tier 0, written back first where it is dirty. Waits for room beneath, not for the
   /// write. `errc::chunk_leased`.

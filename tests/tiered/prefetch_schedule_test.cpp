@@ -295,6 +295,74 @@ TEST_CASE(
                        argument_error);
 }
 
+TEST_CASE("an iteration without leases is no recording, and one cut short does not cost the next its plan") {
+  device_program program(std::vector<std::uint64_t>(10, 4), 16);
+  const auto iteration = [&](std::size_t layers) {
+    program.schedule->begin_iteration();
+    for (std::size_t i = 0; i < layers; ++i)
+      program.use(i, 20'000);
+    program.schedule->end_iteration();
+  };
+  iteration(0);
+  CHECK_FALSE(program.schedule->has_plan());
+  iteration(10);
+  CHECK(program.schedule->has_plan());
+  iteration(10);
+  iteration(3);
+  const std::uint64_t on_plan = program.schedule->stats().on_plan;
+  iteration(10);
+  CHECK(program.schedule->stats().on_plan == on_plan + 20);
+  CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
+}
+
+TEST_CASE("a program that goes on otherwise for good is recorded anew") {
+  device_program program(std::vector<std::uint64_t>(10, 4), 16, {.follow = {.reach = 4, .patience = 3}});
+  const auto iteration = [&](std::size_t step) {
+    program.schedule->begin_iteration();
+    for (std::size_t i = 0; i < 10; ++i)
+      program.use(i * step % 10, 1'000);
+    program.schedule->end_iteration();
+  };
+  iteration(1);
+  for (int i = 0; i < 8; ++i)
+    iteration(7);
+  CHECK(program.schedule->stats().recordings == 2);
+  CHECK(program.schedule->state() == schedule_state::replaying);
+  CHECK(program.schedule->stats().diverged == 3);
+}
+
+TEST_CASE("a lease that was refused is no event, neither of a recording nor of a plan") {
+  device_program program(std::vector<std::uint64_t>(6, 4), 12);
+  for (int step = 0; step < 3; ++step) {
+    program.schedule->begin_iteration();
+    for (std::size_t i = 0; i < 6; ++i) {
+      const auto early = program.schedule->read(program.chunks[i], best_effort);
+      if (!early) CHECK(early.code() == errc::timed_out);
+      if (!early) program.use(i, 10'000);
+    }
+    CHECK_NOTHROW(program.schedule->end_iteration());
+  }
+  CHECK(program.schedule->plan().events == 12);
+  CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
+}
+
+TEST_CASE("a plan outlives its recording: times differ, the program does not") {
+  const std::vector<std::uint64_t> sizes(8, 4);
+  const auto run = [](device_program& program, std::uint64_t ns) {
+    program.schedule->begin_iteration();
+    for (std::size_t i = 0; i < 8; ++i)
+      program.use(i, ns);
+    program.schedule->end_iteration();
+  };
+  device_program first(sizes, 12);
+  run(first, 30'000);
+  device_program second(sizes, 12);
+  run(second, 31'000);
+  CHECK_NOTHROW(second.schedule->replay(read_plan(write_plan(first.schedule->plan()))));
+  run(second, 31'000);
+  CHECK(second.schedule->stats().on_plan == 16);
+}
+
 TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   device_program program({4, 4}, 12);
   prefetch_schedule<device_program::buffer_type> fresh(program.buffer, {.links = {pcie}});
@@ -306,7 +374,10 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   refused([&] { fresh.replay(); }, "prefetch_schedule: there is no plan; call make_plan() first");
   refused([&] { static_cast<void>(fresh.read(program.chunks[0])); },
           "prefetch_schedule: chunk 0 is not known here; add() it before the first iteration");
-  fresh.add(program.chunks[0]);
+  CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
+  CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
+  refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
+          "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
   fresh.record();
   refused([&] { fresh.add(program.chunks[1]); },
           "prefetch_schedule: a chunk was added after recording began; add all of them first");

@@ -32,6 +32,10 @@ chunk_id prefetch_schedule<Buffer, Planner>::add(chunk_handle chunk) {
     throw argument_error(options_.name + ": a chunk was added after recording began; add all of them first");
   }
   buffer_->bytes(chunk).value();
+  if (chunk.slot < number_of_slot_.size() && number_of_slot_[chunk.slot] != ~0U &&
+      chunks_[number_of_slot_[chunk.slot]] == chunk) {
+    return chunk_id{number_of_slot_[chunk.slot]};
+  }
   if (chunk.slot >= number_of_slot_.size()) number_of_slot_.resize(chunk.slot + std::size_t{1}, ~0U);
   number_of_slot_[chunk.slot] = static_cast<std::uint32_t>(chunks_.size());
   chunks_.push_back(chunk);
@@ -40,7 +44,8 @@ chunk_id prefetch_schedule<Buffer, Planner>::add(chunk_handle chunk) {
 
 template <class Buffer, schedule_planner Planner>
 chunk_id prefetch_schedule<Buffer, Planner>::known(chunk_handle chunk) const {
-  if (chunk.slot >= number_of_slot_.size() || number_of_slot_[chunk.slot] == ~0U) {
+  if (chunk.slot >= number_of_slot_.size() || number_of_slot_[chunk.slot] == ~0U ||
+      chunks_[number_of_slot_[chunk.slot]] != chunk) {
     throw argument_error(options_.name + ": chunk " + std::to_string(chunk.slot) +
                          " is not known here; add() it before the first iteration");
   }
@@ -58,14 +63,26 @@ schedule_machine prefetch_schedule<Buffer, Planner>::machine() const {
 
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::begin_iteration() {
+  rethrow();
+  refused_.reset();
   if (fell_back_) return;
   if (!plan_) return record();
-  if (state_ != schedule_state::replaying) replay();
+  if (state_ != schedule_state::replaying) return replay();
+  if (cursor_->next() == 0) return;
+  // The iteration before was cut short: the program says where it is.
+  cursor_->restart();
+  iterations_done_ = cursor_->iterations();
+  pending_.clear();
+  begin_plan_iteration(plan_->steady);
+  issue(0, plan_moment::ahead);
+  try_pending();
 }
 
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::end_iteration() {
+  rethrow();
   if (state_ != schedule_state::recording) return;
+  if (recorder_.events() == 0) return stop();
   freeze();
   make_plan();
 }
@@ -192,19 +209,26 @@ void prefetch_schedule<Buffer, Planner>::note_divergence() {
   state_ = schedule_state::idle;
   pending_.clear();
   if (options_.divergence == on_divergence::fall_back) fell_back_ = true;
-  if (options_.divergence == on_divergence::re_record) plan_.reset();
+  const bool for_good = ++left_in_a_row_ >= options_.re_record_after;
+  if (options_.divergence == on_divergence::re_record ||
+      (options_.divergence == on_divergence::repair && for_good)) {
+    plan_.reset();
+    left_in_a_row_ = 0;
+  }
 }
 
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::before(trace_call what, chunk_id chunk, access_mode mode) {
+  rethrow();
   if (state_ == schedule_state::recording) {
     recorder_.compute(buffer_->now_ns() - last_ns_);
-    if (what == trace_call::acquire) recorder_.acquire(chunk, mode);
+    // An acquire is noted when it was granted.
     if (what == trace_call::release) recorder_.release(chunk);
     if (what == trace_call::discard) recorder_.discard(chunk);
     return;
   }
   if (state_ != schedule_state::replaying) return;
+  if (what == trace_call::acquire && std::exchange(refused_, std::nullopt) == chunk) return;
   const cursor_step step = cursor_->call(what, chunk, mode);
   switch (step.verdict) {
     case cursor_verdict::diverged:
@@ -230,11 +254,12 @@ void prefetch_schedule<Buffer, Planner>::before(trace_call what, chunk_id chunk,
 
 /// The call is done: what the plan has ahead of the next event begins.
 template <class Buffer, schedule_planner Planner>
-void prefetch_schedule<Buffer, Planner>::after() noexcept {
+void prefetch_schedule<Buffer, Planner>::after() {
   if (state_ == schedule_state::recording) last_ns_ = buffer_->now_ns();
   if (state_ != schedule_state::replaying) return;
   if (cursor_->iterations() != iterations_done_) {
     iterations_done_ = cursor_->iterations();
+    left_in_a_row_ = 0;
     issue(plan_->events, plan_moment::at_call);
     begin_plan_iteration(plan_->steady);
   }
@@ -249,6 +274,8 @@ auto prefetch_schedule<Buffer, Planner>::take(chunk_handle chunk, Take take_from
   const chunk_id number = known(chunk);
   before(trace_call::acquire, number, Mode);
   auto had = take_from_buffer();
+  if (had && state_ == schedule_state::recording) recorder_.acquire(number, Mode);
+  if (!had) refused_ = number;
   after();
   if (!had) return had.error();
   return lease<Mode>(*this, number, std::move(*had));
@@ -256,8 +283,12 @@ auto prefetch_schedule<Buffer, Planner>::take(chunk_handle chunk, Take take_from
 
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::released(chunk_id chunk) noexcept {
-  before(trace_call::release, chunk, access_mode::read);
-  after();
+  try {
+    before(trace_call::release, chunk, access_mode::read);
+    after();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
 }
 
 template <class Buffer, schedule_planner Planner>

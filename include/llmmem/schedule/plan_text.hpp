@@ -39,10 +39,9 @@ inline constexpr std::uint32_t plan_text_version = 1;
 /// The plan in `text`, exactly as it was written. The text is not trusted: what it says of sizes allocates no
 /// more than its own length warrants.
 ///
-/// @throws argument_error  when it is not a plan of this version, was cut or damaged, or names a tier, chunk
-/// or
-///                         event there is not; the text gives the line and the reason. Whether its steps can
-///                         be executed is for `simulate` to tell.
+/// @throws argument_error  when it is not a plan of this version, was cut or damaged, or names a tier,
+///                         chunk or event there is not; the text gives the line and the reason. Whether its
+///                         steps can be executed is for `simulate` to tell.
 [[nodiscard]] schedule_plan read_plan(std::string_view text);
 
 }  // namespace llmmem::inline v0

@@ -23,13 +23,10 @@ enum class plan_span : std::uint8_t {
 enum class plan_objective : std::uint8_t { time, bytes };
 
 /// Makes a plan of a trace for a machine. Same trace, machine and planner, same plan, bit for bit.
-/// @par Complexity   O(n log n) for n events and each plan that is tried, bounds included; offline work,
-/// which
-///      allocates.
+/// @par Complexity   O(n log n) for n events and each plan that is tried, bounds included; it allocates.
 /// @par Thread safety   pure functions.
-/// @throws argument_error  when the machine is none, tier 0 cannot hold what the trace leases at once, or a
-/// tier
-///                         in between cannot hold two of the largest chunk.
+/// @throws argument_error  when the machine is none, tier 0 cannot hold what the trace leases at once, or
+///                         a tier in between cannot hold two of the largest chunk.
 template <class P>
 concept schedule_planner =
     requires(const P& planner, const schedule_trace& trace, const schedule_machine& machine) {

@@ -57,7 +57,7 @@ class schedule_trace {
   [[nodiscard]] std::uint64_t compute_ns() const noexcept { return compute_ns_; }
   /// The most bytes leased at once: the least budget of tier 0 that can work.
   [[nodiscard]] std::uint64_t most_leased_bytes() const noexcept { return most_leased_; }
-  /// Tells this trace from any other: sizes, events and times go into it.
+  /// Tells programs apart: sizes and events go into it, times do not, so that a plan outlives a recording.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
   /// `times` iterations as one: to plan over several, or to count over a run of them.

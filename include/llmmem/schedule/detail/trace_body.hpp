@@ -120,12 +120,10 @@ inline schedule_trace trace_recorder::freeze() const {
   };
   for (const trace_event& event : events_) {
     computing(event.compute_ns);
-    hash.add(event.compute_ns);
     hash.add(std::uint64_t{to_index(event.chunk)} << 8 | static_cast<std::uint64_t>(event.call) << 4 |
              static_cast<std::uint64_t>(event.mode));
   }
   computing(pending_ns_);
-  hash.add(pending_ns_);
   made.sizes_ = sizes_;
   made.events_ = events_;
   made.tail_ns_ = pending_ns_;
