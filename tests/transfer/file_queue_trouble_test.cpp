@@ -231,6 +231,31 @@ TEST_CASE("operations that are over at once let those behind them begin at once"
   CHECK((nothing.ready() && behind.ready() && last.ready()));
 }
 
+TEST_CASE("what comes after an operation of another queue begins when that is over, without being asked") {
+  small_file small;
+  transfer_board others(1, 1, {});
+  const std::uint32_t gate = others.begin("gate").value();
+  const transfer_fence go = others.fence(gate);
+  file_queue<> queue;
+  const auto behind = queue.start(read_from(small.file, 0, small.memory), urgency::demand, go).value();
+  const timespec while_it_sleeps{0, 5'000'000};
+  ::nanosleep(&while_it_sleeps, nullptr);
+  CHECK_FALSE(behind.ready());
+  others.finish(gate, {});
+  CHECK(behind.settled());
+}
+
+TEST_CASE("an operation tells what failed first") {
+  small_file small;
+  file_queue<faulty_io<posix_io>> queue({.driver = drive_by::waiters, .give_up_ns = 1'000'000},
+                                        fault_plan{{.what = io_fault::lost}});
+  const auto lost = queue.start(read_from(small.file, 0, small.memory)).value();
+  queue.cancel(lost);
+  CHECK_FALSE(lost.ready());
+  CHECK(lost.settled().code() == errc::cancelled);
+  CHECK(queue.stats().lost == 1);
+}
+
 TEST_CASE("a table full of failures says so, and not that it is full of operations") {
   small_file small;
   file_queue<> queue({.driver = drive_by::waiters, .max_failures = 1, .name = "tier"});
