@@ -203,8 +203,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
         if (c.copies[I::value].is_valid()) forget<I::value>(slot);
       });
     }
-    c.copies[0].dirty.clear();
-    c.copies[0].dirty.add({0, bytes});
+    c.copies[0].dirty.clear();  // with nothing beneath it, all of it goes down
   }
   return {};
 }
