@@ -386,7 +386,7 @@ class basic_tiered_buffer {
   result<void> await_quiet(std::uint32_t slot);
   void release_places() noexcept;
 
-  // Movement: detail/tiered_buffer_movement.hpp
+  // Movement: detail/tiered_buffer_transfers.hpp, detail/tiered_buffer_movement.hpp
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
   template <std::size_t I>
@@ -511,3 +511,4 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
+#include <llmmem/detail/tiered_buffer_transfers.hpp>
