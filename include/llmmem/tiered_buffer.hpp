@@ -137,8 +137,8 @@ template <class Traits, class... Tiers>
 class basic_tiered_buffer {
  public:
   static constexpr std::size_t tiers = sizeof...(Tiers);
-  template <std::size_t I>
-  using space_type = typename std::tuple_element_t<I, std::tuple<Tiers...>>::space_type;
+  template <std::size_t Index>
+  using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;
   using top_range = typename space_type<0>::range_type;
   using stats_type = tiered_stats<tiers>;
 
@@ -265,8 +265,9 @@ class basic_tiered_buffer {
   /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
     std::uint64_t most = 0;
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      ((most = tier_at<I>().room.granted_for(bytes) > most ? tier_at<I>().room.granted_for(bytes) : most),
+    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+      ((most = tier_at<Index>().room.granted_for(bytes) > most ? tier_at<Index>().room.granted_for(bytes)
+                                                               : most),
        ...);
     }(std::make_index_sequence<last>{});
     return most;
@@ -312,15 +313,15 @@ class basic_tiered_buffer {
   };
 
   /// Keeps a copy from leaving for as long as it lives.
-  template <std::size_t I>
+  template <std::size_t Index>
   class hold {
    public:
     hold(basic_tiered_buffer& buffer, std::uint32_t slot) noexcept : buffer_(buffer), slot_(slot) {
-      buffer_.template pin<I>(slot_);
+      buffer_.template pin<Index>(slot_);
     }
     hold(const hold&) = delete;
     hold& operator=(const hold&) = delete;
-    ~hold() { buffer_.template unpin<I>(slot_); }
+    ~hold() { buffer_.template unpin<Index>(slot_); }
 
    private:
     basic_tiered_buffer& buffer_;
@@ -365,30 +366,30 @@ class basic_tiered_buffer {
     [[nodiscard]] bool is_done() const noexcept { return how == kind::done; }
   };
 
-  template <std::size_t I>
-  using edge_type = detail::tier_edge<space_type<I>, space_type<I + 1>>;
+  template <std::size_t Index>
+  using edge_type = detail::tier_edge<space_type<Index>, space_type<Index + 1>>;
   template <class Indices>
   struct edge_tuple;
-  template <std::size_t... I>
-  struct edge_tuple<std::index_sequence<I...>> {
-    using type = std::tuple<edge_type<I>...>;
+  template <std::size_t... Index>
+  struct edge_tuple<std::index_sequence<Index...>> {
+    using type = std::tuple<edge_type<Index>...>;
   };
 
   /// Calls `f` with tier `i` as a constant, or with edge `i`.
   template <std::size_t Count, class F>
   static void with_index(std::size_t i, F&& f) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (static_cast<void>(i == I ? (f(std::integral_constant<std::size_t, I>{}), 0) : 0), ...);
+    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+      (static_cast<void>(i == Index ? (f(std::integral_constant<std::size_t, Index>{}), 0) : 0), ...);
     }(std::make_index_sequence<Count>{});
   }
 
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] auto& tier_at() noexcept {
-    return std::get<I>(tiers_);
+    return std::get<Index>(tiers_);
   }
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] const auto& tier_at() const noexcept {
-    return std::get<I>(tiers_);
+    return std::get<Index>(tiers_);
   }
 
   // Chunks and leases: detail/tiered_buffer_body.hpp
@@ -412,42 +413,42 @@ class basic_tiered_buffer {
   void release_places() noexcept;
 
   // Steps of plans: detail/tiered_buffer_steps.hpp
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
 
-  // Movement: detail/tiered_buffer_movement.hpp
+  // Movement: detail/tiered_buffer_transfers.hpp, detail/tiered_buffer_movement.hpp
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] attempt make_room(copy& into, std::uint64_t bytes, urgency how);
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, urgency how);
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] attempt can_begin() noexcept;
   [[nodiscard]] attempt refused(const failure& why) const noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
-  template <std::size_t I>
+  template <std::size_t Index>
   void finish_store(const transfer& done, const result<void>& outcome) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] result<void> finish_fetch(const transfer& done, result<void> outcome) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
   [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
                                     std::span<const std::byte> came) const noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   void drop(std::uint32_t slot) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   void forget(std::uint32_t slot) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   void become_valid(std::uint32_t slot) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   void pin(std::uint32_t slot) noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   void unpin(std::uint32_t slot) noexcept;
   [[nodiscard]] result<void> wait_for(std::uint32_t id, patience wait, std::uint64_t began_ns);
   result<void> complete(std::uint32_t id);
@@ -460,9 +461,9 @@ class basic_tiered_buffer {
   [[nodiscard]] bool is_due(const chunk_record& c, std::size_t tier) const noexcept;
   void mark_due(std::uint32_t slot) noexcept;
   void begin_writing_all();
-  /// Whether what moves between tier I and the one beneath changes its form.
-  template <std::size_t I>
-  static constexpr bool encodes_below = encodes && I + 1 == last;
+  /// Whether what moves between tier Index and the one beneath changes its form.
+  template <std::size_t Index>
+  static constexpr bool encodes_below = encodes && Index + 1 == last;
   /// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
   [[nodiscard]] std::uint64_t stage_size() const noexcept {
     return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));
@@ -485,18 +486,18 @@ class basic_tiered_buffer {
   [[nodiscard]] std::uint64_t room_lost() const noexcept { return tier_at<last>().room.stats().lost; }
   /// A free staging slot, or `none`.
   [[nodiscard]] std::uint32_t free_stage() noexcept;
-  template <std::size_t I>
+  template <std::size_t Index>
   [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept {
-    return tier_at<I>().range(stages_[stage].place, bytes).span();
+    return tier_at<Index>().range(stages_[stage].place, bytes).span();
   }
   [[nodiscard]] std::uint32_t claim_transfer(const transfer& fresh) noexcept;
   void release_transfer(std::uint32_t id) noexcept;
-  /// The most that copies may take of tier I.
-  template <std::size_t I>
+  /// The most that copies may take of tier Index.
+  template <std::size_t Index>
   [[nodiscard]] std::uint64_t most_room() const noexcept {
-    const detail::room_stats room = tier_at<I>().room.stats();
+    const detail::room_stats room = tier_at<Index>().room.stats();
     const std::uint64_t staging =
-        I + 1 == last ? placed_stages() * tier_at<I>().room.granted_for(stage_size()) : 0;
+        Index + 1 == last ? placed_stages() * tier_at<Index>().room.granted_for(stage_size()) : 0;
     return room.capacity - room.lost - staging;
   }
   /// The outcome of a transfer whose space threw.
@@ -543,3 +544,4 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
 #include <llmmem/detail/tiered_buffer_steps.hpp>
+#include <llmmem/detail/tiered_buffer_transfers.hpp>

@@ -37,14 +37,14 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
     : options_(detail::checked(std::move(options), encodes)),
       meter_(clock),
       clock_(clock),
-      tiers_([&]<std::size_t... I>(std::index_sequence<I...>) {
+      tiers_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
         return std::tuple<typename detail::tier_state<Tiers>::setup...>{
-            {places, I, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
+            {places, Index, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
              options_.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
-      edges_([&]<std::size_t... I>(std::index_sequence<I...>) {
-        return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{
-            edge_type<I>(*tier_at<I>().space, *tier_at<I + 1>().space, options_.max_transfers)...};
+      edges_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
+        return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{edge_type<Index>(
+            *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers)...};
       }(std::make_index_sequence<tiers - 1>{})),
       chunks_(options_.max_chunks, options_.metadata, "tiered_buffer: chunks"),
       transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
@@ -90,22 +90,22 @@ basic_tiered_buffer<Traits, Tiers...>::~basic_tiered_buffer() {
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::release_places() noexcept {
-  const auto release = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-    if constexpr (detail::never_fragments<space_type<I>>()) {
-      auto& room = tier_at<I>().room;
+  const auto release = [&]<std::size_t Index>(std::integral_constant<std::size_t, Index>) {
+    if constexpr (detail::never_fragments<space_type<Index>>()) {
+      auto& room = tier_at<Index>().room;
       for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
-        if (chunks_.is_live(slot) && chunks_[slot].copies[I].granted != 0)
-          room.give_back(chunks_[slot].copies[I]);
+        if (chunks_.is_live(slot) && chunks_[slot].copies[Index].granted != 0)
+          room.give_back(chunks_[slot].copies[Index]);
       }
-      if constexpr (I + 1 == last) {
+      if constexpr (Index + 1 == last) {
         for (std::size_t i = 0; i < stages_.size(); ++i) {
           if (stages_[i].place.granted != 0) room.give_back(stages_[i].place);
         }
       }
     }
   };
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    (release(std::integral_constant<std::size_t, I>{}), ...);
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (release(std::integral_constant<std::size_t, Index>{}), ...);
   }(std::make_index_sequence<tiers>{});
 }
 
@@ -199,12 +199,11 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   unqueue_prefetch(slot);
   if (has_contents) {
     for (std::size_t i = 1; i < last; ++i) {
-      with_index<last>(i, [&]<class I>(I) {
-        if (c.copies[I::value].is_valid()) forget<I::value>(slot);
+      with_index<last>(i, [&]<class Index>(Index) {
+        if (c.copies[Index::value].is_valid()) forget<Index::value>(slot);
       });
     }
-    c.copies[0].dirty.clear();
-    c.copies[0].dirty.add({0, bytes});
+    c.copies[0].dirty.clear();  // with nothing beneath it, all of it goes down
   }
   return {};
 }
@@ -276,8 +275,8 @@ void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) 
     }
   }
   for (std::size_t i = 0; i < last; ++i) {
-    with_index<last>(i, [&]<class I>(I) {
-      if (c.copies[I::value].is_valid()) forget<I::value>(slot);
+    with_index<last>(i, [&]<class Index>(Index) {
+      if (c.copies[Index::value].is_valid()) forget<Index::value>(slot);
     });
   }
   c.copies[last].at = detail::residence::absent;
@@ -291,7 +290,7 @@ void basic_tiered_buffer<Traits, Tiers...>::release_reservations(std::uint32_t s
   for (std::size_t i = 0; i < last; ++i) {
     copy& held = chunks_[slot].copies[i];
     if (held.at != detail::residence::reserved) continue;
-    with_index<last>(i, [&]<class I>(I) { tier_at<I::value>().room.give_back(held); });
+    with_index<last>(i, [&]<class Index>(Index) { tier_at<Index::value>().room.give_back(held); });
   }
 }
 
@@ -384,8 +383,9 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   const std::size_t found = newest(c);
   if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);
   if (found != 0 && found < last) {
-    with_index<last>(found,
-                     [&]<class I>(I) { tier_at<I::value>().eviction.touch(slot_id{slot}, hint_of(slot)); });
+    with_index<last>(found, [&]<class Index>(Index) {
+      tier_at<Index::value>().eviction.touch(slot_id{slot}, hint_of(slot));
+    });
   }
   // A transfer that reads the copy is in nobody's way but a writer's.
   if (found != 0 || (changes && c.transfer != none)) {
@@ -395,8 +395,8 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   if (mode == access_mode::write) {
     // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
     for (std::size_t i = 1; i < last; ++i) {
-      with_index<last>(i, [&]<class I>(I) {
-        if (c.copies[I::value].is_valid()) forget<I::value>(slot);
+      with_index<last>(i, [&]<class Index>(Index) {
+        if (c.copies[Index::value].is_valid()) forget<Index::value>(slot);
       });
     }
   }
@@ -465,18 +465,18 @@ template <class Traits, class... Tiers>
 auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   stats_type now;
   for (std::size_t i = 0; i < tiers; ++i) {
-    with_index<tiers>(i, [&]<class I>(I) {
-      const auto& tier = tier_at<I::value>();
+    with_index<tiers>(i, [&]<class Index>(Index) {
+      const auto& tier = tier_at<Index::value>();
       const detail::room_stats carved = tier.room.stats();
-      const std::uint64_t staged = I::value + 1 == last ? placed_stages() : 0;
-      now.tiers[I::value] = {.budget = carved.capacity,
-                             .used = carved.used,
-                             .peak = carved.peak,
-                             .chunks = carved.places - carved.lost_places - staged,
-                             .hits = hits_[I::value],
-                             .drops = tier.drops,
-                             .write_backs = tier.write_backs,
-                             .lost = carved.lost};
+      const std::uint64_t staged = Index::value + 1 == last ? placed_stages() : 0;
+      now.tiers[Index::value] = {.budget = carved.capacity,
+                                 .used = carved.used,
+                                 .peak = carved.peak,
+                                 .chunks = carved.places - carved.lost_places - staged,
+                                 .hits = hits_[Index::value],
+                                 .drops = tier.drops,
+                                 .write_backs = tier.write_backs,
+                                 .lost = carved.lost};
       now.metadata_bytes += carved.metadata_bytes + tier.eviction.metadata_bytes();
     });
   }
@@ -514,8 +514,8 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
     if (c.leases != 0 && !c.copies[0].is_valid()) say("is leased and not in tier 0");
     if (c.writing && c.leases != 1) say("is written under " + std::to_string(c.leases) + " leases");
     for (std::size_t i = 0; i < tiers; ++i) {
-      with_index<tiers>(i, [&]<class I>(I) {
-        constexpr std::size_t at = I::value;
+      with_index<tiers>(i, [&]<class Index>(Index) {
+        constexpr std::size_t at = Index::value;
         const copy& held = c.copies[at];
         const std::string tier = "in tier " + std::to_string(at);
         if (held.granted != 0) ++places[at];
@@ -549,16 +549,17 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
                     std::to_string(wanted_count_) + " are in the queue");
   }
   for (std::size_t i = 0; i < tiers; ++i) {
-    with_index<tiers>(i, [&]<class I>(I) {
-      const auto& room = tier_at<I::value>().room;
+    with_index<tiers>(i, [&]<class Index>(Index) {
+      const auto& room = tier_at<Index::value>().room;
       const std::uint64_t given = room.stats().places - room.stats().lost_places;
-      if (given != places[I::value]) {
-        found.push_back(options_.name + ": tier " + std::to_string(I::value) + " gave " +
-                        std::to_string(given) + " places, chunks have " + std::to_string(places[I::value]));
+      if (given != places[Index::value]) {
+        found.push_back(options_.name + ": tier " + std::to_string(Index::value) + " gave " +
+                        std::to_string(given) + " places, chunks have " +
+                        std::to_string(places[Index::value]));
       }
-      if (leaving_[I::value] != leaving[I::value]) {
-        found.push_back(options_.name + ": " + std::to_string(leaving[I::value]) + " bytes leave tier " +
-                        std::to_string(I::value) + ", " + std::to_string(leaving_[I::value]) +
+      if (leaving_[Index::value] != leaving[Index::value]) {
+        found.push_back(options_.name + ": " + std::to_string(leaving[Index::value]) + " bytes leave tier " +
+                        std::to_string(Index::value) + ", " + std::to_string(leaving_[Index::value]) +
                         " are counted");
       }
       room.audit(found);

@@ -1,483 +1,10 @@
 /// @file
-/// How chunks of a `tiered_buffer` move: room, hops, what arrives, what leaves.
+/// How chunks of a `tiered_buffer` move: up for a lease or in advance, down when told or written through.
 #pragma once
 
 #include <llmmem/tiered_buffer.hpp>
-#include <llmmem/transfer/crc32c.hpp>
-
-#include <time.h>
 
 namespace llmmem::inline v0 {
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(const transfer& fresh) noexcept {
-  const std::uint32_t id = free_transfers_[--free_transfer_count_];
-  transfers_[id] = fresh;
-  chunks_[fresh.chunk].transfer = id;
-  return id;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-void basic_tiered_buffer<Traits, Tiers...>::release_transfer(std::uint32_t id) noexcept {
-  chunks_[transfers_[id].chunk].transfer = none;
-  if (transfers_[id].stage != none) stages_[transfers_[id].stage].user = none;
-  transfers_[id].chunk = none;
-  free_transfers_[free_transfer_count_++] = id;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::pin(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[I];
-  if constexpr (I != last) {
-    if (held.pins == 0 && held.is_valid()) tier_at<I>().eviction.pin(slot_id{slot});
-  }
-  ++held.pins;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::unpin(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[I];
-  --held.pins;
-  if constexpr (I != last) {
-    if (held.pins == 0 && held.is_valid()) tier_at<I>().eviction.unpin(slot_id{slot});
-  }
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[I];
-  held.at = detail::residence::valid;
-  if constexpr (I != last) {
-    tier_at<I>().eviction.insert(slot_id{slot}, hint_of(slot));
-    if (held.pins == 0) tier_at<I>().eviction.unpin(slot_id{slot});
-  }
-}
-
-/// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
-  static_assert(I != last, "in the last tier every chunk keeps its place");
-  auto& tier = tier_at<I>();
-  detail::evict(tier.eviction, slot_id{slot});
-  tier.room.give_back(chunks_[slot].copies[I]);
-}
-
-/// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept {
-  auto& tier = tier_at<I>();
-  tier.eviction.erase(slot_id{slot});
-  tier.room.give_back(chunks_[slot].copies[I]);
-}
-
-/// Gives `into` a place in tier I, of which it drops what is clean and begins to write back what is not.
-///
-/// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
-/// that other prefetches keep: it waits.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t bytes, urgency how)
-    -> attempt {
-  auto& tier = tier_at<I>();
-  for (;;) {
-    const result<void> had = tier.room.take(into, bytes);
-    if (had) {
-      into.at = I == last ? detail::residence::absent : detail::residence::reserved;
-      return {};
-    }
-    if constexpr (I == last) {
-      return attempt::failed(had.error());
-    } else {
-      const bool can_be_had = had.code() == errc::out_of_bytes || had.code() == errc::table_full;
-      if (!can_be_had || tier.room.granted_for(bytes) > most_room<I>()) return attempt::failed(had.error());
-      const std::optional<slot_id> victim = tier.eviction.victim();
-      const bool enough_leaves = leaving_[I] >= bytes;
-      if (!victim || enough_leaves) {
-        if (const std::uint32_t on = transfer_touching(I); on != none) return attempt::blocked(on);
-        if (how == urgency::prefetch) return attempt::blocked(none);
-        if (cancel_reservations()) continue;
-        return attempt::failed(had.error());
-      }
-      const std::uint32_t slot = to_index(*victim);
-      if (how == urgency::prefetch && chunks_[slot].copies[I].awaited) return attempt::blocked(none);
-      if (is_clean(chunks_[slot], I)) {
-        ++tier.drops;
-        drop<I>(slot);
-        continue;
-      }
-      const attempt left = begin_store<I>(slot, true, how);
-      if (!left.is_done()) return left;
-    }
-  }
-}
-
-/// Begins to copy a chunk's dirty bytes from tier I to the one beneath.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, urgency how)
-    -> attempt {
-  const attempt ready = can_begin<I>();
-  if (!ready.is_done()) return ready;
-  chunk_record& c = chunks_[slot];
-  copy& above = c.copies[I];
-  copy& beneath = c.copies[I + 1];
-  // Between tiers further down: one transfer at a time.
-  if (c.transfer != none) return attempt::blocked(c.transfer);
-  if (beneath.granted == 0) {
-    const attempt room = make_room<I + 1>(beneath, tier_at<I + 1>().place_bytes(c.bytes), how);
-    if (!room.is_done()) return room;
-    // Room may have come with a write-back that took the last transfer, or that was the chunk's own.
-    const attempt still = c.transfer == none ? can_begin<I>() : attempt::blocked(c.transfer);
-    if (!still.is_done()) {
-      if constexpr (I + 1 != last) tier_at<I + 1>().room.give_back(beneath);
-      return still;
-    }
-  }
-  const std::uint32_t id = claim_transfer(
-      {.chunk = slot, .edge = static_cast<std::uint32_t>(I), .stores = true, .then_drops = then_drops});
-  pin<I>(slot);
-  pin<I + 1>(slot);
-  if (I + 1 != last && !beneath.is_valid()) beneath.at = detail::residence::arriving;
-  if (then_drops) leaving_[I] += above.granted;
-  const auto began = clock_.now_ns();
-  result<std::uint64_t> begun = std::uint64_t{0};
-  try {
-    begun = store_parts<I>(id, slot, how);
-  } catch (...) {
-    static_cast<void>(finish<I>(id, not_moved()));
-    throw;
-  }
-  meter_.stalled(stall_cause::write_back, clock_.now_ns() - began);
-  if (!begun) {
-    static_cast<void>(finish<I>(id, begun.error()));
-    return refused(begun.error());
-  }
-  meter_.moved(I, link_direction::offload, *begun);
-  return {};
-}
-
-/// What a transfer that could not begin means: where a table is full that others under way will leave, to
-/// wait for one of them.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-auto basic_tiered_buffer<Traits, Tiers...>::refused(const failure& why) const noexcept -> attempt {
-  if (why.code == errc::table_full) {
-    if (const std::uint32_t on = transfer_touching(tiers); on != none) return attempt::blocked(on);
-  }
-  return attempt::failed(why);
-}
-
-/// Ends a transfer: whatever it touched is at rest.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-result<void> basic_tiered_buffer<Traits, Tiers...>::finish(std::uint32_t id,
-                                                           const result<void>& outcome) noexcept {
-  const transfer done = transfers_[id];
-  release_transfer(id);
-  if (!done.stores) return finish_fetch<I>(done, outcome);
-  finish_store<I>(done, outcome);
-  return outcome;
-}
-
-/// Hands what has to go down to the edge; its bytes.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
-                                                                         urgency how) {
-  const chunk_record& c = chunks_[slot];
-  const copy& above = c.copies[I];
-  const copy& beneath = c.copies[I + 1];
-  auto& lower = tier_at<I + 1>();
-  dirty_ranges parts;
-  auto source = tier_at<I>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
-  if constexpr (encodes_below<I>) {
-    const std::uint32_t at = free_stage();
-    transfers_[id].stage = at;
-    stages_[at].user = id;
-    const auto out = stage_bytes<I>(at, lower.place_bytes(c.bytes));
-    const result<std::uint64_t> encoded = lower.codec.encode(tier_at<I>().range(above, c.bytes).span(), out);
-    if (!encoded) return encoded.error();
-    stages_[at].bytes = *encoded;
-    source = tier_at<I>().range(stages_[at].place, lower.rounded(*encoded));
-    parts.add({0, source.bytes});
-  } else if (beneath.is_valid()) {
-    parts = above.dirty.aligned(lower.granularity, source.bytes);
-  } else {
-    parts.add({0, source.bytes});
-  }
-  const result<void> begun =
-      std::get<I>(edges_).store(id, source, lower.range(beneath, source.bytes), parts.intervals(), how);
-  if (!begun) return begun.error();
-  return parts.bytes();
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
-                                                         const result<void>& outcome) noexcept {
-  const std::uint32_t slot = done.chunk;
-  chunk_record& c = chunks_[slot];
-  copy& above = c.copies[I];
-  copy& beneath = c.copies[I + 1];
-  if (done.then_drops) leaving_[I] -= above.granted;
-  unpin<I>(slot);
-  unpin<I + 1>(slot);
-  if (outcome.code() == errc::completion_lost) {
-    // The device may write to that place at any time to come.
-    above.dirty.add(beneath.dirty);
-    if constexpr (I + 1 != last) {
-      if (beneath.is_valid()) tier_at<I + 1>().eviction.erase(slot_id{slot});
-    }
-    tier_at<I + 1>().room.retire(beneath);
-    return;
-  }
-  if (!outcome) {
-    // Above is still the newest, and dirty; beneath holds what it held, or parts of both.
-    if (I + 1 != last && !beneath.is_valid()) tier_at<I + 1>().room.give_back(beneath);
-    return;
-  }
-  beneath.stored = c.bytes;
-  if constexpr (encodes_below<I>) beneath.stored = stages_[done.stage].bytes;
-  if constexpr (detail::leaves_memory<space_type<I + 1>>() && space_type<I>::is_host_accessible) {
-    if constexpr (encodes_below<I>) {
-      beneath.checksum = crc32c(0, stage_bytes<I>(done.stage, beneath.stored));
-    } else {
-      beneath.checksum = crc32c(0, tier_at<I>().range(above, c.bytes).span());
-    }
-    beneath.has_checksum = true;
-  }
-  if (beneath.is_valid()) {
-    beneath.dirty.add(above.dirty);
-  } else {
-    beneath.dirty = above.dirty;
-    become_valid<I + 1>(slot);
-  }
-  above.dirty.clear();
-  if (done.then_drops && above.pins == 0) {
-    ++tier_at<I>().write_backs;
-    drop<I>(slot);
-  }
-  if (is_due(c, I + 1)) mark_due(slot);
-}
-
-/// Whether a transfer over edge I can begin, or which one it must wait for.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
-  if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
-  if constexpr (encodes_below<I>) {
-    if (free_stage() != none) return {};
-    for (std::size_t i = 0; i < stages_.size(); ++i) {
-      if (stages_[i].user != none) return attempt::blocked(stages_[i].user);
-    }
-    return attempt::failed(
-        {.code = errc::out_of_bytes, .wanted = stage_size(), .found = 0, .where = options_.name.c_str()});
-  }
-  return {};
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() noexcept {
-  for (std::uint32_t i = 0; i < stages_.size(); ++i) {
-    staging_slot& stage = stages_[i];
-    if (stage.user != none) continue;
-    // One whose place was retired gets another when there is room.
-    if (stage.place.granted != 0 || tier_at<last - 1>().room.take(stage.place, stage_size())) return i;
-  }
-  return none;
-}
-
-/// Begins to copy a chunk to tier I, where it has a place, from the one beneath.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urgency how) -> attempt {
-  const attempt ready = can_begin<I>();
-  if (!ready.is_done()) return ready;
-  chunk_record& c = chunks_[slot];
-  if (c.transfer != none) return attempt::blocked(c.transfer);  // making room has moved it
-  copy& above = c.copies[I];
-  copy& beneath = c.copies[I + 1];
-  auto& lower = tier_at<I + 1>();
-  const std::uint32_t id = claim_transfer(
-      {.chunk = slot, .edge = static_cast<std::uint32_t>(I), .in_advance = how == urgency::prefetch});
-  pin<I + 1>(slot);
-  above.at = detail::residence::arriving;
-  auto destination =
-      tier_at<I>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
-  if constexpr (encodes_below<I>) {
-    const std::uint32_t at = free_stage();
-    transfers_[id].stage = at;
-    stages_[at].user = id;
-    destination = tier_at<I>().range(stages_[at].place, lower.rounded(beneath.stored));
-  }
-  const auto began = clock_.now_ns();
-  result<void> begun;
-  try {
-    begun = std::get<I>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how);
-  } catch (...) {
-    static_cast<void>(finish<I>(id, not_moved()));
-    throw;
-  }
-  meter_.stalled(how == urgency::prefetch ? stall_cause::prefetch_late : stall_cause::demand_fetch,
-                 clock_.now_ns() - began);
-  if (!begun) return refused(finish<I>(id, begun).error());
-  meter_.moved(I, link_direction::onboard, destination.bytes);
-  return attempt::blocked(id);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t I>
-result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer& done,
-                                                                 result<void> outcome) noexcept {
-  const std::uint32_t slot = done.chunk;
-  chunk_record& c = chunks_[slot];
-  copy& above = c.copies[I];
-  const copy& beneath = c.copies[I + 1];
-  unpin<I + 1>(slot);
-  if constexpr (space_type<I>::is_host_accessible) {
-    if (outcome) {
-      const std::span<std::byte> into = tier_at<I>().range(above, c.bytes).span();
-      std::span<std::byte> came = into;
-      if constexpr (encodes_below<I>) came = stage_bytes<I>(done.stage, beneath.stored);
-      if constexpr (detail::leaves_memory<space_type<I + 1>>()) outcome = verify(slot, beneath, came);
-      if constexpr (encodes_below<I>) {
-        const auto decoding = meter_.stalling(stall_cause::codec);
-        if (outcome) outcome = tier_at<I + 1>().codec.decode(came, into);
-      }
-    }
-  }
-  auto& room = tier_at<I>().room;
-  if (outcome) {
-    become_valid<I>(slot);
-    above.awaited = I == 0 && done.in_advance;
-  } else if (outcome.code() != errc::completion_lost) {
-    room.give_back(above);
-  } else if constexpr (encodes_below<I>) {
-    // The device may write to the staging memory at any time to come.
-    room.retire(stages_[done.stage].place);
-    room.give_back(above);
-  } else {
-    room.retire(above);
-  }
-  return outcome;
-}
-
-/// Whether what came back is what left.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, const copy& beneath,
-                                                           std::span<const std::byte> came) const noexcept {
-  if (!beneath.has_checksum) return {};
-  const std::uint32_t found = crc32c(0, came);
-  if (found == beneath.checksum) return {};
-  return at_chunk(errc::checksum_differs, slot, beneath.checksum, found);
-}
-
-/// Takes note of a transfer's end. Waits for it where it has not ended.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
-  result<void> outcome;
-  const transfer done = transfers_[id];
-  with_index<last>(done.edge, [&]<class I>(I) {
-    result<void> moved;
-    try {
-      moved = std::get<I::value>(edges_).settled(id);
-    } catch (...) {
-      static_cast<void>(finish<I::value>(id, not_moved()));
-      throw;
-    }
-    outcome = finish<I::value>(id, moved);
-  });
-  // What did not come in advance is fetched again when somebody asks for it, not before.
-  if (!outcome && !done.stores) unqueue_prefetch(done.chunk);
-  return outcome;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-bool basic_tiered_buffer<Traits, Tiers...>::is_ready(std::uint32_t id) {
-  bool ready = false;
-  with_index<last>(transfers_[id].edge, [&]<class I>(I) { ready = std::get<I::value>(edges_).ready(id); });
-  return ready;
-}
-
-/// Waits for a transfer as long as patience lasts, then takes note of its end.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-result<void> basic_tiered_buffer<Traits, Tiers...>::wait_for(std::uint32_t id, patience wait,
-                                                             std::uint64_t began_ns) {
-  const transfer& waited = transfers_[id];
-  with_index<last>(waited.edge, [&]<class I>(I) { std::get<I::value>(edges_).hurry(id); });
-  const stall_cause cause = waited.stores            ? stall_cause::write_back
-                            : waited.found_under_way ? stall_cause::prefetch_late
-                                                     : stall_cause::demand_fetch;
-  const auto stalled = meter_.stalling(cause);
-  if (wait.ns != wait_complete.ns) {
-    while (!is_ready(id)) {
-      const std::uint64_t waited_ns = clock_.now_ns() - began_ns;
-      if (waited_ns >= wait.ns) {
-        return at_chunk(errc::timed_out, waited.chunk, chunks_[waited.chunk].bytes, waited_ns);
-      }
-      with_index<last>(waited.edge, [&]<class I>(I) { std::get<I::value>(edges_).poll(); });
-      const timespec little{0, 20'000};
-      ::nanosleep(&little, nullptr);
-    }
-  }
-  return complete(id);
-}
-
-/// A transfer under way to or from `tier`, of any tier for `tiers`: one that leaves it sooner than another.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-std::uint32_t basic_tiered_buffer<Traits, Tiers...>::transfer_touching(std::size_t tier) const noexcept {
-  std::uint32_t found = none;
-  for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
-    const transfer& t = transfers_[id];
-    if (t.chunk == none) continue;
-    if (tier != tiers && t.edge != tier && t.edge + 1 != tier) continue;
-    if (t.then_drops && t.edge == tier) return id;
-    found = id;
-  }
-  return found;
-}
-
-/// Gives back places that prefetches keep and nothing is on its way to. Whether there were any.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-bool basic_tiered_buffer<Traits, Tiers...>::cancel_reservations() noexcept {
-  bool any = false;
-  for (std::uint32_t i = 0; i < wanted_count_; ++i) {
-    chunk_record& c = chunks_[wanted_[i]];
-    for (std::size_t tier = 0; tier < last; ++tier) {
-      if (c.copies[tier].at != detail::residence::reserved) continue;
-      with_index<last>(tier, [&]<class I>(I) { tier_at<I::value>().room.give_back(c.copies[I::value]); });
-      any = true;
-    }
-  }
-  return any;
-}
 
 /// Brings a chunk as far up as it gets without waiting.
 template <class Traits, class... Tiers>
@@ -507,20 +34,20 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
     if (source == tiers) return attempt::failed(at_chunk(errc::no_contents, slot));
     attempt hop;
     bool has_moved = false;
-    with_index<last>(source - 1, [&]<class I>(I) {
-      copy& to = c.copies[I::value];
+    with_index<last>(source - 1, [&]<class Index>(Index) {
+      copy& to = c.copies[Index::value];
       if (to.at == detail::residence::absent) {
         {
-          const hold<I::value + 1> kept(*this, slot);  // not to be dropped while room is made above it
-          hop = make_room<I::value>(to, c.bytes, how);
+          const hold<Index::value + 1> kept(*this, slot);  // not to be dropped while room is made above it
+          hop = make_room<Index::value>(to, c.bytes, how);
         }
         if (!hop.is_done() && hop.on == none) {
           // Unless that is where room must come from.
-          hop = make_room<I::value>(to, c.bytes, how);
+          hop = make_room<Index::value>(to, c.bytes, how);
           has_moved = hop.is_done() && newest(c) != source;
         }
       }
-      if (hop.is_done() && !has_moved) hop = begin_fetch<I::value>(slot, how);
+      if (hop.is_done() && !has_moved) hop = begin_fetch<Index::value>(slot, how);
     });
     if (!has_moved) return hop;
   }
@@ -599,8 +126,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk)
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::progress() {
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    (std::get<I>(edges_).poll(), ...);
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (std::get<Index>(edges_).poll(), ...);
   }(std::make_index_sequence<last>{});
   const auto under_way = static_cast<std::uint32_t>(transfers_.size());
   for (std::uint32_t id = 0; id < under_way && free_transfer_count_ != under_way; ++id) {
@@ -630,8 +157,8 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::size_t tier) const noexcept {
   bool wants = false;
-  with_index<last>(tier, [&]<class I>(I) {
-    wants = std::tuple_element_t<I::value, std::tuple<Tiers...>>::write_type::writes_at(c.uses);
+  with_index<last>(tier, [&]<class Index>(Index) {
+    wants = std::tuple_element_t<Index::value, std::tuple<Tiers...>>::write_type::writes_at(c.uses);
   });
   return wants && c.copies[tier].is_valid() && !is_clean(c, tier);
 }
@@ -657,8 +184,9 @@ void basic_tiered_buffer<Traits, Tiers...>::write_through_due(std::uint32_t exce
       ++tier;
     attempt begun;
     if (tier < last) {
-      with_index<last>(tier,
-                       [&]<class I>(I) { begun = begin_store<I::value>(slot, false, urgency::write_back); });
+      with_index<last>(tier, [&]<class Index>(Index) {
+        begun = begin_store<Index::value>(slot, false, urgency::write_back);
+      });
     }
     if (begun.how == attempt::kind::blocked) continue;
     queue.take_out();
@@ -713,7 +241,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
       continue;
     }
     attempt left;
-    with_index<last>(i, [&]<class I>(I) { left = begin_store<I::value>(slot, false, urgency::demand); });
+    with_index<last>(
+        i, [&]<class Index>(Index) { left = begin_store<Index::value>(slot, false, urgency::demand); });
     if (left.how == attempt::kind::failed) return left.why;
     is_ours = left.is_done();
     if (is_ours) continue;
@@ -751,7 +280,8 @@ void basic_tiered_buffer<Traits, Tiers...>::begin_writing_all() {
       if (!c.copies[i].is_valid() || is_clean(c, i)) continue;
       attempt begun;
       const auto begin = [&] {
-        with_index<last>(i, [&]<class I>(I) { begun = begin_store<I::value>(slot, false, urgency::demand); });
+        with_index<last>(
+            i, [&]<class Index>(Index) { begun = begin_store<Index::value>(slot, false, urgency::demand); });
       };
       begin();
       if (begun.how == attempt::kind::blocked) {

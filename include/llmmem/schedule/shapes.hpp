@@ -50,12 +50,12 @@ namespace llmmem::inline v0::shapes {
   return record.freeze();
 }
 
-/// Layers of two sizes by turns, `small` and `large`, forward only.
-[[nodiscard]] inline schedule_trace unequal(std::size_t layers, std::uint64_t small, std::uint64_t large,
+/// Layers of two sizes by turns, `little` and `large`, forward only.
+[[nodiscard]] inline schedule_trace unequal(std::size_t layers, std::uint64_t little, std::uint64_t large,
                                             std::uint64_t compute_ns) {
   trace_recorder record;
   for (std::size_t i = 0; i < layers; ++i)
-    record.add_chunk(i % 2 == 0 ? small : large);
+    record.add_chunk(i % 2 == 0 ? little : large);
   for (std::uint32_t i = 0; i < layers; ++i) {
     record.acquire(chunk_id{i}, access_mode::read);
     record.compute(compute_ns);

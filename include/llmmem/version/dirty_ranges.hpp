@@ -31,6 +31,9 @@ class dirty_ranges {
   /// Adds `[begin, end)`; nothing when that is empty.
   constexpr void add(byte_interval more) noexcept {
     if (more.begin >= more.end) return;
+    for (const byte_interval& each : intervals()) {
+      if (each.begin <= more.begin && more.end <= each.end) return;
+    }
     std::size_t kept = 0;
     std::array<byte_interval, capacity + 1> merged{};
     bool placed = false;

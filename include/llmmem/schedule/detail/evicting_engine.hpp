@@ -134,10 +134,10 @@ class evicting_engine {
       bool is_dear = cheap == nullptr;
       if (cheap != nullptr && costly != nullptr && cheap->key != never) {
         // By cost for each event that its room is had.
-        const std::uint64_t near = cheap->key - std::min(cheap->key, position_) + 1;
-        const std::uint64_t far =
+        const std::uint64_t until_cheap = cheap->key - std::min(cheap->key, position_) + 1;
+        const std::uint64_t until_dear =
             costly->key == never ? never : costly->key - std::min(costly->key, position_) + 1;
-        is_dear = far / (1 + options_.dirty_weight) > near;
+        is_dear = until_dear / (1 + options_.dirty_weight) > until_cheap;
       }
       heap& from = heap_of(tier, is_dear);
       const entry chosen = from.front();

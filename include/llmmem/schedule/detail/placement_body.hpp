@@ -191,23 +191,23 @@ class chunk_search {
         room_{facts.device_bytes, facts.host_bytes, facts.nvme_bytes} {
     constexpr std::array<const char*, placed_kinds> names{"weights", "kv", "activations"};
     const auto bytes = bytes_of(facts);
-    const std::array<tier_fractions, placed_kinds> near{fractional.weights, fractional.kv,
-                                                        fractional.activations};
+    const std::array<tier_fractions, placed_kinds> nearest{fractional.weights, fractional.kv,
+                                                           fractional.activations};
     for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
       const std::uint32_t count = counts_[kind];
       if (count == 0 || count > chunk_counts::max_chunks) {
         throw argument_error(std::string(who) + ": " + names[kind] + " in " + std::to_string(count) +
                              " chunks; it must be 1 to " + std::to_string(chunk_counts::max_chunks));
       }
-      const double sum = near[kind].device + near[kind].host + near[kind].nvme;
-      const bool good = near[kind].device >= 0 && near[kind].host >= 0 && near[kind].nvme >= 0 &&
+      const double sum = nearest[kind].device + nearest[kind].host + nearest[kind].nvme;
+      const bool good = nearest[kind].device >= 0 && nearest[kind].host >= 0 && nearest[kind].nvme >= 0 &&
                         sum >= 1 - 1e-6 && sum <= 1 + 1e-6;  // false for no number, too
       if (!good) {
         throw argument_error(std::string(who) + ": fractions of " + names[kind] +
                              " must be 0 or more and add up to 1");
       }
       chunk_bytes_[kind] = bytes[kind] / count + (bytes[kind] % count != 0 ? 1 : 0);
-      wanted_[kind] = {near[kind].device * count, near[kind].host * count};
+      wanted_[kind] = {nearest[kind].device * count, nearest[kind].host * count};
     }
   }
 
@@ -218,7 +218,7 @@ class chunk_search {
     if (all) try_near(chunk_counts::max_chunks);
     if (!best_) {
       throw length_error(std::string(who) +
-                         ": no whole chunks near the fractions keep the budgets; take smaller chunks, or "
+                         ": no whole chunks nearest the fractions keep the budgets; take smaller chunks, or "
                          "give the tiers more");
     }
     while (!all && try_moves()) {
@@ -276,7 +276,7 @@ class chunk_search {
 
   /// Every combination of counts less than `radius` from those wanted.
   void try_near(std::uint32_t radius) {
-    std::array<std::vector<std::array<std::uint32_t, tiers>>, placed_kinds> near;
+    std::array<std::vector<std::array<std::uint32_t, tiers>>, placed_kinds> nearest;
     for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
       const auto around = [&](double wanted) {
         const auto first = static_cast<std::int64_t>(wanted) - (radius - 1);
@@ -287,14 +287,14 @@ class chunk_search {
       const auto host = around(wanted_[kind][1]);
       for (auto d = device.first; d <= device.second; ++d) {
         for (auto h = host.first; h <= host.second && d + h <= counts_[kind]; ++h) {
-          near[kind].push_back({static_cast<std::uint32_t>(d), static_cast<std::uint32_t>(h),
-                                static_cast<std::uint32_t>(counts_[kind] - d - h)});
+          nearest[kind].push_back({static_cast<std::uint32_t>(d), static_cast<std::uint32_t>(h),
+                                   static_cast<std::uint32_t>(counts_[kind] - d - h)});
         }
       }
     }
-    for (const auto& weights : near[0]) {
-      for (const auto& kv : near[1]) {
-        for (const auto& activations : near[2])
+    for (const auto& weights : nearest[0]) {
+      for (const auto& kv : nearest[1]) {
+        for (const auto& activations : nearest[2])
           offer({weights, kv, activations});
       }
     }
