@@ -218,7 +218,7 @@ class chunk_search {
     if (all) try_near(chunk_counts::max_chunks);
     if (!best_) {
       throw length_error(std::string(who) +
-                         ": no whole chunks nearest the fractions keep the budgets; take smaller chunks, or "
+                         ": no whole chunks near the fractions keep the budgets; take smaller chunks, or "
                          "give the tiers more");
     }
     while (!all && try_moves()) {
