@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -107,12 +108,14 @@ void report(benchmark::State& state, const workload& load, double cpu_seconds) {
 
 /// Copies of one block each, `depth` under way at any time, as fio's jobs do.
 template <class Engine, class... Args>
-void move_by_queue(benchmark::State& state, const workload& load, drive_by driver, Args... engine) {
+void move_by_queue(benchmark::State& state, const workload& load, drive_by driver, huge_pages pages,
+                   Args... engine) {
   const io_file file(shared_file().path, {.mode = open_mode::update});
   if (file.direct() < 0) return state.SkipWithError("no direct I/O here");
   file_queue<Engine> queue({.driver = driver, .block_bytes = load.block, .depth = load.depth}, engine...);
-  host_space memory({.budget = load.block * load.depth + (1 << 21)});
+  host_space memory(page_source({.huge = pages}), {.budget = load.block * load.depth + (1 << 21)});
   const auto range = memory.try_allocate(load.block * load.depth, 4096).value();
+  std::memset(range.data, 1, load.block * load.depth);  // fio fills its buffers before its clock starts, too
   std::vector<transfer_fence> fences(load.depth);
   const std::uint64_t blocks = total_bytes() / load.block;
   const std::uint64_t count = bytes_of(load) / load.block;
@@ -150,9 +153,9 @@ void move_by_fio(benchmark::State& state, const workload& load, const char* engi
   const std::string command = fmt::format(
       "fio --name=x --filename={} --direct=1 --ioengine={} --rw={} --bs={} --iodepth={} --size={} "
       "--io_size={} "
-      "--norandommap --overwrite=1 --fallocate=none --thread --output-format=json 2>/dev/null",
+      "--norandommap --overwrite=1 --fallocate=none --thread --scramble_buffers=0 --gtod_reduce=1 "
+      "--output-format=json 2>/dev/null",
       shared_file().path, engine, order, load.block, load.depth, total_bytes(), bytes_of(load));
-  const double before = processor_seconds(RUSAGE_CHILDREN);
   double own = 0;
   for (auto _ : state) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
@@ -169,7 +172,6 @@ void move_by_fio(benchmark::State& state, const workload& load, const char* engi
         (number_in(json, "job options", "usr_cpu") + number_in(json, "job options", "sys_cpu")) / 100 * took;
     state.SetIterationTime(took);
   }
-  static_cast<void>(before);
   report(state, load, own);
 }
 
@@ -180,17 +182,19 @@ const int registered = [] {
         ->Unit(benchmark::kMillisecond);
   };
   for (const workload& load : workloads) {
-    add(load, "llmmem_posix",
-        [&load](benchmark::State& state) { move_by_queue<posix_io>(state, load, drive_by::waiters); });
+    add(load, "llmmem_posix", [&load](benchmark::State& state) {
+      move_by_queue<posix_io>(state, load, drive_by::waiters, huge_pages::advise);
+    });
 #if __has_include(<liburing.h>)
-    add(load, "llmmem", [&load](benchmark::State& state) {
-      move_by_queue<uring_io>(state, load, drive_by::waiters,
-                              uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
-    });
-    add(load, "llmmem_uring_thread", [&load](benchmark::State& state) {
-      move_by_queue<uring_io>(state, load, drive_by::own_thread,
-                              uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
-    });
+    const auto add_uring = [&](const char* who, drive_by driver, huge_pages pages) {
+      add(load, who, [&load, driver, pages](benchmark::State& state) {
+        move_by_queue<uring_io>(state, load, driver, pages,
+                                uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
+      });
+    };
+    add_uring("llmmem", drive_by::waiters, huge_pages::advise);
+    add_uring("llmmem_small_pages", drive_by::waiters, huge_pages::never);
+    add_uring("llmmem_thread", drive_by::own_thread, huge_pages::advise);
 #endif
     if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
       add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });

@@ -83,7 +83,8 @@ class replay_runner {
 
   [[nodiscard]] replay_result run(const std::string& policy, std::optional<std::uint64_t> capacity) {
     meter_.begin(policy + (capacity ? " at " + example::grouped(*capacity) + " blocks" : " without limit"));
-    const replay_options options{policy, capacity, from_->block_tokens(), asked_->seed};
+    replay_options options{policy, capacity, from_->block_tokens(), asked_->seed};
+    if (capacity) options.tiers = asked_->tiers;
     const auto result =
         (*replay_)(*from_, options, [&](std::uint64_t done) { meter_.update(before_ + done); });
     before_ += from_->size();
@@ -128,6 +129,10 @@ inline void run_checked(const command_line& asked, const replay_function& replay
   const auto asked_for = [&](std::string_view policy) {
     return std::find(asked.policies.begin(), asked.policies.end(), policy) != asked.policies.end();
   };
+  if (asked.tiers && !from.has_block_ids()) {
+    throw trace_error(example::printable(from.name(), 512) +
+                      ": has lengths only, so no block is ever found again; leave out --tiers");
+  }
   std::vector<std::string> compared;  // without eviction all policies are the same
   const bool compares = !asked.json && asked.capacity_blocks && from.has_block_ids();
   for (const char* policy : {"lru", "min"}) {
@@ -163,7 +168,8 @@ inline void run_checked(const command_line& asked, const replay_function& replay
 
   std::string text;
   if (asked.json) {
-    text = asked.policies.size() > 1 ? to_json(from.name(), results) : to_json(from.name(), results.front());
+    text = asked.policies.size() > 1 ? to_json(from.name(), results, asked.model)
+                                     : to_json(from.name(), results.front(), asked.model);
     text += '\n';
   } else {
     text = report_text({&from, results, references, ceiling, asked.model, to.bars});

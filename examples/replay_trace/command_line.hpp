@@ -9,6 +9,8 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -37,6 +39,7 @@ struct command_line {
   std::uint64_t seed = 1;
   bool json = false;
   bool skip_bad = false;
+  std::optional<tier_blocks> tiers;  ///< beneath a cache of `capacity_blocks`
 };
 
 /// A command line, or the help text that was asked for instead.
@@ -78,6 +81,37 @@ namespace detail {
 
 }  // namespace detail
 
+namespace detail {
+
+/// `hbm=N,host=N,nvme=N`, in any order, each once: the three numbers in that order.
+[[nodiscard]] inline std::array<std::uint64_t, 3> usage_tiers(const std::string& text) {
+  constexpr std::array<std::string_view, 3> names{"hbm", "host", "nvme"};
+  std::array<std::uint64_t, 3> blocks{};
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const std::size_t equal = std::min(part.find('='), part.size());
+    const auto name = std::find(names.begin(), names.end(), part.substr(0, equal));
+    if (name == names.end() || equal == part.size()) {
+      throw usage_error(example::given("--tiers", text) +
+                        ": each part is hbm=N, host=N or nvme=N, of blocks");
+    }
+    std::uint64_t& place = blocks[static_cast<std::size_t>(name - names.begin())];
+    if (place != 0)
+      throw usage_error(example::given("--tiers", text) + ": " + std::string(*name) + " stands twice");
+    place = example::usage_count("--tiers " + std::string(*name), part.substr(equal + 1), 1, 1U << 26);
+    at = end + 1;
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (blocks[i] == 0) {
+      throw usage_error(example::given("--tiers", text) + ": " + std::string(names[i]) + "=N is missing");
+    }
+  }
+  return blocks;
+}
+
+}  // namespace detail
+
 /// Reads `arguments`, the program's name left out.
 /// @throws usage_error  with a text that names the option, what was given and what would be right.
 [[nodiscard]] inline parsed_command_line parse_command_line(std::vector<std::string> arguments) {
@@ -85,7 +119,7 @@ namespace detail {
                "replay_trace");
   // The last of several wins: scripts that pass arguments on may have given some already.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed;
+  std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed, tiers;
   std::string policy = "lru";
   bool generate = false;
   command_line asked;
@@ -107,6 +141,9 @@ namespace detail {
   app.add_option("--model", model,
                  "model whose KV cache is sized (default: llama3-70b): " + detail::model_names())
       ->type_name("PRESET");
+  app.add_option("--tiers", tiers,
+                 "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for what it drops")
+      ->type_name("BLOCKS");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
       ->type_name("FILE.svg");
@@ -150,6 +187,13 @@ namespace detail {
     asked.model = *chosen;
   }
   asked.chart_file = chart;
+  if (tiers) {
+    if (capacity) throw usage_error("--tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
+    if (chart) throw usage_error("--chart draws one cache; leave out --tiers");
+    const auto [hbm, host, nvme] = detail::usage_tiers(*tiers);
+    asked.capacity_blocks = hbm;
+    asked.tiers = tier_blocks{host, nvme};
+  }
   return {asked, std::nullopt};
 }
 

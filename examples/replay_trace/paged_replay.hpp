@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "replay_trace/replay.hpp"
+#include "replay_trace/tiered_blocks.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
@@ -30,6 +32,7 @@ namespace detail {
 struct replay_traits : llmmem::paged_traits {
   using eviction = llmmem::any_eviction;
   using verification = llmmem::trust_hash;
+  using observer = dropped_blocks;
 };
 
 using replay_cache = llmmem::paged_allocator<replay_traits>;
@@ -89,7 +92,8 @@ static_assert(queue_policies.size() == lookahead_names.size());
 /// The capacity is that of the cache: blocks that keep their contents when nobody uses them. The request at
 /// hand works in blocks of its own beside it, as a server's running requests do.
 [[nodiscard]] inline replay_cache make_cache(const trace& from, const replay_options& options,
-                                             std::uint64_t capacity, std::uint32_t block_tokens) {
+                                             std::uint64_t capacity, std::uint32_t block_tokens,
+                                             std::vector<llmmem::block_key>& dropped) {
   std::uint64_t longest = 1;
   for (std::size_t r = 0; r < from.size(); ++r) {
     longest = std::max(longest, from[r].input_tokens + from[r].output_tokens);
@@ -106,15 +110,33 @@ static_assert(queue_policies.size() == lookahead_names.size());
     throw llmmem::length_error("replay: a capacity of " + std::to_string(capacity) + " blocks, the most is " +
                                std::to_string(llmmem::max_blocks - at_work));
   }
-  return {cache, make_policy(options.policy, llmmem::slot_count{cache.blocks + 1})};
+  return {cache, make_policy(options.policy, llmmem::slot_count{cache.blocks + 1}), dropped_blocks{&dropped}};
+}
+
+/// What of a prompt the tiers beneath the cache have, behind the `hit` blocks that the cache has itself.
+inline void onboard(tiered_blocks& tiers, const request& asked, const llmmem::keyed_blocks& prompt,
+                    const llmmem::match_result& hit, std::uint32_t block_tokens, replay_result& sums) {
+  std::uint64_t have = hit.tokens;
+  sums.tiers->hbm += hit.tokens;
+  for (std::size_t i = hit.blocks; i < prompt.keys.size(); ++i) {
+    const tiered_blocks::found_in where = tiers.onboard(prompt.keys[i]);
+    if (where == tiered_blocks::found_in::nowhere) break;
+    const std::uint64_t tokens = std::min<std::uint64_t>(block_tokens, asked.input_tokens - have);
+    const bool from_host = where == tiered_blocks::found_in::host;
+    (from_host ? sums.tiers->host : sums.tiers->nvme) += tokens;
+    ++(from_host ? sums.host_hits : sums.nvme_hits);
+    have += tokens;
+  }
+  sums.tiers->computed += asked.input_tokens - have;
 }
 
 /// One request: what is cached of its prompt is shared, the rest written, the answer grown token by token's
 /// room, and all of it let go.
 inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed_blocks& prompt,
-                  replay_result& sums) {
+                  tiered_blocks* tiers, replay_result& sums) {
   const llmmem::sequence_id sequence = cache.create().value();
   const llmmem::match_result hit = cache.match(sequence, prompt).value();
+  if (tiers != nullptr) onboard(*tiers, asked, prompt, hit, cache.block_tokens(), sums);
   cache.extend(sequence, asked.input_tokens - hit.tokens).value();
   cache.commit(sequence, prompt).value();
   cache.extend(sequence, asked.output_tokens).value();
@@ -129,6 +151,9 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
 }  // namespace detail
 
 /// Replays `from` through a `paged_allocator`.
+///
+/// With `options.tiers`, blocks that the cache drops go down into a `tiered_buffer`, and what a prompt does
+/// not find in the cache is sought there, block by block, until one is missing.
 ///
 /// Requests run one at a time in the order of the trace, are not pinned after their end, and are freed tail
 /// first; timestamps are not simulated. Each block id is one cacheable block, the short last one of a prompt
@@ -162,7 +187,14 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
   }
   const bool looks_ahead = options.policy == "min" || detail::find_queue_policy(options.policy) != nullptr;
   const auto hints = looks_ahead ? detail::next_uses(from) : std::vector<llmmem::access_hint>{};
-  detail::replay_cache cache = detail::make_cache(from, options, sums.capacity_blocks, block_tokens);
+  std::vector<llmmem::block_key> dropped;
+  dropped.reserve(1024);
+  detail::replay_cache cache = detail::make_cache(from, options, sums.capacity_blocks, block_tokens, dropped);
+  std::optional<tiered_blocks> tiers;
+  if (options.tiers) {
+    tiers.emplace(*options.tiers);
+    sums.tiers.emplace();
+  }
 
   constexpr std::size_t report_every = 256;
   std::chrono::steady_clock::duration elapsed{};
@@ -179,7 +211,12 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
       first += count;
       if (looks_ahead) cache.advance(done);
       sums.block_refs += count != 0 ? count : (asked.input_tokens + block_tokens - 1) / block_tokens;
-      detail::serve(cache, asked, prompt, sums);
+      detail::serve(cache, asked, prompt, tiers ? &*tiers : nullptr, sums);
+      if (tiers) {
+        for (const llmmem::block_key& key : dropped)
+          tiers->offload(key);
+      }
+      dropped.clear();
     }
     elapsed += std::chrono::steady_clock::now() - start;
     progress(done);

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "replay_trace/tiered_blocks.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
@@ -21,6 +22,7 @@ struct replay_options {
   std::optional<std::uint64_t> capacity_blocks{};  ///< empty: as many as are ever needed, nothing is evicted
   std::uint32_t block_tokens = 16;                 ///< the trace's own for a trace with block ids
   std::uint64_t seed = 1;                          ///< of whatever is drawn at random
+  std::optional<tier_blocks> tiers{};              ///< beneath the cache: where dropped blocks go
 };
 
 /// The policies, in the order of reports.
@@ -30,6 +32,14 @@ inline constexpr auto policy_names = llmmem::eviction_names;
 /// "all".
 inline constexpr std::array<std::string_view, 5> lookahead_names{
     "lookahead_4", "lookahead_16", "lookahead_64", "lookahead_256", "lookahead_1024"};
+
+/// Prompt tokens by where their keys and values came from.
+struct tokens_by_tier {
+  std::uint64_t hbm = 0;
+  std::uint64_t host = 0;
+  std::uint64_t nvme = 0;
+  std::uint64_t computed = 0;
+};
 
 /// What one replay counted. Every field is a plain sum, so that results can be compared and printed anywhere.
 struct replay_result {
@@ -48,6 +58,10 @@ struct replay_result {
 
   std::uint64_t useful_tokens = 0;    ///< sum over requests, at their end, of tokens held
   std::uint64_t reserved_tokens = 0;  ///< sum over requests, at their end, of token slots reserved for them
+
+  std::optional<tokens_by_tier> tiers{};  ///< where there are tiers beneath the cache
+  std::uint64_t host_hits = 0;            ///< blocks that were found in these, behind those of the cache
+  std::uint64_t nvme_hits = 0;
 
   std::uint64_t elapsed_ns = 0;           ///< of the replay loop alone
   std::uint64_t peak_metadata_bytes = 0;  ///< pool, index and policy at their largest

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/text.hpp"
+#include "replay_trace/first_token.hpp"
 #include "replay_trace/replay.hpp"
 #include "replay_trace/trace.hpp"
 
@@ -151,6 +152,28 @@ inline void report_memory(std::string& text, const report_input& input, const re
                  example::bytes_text(static_cast<double>(result.peak_metadata_bytes)));
 }
 
+inline void report_tiers(std::string& text, const report_input& input, const replay_result& result) {
+  const auto out = std::back_inserter(text);
+  const double refs = static_cast<double>(std::max<std::uint64_t>(result.block_refs, 1));
+  const auto row = [&](std::string_view name, std::uint64_t hits, std::uint64_t tokens) {
+    fmt::format_to(out, "  {:<6} {:>8}  {}  {:>8} blocks  {} tokens\n", name,
+                   percent(static_cast<double>(hits) / refs),
+                   bar(static_cast<double>(hits) / refs, 30, input.bars), example::grouped(hits),
+                   example::count_text(tokens));
+  };
+  const first_token_times times = time_to_first_token(result, input.model);
+  fmt::format_to(out, "\n  found in tiers ({})\n", result.policy);
+  row("hbm", result.hits, result.tiers->hbm);
+  row("host", result.host_hits, result.tiers->host);
+  row("nvme", result.nvme_hits, result.tiers->nvme);
+  fmt::format_to(
+      out,
+      "  first token    {:.0f} ms a request: {:.1f} from host, {:.1f} from nvme, {:.0f} computing; "
+      "without these two {:.0f} ms\n"
+      "                 (50 GB/s from host, 10 GB/s from nvme, 1 PFLOP/s, nothing overlapped)\n",
+      times.total_ms(), times.host_ms, times.nvme_ms, times.compute_ms, times.without_tiers_ms);
+}
+
 }  // namespace detail
 
 /// The report, several lines with a newline at the end. @pre `input.results` is not empty.
@@ -168,6 +191,9 @@ inline void report_memory(std::string& text, const report_input& input, const re
           : fmt::format(", {} of them for prompts; lengths only, no prefix can be shared",
                         example::grouped(first.block_refs)));
   detail::report_policies(text, input);
+  for (const replay_result& result : input.results) {
+    if (result.tiers) detail::report_tiers(text, input, result);
+  }
   detail::report_memory(text, input, first);
   return text;
 }

@@ -37,13 +37,14 @@ enum class memory_kind : std::uint8_t {
 enum class schedule_kind : std::uint8_t {
   on_demand,  ///< when it is asked for
   lookahead,  ///< a few pieces before
+  next_use,   ///< by a plan of the whole step: as early as links and room allow, in the order of use
 };
 
 /// Tiers, the fastest first: memory to compute in, more of it, and a file.
 struct tier_options {
   std::uint64_t budget_mib = 0;
   std::uint64_t host_mib = 0;  ///< 0: no tier between
-  schedule_kind schedule = schedule_kind::lookahead;
+  schedule_kind schedule = schedule_kind::next_use;
   std::string folder{};  ///< of the file; empty: the system's for temporary files
 };
 
@@ -83,8 +84,8 @@ class training_options {
         ->type_name("plain|tiered");
     number("--budget-mib", "MiB of the first tier, which holds all that is computed with", 0);
     number("--host-mib", "MiB of a second tier of host memory; 0: none", 0);
-    app.add_option("--schedule", schedule_, "when pieces are brought up (default: lookahead)")
-        ->type_name("on_demand|lookahead");
+    app.add_option("--schedule", schedule_, "when pieces are brought up (default: next_use)")
+        ->type_name("on_demand|lookahead|next_use");
     app.add_option("--tier-dir", asked_.tiers.folder,
                    "folder for the file of the last tier (default: the system's for temporary files)")
         ->type_name("DIR");
@@ -117,16 +118,21 @@ class training_options {
 
  private:
   void read_memory(command_line& all) const {
-    const auto choose = [](const char* name, const std::string& given, const char* first,
-                           const char* second) {
-      if (given == first || given.empty()) return false;
-      if (given == second) return true;
-      throw example::usage_error(fmt::format("{}: '{}' is unknown; there are {} and {}", name,
-                                             example::printable(given, 64), first, second));
-    };
-    if (choose("--memory", memory_, "plain", "tiered")) all.memory = memory_kind::tiered;
-    if (choose("--schedule", schedule_, "lookahead", "on_demand"))
+    if (memory_ == "tiered") {
+      all.memory = memory_kind::tiered;
+    } else if (!memory_.empty() && memory_ != "plain") {
+      throw example::usage_error(fmt::format("--memory: '{}' is unknown; there are plain and tiered",
+                                             example::printable(memory_, 64)));
+    }
+    if (schedule_ == "on_demand") {
       all.tiers.schedule = schedule_kind::on_demand;
+    } else if (schedule_ == "lookahead") {
+      all.tiers.schedule = schedule_kind::lookahead;
+    } else if (!schedule_.empty() && schedule_ != "next_use") {
+      throw example::usage_error(
+          fmt::format("--schedule: '{}' is unknown; there are on_demand, lookahead and next_use",
+                      example::printable(schedule_, 64)));
+    }
     all.tiers.budget_mib = count("--budget-mib", 0, 1, 1 << 24);
     all.tiers.host_mib = count("--host-mib", 0, 0, 1 << 24);
     if (all.memory == memory_kind::tiered && all.tiers.budget_mib == 0) {

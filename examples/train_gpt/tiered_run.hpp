@@ -2,6 +2,7 @@
 /// Training in tiers: the spaces, the buffer over them, and what it reports.
 #pragma once
 
+#include <llmmem/eviction/min.hpp>
 #include <llmmem/paging/stitched_source.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
@@ -11,12 +12,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/program.hpp"
@@ -29,9 +34,6 @@
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
-
-/// Pieces that are brought up before they are asked for.
-inline constexpr std::size_t usual_look_ahead = 4;
 
 /// A file of its own name in `folder`, gone when this is.
 class tier_file {
@@ -70,8 +72,10 @@ inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 }
 
 /// What a buffer and its workspace hold, in the report's terms.
-template <class Buffer>
-[[nodiscard]] memory_report report_of(const Buffer& buffer, std::span<const char* const> names) {
+/// @param steps  of the whole run, for the bounds on it.
+template <class Buffer, class Schedule>
+[[nodiscard]] memory_report report_of(const Buffer& buffer, const Schedule& schedule, std::uint64_t steps,
+                                      std::span<const char* const> names) {
   const auto stats = buffer.stats();
   memory_report report;
   for (std::size_t i = 0; i < Buffer::tiers; ++i)
@@ -83,30 +87,72 @@ template <class Buffer>
         {fmt::format("{} to {}", names[i], names[i + 1]), stats.moved.links[i].offload.bytes});
   }
   report.stall_seconds = static_cast<double>(stats.moved.stalls.total()) * 1e-9;
+  if (schedule.has_plan()) {
+    const llmmem::plan_iteration& planned = schedule.plan().steady;
+    report.stall_lower_bound_seconds =
+        static_cast<double>(planned.bound.stall_ns) * 1e-9 * static_cast<double>(steps);
+    const double fewest = static_cast<double>(planned.bound.bytes());
+    report.regret = fewest == 0 ? 0 : static_cast<double>(planned.forecast.bytes()) / fewest - 1;
+  }
   return report;
+}
+
+/// What plans compute with: seconds that a copy of 16 MiB takes, taken once before the run.
+template <class Copy>
+[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, Copy copy) {
+  const auto began = std::chrono::steady_clock::now();
+  copy();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(took.count(), 1e-6)) + 1;
+}
+
+template <class File>
+[[nodiscard]] llmmem::link_model file_link(File& file) {
+  constexpr std::uint64_t bytes = 4 * mib;
+  llmmem::host_space memory({.budget = 2 * bytes});
+  const llmmem::space_buffer held(memory, bytes, 4096);
+  const std::span<std::byte> all = held.range().span();
+  const auto run = [&](const llmmem::file_copy& copy) {
+    return [&file, copy] { file.queue().start(copy).value().wait(); };
+  };
+  const std::uint64_t down = measured_rate(bytes, run(llmmem::write_to(file.file(), 0, all)));
+  const std::uint64_t up = measured_rate(bytes, run(llmmem::read_from(file.file(), 0, all)));
+  return {.bytes_per_second = up,
+          .latency_ns = 50'000,
+          .offload_bytes_per_second = down,
+          .duplex = llmmem::link_duplex::half};
+}
+
+[[nodiscard]] inline llmmem::link_model memory_link() {
+  const std::vector<std::byte> from(4 * mib, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const std::uint64_t rate =
+      measured_rate(from.size(), [&] { std::copy(from.begin(), from.end(), to.begin()); });
+  return {.bytes_per_second = rate, .latency_ns = 1'000, .duplex = llmmem::link_duplex::half};
 }
 
 template <class Buffer>
 [[nodiscard]] run_result train_in(Buffer& buffer, std::span<const char* const> names,
-                                  const command_line& asked, worker_team& team, const corpus& text,
-                                  std::FILE* notes) {
+                                  std::vector<llmmem::link_model> links, const command_line& asked,
+                                  worker_team& team, const corpus& text, std::FILE* notes) {
   llmmem::host_space workspace(
       {.budget = 2 * gpt<float, llmmem::host_space>::workspace_elements(asked.shape, asked.threads) *
                      sizeof(float) +
                  mib,
        .name = "workspace"});
-  const std::size_t ahead = asked.tiers.schedule == schedule_kind::lookahead ? usual_look_ahead : 0;
-  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, ahead);
+  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, std::move(links));
   tiered_state<float, Buffer> state(pieces);
   tiered_activations<float, Buffer> activations(pieces);
   return train_with(
-      asked, team, workspace, state, activations, text, [&] { return report_of(buffer, names); }, notes);
+      asked, team, workspace, state, activations, text,
+      [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, notes);
 }
 
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, worker_team& team,
                                                const corpus& text, std::FILE* notes) {
   using file = llmmem::file_space<>;
   using memory = llmmem::stitched_host_space;
+  using tier = llmmem::tier<memory, llmmem::min_eviction>;
   const std::uint64_t budget = asked.tiers.budget_mib * mib;
   const std::uint64_t host_budget = asked.tiers.host_mib * mib;
   const std::uint64_t all = rounded_bytes(asked.shape);
@@ -119,16 +165,15 @@ template <class Buffer>
   const llmmem::tiered_options options{
       .largest_lease_bytes = most_leased_elements(asked.shape) * sizeof(float), .name = "train_gpt"};
   if (host_budget == 0) {
-    llmmem::tiered_buffer<memory, file> buffer(options, {top, budget}, {disk, all});
+    llmmem::tiered_buffer<tier, file> buffer(options, {top, budget}, {disk, all});
     constexpr std::array names{"memory", "file"};
-    return train_in(buffer, names, asked, team, text, notes);
+    return train_in(buffer, names, {file_link(disk)}, asked, team, text, notes);
   }
   memory host(llmmem::stitched_source({.budget = host_budget, .chunk_bytes = page, .name = "second tier"}),
               {.budget = host_budget, .name = "second tier"});
-  llmmem::tiered_buffer<memory, memory, file> buffer(options, {top, budget}, {host, host_budget},
-                                                     {disk, all});
+  llmmem::tiered_buffer<tier, tier, file> buffer(options, {top, budget}, {host, host_budget}, {disk, all});
   constexpr std::array names{"memory", "host", "file"};
-  return train_in(buffer, names, asked, team, text, notes);
+  return train_in(buffer, names, {memory_link(), file_link(disk)}, asked, team, text, notes);
 }
 
 }  // namespace detail

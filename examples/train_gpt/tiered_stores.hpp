@@ -3,6 +3,7 @@
 /// any tier.
 #pragma once
 
+#include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/tiered_buffer.hpp>
 
 #include <concepts>
@@ -13,30 +14,115 @@
 #include <variant>
 #include <vector>
 
+#include "train_gpt/command_line.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
 
-/// The chunks of a model in a buffer, and the leases that are held now.
+/// The planner that a run was asked for.
+struct chosen_planner {
+  schedule_kind kind = schedule_kind::next_use;
+
+  [[nodiscard]] llmmem::schedule_plan operator()(const llmmem::schedule_trace& trace,
+                                                 const llmmem::schedule_machine& machine) const {
+    if (kind == schedule_kind::lookahead) return llmmem::lookahead{.accesses = 4}(trace, machine);
+    return llmmem::next_use{}(trace, machine);
+  }
+};
+
+/// The chunks of a model in a buffer, and the leases that are held now. A step's first run is recorded and
+/// planned; the others follow the plan.
 ///
 /// @par Errors   what the buffer refuses is thrown (`result::value`).
 template <std::floating_point T, class Buffer>
 class tiered_pieces {
  public:
   static constexpr std::size_t kinds = 4;
+  using schedule_type = llmmem::prefetch_schedule<Buffer, chosen_planner>;
 
-  /// @param look_ahead  how many pieces to prefetch beyond the one that is asked for, by the step's schedule.
-  tiered_pieces(Buffer& buffer, const gpt_shape& shape, std::size_t look_ahead)
-      : buffer_(&buffer), look_ahead_(look_ahead) {
+  tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind,
+                std::vector<llmmem::link_model> links)
+      : buffer_(&buffer), kind_(kind), schedule_(buffer, {.links = std::move(links)}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
-      for (std::size_t kind = 0; kind < kinds; ++kind)
+      for (std::size_t kind_of_state = 0; kind_of_state < kinds; ++kind_of_state)
         add(elements);
     }
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
     first_record_ = shape.layers() * kinds;
+    find_last_uses(shape);
+  }
+
+  [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
+    return to_index(layer) * kinds + static_cast<std::size_t>(kind);
+  }
+  [[nodiscard]] std::size_t record(layer_id layer) const noexcept {
+    return first_record_ + to_index(layer) - 1;
+  }
+  [[nodiscard]] std::size_t elements(std::size_t at) const noexcept { return pieces_[at].elements; }
+
+  [[nodiscard]] std::span<T> begin(std::size_t at, lease_mode mode) {
+    piece& p = pieces_[at];
+    switch (mode) {
+      case lease_mode::read:
+        p.held = schedule_.read(p.chunk).value();
+        break;
+      case lease_mode::write:
+        p.held = schedule_.write(p.chunk).value();
+        break;
+      case lease_mode::read_write:
+        p.held = schedule_.update(p.chunk).value();
+        break;
+    }
+    if (next_ != order_.size() && order_[next_].at == at) p.is_last = order_[next_++].is_last;
+    // A lease to read is a span that nobody writes through: the seam has one type for all.
+    return std::visit([&](const auto& lease) { return values(lease, p.elements); }, p.held);
+  }
+
+  void end(std::size_t at) noexcept {
+    piece& p = pieces_[at];
+    p.held = std::monostate{};
+    if (std::exchange(p.is_last, false)) static_cast<void>(schedule_.discard(p.chunk));
+  }
+  void discard(std::size_t at) noexcept {
+    pieces_[at].is_last = true;
+    end(at);
+  }
+
+  void begin_step() {
+    next_ = 0;
+    if (kind_ != schedule_kind::on_demand) schedule_.begin_iteration();
+  }
+  void end_step() {
+    if (kind_ != schedule_kind::on_demand) schedule_.end_iteration();
+    next_ = order_.size();
+  }
+
+  [[nodiscard]] const schedule_type& schedule() const noexcept { return schedule_; }
+
+ private:
+  struct piece {
+    llmmem::chunk_handle chunk;
+    std::size_t elements = 0;
+    std::variant<std::monostate, typename schedule_type::read_lease, typename schedule_type::write_lease,
+                 typename schedule_type::update_lease>
+        held{};
+    bool is_last = false;
+  };
+  struct use {
+    std::size_t at = 0;
+    bool needs_contents = false;
+    bool is_last = false;  // what comes next overwrites it: it need not be kept
+  };
+
+  void add(std::size_t elements) {
+    pieces_.push_back({buffer_->create(elements * sizeof(T)).value(), elements});
+    schedule_.add(pieces_.back().chunk);
+  }
+
+  void find_last_uses(const gpt_shape& shape) {
     for (const step_event& event : step_schedule(shape)) {
       using enum step_event::call;
       if (event.what == acquire) {
@@ -52,64 +138,7 @@ class tiered_pieces {
       } while (order_[next].at != order_[i].at);
       order_[i].is_last = !order_[next].needs_contents;
     }
-  }
-
-  [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
-    return to_index(layer) * kinds + static_cast<std::size_t>(kind);
-  }
-  [[nodiscard]] std::size_t record(layer_id layer) const noexcept {
-    return first_record_ + to_index(layer) - 1;
-  }
-  [[nodiscard]] std::size_t elements(std::size_t at) const noexcept { return pieces_[at].elements; }
-
-  [[nodiscard]] std::span<T> begin(std::size_t at, lease_mode mode) {
-    piece& p = pieces_[at];
-    switch (mode) {
-      case lease_mode::read:
-        p.held = buffer_->read(p.chunk).value();
-        break;
-      case lease_mode::write:
-        p.held = buffer_->write(p.chunk).value();
-        break;
-      case lease_mode::read_write:
-        p.held = buffer_->update(p.chunk).value();
-        break;
-    }
-    follow(at);
-    // A lease to read is a span that nobody writes through: the seam has one type for all.
-    return std::visit([&](const auto& lease) { return values(lease, p.elements); }, p.held);
-  }
-
-  void end(std::size_t at) noexcept {
-    piece& p = pieces_[at];
-    p.held = std::monostate{};
-    if (std::exchange(p.is_last, false)) static_cast<void>(buffer_->discard(p.chunk));
-  }
-  void discard(std::size_t at) noexcept {
-    pieces_[at].is_last = true;
-    end(at);
-  }
-
-  /// The schedule begins anew.
-  void begin_step() noexcept { next_ = 0; }
-
- private:
-  struct piece {
-    llmmem::chunk_handle chunk;
-    std::size_t elements = 0;
-    std::variant<std::monostate, typename Buffer::read_lease, typename Buffer::write_lease,
-                 typename Buffer::update_lease>
-        held{};
-    bool is_last = false;
-  };
-  struct use {
-    std::size_t at = 0;
-    bool needs_contents = false;
-    bool is_last = false;  // what comes next overwrites it: it need not be kept
-  };
-
-  void add(std::size_t elements) {
-    pieces_.push_back({buffer_->create(elements * sizeof(T)).value(), elements});
+    next_ = order_.size();
   }
 
   [[nodiscard]] static std::span<T> values(const std::monostate&, std::size_t) noexcept { return {}; }
@@ -118,25 +147,13 @@ class tiered_pieces {
     return {reinterpret_cast<T*>(lease.range().data), elements};
   }
 
-  /// Keeps its place in the schedule, and asks for what comes next in it.
-  void follow(std::size_t at) {
-    if (next_ == order_.size() || order_[next_].at != at) return;
-    pieces_[at].is_last = order_[next_].is_last;
-    ++next_;
-    std::size_t asked = 0;
-    for (std::size_t i = next_; i < order_.size() && asked < look_ahead_; ++i) {
-      if (!order_[i].needs_contents) continue;
-      ++asked;
-      static_cast<void>(buffer_->prefetch(pieces_[order_[i].at].chunk));
-    }
-  }
-
   Buffer* buffer_;
-  std::size_t look_ahead_;
+  schedule_kind kind_;
+  schedule_type schedule_;
   std::vector<piece> pieces_;
   std::size_t first_record_ = 0;
   std::vector<use> order_;
-  std::size_t next_ = 0;
+  std::size_t next_ = 0;  // in `order_`; its end outside of steps
 };
 
 /// Weights, gradients and moments in a tiered buffer.
@@ -156,8 +173,8 @@ class tiered_state {
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
     return {0, pieces_->elements(pieces_->place(layer, state_kind::weights))};
   }
-  void begin_step(std::uint64_t) noexcept { pieces_->begin_step(); }
-  void end_step(std::uint64_t) noexcept {}
+  void begin_step(std::uint64_t) { pieces_->begin_step(); }
+  void end_step(std::uint64_t) { pieces_->end_step(); }
 
  private:
   tiered_pieces<T, Buffer>* pieces_;

@@ -88,10 +88,13 @@ enum class errc : std::uint8_t {
   checksum_differs,  ///< wanted = the checksum it left with, found = of what came back
   timed_out,         ///< wanted = bytes that had to be brought in, found = nanoseconds waited
   chunk_leased,      ///< found = leases that are in the way
+  // Of queues
+  engine_failed,  ///< index = the system's error number: it refused what the engine itself asked of it
+  failures_kept,  ///< found = failures kept and not cleared, all that the options allow
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::chunk_leased;
+inline constexpr errc last_errc = errc::failures_kept;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -193,7 +196,7 @@ inline std::string failure::message() const {
   const std::string who = where[0] == '\0' ? std::string("llmmem") : std::string(where);
   const auto place = [&] { return n(wanted) + " bytes at offset " + n(found); };
   const auto cause = [&] {
-    return index == 0 ? std::string()
+    return index == 0 ? std::string(" failed: the system moved nothing, and called it a success")
                       : " failed: " + std::generic_category().message(static_cast<int>(index)) + " (errno " +
                             n(index) + ")";
   };
@@ -373,6 +376,11 @@ inline std::string failure::message() const {
              " ns; it goes on being brought in: ask again";
     case errc::chunk_leased:
       return who + ": chunk " + n(index) + " is leased " + n(found) + " times; end these leases first";
+    case errc::engine_failed:
+      return who + ": the I/O engine" + cause() + "; build the queue anew, or on posix_io";
+    case errc::failures_kept:
+      return who + ": " + n(found) +
+             " failures are kept, as many as may be; look at what failed, then call clear_failures()";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -389,6 +397,7 @@ inline void failure::raise() const {
     case errc::deferred_full:
     case errc::system_refused:
     case errc::table_full:
+    case errc::failures_kept:
     case errc::reserve_refused:
     case errc::map_refused:
     case errc::out_of_group_blocks:
@@ -414,6 +423,7 @@ inline void failure::raise() const {
     case errc::cancelled:
     case errc::checksum_differs:
     case errc::timed_out:
+    case errc::engine_failed:
       throw io_error(message());
     default:
       throw argument_error(message());

@@ -11,6 +11,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/plan.hpp>
 #include <llmmem/transfer/detail/tier_edge.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
@@ -79,6 +80,13 @@ struct tiered_stats {
   std::uint64_t metadata_bytes = 0;
 };
 
+/// What became of one step of a plan.
+enum class step_outcome : std::uint8_t {
+  done,     ///< begun, or finished where it takes no time
+  later,    ///< something under way is before it: ask again when that has ended
+  useless,  ///< what it was to do is done, or can no longer be done
+};
+
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {
   using clock = steady_meter_clock;
@@ -107,15 +115,12 @@ struct tiered_traits {
 ///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
 /// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
 ///   `errc::checksum_differs`, never wrong bytes.
-/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling thread,
-/// in
-///   staging memory that is taken out of the budget of the tier above when the buffer is built.
+/// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling
+///   thread, in staging memory that is taken out of the budget of the tier above when the buffer is built.
 /// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
-/// that
-///   fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
-/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the use
-/// of
-///   room come free) happens inside calls; `progress` is the one that does only that.
+///   that fails leaves the copy above dirty and where it was, and is tried again when room is next needed.
+/// - **What goes on by itself**: transfers under way. What follows them (the next hop of a prefetch, the
+///   use of room come free) happens inside calls; `progress` is the one that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec>`. Of two neighbours the host
@@ -235,7 +240,8 @@ class basic_tiered_buffer {
 
   /// @name Movement
   /// @{
-  /// Begins to bring a chunk up. What fails is told by the next lease.
+  /// Begins to bring a chunk up. What fails then is told by `background_failure()`, and the next lease tries
+  /// again.
   result<void> prefetch(chunk_handle chunk);
   /// Makes the chunk leave tier 0, written back first where it is dirty. Waits for room beneath, not for the
   /// write. `errc::chunk_leased`.
@@ -246,9 +252,27 @@ class basic_tiered_buffer {
   result<void> flush();
   /// Takes note of what has arrived, and begins what was waiting for it. Never waits.
   void progress();
+  /// One step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from the one beneath it,
+  /// `write_back` from `tier` to the one beneath, `drop` of the copy in `tier`, written back first where it
+  /// is dirty. Never waits. Room is taken from what lies free or is on its way out before anything is
+  /// evicted.
+  step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier);
+  /// Tells the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
+  result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept;
   /// @}
 
   [[nodiscard]] stats_type stats() const;
+  /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
+  [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
+    std::uint64_t most = 0;
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      ((most = tier_at<I>().room.granted_for(bytes) > most ? tier_at<I>().room.granted_for(bytes) : most),
+       ...);
+    }(std::make_index_sequence<last>{});
+    return most;
+  }
+  /// By the clock it measures with.
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return clock_.now_ns(); }
   /// The last failure of a transfer nobody waited for.
   [[nodiscard]] const failure& background_failure() const noexcept { return background_failure_; }
 
@@ -270,6 +294,7 @@ class basic_tiered_buffer {
     std::uint32_t leases = 0;
     std::uint32_t transfer = none;  // under way: one at a time
     std::uint32_t uses = 0;
+    std::uint64_t next_use = access_hint::never;
     bool writing = false;
     bool wanted = false;     // in the queue of prefetches
     bool store_due = false;  // to be written through
@@ -385,6 +410,12 @@ class basic_tiered_buffer {
   [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
   result<void> await_quiet(std::uint32_t slot);
   void release_places() noexcept;
+
+  // Steps of plans: detail/tiered_buffer_steps.hpp
+  template <std::size_t I>
+  [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
+  template <std::size_t I>
+  [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
 
   // Movement: detail/tiered_buffer_transfers.hpp, detail/tiered_buffer_movement.hpp
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
@@ -511,4 +542,5 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
+#include <llmmem/detail/tiered_buffer_steps.hpp>
 #include <llmmem/detail/tiered_buffer_transfers.hpp>

@@ -167,8 +167,7 @@ constexpr std::array refusals{
     refusal{errc::damaged_encoding, raises::argument_error,
             "kv: the encoded bytes are damaged at block 7: 30 must be there, found 12; nothing decoded from "
             "them may be used, fetch them again"},
-    refusal{errc::no_contents, raises::argument_error,
-            "kv: chunk 7 has no contents; write all of it first"},
+    refusal{errc::no_contents, raises::argument_error, "kv: chunk 7 has no contents; write all of it first"},
     refusal{errc::checksum_differs, raises::io_error,
             "kv: chunk 7 came back with checksum 12, it left with 30; its bytes are damaged and are not "
             "handed out"},
@@ -176,6 +175,11 @@ constexpr std::array refusals{
             "kv: chunk 7 of 30 bytes was not there after 12 ns; it goes on being brought in: ask again"},
     refusal{errc::chunk_leased, raises::argument_error,
             "kv: chunk 7 is leased 12 times; end these leases first"},
+    refusal{errc::engine_failed, raises::io_error,
+            "kv: the I/O engine failed: Argument list too long (errno 7); build the queue anew, or on "
+            "posix_io"},
+    refusal{errc::failures_kept, raises::out_of_memory,
+            "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
 };
 
 }  // namespace

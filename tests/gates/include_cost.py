@@ -14,8 +14,14 @@ import time
 LIMIT = 60_000
 UMBRELLA_LIMIT = 140_000
 UMBRELLA = "llmmem/llmmem.hpp"
-# Tools that no serving engine includes, and that bring every policy.
-TOOL_LIMITS = {"llmmem/paging/journal_what_if.hpp": 80_000}
+TOOL_LIMITS = {
+    # A tool that no serving engine includes, and that brings every policy.
+    "llmmem/paging/journal_what_if.hpp": 80_000,
+    # <thread> alone is 52,000.
+    "llmmem/transfer/file_space.hpp": 65_000,
+    # The planners with it.
+    "llmmem/prefetch_schedule.hpp": 75_000,
+}
 
 compiler = sys.argv[1]
 root = pathlib.Path("include")

@@ -85,8 +85,44 @@ TEST_CASE("--policy all writes an array, one object for each policy") {
 }
 
 TEST_CASE("a trace's name survives JSON whatever bytes it has") {
-  CHECK(json::parse(to_json("a\"b\\c\n\x01\xff\xc3\xa9", replay_result{})).at("trace") ==
-        "a\"b\\c\n\x01\xef\xbf\xbd\xc3\xa9");
+  CHECK(json::parse(to_json("a\"b\\c\n\x01\xff\xc3\xa9", replay_result{}, llmmem::find_model("llama3-70b")))
+            .at("trace") == "a\"b\\c\n\x01\xef\xbf\xbd\xc3\xa9");
+}
+
+TEST_CASE("--tiers tells hits by tier and the time to the first token, as text and as JSON") {
+  const scratch_file file(three_requests);
+  const std::vector<std::string> asked{"--trace", file.path(), "--tiers", "hbm=1,host=1,nvme=4"};
+  const outcome text = run(asked);
+  CHECK(text.status == exit_status::success);
+  CHECK(text.out.find("  found in tiers (lru)\n  hbm ") != std::string::npos);
+  CHECK(text.out.find("  first token ") != std::string::npos);
+  auto as_json = asked;
+  as_json.push_back("--json");
+  const json result = json::parse(run(as_json).out);
+  CHECK(result["hits_by_tier"]["hbm"] == result["hits"]);
+  CHECK(result["hits"].get<int>() + result["hits_by_tier"]["host"].get<int>() +
+            result["hits_by_tier"]["nvme"].get<int>() ==
+        2);
+  CHECK(result["first_token_ms"].size() == 4);
+}
+
+TEST_CASE("tiers that cannot be are refused by name") {
+  const auto first_line = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "--generate");
+    const outcome got = run(arguments);
+    CHECK(got.status == exit_status::wrong_usage);
+    return got.notes.substr(0, got.notes.find('\n'));
+  };
+  CHECK(first_line({"--tiers", "hbm=1"}) == "replay_trace: --tiers \"hbm=1\": host=N is missing");
+  CHECK(first_line({"--tiers", "hbm=1,hbm=2"}) == "replay_trace: --tiers \"hbm=1,hbm=2\": hbm stands twice");
+  CHECK(first_line({"--tiers", "disk=1"}) ==
+        "replay_trace: --tiers \"disk=1\": each part is hbm=N, host=N or nvme=N, of blocks");
+  CHECK(first_line({"--tiers", "hbm=0,host=1,nvme=1"}) ==
+        "replay_trace: --tiers hbm \"0\": must be a whole number from 1 to 67108864");
+  CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--capacity-blocks", "1"}) ==
+        "replay_trace: --tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
+  CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--chart", "x.svg"}) ==
+        "replay_trace: --chart draws one cache; leave out --tiers");
 }
 
 TEST_CASE("the report compares with LRU, MIN and the ceiling") {

@@ -81,6 +81,20 @@ TEST_CASE("three tiers hold what was written to them, under each write policy") 
   }
 }
 
+TEST_CASE("a middle tier smaller than the first, where a chunk's own copy is in the way of its coming up") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(30)) {
+    CAPTURE(seed);
+    host_space above({.budget = 2 * top_bytes});
+    host_space beneath({.budget = host_bytes});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.block_bytes = 8192}});
+    tiered_buffer<host_space, host_space, file_space<>> buffer({}, {above, top_bytes}, {beneath, 50'000},
+                                                               {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+  }
+}
+
 TEST_CASE("a first tier that no host may touch holds what was written to it, and every copy waits its turn") {
   const temporary_folder folder;
   for (const auto seed : seeds(6)) {

@@ -57,6 +57,7 @@ TEST_CASE("losses and weights are those of plain memory, bit for bit, and the fi
   const std::vector<std::vector<std::string>> ways{
       {"--budget-mib", "2"},
       {"--budget-mib", "2", "--schedule", "on_demand"},
+      {"--budget-mib", "2", "--schedule", "lookahead"},
       {"--budget-mib", "2", "--host-mib", "1"},
       {"--budget-mib", "2", "--host-mib", "3", "--schedule", "on_demand"},
       {"--budget-mib", "64", "--host-mib", "64"}};
@@ -72,7 +73,8 @@ TEST_CASE("losses and weights are those of plain memory, bit for bit, and the fi
     std::uint64_t moved = 0;
     for (const auto& [link, bytes] : tiered["bytes_moved"].items())
       moved += bytes.get<std::uint64_t>();
-    CHECK((moved != 0) == is_small);
+    // Where all fits, the plan may bring the last tier up to date once, and that is all.
+    CHECK((moved > 16 * 1024 * 1024) == is_small);
   }
 }
 
@@ -117,7 +119,8 @@ TEST_CASE("a file that fails while training ends the run with its error, not wit
     const std::uint64_t budget = 40 * 4096;
     llmmem::host_space top({.budget = budget});
     buffer_type buffer({}, {top, budget}, {disk, all});
-    tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, 2);
+    tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, schedule_kind::next_use,
+                                             {{.bytes_per_second = 1'000'000'000}});
     tiered_state<float, buffer_type> state(pieces);
     tiered_activations<float, buffer_type> activations(pieces);
     trainer training(tiny.model, tiny.team, state, activations);

@@ -385,7 +385,7 @@ TEST_CASE("what cannot be is refused before anything begins") {
   // Failures nobody has cleared: no more are taken than can be told of.
   aligned_bytes into(8192);
   CHECK(queue.start(read_from(small.file, 40'960, into.span())).value().settled().code() == errc::file_ends);
-  CHECK(refusal(read_from(small.file, 0, memory)).code == errc::table_full);
+  CHECK(refusal(read_from(small.file, 0, memory)).code == errc::failures_kept);
   queue.clear_failures();
   CHECK(queue.start(read_from(small.file, 0, memory)).value().settled());
 }
@@ -426,4 +426,30 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
     REQUIRE(queue.start(read_from(small.file, 0, small.memory.span()), urgency::demand, never));
     REQUIRE(queue.start(read_from(small.file, 0, small.memory.span())));
   }
+}
+
+TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and tells its setting") {
+  const temporary_folder folder;
+  const io_file file(folder.file("data"));
+  const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}};
+  for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
+    file_queue<faulty_io<posix_io>> queue(
+        {.driver = driver, .block_bytes = 16'384, .tuning = io_tuning::on, .tuner = tuner}, fault_plan{});
+    std::vector<io_setting> seen;
+    aligned_bytes memory(1 << 20);
+    for (int i = 0; i < 40; ++i) {
+      behaves_like_a_vector(queue, file, static_cast<std::uint64_t>(i) % 3);
+      REQUIRE(queue.start(write_to(file, 0, memory.span())).value().settled());
+      const io_setting now = queue.stats().setting;
+      CHECK(now.depth == 1);  // all that the engine takes
+      CHECK(now.block_bytes >= 4096);
+      CHECK(now.block_bytes <= 65'536);
+      if (std::find(seen.begin(), seen.end(), now) == seen.end()) seen.push_back(now);
+    }
+    CHECK(seen.size() > 1);
+  }
+  file_queue<> still({.driver = drive_by::waiters, .block_bytes = 16'384});
+  CHECK(still.stats().setting == io_setting{1, 16'384});
+  CHECK_THROWS_WITH_AS(file_queue<>({.tuning = io_tuning::on, .tuner = {.least = {1, 512}}}),
+                       "file_queue: tuner: blocks must be from 4096 to 2^30 bytes", argument_error);
 }

@@ -121,6 +121,7 @@ class huffman_plane {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return tables_.bytes(); }
 
  private:
+  static_assert(std::endian::native == std::endian::little, "streams are written by copying numbers");
   static constexpr std::size_t streams = 4;
   using stream_bytes = std::array<std::uint32_t, streams - 1>;
 

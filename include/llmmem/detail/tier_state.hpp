@@ -67,16 +67,16 @@ struct room_stats {
 
 /// Room for copies: one range of the space, carved by best fit.
 template <class Space>
-class tier_room {
+class chunk_room {
  public:
-  tier_room(const tier_place<Space>& place, std::string name, const metadata_source& metadata)
+  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source& metadata)
       : slab_(*place.space, place.budget, place.granularity),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
                {.max_blocks = place.max_pieces, .name = std::move(name), .metadata = metadata}) {}
-  tier_room(const tier_room&) = delete;
-  tier_room& operator=(const tier_room&) = delete;
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
   /// With a retired place in it the range stays with the space's account, for nobody to be given.
-  ~tier_room() {
+  ~chunk_room() {
     if (lost_places_ != 0) static_cast<void>(slab_.release());
   }
 
@@ -120,14 +120,14 @@ class tier_room {
 /// Room for copies in a space that never fragments: a range for each.
 template <class Space>
   requires(never_fragments<Space>())
-class tier_room<Space> {
+class chunk_room<Space> {
  public:
-  tier_room(const tier_place<Space>& place, std::string name, const metadata_source&)
+  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source&)
       : space_(place.space), unit_(checked(place.granularity, name)), name_(std::move(name)) {
     stats_.capacity = place.budget;
   }
-  tier_room(const tier_room&) = delete;
-  tier_room& operator=(const tier_room&) = delete;
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
 
   [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
     const std::uint64_t taken = granted_for(bytes);
@@ -220,7 +220,7 @@ struct tier_state {
   }
 
   space_type* space;
-  tier_room<space_type> room;
+  chunk_room<space_type> room;
   typename Tier::eviction_type eviction;
   codec_type codec;
   std::uint64_t granularity;

@@ -315,7 +315,7 @@ access_hint basic_tiered_buffer<Traits, Tiers...>::hint_of(std::uint32_t slot) c
   std::uint64_t x = (std::uint64_t{chunks_.handle(slot).generation} << 32) + slot;
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
-  return {.content = x ^ (x >> 31)};
+  return {.next_use = chunks_[slot].next_use, .content = x ^ (x >> 31)};
 }
 
 /// Waits for the chunk's transfer, if it has one.

@@ -22,6 +22,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
     // The place in tier 0 first: what it takes to get one may need the tiers beneath.
     const attempt room = make_room<0>(top, c.bytes, how);
     if (!room.is_done()) return room;
+    // It may have been the chunk's own copy beneath that had to leave for a victim: one transfer at a time.
+    if (c.transfer != none) return attempt::blocked(c.transfer);
   }
   if (!needs_contents) {
     become_valid<0>(slot);

@@ -135,11 +135,14 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
   chunk_record& c = chunks_[slot];
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
+  // Between tiers further down: one transfer at a time.
+  if (c.transfer != none) return attempt::blocked(c.transfer);
   if (beneath.granted == 0) {
     const attempt room = make_room<I + 1>(beneath, tier_at<I + 1>().place_bytes(c.bytes), how);
     if (!room.is_done()) return room;
-    // Room may have come with a write-back that took the last transfer.
-    if (const attempt still = can_begin<I>(); !still.is_done()) {
+    // Room may have come with a write-back that took the last transfer, or that was the chunk's own.
+    const attempt still = c.transfer == none ? can_begin<I>() : attempt::blocked(c.transfer);
+    if (!still.is_done()) {
       if constexpr (I + 1 != last) tier_at<I + 1>().room.give_back(beneath);
       return still;
     }
@@ -311,6 +314,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
   const attempt ready = can_begin<I>();
   if (!ready.is_done()) return ready;
   chunk_record& c = chunks_[slot];
+  if (c.transfer != none) return attempt::blocked(c.transfer);  // making room has moved it
   copy& above = c.copies[I];
   copy& beneath = c.copies[I + 1];
   auto& lower = tier_at<I + 1>();
@@ -395,7 +399,8 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
   result<void> outcome;
-  with_index<last>(transfers_[id].edge, [&]<class I>(I) {
+  const transfer done = transfers_[id];
+  with_index<last>(done.edge, [&]<class I>(I) {
     result<void> moved;
     try {
       moved = std::get<I::value>(edges_).settled(id);
@@ -405,6 +410,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
     }
     outcome = finish<I::value>(id, moved);
   });
+  // What did not come in advance is fetched again when somebody asks for it, not before.
+  if (!outcome && !done.stores) unqueue_prefetch(done.chunk);
   return outcome;
 }
 

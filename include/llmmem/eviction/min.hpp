@@ -50,10 +50,15 @@ class min_eviction : public detail::ranked_eviction<detail::distance> {
     candidates_.push(slot);
   }
 
+  /// No access: among equals the slot keeps its place.
+  void expect(slot_id slot, std::uint64_t next_use) noexcept {
+    candidates_.set_rank(slot, {next_use, candidates_.rank(slot).last});
+  }
+
  private:
   std::uint64_t next_ = 0;
 };
 
-static_assert(eviction_policy<min_eviction>);
+static_assert(eviction_policy<min_eviction> && expects_uses<min_eviction>);
 
 }  // namespace llmmem::inline v0

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -44,7 +43,15 @@ class stitched_source {
   static constexpr bool never_fragments = true;
 
   explicit stitched_source(const stitched_source_options& options)
-      : state_(std::make_unique<state>(options)), chunk_(options.chunk_bytes) {}
+      : state_(new state(options)), chunk_(options.chunk_bytes) {}
+  stitched_source(stitched_source&& other) noexcept
+      : state_(std::exchange(other.state_, nullptr)), chunk_(other.chunk_) {}
+  stitched_source& operator=(stitched_source&& other) noexcept {
+    std::swap(state_, other.state_);
+    std::swap(chunk_, other.chunk_);
+    return *this;
+  }
+  ~stitched_source() { delete state_; }
 
   [[nodiscard]] std::uint64_t footprint(std::uint64_t bytes, std::uint64_t) const noexcept {
     return bytes > max_bytes - chunk_ ? max_bytes : (bytes + chunk_ - 1) / chunk_ * chunk_;
@@ -84,7 +91,7 @@ class stitched_source {
     live_ranges<arena_handle> live;
   };
 
-  std::unique_ptr<state> state_;
+  state* state_;  // owned; not a unique_ptr, whose header is the largest of the standard library
   std::uint64_t chunk_;
 };
 

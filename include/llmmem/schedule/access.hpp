@@ -18,6 +18,7 @@ enum class access_mode : std::uint8_t {
   read_write,  ///< as they are, and some or all of them change
 };
 
+/// The number in a strong type, to index with.
 [[nodiscard]] constexpr std::uint32_t to_index(chunk_id chunk) noexcept {
   return static_cast<std::uint32_t>(chunk);
 }

@@ -50,6 +50,7 @@ enum class fallback_reason : std::uint8_t {
   rejected,     ///< it opens so, and then refused a transfer that kept to what it asks for
 };
 
+/// The reason as a clause.
 [[nodiscard]] constexpr std::string_view to_string(fallback_reason why) noexcept {
   switch (why) {
     case fallback_reason::none:
@@ -79,10 +80,12 @@ struct file_options {
   std::uint32_t permissions = 0600;  ///< of a file that is made, before the umask
 };
 
-/// An open file. Transfers take it by address: it does not move, and outlives them.
+/// An open file, block device or character device. Transfers take it by address: it does not move, and
+/// outlives them and the failures kept about them.
 ///
 /// Where direct I/O can be had it holds two descriptors, one for whole aligned blocks past the page cache and
-/// one for what is left at either end, as KvikIO's "opportunistic direct I/O" does.
+/// one for what is left at either end, as KvikIO's "opportunistic direct I/O" does. File systems in memory
+/// (tmpfs) open files so too, and have nothing to go past.
 ///
 /// @par Thread safety   everything `const` from any threads at once; the system orders the rest.
 /// @par Errors          the constructor throws `io_error` with path and errno; the rest are values.
@@ -118,11 +121,14 @@ class io_file {
   /// Said by who got EINVAL for a direct transfer that kept to the limits: from here on there is none.
   void reject_direct() const noexcept { rejected_.store(true, std::memory_order_relaxed); }
 
-  /// Bytes of the file.
+  /// Bytes of the file or device.
   [[nodiscard]] result<std::uint64_t> size() const noexcept {
     struct stat status{};
     if (::fstat(buffered_, &status) != 0) return failed(errc::read_failed, errno, 0, 0);
-    return static_cast<std::uint64_t>(status.st_size);
+    if (!S_ISBLK(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
+    const off_t end = ::lseek(buffered_, 0, SEEK_END);  // nobody else uses the position
+    if (end < 0) return failed(errc::read_failed, errno, 0, 0);
+    return static_cast<std::uint64_t>(end);
   }
 
   /// Sets the length; what comes on reads as zero.
@@ -131,11 +137,13 @@ class io_file {
   }
 
   /// Takes room on the device for `[offset, offset + bytes)` now, so that writing there cannot fail for lack
-  /// of it. A file system that cannot do so grows the file only.
+  /// of it. A file system that cannot do so grows the file only. After a refusal some of it may have been
+  /// taken: `punch` gives that back. 0 bytes are no change, here and below.
   result<void> reserve(std::uint64_t offset, std::uint64_t bytes) noexcept;
 
   /// Gives the room there back; it reads as zero from then on. `errc::grow_failed` where that cannot be had.
   result<void> punch(std::uint64_t offset, std::uint64_t bytes) noexcept {
+    if (bytes == 0) return {};
     return grown(
         [&] {
           return ::fallocate(buffered_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -149,6 +157,7 @@ class io_file {
 
   /// Returns once what was written, and what is needed to read it, is on the device (fdatasync). After a
   /// failure nothing is known of what was written since the last success: the system may have dropped it.
+  /// The name of a file just made is part of its folder, which has to be synced for itself.
   result<void> sync() noexcept {
     while (::fdatasync(buffered_) != 0) {
       if (errno != EINTR) return failed(errc::sync_failed, errno, 0, 0);
@@ -157,7 +166,7 @@ class io_file {
   }
 
   /// Takes the file for this object alone, against other processes and other objects that ask likewise
-  /// (flock). Given back when the object or the process ends.
+  /// (flock). Given back when the object or the process ends; a forked child shares it.
   result<void> lock() noexcept {
     while (::flock(buffered_, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -175,6 +184,7 @@ class io_file {
   template <class Call>
   result<void> grown(Call call, std::uint64_t bytes, std::uint64_t offset) noexcept {
     if (!writable_) return failed(errc::not_opened, 0, bytes, offset);
+    static_assert(sizeof(off_t) == sizeof(std::uint64_t), "files past 2 GiB");
     if (bytes > max_bytes || offset > max_bytes - bytes) {
       return failed(errc::grow_failed, EFBIG, bytes, offset);
     }
@@ -184,6 +194,9 @@ class io_file {
     return {};
   }
 
+  [[nodiscard]] result<std::uint64_t> copy_some(std::uint64_t to, std::uint64_t from,
+                                                std::uint64_t bytes) noexcept;
+  void open_buffered(int flags, std::uint32_t permissions);
   void open_direct(int flags);
   void read_limits();
 
@@ -207,7 +220,7 @@ namespace detail {
 [[nodiscard]] inline int open_again(const char* path, int flags, std::uint32_t permissions) noexcept {
   int file = -1;
   do {
-    file = ::open(path, flags | O_CLOEXEC, static_cast<mode_t>(permissions));
+    file = ::open(path, flags | O_CLOEXEC | O_NOCTTY, static_cast<mode_t>(permissions));
   } while (file < 0 && errno == EINTR);
   return file;
 }
@@ -219,12 +232,8 @@ inline io_file::io_file(std::string path, const file_options& options)
   int flags = writable_ ? O_RDWR : O_RDONLY;
   if (options.mode == open_mode::create) flags |= O_CREAT;
   if (options.mode == open_mode::create_new) flags |= O_CREAT | O_EXCL;
-  buffered_ = detail::open_again(path_.c_str(), flags, options.permissions);
-  if (buffered_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
   try {
-    struct stat status{};
-    if (::fstat(buffered_, &status) != 0) detail::cannot_open(path_, "cannot be examined", errno);
-    if (S_ISDIR(status.st_mode)) detail::cannot_open(path_, "cannot be opened", EISDIR);
+    open_buffered(flags, options.permissions);
     // Reads of a few bytes at either end must not bring in pages that direct transfers own.
     ::posix_fadvise(buffered_, 0, 0, POSIX_FADV_RANDOM);
     if (options.direct == direct_io::never) {
@@ -238,8 +247,27 @@ inline io_file::io_file(std::string path, const file_options& options)
     }
   } catch (...) {
     if (direct_ >= 0) ::close(direct_);
-    ::close(buffered_);
+    if (buffered_ >= 0) ::close(buffered_);
     throw;
+  }
+}
+
+/// Without waiting for whoever might write to a pipe of that name.
+inline void io_file::open_buffered(int flags, std::uint32_t permissions) {
+  if (path_.find('\0') != std::string::npos) {
+    throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
+  }
+  buffered_ = detail::open_again(path_.c_str(), flags | O_NONBLOCK, permissions);
+  if (buffered_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
+  struct stat status{};
+  if (::fstat(buffered_, &status) != 0) detail::cannot_open(path_, "cannot be examined", errno);
+  if (S_ISDIR(status.st_mode)) detail::cannot_open(path_, "cannot be opened", EISDIR);
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode) && !S_ISCHR(status.st_mode)) {
+    throw io_error(path_ + ": cannot be opened: it is a pipe or a socket, which has no offsets");
+  }
+  const int now = ::fcntl(buffered_, F_GETFL);
+  if (now < 0 || ::fcntl(buffered_, F_SETFL, now & ~O_NONBLOCK) < 0) {
+    detail::cannot_open(path_, "cannot be set up", errno);
   }
 }
 
@@ -277,27 +305,55 @@ inline void io_file::read_limits() {
 }
 
 inline result<void> io_file::reserve(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  if (bytes == 0) return {};
   const result<void> reserved =
       grown([&] { return ::fallocate(buffered_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)); },
             bytes, offset);
-  if (reserved || reserved.error().index != EOPNOTSUPP) return reserved;
+  if (reserved || (reserved.error().index != EOPNOTSUPP && reserved.error().index != ENOSYS)) return reserved;
   const result<std::uint64_t> now = size();
   if (!now) return now.error();
   return *now >= offset + bytes ? result<void>{} : resize(offset + bytes);
 }
 
-inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept {
+/// What one call moves; 0 at the end of the file.
+inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t from,
+                                                std::uint64_t bytes) noexcept {
   auto source = static_cast<off_t>(from);
   auto destination = static_cast<off_t>(to);
+  ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
+  if (moved >= 0) return static_cast<std::uint64_t>(moved);
+  if (errno == EINTR) return copy_some(to, from, bytes);
+  if (errno != ENOSYS && errno != EOPNOTSUPP && errno != EXDEV && errno != EINVAL) {
+    return failed(errc::write_failed, errno, bytes, to);
+  }
+  // Not every file system has the call, nor every device.
+  std::byte part[16384];
+  const std::size_t once = bytes < sizeof part ? static_cast<std::size_t>(bytes) : sizeof part;
+  do {
+    moved = ::pread(buffered_, part, once, source);
+  } while (moved < 0 && errno == EINTR);
+  if (moved < 0) return failed(errc::read_failed, errno, bytes, from);
+  const auto count = static_cast<std::size_t>(moved);
+  if (count == 0) return std::uint64_t{0};
+  do {
+    moved = ::pwrite(buffered_, part, count, destination);
+  } while (moved < 0 && errno == EINTR);
+  if (moved <= 0) return failed(errc::write_failed, moved < 0 ? errno : 0, bytes, to);
+  return static_cast<std::uint64_t>(moved);
+}
+
+inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept {
+  if (!writable_) return failed(errc::not_opened, 0, bytes, to);
+  if (bytes > max_bytes || from > max_bytes - bytes || to > max_bytes - bytes) {
+    return failed(errc::write_failed, EFBIG, bytes, to);
+  }
   while (bytes != 0) {
-    const ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0) return failed(errc::write_failed, errno, bytes, static_cast<std::uint64_t>(destination));
-    if (moved == 0) {
-      const auto end = static_cast<std::uint64_t>(source);
-      return failure{errc::file_ends, 0, end + bytes, end, path_.c_str()};
-    }
-    bytes -= static_cast<std::uint64_t>(moved);
+    const result<std::uint64_t> moved = copy_some(to, from, bytes);
+    if (!moved) return moved.error();
+    if (*moved == 0) return failure{errc::file_ends, 0, from + bytes, from, path_.c_str()};
+    to += *moved;
+    from += *moved;
+    bytes -= *moved;
   }
   return {};
 }

@@ -135,6 +135,22 @@ class live_ranges {
     return removed;
   }
 
+  /// The lowest multiple of `alignment` from `begin` on where `bytes` are free, for spaces whose addresses
+  /// are numbers. O(n). @pre `bytes` and `alignment` are at most 2^63, `alignment` is not 0.
+  [[nodiscard]] std::uint64_t first_gap(std::uint64_t begin, std::uint64_t bytes,
+                                        std::uint64_t alignment) const noexcept {
+    const auto aligned = [alignment](std::uint64_t offset) {
+      return (offset + alignment - 1) / alignment * alignment;
+    };
+    std::uint64_t offset = aligned(begin);
+    for (const entry& live : entries_) {
+      const std::uint64_t from = distance(nullptr, live.data);
+      if (from >= offset && from - offset >= bytes) break;
+      offset = aligned(from + live.bytes);
+    }
+    return offset;
+  }
+
   [[nodiscard]] std::uint64_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] auto begin() const noexcept { return entries_.begin(); }
   [[nodiscard]] auto end() const noexcept { return entries_.end(); }

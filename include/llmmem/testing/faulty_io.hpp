@@ -19,9 +19,9 @@ namespace llmmem::inline v0::testing {
 enum class io_fault : std::uint8_t {
   none,
   error,       ///< refused with `number` as errno; nothing is moved
-  short_move,  ///< about half of it is moved, in whole pages where there is more than one
+  short_move,  ///< about half of it is moved, in whole pages where there is more than one; one page whole
   nothing,     ///< 0 bytes are moved, and that is called a success
-  lost,        ///< never answered; nothing is moved
+  lost,        ///< never answered; nothing is moved, and nothing is under way: its place is lost too
   late,        ///< answered `number` reaps later
   bit_flip,    ///< one bit of what a read brings is wrong, and nobody says so
 };
@@ -59,11 +59,11 @@ class faulty_io {
 
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
   [[nodiscard]] std::uint32_t in_flight() const noexcept {
-    return engine_.in_flight() + static_cast<std::uint32_t>(held_.size()) + lost_;
+    return engine_.in_flight() + static_cast<std::uint32_t>(held_.size());
   }
 
   [[nodiscard]] bool try_queue(const io_request& request) noexcept {
-    if (in_flight() >= caps().depth) return false;
+    if (in_flight() + lost_ >= caps().depth) return false;
     const planned_fault fault = next_fault(request.way);
     io_request passed = request;
     switch (fault.what) {

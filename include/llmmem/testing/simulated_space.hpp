@@ -138,6 +138,12 @@ class simulated_space {
   }
   /// @}
 
+  /// The bytes as the device's own programs see them, for a test that plays the device: at another address,
+  /// which the host may touch.
+  /// @throws handle_error  for a range that is not live.
+  /// @throws fence_error   while a copy into it is under way.
+  [[nodiscard]] std::span<std::byte> device_view(range_type range) const;
+
   /// Whether all of `range` lies inside one live range; an empty one lies in any.
   [[nodiscard]] bool holds(range_type range) const noexcept {
     return range.bytes == 0 || live_.holding(range.data, range.bytes) != nullptr;

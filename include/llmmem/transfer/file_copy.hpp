@@ -6,6 +6,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/io_tuner.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,11 +25,13 @@ struct file_copy {
   std::uint64_t bytes = 0;    ///< 0 moves nothing
 };
 
+/// Bytes of `file` from `offset` on, into memory.
 [[nodiscard]] inline file_copy read_from(const io_file& file, std::uint64_t offset,
                                          std::span<std::byte> into) noexcept {
   return {&file, io_direction::read, offset, into.data(), into.size()};
 }
 
+/// Bytes of memory, into `file` from `offset` on.
 [[nodiscard]] inline file_copy write_to(const io_file& file, std::uint64_t offset,
                                         std::span<const std::byte> from) noexcept {
   return {&file, io_direction::write, offset, const_cast<std::byte*>(from.data()), from.size()};
@@ -47,6 +50,12 @@ enum class drive_by : std::uint8_t {
   waiters,     ///< whoever starts, polls or waits: no thread, and without them nothing goes on
 };
 
+/// Whether a queue looks for its best depth and block size while it works.
+enum class io_tuning : std::uint8_t {
+  off,
+  on,  ///< see `io_tuner`; only while there is more to do than is under way
+};
+
 /// How a file queue is set up.
 struct file_queue_options {
   drive_by driver = drive_by::own_thread;
@@ -57,7 +66,9 @@ struct file_queue_options {
   std::uint32_t max_failures = 64;      ///< kept until `clear_failures`; then it takes nothing more
   std::uint32_t max_attempts = 64;      ///< for a request that the system asks to try again
   std::uint64_t give_up_ns = io_wait::forever;  ///< after which a request that is not answered counts as lost
-  std::string name = "file_queue";              ///< for error texts
+  io_tuning tuning = io_tuning::off;
+  io_tuner_options tuner{};         ///< `depth` bounds its depths; it begins at `depth` and `block_bytes`
+  std::string name = "file_queue";  ///< for error texts
   metadata_source metadata{};
 };
 
@@ -74,6 +85,8 @@ struct file_queue_stats {
   std::uint64_t operations = 0;       ///< over, well or not
   std::uint64_t failures = 0;         ///< over, and failed
   std::uint64_t cancelled = 0;        ///< of those, because of `cancel`
+  std::uint64_t busy_ns = 0;          ///< while at least one request was under way
+  io_setting setting{};               ///< the depth and block size of now
   std::uint64_t metadata_bytes = 0;
 };
 

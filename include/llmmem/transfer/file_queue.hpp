@@ -9,6 +9,7 @@
 #include <llmmem/transfer/detail/transfer_core.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/io_engine.hpp>
+#include <llmmem/transfer/io_tuner.hpp>
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 
@@ -16,6 +17,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -38,21 +40,29 @@ namespace llmmem::inline v0 {
 /// - **Whole or failed.** A transfer that falls short is gone on with; an operation succeeds only when every
 ///   byte has moved. The end of a file before that is `errc::file_ends`.
 /// - **Any size, offset and address.** What is aligned goes past the page cache; heads and tails, and all of
-/// a
-///   copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
+///   a copy whose memory does not fit its offset, go through it (`file_queue_stats::bytes_buffered`).
 /// - **Order** is asked for: operations that touch the same bytes of a file, one of them writing, need each
 ///   other's fences in `after`. When one of these fails, the operation does not begin
-///   (`errc::dependency_failed`). A fence of another queue in `after` is polled.
+///   (`errc::dependency_failed`). A fence of another queue in `after` is polled; that queue must go on by
+///   itself, or be driven by somebody else.
 /// - **Urgent first**: see `urgency`; `promote` when somebody comes to wait for a prefetch.
-/// - **EINTR, EAGAIN** and the like are tried again; **EINVAL** of an aligned direct transfer makes the file
-///   fall back to the page cache (`io_file::fallback`), another error fails the operation, and only it.
+/// - **EINTR, EAGAIN** and EBUSY are tried again, after a pause that grows; **EINVAL** of an aligned direct
+///   transfer makes the file fall back to the page cache (`io_file::fallback`), another error fails the
+///   operation, and only it.
+/// - **Nobody waits for ever** on what cannot come: an engine that fails `max_attempts` times in a row fails
+///   all operations (`errc::engine_failed`); a request that is not answered within `give_up_ns` fails its own
+///   (`errc::completion_lost`), and when every slot is lost so, all that follow until an answer comes. The
+///   device may still write to the memory of a lost request: keep it until the queue is gone.
+///
+/// A failure names the file by a pointer to its path: files outlive the failures kept about them. A process
+/// that forks leaves the queue to its parent: the child must not touch or destroy it.
 ///
 /// Durability is another matter: `io_file::sync` once the fences of what must last have passed.
 ///
 /// @par Complexity      O(1) for each request of `block_bytes`; no allocation after construction. `cancel`,
 ///                      `promote` and a failure walk what is queued at that urgency.
-/// @par Thread safety   any number of threads; one mutex, held for bookkeeping, and through system calls only
-///                      with `drive_by::waiters`.
+/// @par Thread safety   any number of threads; one mutex, held for bookkeeping only. With
+///                      `drive_by::waiters` one of those who wait drives, and the others sleep.
 /// @par Errors          the constructor throws `argument_error`, `out_of_memory`, `system_error` and what the
 ///                      engine's throws; everything else is a value, or told by the fence.
 template <io_engine Engine = posix_io>
@@ -67,14 +77,15 @@ class file_queue {
   file_queue(const file_queue&) = delete;
   file_queue& operator=(const file_queue&) = delete;
 
-  /// Cancels what has not begun, and waits for what the system has been asked for. Fences must not be used
-  /// any more.
+  /// Cancels what has not begun, and waits for what the system has been asked for, lost requests too. Fences
+  /// must not be used any more.
   ~file_queue();
 
   /// Begins all of `copies` as one operation, once all of `after` have passed; its fence. Files and memory
   /// stay as they are until then.
-  /// @return `errc::table_full` (operations, copies, or failures nobody has cleared), `errc::out_of_range`
-  ///         (more than 4 of `after`, or bytes no file has), `errc::null_handle`, `errc::not_opened`.
+  /// @return `errc::table_full` (operations or copies), `errc::failures_kept` (see `clear_failures`),
+  ///         `errc::out_of_range` (more than 4 of `after`, or bytes no file has), `errc::null_handle`,
+  ///         `errc::not_opened`.
   result<transfer_fence> start(std::span<const file_copy> copies, urgency how = urgency::demand,
                                std::span<const transfer_fence> after = {}) noexcept;
   result<transfer_fence> start(const file_copy& copy, urgency how = urgency::demand) noexcept {
@@ -84,8 +95,9 @@ class file_queue {
     return start(std::span(&copy, 1), how, std::span(&after, 1));
   }
 
-  /// Asks for nothing more of the operation: it fails with `errc::cancelled` once what the system has begun
-  /// has come back. What was moved so far, was. Of an operation that is over it is no change.
+  /// Asks for nothing more of the operation: it fails with `errc::cancelled`, which is kept as all failures
+  /// are, once what the system has begun has come back. What was moved so far, was. Of an operation that is
+  /// over it is no change.
   void cancel(const transfer_fence& of) noexcept;
 
   /// Makes the operation more urgent; never less.
@@ -105,13 +117,22 @@ class file_queue {
 
   [[nodiscard]] file_queue_stats stats() const noexcept {
     const std::scoped_lock lock(mutex_);
-    return core_.stats();
+    return core_.stats(now_ns());
   }
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
 
+  /// Tells the engine of memory that most copies will touch: see `registers_memory`.
+  /// @pre nothing was started yet.
+  result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept
+    requires registers_memory<Engine>
+  {
+    const std::scoped_lock lock(mutex_);
+    return engine_.register_memory(ranges);
+  }
+
  private:
   static constexpr std::size_t batch = 64;
-  static constexpr std::uint64_t poll_ns = 100'000;  // how often fences of other queues are asked
+  static constexpr std::uint64_t poll_ns = 100'000;  // how often fences of other queues are asked; a pause
 
   [[nodiscard]] static file_queue_options checked(file_queue_options options);
   [[nodiscard]] static std::uint32_t depth_of(const file_queue_options& options,
@@ -124,15 +145,23 @@ class file_queue {
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
   }
   void ring() noexcept {
-    rings_.fetch_add(1, std::memory_order_relaxed);
-    rings_.notify_one();
+    bell_.fetch_add(1, std::memory_order_relaxed);
+    bell_.notify_all();
   }
-  static void pause() noexcept {
-    const timespec little{0, static_cast<long>(poll_ns)};
-    ::nanosleep(&little, nullptr);
+  static void sleep_for(std::uint64_t ns) noexcept {
+    constexpr std::uint64_t second = 1'000'000'000;
+    const timespec span{static_cast<time_t>(ns / second), static_cast<long>(ns % second)};
+    ::nanosleep(&span, nullptr);
   }
+  /// Whether the engine has failed too often to be asked again.
+  [[nodiscard]] bool gave_up() const noexcept { return engine_failures_ >= options_.max_attempts; }
+  /// Whether the system has nothing of ours any more.
+  [[nodiscard]] bool is_quiet() const noexcept { return engine_.in_flight() == 0 || gave_up(); }
 
+  [[nodiscard]] static io_tuner_options tuner_options(const file_queue_options& options, std::uint32_t depth);
+  void tune(std::uint64_t now) noexcept;
   void run() noexcept;
+  void turn(std::unique_lock<std::mutex>& lock) noexcept;
   void drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept;
   void kick(std::unique_lock<std::mutex>& lock) noexcept;
   template <class Action>
@@ -140,10 +169,17 @@ class file_queue {
 
   file_queue_options options_;
   mutable std::mutex mutex_;
-  std::atomic<std::uint32_t> rings_{0};  // of the bell that the thread sleeps by
+  std::atomic<std::uint32_t> bell_{0};  // rung when a sleeper should look again
   Engine engine_;
   detail::transfer_core core_;
-  bool reaping_ = false;
+  io_tuner tuner_;
+  std::uint64_t window_ns_ = 0;     // since when the window of the tuner lasts; 0 between two
+  std::uint64_t window_bytes_ = 0;  // moved before it
+  std::uint64_t quiet_until_ = 0;   // by now_ns(): the system asked to be left alone
+  std::uint32_t engine_failures_ = 0;
+  std::uint32_t followers_ = 0;  // waiters that let another one drive
+  bool kicked_ = false;          // something was started, or ended, while somebody drove
+  bool driven_ = false;          // somebody is in the engine, without the lock
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -170,14 +206,16 @@ template <class... Args>
 file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
     : options_(checked(std::move(options))),
       engine_(std::forward<Args>(engine)...),
-      core_(options_,
-            options_.depth == 0 ? engine_.caps().depth : std::min(options_.depth, engine_.caps().depth)) {
+      core_(options_, depth_of(options_, engine_.caps())),
+      tuner_(tuner_options(options_, depth_of(options_, engine_.caps()))) {
+  if (options_.tuning == io_tuning::on) core_.use(tuner_.setting());
   if (options_.driver == drive_by::waiters) {
     core_.board().drive_by(
-        [](void* self) noexcept {
+        [](void* self, const transfer_fence& awaited) noexcept {
           auto& me = *static_cast<file_queue*>(self);
           std::unique_lock lock(me.mutex_);
-          me.drive(lock, 1);
+          while (!awaited.ready())
+            me.turn(lock);
         },
         this);
     return;
@@ -200,7 +238,7 @@ file_queue<Engine>::~file_queue() {
     thread_.join();
     return;
   }
-  while (core_.flying() != 0)
+  while (core_.flying() != 0 || !is_quiet())
     drive(lock, 1);
 }
 
@@ -213,12 +251,14 @@ result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copi
   return begun;
 }
 
-/// What there is to do is begun: by the thread, or here.
+/// What there is to do is begun: by who drives, or here.
 template <io_engine Engine>
 void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
-  if (options_.driver == drive_by::waiters) return drive(lock, 0);
-  if (reaping_) {
+  if (driven_) {
+    kicked_ = true;
     engine_.wake();
+  } else if (options_.driver == drive_by::waiters) {
+    drive(lock, 0);
   } else {
     ring();
   }
@@ -233,7 +273,10 @@ void file_queue<Engine>::with(const transfer_fence& of, Action action) const noe
 
 template <io_engine Engine>
 void file_queue<Engine>::cancel(const transfer_fence& of) noexcept {
-  with(of, [this](std::uint32_t slot) { core_.cancel(slot); });
+  std::unique_lock lock(mutex_);
+  if (of.ready() || !core_.board().gave(of)) return;
+  core_.cancel(transfer_board::slot_of(of));
+  kick(lock);  // it may be over, and what came after it with it
 }
 
 template <io_engine Engine>
@@ -252,7 +295,7 @@ template <io_engine Engine>
 void file_queue<Engine>::poll() noexcept {
   if (options_.driver != drive_by::waiters) return;
   std::unique_lock lock(mutex_);
-  drive(lock, 0);
+  if (!driven_) drive(lock, 0);
 }
 
 template <io_engine Engine>
@@ -260,7 +303,7 @@ void file_queue<Engine>::wait_idle() noexcept {
   std::unique_lock lock(mutex_);
   while (core_.board().running() != 0) {
     if (options_.driver == drive_by::waiters) {
-      drive(lock, 1);
+      turn(lock);
     } else {
       const transfer_fence some = core_.some_running();
       lock.unlock();
@@ -270,29 +313,89 @@ void file_queue<Engine>::wait_idle() noexcept {
   }
 }
 
-/// One turn: begin what can be, take what has come back, wait for `least` of it.
+/// The limits of the options within those of the queue.
+template <io_engine Engine>
+io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& options, std::uint32_t depth) {
+  io_tuner_options t = options.tuner;
+  if (options.tuning == io_tuning::off) return {};
+  const std::uint32_t most = std::bit_floor(depth);
+  t.most.depth = detail::smaller(t.most.depth, most);
+  t.least.depth = detail::smaller(t.least.depth, most);
+  const auto within = [](auto value, auto least, auto high) {
+    return detail::smaller(detail::larger(value, least), high);
+  };
+  t.first = {within(most, t.least.depth, t.most.depth),
+             within(options.block_bytes, t.least.block_bytes, t.most.block_bytes)};
+  if (t.least.block_bytes < 4096 || t.most.block_bytes > most_block_bytes) {
+    throw argument_error(options.name + ": tuner: blocks must be from 4096 to 2^30 bytes");
+  }
+  return t;
+}
+
+/// A window lasts for eight times what may be under way, once as much has passed at the new setting. Only one
+/// during which more was always waiting to be asked for tells how fast the device is.
+template <io_engine Engine>
+void file_queue<Engine>::tune(std::uint64_t now) noexcept {
+  const std::uint64_t moved = core_.bytes_moved();
+  const io_setting setting = tuner_.setting();
+  const std::uint64_t flight = setting.depth * setting.block_bytes;
+  if (!core_.has_work()) {
+    window_ns_ = 0;
+    window_bytes_ = moved;
+  } else if (window_ns_ == 0) {
+    if (moved - window_bytes_ < flight) return;
+    window_ns_ = now;
+    window_bytes_ = moved;
+  } else if (moved - window_bytes_ >= 8 * flight) {
+    core_.use(tuner_.window(moved - window_bytes_, now - window_ns_));
+    window_ns_ = 0;
+    window_bytes_ = moved;
+  }
+}
+
+/// A thread that must wait: it drives, or sleeps until the one that does has brought something.
+template <io_engine Engine>
+void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
+  if (!driven_) return drive(lock, 1);
+  ++followers_;
+  const std::uint32_t heard = bell_.load(std::memory_order_relaxed);
+  lock.unlock();
+  bell_.wait(heard, std::memory_order_relaxed);
+  lock.lock();
+  --followers_;
+}
+
+/// One turn: begin what can be, take what has come back, wait for `least` of it. The lock is given up around
+/// the engine's waiting; `driven_` keeps everyone else away from the engine meanwhile.
+/// @pre not `driven_`.
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {
+  driven_ = true;
   core_.admit();
   const std::uint64_t now = now_ns();
-  core_.issue(engine_, now);
+  if (const std::uint32_t asked = core_.take_pause(); asked != 0) quiet_until_ = now + asked * poll_ns;
+  const bool quiet = now < quiet_until_;
+  if (!quiet) core_.issue(engine_, now);
   std::uint64_t limit = core_.give_up(now);
-  if (core_.has_waiting() && limit > poll_ns) limit = poll_ns;
-  const bool pauses = core_.wants_pause();
+  if (quiet) limit = detail::smaller(limit, quiet_until_ - now);
+  if (core_.waits_for_others()) limit = detail::smaller(limit, poll_ns);
+  const bool sleeps = least != 0 && core_.flying() == 0;
+  if (followers_ != 0) ring();  // some may be over already, before anything came back
+  lock.unlock();
+  if (sleeps) sleep_for(detail::smaller(limit, quiet ? limit : poll_ns));
   std::array<io_completion, batch> completions{};
-  const bool by_thread = options_.driver == drive_by::own_thread;
-  if (by_thread) {
-    reaping_ = true;
-    lock.unlock();
-  }
-  if (pauses || (least != 0 && core_.flying() == 0)) pause();
-  const result<std::size_t> count = engine_.reap(completions, {least, limit});
-  if (!count) pause();  // the engine itself is in trouble: what is queued stays, and is tried again
-  if (by_thread) {
-    lock.lock();
-    reaping_ = false;
-  }
-  core_.settle(std::span(completions).first(count ? *count : 0));
+  const result<std::size_t> count = engine_.reap(completions, {sleeps ? 0 : least, limit});
+  if (!count) sleep_for(poll_ns);
+  lock.lock();
+  driven_ = false;
+  engine_failures_ = count ? 0 : engine_failures_ + 1;
+  const std::uint64_t then = now_ns();
+  core_.settle(std::span(completions).first(count ? *count : 0), then);
+  if (options_.tuning == io_tuning::on) tune(then);
+  if (gave_up()) core_.engine_failed(count.error());
+  if (followers_ != 0) ring();  // one of them drives next
+  // What was started meanwhile was left to us.
+  if (std::exchange(kicked_, false) && least == 0) drive(lock, 0);
 }
 
 template <io_engine Engine>
@@ -300,20 +403,16 @@ void file_queue<Engine>::run() noexcept {
   std::unique_lock lock(mutex_);
   for (;;) {
     core_.admit();
-    if (!core_.has_work() && core_.flying() == 0) {
-      if (stopping_ && !core_.has_waiting()) return;
-      const bool polls = core_.has_waiting();
-      const std::uint32_t heard = rings_.load(std::memory_order_relaxed);
+    const bool idle = !core_.has_work() && core_.flying() == 0 && !core_.waits_for_others();
+    if (idle && stopping_ && is_quiet()) return;
+    if (idle && !stopping_) {
+      const std::uint32_t heard = bell_.load(std::memory_order_relaxed);
       lock.unlock();
-      if (polls) {
-        pause();
-      } else {
-        rings_.wait(heard, std::memory_order_relaxed);
-      }
+      bell_.wait(heard, std::memory_order_relaxed);
       lock.lock();
-      continue;
+    } else {
+      drive(lock, 1);
     }
-    drive(lock, 1);
   }
 }
 

@@ -10,8 +10,10 @@
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,15 +35,16 @@ struct file_space_options {
 ///
 /// Room on the device is taken when a range is given out, so that a full disk shows there and not in the
 /// middle of a transfer, and is given back with the range. The first page of the file is never given out.
+/// Ranges begin at whole pages; the budget counts their bytes, the device whole pages.
 ///
 /// What a file held before is not looked at; whoever wants it back says where it lies. Nothing is durable
 /// before `file().sync()`.
 ///
 /// @par Complexity      O(live ranges) for allocation; a copy as in `file_queue`.
-/// @par Thread safety   allocation: one thread at a time; copies: any.
-/// @par Errors          the constructor throws `length_error` for a budget of 0, and what `io_file` and
-///                      `file_queue` do. `try_allocate` also refuses with `errc::grow_failed`: the device is
-///                      full, or its quota. A failed copy is told by its fence.
+/// @par Thread safety   any number of threads; one mutex, not held while the file system takes or gives room.
+/// @par Errors          the constructor throws `length_error` for a budget of 0 or past 2^63 - 1, and what
+///                      `io_file` and `file_queue` do. `try_allocate` also refuses with `errc::grow_failed`:
+///                      the device is full, or its quota. A failed copy is told by its fence.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class file_space {
@@ -65,7 +68,10 @@ class file_space {
   void deallocate(range_type range) noexcept;
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
-  [[nodiscard]] std::uint64_t used() const noexcept { return used_; }
+  [[nodiscard]] std::uint64_t used() const noexcept {
+    const std::scoped_lock lock(mutex_);
+    return used_;
+  }
   [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }
 
   /// @name Copies   see `copy_queue`. `how` is their urgency.
@@ -102,6 +108,10 @@ class file_space {
 
   [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
     if (options.budget == 0) throw length_error(path + ": the budget is 0 bytes; say how much it may hold");
+    if (options.budget > max_bytes) {
+      throw length_error(path + ": the budget is " + std::to_string(options.budget) +
+                         " bytes; the most is 2^63 - 1");
+    }
     return options;
   }
   [[nodiscard]] failure refusal(range_type range, std::uint64_t bytes) const noexcept {
@@ -109,16 +119,29 @@ class file_space {
     if (range.bytes != bytes) {
       return {.code = errc::size_mismatch, .wanted = range.bytes, .found = bytes, .where = where};
     }
+    const std::scoped_lock lock(mutex_);
     if (range.bytes != 0 && live_.holding(range.data, range.bytes) == nullptr) {
       return {.code = errc::dead_range, .wanted = range.bytes, .where = where};
     }
     return {};
   }
-  [[nodiscard]] std::uint64_t first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept;
+  [[nodiscard]] result<range_type> take(std::uint64_t bytes, std::uint64_t alignment) noexcept;
+  void forget(range_type range) noexcept {
+    const std::scoped_lock lock(mutex_);
+    if (live_.check("", range.data, range.bytes).what != misuse::kind::none) return;
+    static_cast<void>(live_.remove(range.data));
+    used_ -= range.bytes;
+  }
+  /// Whole pages of it: no other range begins in its last one.
+  void give_back_room(range_type range) noexcept {
+    // Where the file system cannot, the room stays with the file.
+    static_cast<void>(file_.punch(offset_of(range.data), (range.bytes + page_ - 1) / page_ * page_));
+  }
 
   file_space_options options_;
   io_file file_;
   std::uint64_t page_;
+  mutable std::mutex mutex_;
   live_ranges<nothing> live_;
   std::uint64_t used_ = 0;
   file_queue<Engine> queue_;
@@ -127,23 +150,10 @@ class file_space {
 static_assert(memory_space<file_space<>>);
 static_assert(copy_queue<file_space<>, file_space<>>);
 
-/// The lowest offset where `bytes` are free.
 template <io_engine Engine>
-std::uint64_t file_space<Engine>::first_gap(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
-  const auto aligned = [alignment](std::uint64_t offset) {
-    return (offset + alignment - 1) / alignment * alignment;
-  };
-  std::uint64_t offset = aligned(page_);
-  for (const auto& live : live_) {
-    if (offset_of(live.data) >= offset + bytes) break;
-    offset = aligned(offset_of(live.data) + live.bytes);
-  }
-  return offset;
-}
-
-template <io_engine Engine>
-result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate(
-    std::uint64_t bytes, std::uint64_t alignment) noexcept {
+result<typename file_space<Engine>::range_type> file_space<Engine>::take(std::uint64_t bytes,
+                                                                         std::uint64_t alignment) noexcept {
+  const std::scoped_lock lock(mutex_);
   const char* const where = file_.path().c_str();
   if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
   if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
@@ -157,8 +167,10 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate
     return failure{
         .code = errc::system_refused, .wanted = bytes, .found = options_.budget - used_, .where = where};
   }
-  const std::uint64_t offset = first_gap(bytes, alignment < page_ ? page_ : alignment);
-  if (const result<void> had = file_.reserve(offset, bytes); !had) return had.error();
+  const std::uint64_t offset = live_.first_gap(page_, bytes, alignment < page_ ? page_ : alignment);
+  if (offset > max_bytes - bytes) {
+    return failure{errc::grow_failed, EFBIG, bytes, offset, where};
+  }
   auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
   live_.insert(data, bytes, {});
   used_ += bytes;
@@ -166,14 +178,29 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate
 }
 
 template <io_engine Engine>
+result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate(
+    std::uint64_t bytes, std::uint64_t alignment) noexcept {
+  const result<range_type> range = take(bytes, alignment);
+  if (!range) return range;
+  if (const result<void> had = file_.reserve(offset_of(range->data), bytes); !had) {
+    give_back_room(*range);  // some of it may have been had
+    forget(*range);
+    return had.error();
+  }
+  return range;
+}
+
+template <io_engine Engine>
 void file_space<Engine>::deallocate(range_type range) noexcept {
   if (range.bytes == 0) return;
-  const misuse wrong = live_.check(file_.path().c_str(), range.data, range.bytes);
+  misuse wrong;
+  {
+    const std::scoped_lock lock(mutex_);
+    wrong = live_.check(file_.path().c_str(), range.data, range.bytes);
+  }
   if (wrong.what != misuse::kind::none) return options_.on_misuse(wrong, options_.misuse_context);
-  static_cast<void>(live_.remove(range.data));
-  used_ -= range.bytes;
-  // Where the file system cannot, the room stays with the file.
-  static_cast<void>(file_.punch(offset_of(range.data), range.bytes));
+  give_back_room(range);  // before anyone else can have it
+  forget(range);
 }
 
 template <io_engine Engine>

@@ -24,7 +24,7 @@ struct io_request {
   std::uint32_t bytes = 0;
   std::uint64_t offset = 0;
   std::byte* data = nullptr;  ///< not written by a write
-  std::uint64_t tag = 0;      ///< comes back with the completion
+  std::uint64_t tag = 0;      ///< comes back with the completion; an engine may keep some for itself
 };
 
 /// What became of a request.
@@ -64,7 +64,7 @@ struct io_wait {
 /// until the system is done with all of them.
 ///
 /// A request that the system refuses is a completion with an error number. What to do about one that fails or
-/// falls short is not decided here but in `transfer_engine`, so that engines stay small and faults can be put
+/// falls short is not decided here but in `file_queue`, so that engines stay small and faults can be put
 /// between (`testing::faulty_io`).
 template <class E>
 concept io_engine = requires(E& engine, const E& read, const io_request& request,

@@ -3,75 +3,17 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/error.hpp>
+#include <llmmem/transfer/flow.hpp>
 #include <llmmem/transfer/link_model.hpp>
 
+#include <time.h>
+
 #include <array>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace llmmem::inline v0 {
-
-/// Why a program had to wait.
-enum class stall_cause : std::uint8_t {
-  demand_fetch,    ///< nobody asked for the chunk before the program did
-  prefetch_late,   ///< it was on its way, and had not arrived
-  write_back,      ///< room, or the chunk itself, was behind a write-back
-  budget,          ///< no room in the tier, and none about to come free
-  codec,           ///< bytes had arrived and were being decoded
-  io_error_retry,  ///< a transfer failed and was tried again
-};
-inline constexpr std::size_t stall_causes = 6;
-
-/// As reports and traces write it: "demand_fetch".
-[[nodiscard]] constexpr const char* name_of(stall_cause cause) noexcept {
-  constexpr std::array<const char*, stall_causes> names{"demand_fetch", "prefetch_late", "write_back",
-                                                        "budget",       "codec",         "io_error_retry"};
-  return names[static_cast<std::size_t>(cause)];
-}
-
-/// Nanoseconds of waiting, by cause.
-struct stall_times {
-  std::array<std::uint64_t, stall_causes> ns{};
-
-  [[nodiscard]] constexpr std::uint64_t operator[](stall_cause cause) const noexcept {
-    return ns[static_cast<std::size_t>(cause)];
-  }
-  [[nodiscard]] constexpr std::uint64_t& operator[](stall_cause cause) noexcept {
-    return ns[static_cast<std::size_t>(cause)];
-  }
-  [[nodiscard]] constexpr std::uint64_t total() const noexcept {
-    std::uint64_t sum = 0;
-    for (const std::uint64_t each : ns)
-      sum += each;
-    return sum;
-  }
-  friend constexpr bool operator==(const stall_times&, const stall_times&) noexcept = default;
-};
-
-/// What went over a link in one direction.
-struct flow {
-  std::uint64_t bytes = 0;
-  std::uint64_t operations = 0;
-  friend constexpr bool operator==(const flow&, const flow&) noexcept = default;
-};
-
-/// What went over a link.
-struct link_flow {
-  flow onboard;
-  flow offload;
-
-  [[nodiscard]] constexpr flow& operator[](link_direction way) noexcept {
-    return way == link_direction::onboard ? onboard : offload;
-  }
-  [[nodiscard]] constexpr const flow& operator[](link_direction way) const noexcept {
-    return way == link_direction::onboard ? onboard : offload;
-  }
-  friend constexpr bool operator==(const link_flow&, const link_flow&) noexcept = default;
-};
 
 /// Tells a meter the time, in nanoseconds from any beginning, never going back.
 template <class C>
@@ -82,9 +24,10 @@ concept meter_clock = requires(const C& clock) {
 /// The machine's monotonic clock.
 struct steady_meter_clock {
   [[nodiscard]] std::uint64_t now_ns() const noexcept {
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                          std::chrono::steady_clock::now().time_since_epoch())
-                                          .count());
+    // Not <chrono>: that is 13,000 lines to whoever includes a tiered buffer.
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
   }
 };
 static_assert(meter_clock<steady_meter_clock>);

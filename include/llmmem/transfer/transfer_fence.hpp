@@ -62,15 +62,17 @@ class transfer_fence {
 ///
 /// A slot is given to the next operation as soon as its own is over: an older fence then sees another
 /// generation and has passed. Failures are kept apart, `max_failures` of them, until `clear_failures`, so
-/// that none is forgotten while somebody may still ask: when as many are kept, `begin` refuses.
+/// that none is forgotten while somebody may still ask: when as many are kept, `begin` refuses. (A fence kept
+/// for 2^32 later operations of its slot is taken for that of the last.)
 ///
 /// @par Thread safety   fences: any. `begin` and `finish` are called under the queue's own lock.
 /// @par Complexity      O(1); a question about an operation that is over, while failures are kept,
 /// O(failures).
 class transfer_board {
  public:
-  /// Lets time pass for operations under way: called by who waits, when the queue has no thread.
-  using drive_function = void (*)(void* context) noexcept;
+  /// Lets time pass until `awaited` is ready, or for a while: called by who waits for it, when the queue has
+  /// no thread.
+  using drive_function = void (*)(void* context, const transfer_fence& awaited) noexcept;
 
   transfer_board(std::uint32_t operations, std::uint32_t max_failures, const metadata_source& metadata)
       : slots_(operations, 0, metadata, "transfer_board: operations"),
@@ -84,20 +86,23 @@ class transfer_board {
   transfer_board(const transfer_board&) = delete;
   transfer_board& operator=(const transfer_board&) = delete;
 
-  /// Who waits calls `drive(context)` instead of sleeping.
+  /// Who waits calls `drive(context, fence)` instead of sleeping.
   void drive_by(drive_function drive, void* context) noexcept {
     drive_ = drive;
     context_ = context;
   }
 
-  /// A slot for an operation that begins. `errc::table_full` when there is none, or when failures are full.
+  /// A slot for an operation that begins. `errc::table_full` when there is none, `errc::failures_kept` when
+  /// no further failure could be.
   [[nodiscard]] result<std::uint32_t> begin(const char* where) noexcept {
-    if (free_count_ == 0 || failures() >= max_failures_) {
-      return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = where};
+    if (free_count_ == 0) return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = where};
+    if (failures() >= max_failures_) {
+      return failure{.code = errc::failures_kept, .found = failures(), .where = where};
     }
     const std::uint32_t slot = free_[--free_count_];
     const std::atomic_ref<std::uint64_t> word = slots_[slot];
-    word.store(word.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    // Release: whoever sees this generation sees how the one before it ended.
+    word.store(word.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return slot;
   }
 
@@ -123,6 +128,11 @@ class transfer_board {
   /// Operations under way.
   [[nodiscard]] std::uint32_t running() const noexcept {
     return static_cast<std::uint32_t>(slots_.size()) - free_count_;
+  }
+
+  /// Bytes of its tables.
+  [[nodiscard]] std::uint64_t metadata_bytes() const noexcept {
+    return slots_.bytes() + free_.bytes() + failures_.bytes();
   }
 
   /// Failures kept now.
@@ -214,7 +224,7 @@ inline result<void> transfer_fence::settled() const noexcept {
   std::uint64_t seen = word.load(std::memory_order_acquire);
   while (transfer_board::runs(seen, generation_)) {
     if (board_->drive_ != nullptr) {
-      board_->drive_(board_->context_);
+      board_->drive_(board_->context_, *this);
     } else {
       word.wait(seen, std::memory_order_acquire);
     }

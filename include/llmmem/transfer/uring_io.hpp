@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 namespace llmmem::inline v0 {
@@ -41,7 +42,11 @@ struct uring_options {
 /// An engine that must run there too catches that and takes `posix_io`.
 ///
 /// @par Complexity      one system call for each `reap` that hands something over or waits.
-/// @par Thread safety   one thread at a time, always the same one where `issuer` says so; `wake` any.
+/// Two of its tags are its own: requests may have any but 2^64 - 2 and 2^64 - 1. A process that forks leaves
+/// the ring to its parent: the child must not touch or destroy it.
+///
+/// @par Thread safety   one thread at a time, always the same one where `issuer` says so (a `reap` on another
+///                      fails with EEXIST); `wake` any.
 /// @par Errors          the constructor throws `argument_error` for a depth out of range and `system_error`
 ///                      where the kernel refuses the ring.
 class uring_io {
@@ -57,7 +62,11 @@ class uring_io {
   ~uring_io();
 
   [[nodiscard]] io_caps caps() const noexcept {
-    return {.name = "io_uring", .depth = depth_, .overlaps = true, .registers_memory = true};
+    return {.name = "io_uring",
+            .depth = depth_,
+            .overlaps = true,
+            .registers_memory = true,
+            .fallback_reason = fallback_};
   }
   [[nodiscard]] std::uint32_t in_flight() const noexcept { return in_flight_; }
 
@@ -66,22 +75,23 @@ class uring_io {
   void wake() noexcept;
 
   /// Pins `ranges`, so that requests inside one need not pin their pages each time. Once, before the first
-  /// request. The pinned bytes count against RLIMIT_MEMLOCK.
-  /// @return `errc::system_refused` with the kernel's error number, `errc::out_of_range` past `max_ranges`.
+  /// request. The kernel takes ranges of at most 1 GiB each; the pinned bytes count against RLIMIT_MEMLOCK.
+  /// @return `errc::engine_failed` with the kernel's error number, `errc::out_of_range` past `max_ranges`.
   result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
 
  private:
-  static constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
+  static constexpr std::uint64_t wake_tag = ~std::uint64_t{1};  // liburing's own is the one above
 
   [[nodiscard]] static io_uring open_ring(const uring_options& options);
   [[nodiscard]] int registered_range(const io_request& request) const noexcept;
   void arm_wake() noexcept;
   void enable() noexcept;
-  [[nodiscard]] int hand_over(const io_wait& wait) noexcept;
+  [[nodiscard]] int hand_over(const io_wait& wait, bool has_some) noexcept;
   [[nodiscard]] std::size_t collect(std::span<io_completion> out) noexcept;
 
   std::uint32_t depth_;
   io_uring ring_;
+  std::string_view fallback_{};
   int wake_file_ = -1;
   std::uint64_t wake_count_ = 0;
   std::uint32_t in_flight_ = 0;
@@ -121,6 +131,9 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
 
 inline uring_io::uring_io(const uring_options& options) : depth_(options.depth), ring_(open_ring(options)) {
   enabled_ = (ring_.flags & IORING_SETUP_R_DISABLED) == 0;
+  if (options.issuer == uring_issuer::one_thread && enabled_) {
+    fallback_ = "the kernel has no rings for a single issuer: it needs Linux 6.1";
+  }
   wake_file_ = ::eventfd(0, EFD_CLOEXEC);
   if (wake_file_ < 0) {
     const int error = errno;
@@ -134,6 +147,13 @@ inline uring_io::~uring_io() {
   std::array<io_completion, 16> ignored{};
   while (in_flight_ != 0) {
     if (!reap(ignored, {.least = 1})) break;
+  }
+  // The read that waits to be woken writes to this object.
+  if (wake_armed_) wake();
+  while (wake_armed_) {
+    const int got = ::io_uring_submit_and_wait(&ring_, 1);
+    if (got < 0 && got != -EINTR) break;
+    static_cast<void>(collect(ignored));
   }
   ::io_uring_queue_exit(&ring_);
   ::close(wake_file_);
@@ -186,17 +206,17 @@ inline void uring_io::enable() noexcept {
 }
 
 /// Submits, and waits as told. Minus an error number when the kernel took nothing.
-inline int uring_io::hand_over(const io_wait& wait) noexcept {
+inline int uring_io::hand_over(const io_wait& wait, bool has_some) noexcept {
   const auto least = wait.least < in_flight_ ? wait.least : in_flight_;
   if (least == 0) {
     if (::io_uring_sq_ready(&ring_) != 0) return ::io_uring_submit_and_get_events(&ring_);
-    return in_flight_ == 0 ? 0 : ::io_uring_get_events(&ring_);
+    return in_flight_ == 0 || has_some ? 0 : ::io_uring_get_events(&ring_);
   }
   arm_wake();
-  io_uring_cqe* first = nullptr;
   if (wait.timeout_ns == io_wait::forever) return ::io_uring_submit_and_wait(&ring_, least);
   __kernel_timespec limit{.tv_sec = static_cast<long long>(wait.timeout_ns / 1'000'000'000),
                           .tv_nsec = static_cast<long long>(wait.timeout_ns % 1'000'000'000)};
+  io_uring_cqe* first = nullptr;
   return ::io_uring_submit_and_wait_timeout(&ring_, &first, least, &limit, nullptr);
 }
 
@@ -222,14 +242,12 @@ inline result<std::size_t> uring_io::reap(std::span<io_completion> out, const io
   std::size_t count = collect(out);
   const io_wait rest{wait.least > count ? wait.least - static_cast<std::uint32_t>(count) : 0,
                      wait.timeout_ns};
-  const int error = hand_over(rest);
+  const int error = hand_over(rest, count != 0);
   count += collect(out.subspan(count));
   const bool passes = error >= 0 || error == -ETIME || error == -EINTR || error == -EAGAIN || error == -EBUSY;
   if (!passes && count == 0) {
-    return failure{.code = errc::system_refused,
-                   .index = static_cast<std::uint32_t>(-error),
-                   .wanted = in_flight_,
-                   .where = "uring_io"};
+    return failure{
+        .code = errc::engine_failed, .index = static_cast<std::uint32_t>(-error), .where = "uring_io"};
   }
   return count;
 }
@@ -245,18 +263,18 @@ inline result<void> uring_io::register_memory(std::span<const std::span<std::byt
     return failure{
         .code = errc::out_of_range, .wanted = ranges.size(), .found = max_ranges, .where = "uring_io"};
   }
+  if (ranges.empty()) return {};
   std::array<iovec, max_ranges> vectors{};
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    ranges_[i] = ranges[i];
+  for (std::size_t i = 0; i < ranges.size(); ++i)
     vectors[i] = {ranges[i].data(), ranges[i].size()};
-  }
   const int error = ::io_uring_register_buffers(&ring_, vectors.data(), static_cast<unsigned>(ranges.size()));
   if (error != 0) {
-    return failure{.code = errc::system_refused,
+    return failure{.code = errc::engine_failed,
                    .index = static_cast<std::uint32_t>(-error),
-                   .wanted = ranges.size(),
                    .where = "uring_io: register_memory"};
   }
+  for (std::size_t i = 0; i < ranges.size(); ++i)
+    ranges_[i] = ranges[i];
   range_count_ = ranges.size();
   return {};
 }

@@ -175,6 +175,8 @@ class split_blocks {
     std::uint64_t address = 0;
 
     friend constexpr auto operator<=>(const order&, const order&) noexcept = default;
+    // Written out for nvcc, which otherwise declares it and forgets to define it.
+    friend constexpr bool operator==(const order&, const order&) noexcept = default;
   };
 
   [[nodiscard]] order key(std::uint32_t slot) const noexcept {

@@ -134,6 +134,18 @@ inline std::byte* simulated_space::touchable(const interval& bytes) const noexce
                          : live->payload.pages.alias + (bytes.data - live->data);
 }
 
+inline std::span<std::byte> simulated_space::device_view(range_type range) const {
+  if (!holds(range)) dead(range).raise();
+  const interval seen{range.data, range.bytes};
+  for (const copy& c : in_flight_) {
+    if (!c.to.overlaps(seen)) continue;
+    throw fence_error(options_.name + ": the device looks at " + describe(seen) + ", which copy " +
+                      std::to_string(c.number) + " fills until " + std::to_string(c.finish.ns) +
+                      " ns; wait for its fence first");
+  }
+  return {touchable(seen), static_cast<std::size_t>(range.bytes)};
+}
+
 inline void simulated_space::begin(std::uint64_t number) noexcept {
   const copy& c = in_flight_[find(number)];
   if (c.to.bytes != 0) {

@@ -41,7 +41,12 @@ class transfer_core {
 
   [[nodiscard]] transfer_board& board() noexcept { return board_; }
   [[nodiscard]] const transfer_board& board() const noexcept { return board_; }
-  [[nodiscard]] const file_queue_stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] file_queue_stats stats(std::uint64_t now_ns) const noexcept {
+    file_queue_stats now = stats_;
+    if (flying_ != 0) now.busy_ns += now_ns - busy_since_ns_;
+    now.setting = {depth_limit_, block_bytes_};
+    return now;
+  }
 
   [[nodiscard]] result<transfer_fence> start(std::span<const file_copy> copies, urgency how,
                                              std::span<const transfer_fence> after) noexcept;
@@ -53,7 +58,15 @@ class transfer_core {
   template <io_engine Engine>
   void issue(Engine& engine, std::uint64_t now_ns) noexcept;
 
-  void settle(std::span<const io_completion> completions) noexcept;
+  void settle(std::span<const io_completion> completions, std::uint64_t now_ns) noexcept;
+
+  /// The engine no longer works: what is under way counts as lost, and everything that could go on fails
+  /// with `why`.
+  void engine_failed(const failure& why) noexcept;
+
+  /// How often the system asked for the request that was told so most often since this was last asked; 0
+  /// for none. The more often, the longer it should be left alone.
+  [[nodiscard]] std::uint32_t take_pause() noexcept { return std::exchange(pause_, 0); }
 
   /// Gives up requests that were not answered in time. The next time to ask, `io_wait::forever` for never.
   [[nodiscard]] std::uint64_t give_up(std::uint64_t now_ns) noexcept;
@@ -71,6 +84,15 @@ class transfer_core {
   [[nodiscard]] transfer_fence some_running() noexcept;
   [[nodiscard]] std::uint64_t done(std::uint32_t slot) const noexcept { return operations_[slot].done; }
 
+  /// What is asked for from now on. @pre the depth is not above that of the constructor.
+  void use(const io_setting& setting) noexcept {
+    depth_limit_ = setting.depth;
+    block_bytes_ = setting.block_bytes;
+  }
+  [[nodiscard]] std::uint64_t bytes_moved() const noexcept {
+    return stats_.bytes_read + stats_.bytes_written;
+  }
+
   /// Whether a request could be queued now, and whether any operation waits for others.
   [[nodiscard]] bool has_work() const noexcept {
     for (const list& ready : ready_) {
@@ -79,7 +101,8 @@ class transfer_core {
     return again_count_ != 0;
   }
   [[nodiscard]] bool has_waiting() const noexcept { return waiting_.head != none; }
-  [[nodiscard]] bool wants_pause() const noexcept { return wants_pause_; }
+  /// Whether one of them waits for an operation of another queue, which nobody tells us of.
+  [[nodiscard]] bool waits_for_others() const noexcept { return waits_for_others_; }
   [[nodiscard]] std::uint32_t flying() const noexcept { return flying_; }
 
  private:
@@ -159,6 +182,9 @@ class transfer_core {
     again_[again_count_++] = index;
   }
   void release_piece(std::uint32_t index) noexcept;
+  void lose(std::uint32_t index, failure why) noexcept;
+  void fail_ready(const failure& why) noexcept;
+  void fail_lost() noexcept;
   void fail(std::uint32_t slot, const failure& why) noexcept;
   void finish_if_over(std::uint32_t slot) noexcept;
   [[nodiscard]] failure failed(const piece& p, int error) const noexcept;
@@ -176,10 +202,14 @@ class transfer_core {
   std::uint32_t free_piece_count_;
   std::uint32_t again_count_ = 0;
   std::uint32_t flying_ = 0;
+  std::uint32_t lost_ = 0;
+  std::uint32_t pause_ = 0;
   std::uint32_t max_attempts_;
+  std::uint32_t depth_limit_;
   std::uint64_t block_bytes_;
   std::uint64_t give_up_ns_;
-  bool wants_pause_ = false;
+  std::uint64_t busy_since_ns_ = 0;
+  bool waits_for_others_ = false;
   const char* name_;
   file_queue_stats stats_;
 };
@@ -194,6 +224,7 @@ inline transfer_core::transfer_core(const file_queue_options& options, std::uint
       free_copy_count_(options.max_copies),
       free_piece_count_(depth),
       max_attempts_(options.max_attempts),
+      depth_limit_(depth),
       block_bytes_(options.block_bytes),
       give_up_ns_(options.give_up_ns),
       name_(options.name.c_str()) {
@@ -201,8 +232,8 @@ inline transfer_core::transfer_core(const file_queue_options& options, std::uint
     copies_[i].next = std::exchange(free_copies_, i);
   for (std::uint32_t i = 0; i < depth; ++i)
     free_pieces_[i] = depth - 1 - i;
-  stats_.metadata_bytes =
-      operations_.bytes() + copies_.bytes() + pieces_.bytes() + free_pieces_.bytes() + again_.bytes();
+  stats_.metadata_bytes = board_.metadata_bytes() + operations_.bytes() + copies_.bytes() + pieces_.bytes() +
+                          free_pieces_.bytes() + again_.bytes();
 }
 
 inline result<void> transfer_core::check(std::span<const file_copy> copies,
@@ -275,10 +306,17 @@ inline void transfer_core::make_ready(std::uint32_t slot) noexcept {
 }
 
 inline void transfer_core::admit() noexcept {
+  waits_for_others_ = false;
   if (waiting_.head == none) return;
   const auto passed = [this](std::uint32_t slot) {
     const operation& o = operations_[slot];
-    return all_ready(std::span(o.after).first(o.after_count));
+    bool all = true;
+    for (std::uint32_t i = 0; i < o.after_count; ++i) {
+      if (o.after[i].ready()) continue;
+      all = false;
+      if (!board_.gave(o.after[i])) waits_for_others_ = true;
+    }
+    return all;
   };
   list passing;
   extract(operations_, waiting_, passed, [&](std::uint32_t slot) { append(operations_, passing, slot); });
@@ -296,6 +334,8 @@ inline void transfer_core::admit() noexcept {
     }
     slot = next;
   }
+  // Some may have been over at once, and what came after them can go on.
+  if (passing.head != none) admit();
 }
 
 inline void transfer_core::choose_way(piece& p) const noexcept {
@@ -317,7 +357,7 @@ inline std::uint32_t transfer_core::next_piece() noexcept {
     choose_way(pieces_[index]);
     return index;
   }
-  if (free_piece_count_ == 0) return none;
+  if (free_piece_count_ == 0 || pieces_.size() - free_piece_count_ - lost_ >= depth_limit_) return none;
   for (list& ready : ready_) {
     if (ready.head == none) continue;
     const std::uint32_t of = ready.head;
@@ -340,7 +380,8 @@ inline std::uint32_t transfer_core::next_piece() noexcept {
 
 template <io_engine Engine>
 void transfer_core::issue(Engine& engine, std::uint64_t now_ns) noexcept {
-  wants_pause_ = false;
+  // With every slot lost the device is dead: nothing would ever be asked for.
+  if (lost_ == pieces_.size()) fail_lost();
   for (;;) {
     const std::uint32_t index = next_piece();
     if (index == none) return;
@@ -355,11 +396,11 @@ void transfer_core::issue(Engine& engine, std::uint64_t now_ns) noexcept {
     if (!engine.try_queue(request)) return repeat(index);
     p.at = flight::flying;
     p.since_ns = now_ns;
-    ++flying_;
+    if (flying_++ == 0) busy_since_ns_ = now_ns;
   }
 }
 
-inline void transfer_core::settle(std::span<const io_completion> completions) noexcept {
+inline void transfer_core::settle(std::span<const io_completion> completions, std::uint64_t now_ns) noexcept {
   for (const io_completion& each : completions) {
     const auto index = static_cast<std::uint32_t>(each.tag);
     if (index >= pieces_.size() || pieces_[index].life != each.tag >> 32) continue;
@@ -368,8 +409,9 @@ inline void transfer_core::settle(std::span<const io_completion> completions) no
       // Late, but now the memory is free.
       p.at = flight::landed;
       free_pieces_[free_piece_count_++] = index;
+      --lost_;
     } else if (p.at == flight::flying) {
-      --flying_;
+      if (--flying_ == 0) stats_.busy_ns += now_ns - busy_since_ns_;
       ++stats_.requests;
       land(index, each.outcome);
     }
@@ -408,12 +450,16 @@ inline void transfer_core::land(std::uint32_t index, std::int32_t outcome) noexc
     }
     if ((error == EAGAIN || error == EINTR || error == EBUSY) && ++p.attempts < max_attempts_) {
       ++stats_.retries;
-      wants_pause_ = true;
+      if (error != EINTR) pause_ = larger(pause_, p.attempts);
       return repeat(index);
     }
     failure why = failed(p, error);
     if (outcome == 0 && reads) {
-      why = {errc::file_ends, 0, what.offset + what.bytes, what.offset + p.begin, what.file->path().c_str()};
+      // Pieces come back in any order: this one may lie far behind the end.
+      const result<std::uint64_t> size = what.file->size();
+      const std::uint64_t end = what.offset + p.begin;
+      why = {errc::file_ends, 0, what.offset + what.bytes, size ? smaller(*size, end) : end,
+             what.file->path().c_str()};
     }
     release_piece(index);
     return fail(slot, why);
@@ -484,18 +530,45 @@ inline std::uint64_t transfer_core::give_up(std::uint64_t now_ns) noexcept {
       first = smaller(first, give_up_ns_ - (now_ns - p.since_ns));
       continue;
     }
-    // The device may still write to that memory: the slot stays taken until an answer comes.
-    p.at = flight::lost;
-    --flying_;
-    ++stats_.lost;
-    const std::uint32_t slot = copies_[p.of].owner;
     failure why = failed(p, 0);
     why.code = errc::completion_lost;
-    --operations_[slot].pieces;
-    fail(slot, why);
-    finish_if_over(slot);
+    lose(index, why);
   }
   return first;
+}
+
+/// The device may still write to that memory: the slot stays taken until an answer comes.
+inline void transfer_core::lose(std::uint32_t index, failure why) noexcept {
+  piece& p = pieces_[index];
+  p.at = flight::lost;
+  --flying_;
+  ++lost_;
+  ++stats_.lost;
+  const std::uint32_t slot = copies_[p.of].owner;
+  --operations_[slot].pieces;
+  fail(slot, why);
+  finish_if_over(slot);
+}
+
+inline void transfer_core::fail_ready(const failure& why) noexcept {
+  for (std::uint32_t slot = 0; slot < operations_.size(); ++slot) {
+    if (operations_[slot].at == stage::ready) fail(slot, why);
+  }
+}
+
+inline void transfer_core::fail_lost() noexcept {
+  for (std::uint32_t slot = 0; slot < operations_.size(); ++slot) {
+    if (operations_[slot].at != stage::ready) continue;
+    const file_copy& what = copies_[operations_[slot].first_copy].what;
+    fail(slot, {errc::completion_lost, 0, what.bytes, what.offset, what.file->path().c_str()});
+  }
+}
+
+inline void transfer_core::engine_failed(const failure& why) noexcept {
+  for (std::uint32_t index = 0; index < pieces_.size(); ++index) {
+    if (pieces_[index].at == flight::flying) lose(index, why);
+  }
+  fail_ready(why);
 }
 
 inline transfer_fence transfer_core::some_running() noexcept {

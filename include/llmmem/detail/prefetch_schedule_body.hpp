@@ -1,0 +1,302 @@
+/// @file
+/// Recording and replaying of `prefetch_schedule`.
+#pragma once
+
+#include <llmmem/prefetch_schedule.hpp>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// For each acquire of a trace, how many events lie between it and the chunk's next acquire, round the end.
+[[nodiscard]] inline std::vector<std::uint64_t> next_uses(const schedule_trace& trace) {
+  const auto events = trace.events();
+  std::vector<std::uint64_t> next(events.size(), access_hint::never);
+  std::vector<std::uint64_t> seen(trace.sizes().size(), access_hint::never);
+  // Twice from the back: what comes after the end is the beginning.
+  for (std::uint64_t i = 2 * events.size(); i-- > 0;) {
+    const trace_event& event = events[i % events.size()];
+    if (event.call != trace_call::acquire) continue;
+    std::uint64_t& later = seen[to_index(event.chunk)];
+    if (i < events.size()) next[i] = later - i;
+    later = i;
+  }
+  return next;
+}
+
+}  // namespace detail
+
+template <class Buffer, schedule_planner Planner>
+chunk_id prefetch_schedule<Buffer, Planner>::add(chunk_handle chunk) {
+  if (state_ != schedule_state::idle || trace_) {
+    throw argument_error(options_.name + ": a chunk was added after recording began; add all of them first");
+  }
+  buffer_->bytes(chunk).value();
+  if (chunk.slot < number_of_slot_.size() && number_of_slot_[chunk.slot] != ~0U &&
+      chunks_[number_of_slot_[chunk.slot]] == chunk) {
+    return chunk_id{number_of_slot_[chunk.slot]};
+  }
+  if (chunk.slot >= number_of_slot_.size()) number_of_slot_.resize(chunk.slot + std::size_t{1}, ~0U);
+  number_of_slot_[chunk.slot] = static_cast<std::uint32_t>(chunks_.size());
+  chunks_.push_back(chunk);
+  return chunk_id{number_of_slot_[chunk.slot]};
+}
+
+template <class Buffer, schedule_planner Planner>
+chunk_id prefetch_schedule<Buffer, Planner>::known(chunk_handle chunk) const {
+  if (chunk.slot >= number_of_slot_.size() || number_of_slot_[chunk.slot] == ~0U ||
+      chunks_[number_of_slot_[chunk.slot]] != chunk) {
+    throw argument_error(options_.name + ": chunk " + std::to_string(chunk.slot) +
+                         " is not known here; add() it before the first iteration");
+  }
+  return chunk_id{number_of_slot_[chunk.slot]};
+}
+
+template <class Buffer, schedule_planner Planner>
+schedule_machine prefetch_schedule<Buffer, Planner>::machine() const {
+  schedule_machine made{.budgets = {}, .links = options_.links, .edges = options_.edges};
+  const auto stats = buffer_->stats();
+  for (std::size_t i = 0; i + 1 < Buffer::tiers; ++i)
+    made.budgets.push_back(stats.tiers[i].budget);
+  return made;
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::begin_iteration() {
+  rethrow();
+  refused_.reset();
+  if (fell_back_) return;
+  if (!plan_) return record();
+  if (state_ != schedule_state::replaying) return replay();
+  if (cursor_->next() == 0) return;
+  // The iteration before was cut short: the program says where it is.
+  cursor_->restart();
+  iterations_done_ = cursor_->iterations();
+  pending_.clear();
+  begin_plan_iteration(plan_->steady);
+  issue(0, plan_moment::ahead);
+  try_pending();
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::end_iteration() {
+  rethrow();
+  if (state_ != schedule_state::recording) return;
+  if (recorder_.events() == 0) return stop();
+  freeze();
+  make_plan();
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::record() {
+  recorder_ = {};
+  for (const chunk_handle each : chunks_)
+    recorder_.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+  plan_.reset();
+  last_ns_ = buffer_->now_ns();
+  state_ = schedule_state::recording;
+}
+
+template <class Buffer, schedule_planner Planner>
+const schedule_trace& prefetch_schedule<Buffer, Planner>::freeze() {
+  if (state_ != schedule_state::recording) {
+    throw argument_error(options_.name + ": nothing is being recorded; call record() first");
+  }
+  recorder_.compute(buffer_->now_ns() - last_ns_);
+  state_ = schedule_state::idle;
+  trace_ = recorder_.freeze();
+  next_use_ = detail::next_uses(*trace_);
+  ++stats_.recordings;
+  return *trace_;
+}
+
+template <class Buffer, schedule_planner Planner>
+const schedule_plan& prefetch_schedule<Buffer, Planner>::make_plan() {
+  if (!trace_) throw argument_error(options_.name + ": there is no trace; record and freeze one first");
+  plan_ = planner_(*trace_, machine());
+  return *plan_;
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::replay(schedule_plan plan) {
+  if (!trace_ || plan.trace_fingerprint != trace_->fingerprint()) {
+    throw argument_error(options_.name +
+                         ": the plan was made for another trace; plan the one that is frozen");
+  }
+  plan_ = std::move(plan);
+  replay();
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::replay() {
+  if (!plan_) throw argument_error(options_.name + ": there is no plan; call make_plan() first");
+  cursor_.emplace(*trace_, options_.follow);
+  iterations_done_ = 0;
+  const std::size_t most = plan_->first.steps.size() > plan_->steady.steps.size()
+                               ? plan_->first.steps.size()
+                               : plan_->steady.steps.size();
+  pending_.clear();
+  pending_.reserve(2 * most);
+  state_ = schedule_state::replaying;
+  begin_plan_iteration(plan_->first);
+  issue(0, plan_moment::ahead);
+  try_pending();
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::begin_plan_iteration(const plan_iteration& iteration) noexcept {
+  following_ = &iteration;
+  next_step_ = 0;
+}
+
+/// Steps of `event` up to `until`, and all before, become pending.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::issue(std::uint32_t event, plan_moment until) {
+  const auto& steps = following_->steps;
+  while (next_step_ < steps.size() &&
+         (steps[next_step_].at_event < event ||
+          (steps[next_step_].at_event == event && steps[next_step_].when <= until))) {
+    if (pending_.size() == pending_.capacity()) pending_.erase(pending_.begin());  // the oldest is hopeless
+    pending_.push_back(steps[next_step_++]);
+  }
+}
+
+/// Begins what is pending, in its order, up to what must wait.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::try_pending() {
+  buffer_->progress();
+  std::size_t done = 0;
+  for (; done < pending_.size(); ++done) {
+    const plan_step& step = pending_[done];
+    const std::size_t tier = step.operation == plan_operation::fetch ? step.to : step.from;
+    const step_outcome outcome = buffer_->execute(chunks_[to_index(step.chunk)], step.operation, tier);
+    if (outcome == step_outcome::later) break;
+    ++(outcome == step_outcome::done ? stats_.steps : stats_.useless);
+  }
+  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
+/// What is still pending although its event has come is left to the buffer: a fetch as a prefetch without a
+/// plan.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::give_up_late(std::uint32_t event) {
+  std::size_t kept = 0;
+  for (const plan_step& step : pending_) {
+    if (step.at_event > event) {
+      pending_[kept++] = step;
+      continue;
+    }
+    ++stats_.late;
+    if (step.operation == plan_operation::fetch) {
+      static_cast<void>(buffer_->prefetch(chunks_[to_index(step.chunk)]));
+    }
+  }
+  pending_.resize(kept);
+}
+
+/// The program is about to do what the trace has as `event`.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::reach(std::uint32_t event) {
+  at_ = event;
+  issue(event, plan_moment::at_call);
+  try_pending();
+  give_up_late(event);
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::note_divergence() {
+  ++stats_.diverged;
+  state_ = schedule_state::idle;
+  pending_.clear();
+  if (options_.divergence == on_divergence::fall_back) fell_back_ = true;
+  const bool for_good = ++left_in_a_row_ >= options_.re_record_after;
+  if (options_.divergence == on_divergence::re_record ||
+      (options_.divergence == on_divergence::repair && for_good)) {
+    plan_.reset();
+    left_in_a_row_ = 0;
+  }
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::before(trace_call what, chunk_id chunk, access_mode mode) {
+  rethrow();
+  if (state_ == schedule_state::recording) {
+    recorder_.compute(buffer_->now_ns() - last_ns_);
+    // An acquire is noted when it was granted.
+    if (what == trace_call::release) recorder_.release(chunk);
+    if (what == trace_call::discard) recorder_.discard(chunk);
+    return;
+  }
+  if (state_ != schedule_state::replaying) return;
+  if (what == trace_call::acquire && std::exchange(refused_, std::nullopt) == chunk) return;
+  const cursor_step step = cursor_->call(what, chunk, mode);
+  switch (step.verdict) {
+    case cursor_verdict::diverged:
+      return note_divergence();
+    case cursor_verdict::inserted:
+      ++stats_.inserted;
+      return;
+    case cursor_verdict::on_plan:
+      ++stats_.on_plan;
+      break;
+    case cursor_verdict::skipped:
+      ++stats_.skipped;
+      break;
+  }
+  const bool wrapped = cursor_->iterations() != iterations_done_ && cursor_->next() != 0;
+  if (wrapped) after();  // the end of the iteration before was skipped
+  reach(step.index);
+  if (what == trace_call::acquire) {
+    const std::uint64_t now = cursor_->iterations() * trace_->events().size() + step.index;
+    static_cast<void>(buffer_->expect(chunks_[to_index(chunk)], now + next_use_[step.index]));
+  }
+}
+
+/// The call is done: what the plan has ahead of the next event begins.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::after() {
+  if (state_ == schedule_state::recording) last_ns_ = buffer_->now_ns();
+  if (state_ != schedule_state::replaying) return;
+  if (cursor_->iterations() != iterations_done_) {
+    iterations_done_ = cursor_->iterations();
+    left_in_a_row_ = 0;
+    issue(plan_->events, plan_moment::at_call);
+    begin_plan_iteration(plan_->steady);
+  }
+  issue(cursor_->next(), plan_moment::ahead);
+  try_pending();
+}
+
+template <class Buffer, schedule_planner Planner>
+template <access_mode Mode, class Take>
+auto prefetch_schedule<Buffer, Planner>::take(chunk_handle chunk, Take take_from_buffer)
+    -> result<lease<Mode>> {
+  const chunk_id number = known(chunk);
+  before(trace_call::acquire, number, Mode);
+  auto had = take_from_buffer();
+  if (had && state_ == schedule_state::recording) recorder_.acquire(number, Mode);
+  if (!had) refused_ = number;
+  after();
+  if (!had) return had.error();
+  return lease<Mode>(*this, number, std::move(*had));
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::released(chunk_id chunk) noexcept {
+  try {
+    before(trace_call::release, chunk, access_mode::read);
+    after();
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+}
+
+template <class Buffer, schedule_planner Planner>
+result<void> prefetch_schedule<Buffer, Planner>::discard(chunk_handle chunk) {
+  before(trace_call::discard, known(chunk), access_mode::read);
+  const result<void> done = buffer_->discard(chunk);
+  after();
+  return done;
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,270 @@
+/// @file
+/// `prefetch_schedule`: learns what one iteration of a program touches, plans its transfers, and carries the
+/// plan out on a `tiered_buffer` while the program runs on.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/bounds.hpp>
+#include <llmmem/schedule/cursor.hpp>
+#include <llmmem/schedule/machine.hpp>
+#include <llmmem/schedule/plan.hpp>
+#include <llmmem/schedule/planners.hpp>
+#include <llmmem/schedule/simulate.hpp>
+#include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiered_buffer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// How a schedule is set up.
+struct prefetch_options {
+  /// The links between the buffer's tiers, as `schedule_machine` has them; its budgets are the buffer's.
+  std::vector<link_model> links{};
+  std::vector<std::uint32_t> edges{};
+  on_divergence divergence = on_divergence::repair;
+  schedule_cursor::options follow{};
+  /// With `on_divergence::repair`: iterations in a row that left the plan before another one is recorded.
+  std::uint32_t re_record_after = 3;
+  std::string name = "prefetch_schedule";  ///< for error texts
+};
+
+/// What a schedule is doing.
+enum class schedule_state : std::uint8_t {
+  idle,       ///< calls go to the buffer, and nothing is noted
+  recording,  ///< they are noted, too
+  replaying,  ///< the plan's steps are carried out beside them
+};
+
+/// Counters of a schedule.
+struct prefetch_stats {
+  std::uint64_t on_plan = 0;     ///< calls that were the next event
+  std::uint64_t skipped = 0;     ///< calls that were a later event
+  std::uint64_t inserted = 0;    ///< calls that are not in the trace there
+  std::uint64_t diverged = 0;    ///< times the plan was given up
+  std::uint64_t steps = 0;       ///< of plans, carried out
+  std::uint64_t useless = 0;     ///< steps whose effect was there already, or could no longer be had
+  std::uint64_t late = 0;        ///< steps whose event came before they could begin
+  std::uint64_t recordings = 0;  ///< iterations recorded and planned
+};
+
+/// Stands between a program and its buffer. The program brackets its iterations and takes its leases here:
+///
+///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
+///     for (const chunk_handle each : chunks) schedule.add(each);
+///     for (int step = 0; step < steps; ++step) {
+///       schedule.begin_iteration();     // the first is recorded and planned, the others follow the plan
+///       auto weights = schedule.read(layer_weights).value();
+///       ...
+///       schedule.end_iteration();
+///     }
+///     schedule.plan().steady.regret();  // how far the plan is from what no plan could beat
+///
+/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`.
+///
+/// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
+/// time (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
+/// reaches its event, not when a clock says so: a program that is slower or faster than recorded keeps the
+/// plan's order. A step that cannot begin yet waits for its turn; one whose event has come is left to the
+/// lease that needs it.
+///
+/// **A wrong plan costs time, never data.** Every lease is the buffer's own. When the program does something
+/// else than was recorded, `on_divergence` says what becomes of the plan.
+///
+/// Give tier 0 `min_eviction`: the schedule tells the buffer every chunk's next use, so that what leaves
+/// unplanned is what is used last.
+///
+/// @tparam Buffer   a `tiered_buffer`.
+/// @tparam Planner  a `schedule_planner`.
+/// A chunk is leased once at a time here, also for reading: a recording with two leases of one is refused.
+///
+/// @par Complexity      a call O(1) and the steps of its event, beside the buffer's own. Recording and
+///                      planning allocate; replaying does not.
+/// @par Thread safety   as the buffer: one thread at a time.
+/// @par Errors          the constructor, `add`, `freeze`, `make_plan` and `replay` throw `argument_error`,
+///                      `add` and `record` also `handle_error` for a chunk that is gone; leases are refused
+///                      as by the buffer. What a space's copies throw when a lease ends is thrown by the
+///                      next call.
+template <class Buffer, schedule_planner Planner = next_use>
+class prefetch_schedule {
+ public:
+  /// A lease of the buffer whose end the schedule learns of. The schedule outlives it.
+  template <access_mode Mode>
+  class [[nodiscard]] lease {
+   public:
+    using buffer_lease = typename Buffer::template lease<Mode>;
+
+    lease() noexcept = default;
+    lease(lease&& other) noexcept
+        : schedule_(std::exchange(other.schedule_, nullptr)),
+          chunk_(other.chunk_),
+          held_(std::move(other.held_)) {}
+    lease& operator=(lease&& other) noexcept {
+      if (this != &other) {
+        end();
+        schedule_ = std::exchange(other.schedule_, nullptr);
+        chunk_ = other.chunk_;
+        held_ = std::move(other.held_);
+      }
+      return *this;
+    }
+    ~lease() { end(); }
+
+    /// Ends it now.
+    void end() noexcept {
+      held_.end();
+      if (schedule_ != nullptr) std::exchange(schedule_, nullptr)->released(chunk_);
+    }
+    [[nodiscard]] auto span() const noexcept
+      requires requires(const buffer_lease& held) { held.span(); }
+    {
+      return held_.span();
+    }
+    [[nodiscard]] auto range() const noexcept { return held_.range(); }
+    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(held_); }
+
+   private:
+    friend class prefetch_schedule;
+    lease(prefetch_schedule& schedule, chunk_id chunk, buffer_lease held) noexcept
+        : schedule_(&schedule), chunk_(chunk), held_(std::move(held)) {}
+
+    prefetch_schedule* schedule_ = nullptr;
+    chunk_id chunk_{};
+    buffer_lease held_;
+  };
+  using read_lease = lease<access_mode::read>;
+  using write_lease = lease<access_mode::write>;
+  using update_lease = lease<access_mode::read_write>;
+
+  /// @param buffer  outlives the schedule, and is given leases by nothing else while it records or replays.
+  prefetch_schedule(Buffer& buffer, prefetch_options options, Planner planner = {})
+      : buffer_(&buffer), options_(std::move(options)), planner_(std::move(planner)) {
+    if (options_.links.empty()) {
+      throw argument_error(options_.name +
+                           ": prefetch_options::links is empty; give the link below each tier");
+    }
+    machine().check();
+  }
+  prefetch_schedule(const prefetch_schedule&) = delete;
+  prefetch_schedule& operator=(const prefetch_schedule&) = delete;
+
+  /// Makes a chunk of the buffer known. Its number counts up from 0; one that is known keeps its own. Before
+  /// the first recording.
+  chunk_id add(chunk_handle chunk);
+
+  /// @name Iterations
+  /// @{
+  /// Records where there is no plan, or no longer; else replays, from the beginning wherever the iteration
+  /// before was left. No change after `on_divergence::fall_back` had to.
+  void begin_iteration();
+  /// What was recorded is frozen and planned, unless it was nothing.
+  void end_iteration();
+
+  void record();
+  /// Ends the recording. @throws argument_error  naming the event that cannot be, a lease that is still held
+  /// say.
+  const schedule_trace& freeze();
+  /// Plans what was frozen for the buffer's tiers.
+  const schedule_plan& make_plan();
+  /// Follows the plan from the beginning of an iteration on.
+  void replay();
+  /// The same with a plan from elsewhere. @throws argument_error  when it was made for another trace.
+  void replay(schedule_plan plan);
+  /// Follows nothing and notes nothing.
+  void stop() noexcept { state_ = schedule_state::idle; }
+  /// @}
+
+  /// @name Calls   as those of the buffer, for chunks that were added
+  /// @{
+  result<read_lease> read(chunk_handle chunk, patience wait = wait_complete) {
+    return take<access_mode::read>(chunk, [&] { return buffer_->read(chunk, wait); });
+  }
+  result<write_lease> write(chunk_handle chunk, patience wait = wait_complete) {
+    return take<access_mode::write>(chunk, [&] { return buffer_->write(chunk, wait); });
+  }
+  result<update_lease> update(chunk_handle chunk, patience wait = wait_complete) {
+    return take<access_mode::read_write>(chunk, [&] { return buffer_->update(chunk, wait); });
+  }
+  result<void> discard(chunk_handle chunk);
+  /// @}
+
+  /// Begins what can begin by now: room comes free while the program computes, and nobody sees it before the
+  /// next call. Never waits.
+  void progress() {
+    rethrow();
+    if (state_ == schedule_state::replaying) {
+      try_pending();
+    } else {
+      buffer_->progress();
+    }
+  }
+
+  [[nodiscard]] schedule_state state() const noexcept { return state_; }
+  [[nodiscard]] bool has_plan() const noexcept { return plan_.has_value(); }
+  /// @pre `has_plan()`.
+  [[nodiscard]] const schedule_plan& plan() const noexcept { return *plan_; }
+  [[nodiscard]] const schedule_trace& trace() const noexcept { return *trace_; }
+  [[nodiscard]] schedule_machine machine() const;
+  /// The plan in virtual time. @pre `has_plan()`.
+  [[nodiscard]] simulation simulate(std::size_t iterations = 2,
+                                    timeline_detail detail = timeline_detail::none) const {
+    return llmmem::simulate(*trace_, *plan_, iterations, detail);
+  }
+  [[nodiscard]] const prefetch_stats& stats() const noexcept { return stats_; }
+
+ private:
+  template <access_mode Mode, class Take>
+  auto take(chunk_handle chunk, Take take_from_buffer) -> result<lease<Mode>>;
+  void released(chunk_id chunk) noexcept;
+  void rethrow() {
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+  }
+  [[nodiscard]] chunk_id known(chunk_handle chunk) const;
+
+  void before(trace_call what, chunk_id chunk, access_mode mode);
+  void after();
+  void reach(std::uint32_t event);
+  void issue(std::uint32_t event, plan_moment until);
+  void try_pending();
+  void give_up_late(std::uint32_t event);
+  void begin_plan_iteration(const plan_iteration& iteration) noexcept;
+  void note_divergence();
+
+  Buffer* buffer_;
+  prefetch_options options_;
+  Planner planner_;
+  std::vector<chunk_handle> chunks_;
+  std::vector<std::uint32_t> number_of_slot_;
+
+  schedule_state state_ = schedule_state::idle;
+  bool fell_back_ = false;
+  std::uint32_t left_in_a_row_ = 0;  // iterations that left the plan
+  std::optional<chunk_id> refused_;  // chunk whose last lease was refused: the program may ask again
+  std::exception_ptr thrown_;        // while a lease ended
+  trace_recorder recorder_;
+  std::uint64_t last_ns_ = 0;
+  std::optional<schedule_trace> trace_;
+  std::optional<schedule_plan> plan_;
+  std::vector<std::uint64_t> next_use_;  // by event of an acquire: events until the chunk's next one
+
+  std::optional<schedule_cursor> cursor_;
+  std::uint64_t iterations_done_ = 0;
+  const plan_iteration* following_ = nullptr;
+  std::size_t next_step_ = 0;
+  std::vector<plan_step> pending_;  // begun in this order
+  std::uint32_t at_ = 0;            // event of the call under way
+  prefetch_stats stats_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/detail/prefetch_schedule_body.hpp>

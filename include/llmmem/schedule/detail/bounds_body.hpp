@@ -1,0 +1,148 @@
+/// @file
+/// From Belady's rule to bytes and stall. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/bounds.hpp>
+#include <llmmem/schedule/detail/fractional_min.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Sizes of a trace, as times are reckoned from them.
+struct size_range {
+  std::uint64_t largest = 1;
+  bool equal = true;
+
+  explicit size_range(const schedule_trace& trace) noexcept {
+    for (const std::uint64_t size : trace.sizes()) {
+      equal = equal && size == trace.sizes()[0];
+      largest = std::max(largest, size);
+    }
+  }
+  /// The fewest transfers that carry `bytes`.
+  [[nodiscard]] std::uint64_t transfers(std::uint64_t bytes) const noexcept {
+    return bytes / largest + (bytes % largest != 0 ? 1 : 0);
+  }
+  /// The least time that a link needs for them.
+  [[nodiscard]] std::uint64_t time(const link_model& link, link_direction way, std::uint64_t bytes) const {
+    if (bytes == 0) return 0;
+    const std::uint64_t moved =
+        equal ? transfers(bytes) * transfer_ns(link, largest, way) : transfer_ns(link, bytes, way);
+    return moved + transfers(bytes) * link.latency_ns;
+  }
+  /// An n-th of `bytes`, rounded up to what an iteration can move.
+  [[nodiscard]] std::uint64_t share(std::uint64_t bytes, std::uint64_t n) const noexcept {
+    const std::uint64_t each = bytes / n + (bytes % n != 0 ? 1 : 0);
+    return equal ? transfers(each) * largest : each;
+  }
+};
+
+/// Bytes that one iteration moves at least.
+[[nodiscard]] inline std::uint64_t least_bytes(const schedule_trace& trace, std::uint64_t budget,
+                                               gap_kind kind, bounded_iteration of, const size_range& sizes) {
+  const std::uint64_t count = trace.events().size();
+  const bool written = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& each) {
+    return each.call == trace_call::acquire && writes(each.mode);
+  });
+  if (kind == gap_kind::between_writes && !written) return 0;
+  // The freely chosen beginning is shared among them: the more, the less it gives away.
+  const std::uint64_t rounds =
+      of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);
+  fractional_min rule(trace, budget, kind, rounds);
+  rule.start(0, of == bounded_iteration::first ? beginning::empty : beginning::free_choice);
+  std::uint64_t most = 0;
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
+    std::uint64_t moved = 0;
+    for (std::uint64_t i = 0; i < count; ++i)
+      moved = rule.advance();
+    most = std::max(most, sizes.share(moved, round));
+  }
+  return most;
+}
+
+/// The best sum of windows that do not overlap, for one edge; and the bytes of the first iteration's window.
+struct least_waiting {
+  std::uint64_t stall_ns = 0;
+  std::uint64_t bytes = 0;
+};
+
+[[nodiscard]] inline least_waiting least_stall(const schedule_trace& trace, std::uint64_t budget,
+                                               const link_model& link, bounded_iteration of,
+                                               const size_range& sizes) {
+  const auto events = trace.events();
+  const std::uint64_t count = events.size();
+  const std::uint64_t rounds = of == bounded_iteration::first || count > 1'000 ? 1 : 2;
+  const std::uint64_t all = count * rounds;
+  const std::uint64_t stride = all <= 2'000 ? 1 : all <= 100'000 ? all / 16 : all;
+  std::vector<std::uint64_t> computed(all + 1);  // before each event
+  for (std::uint64_t i = 0; i < all; ++i)
+    computed[i + 1] =
+        computed[i] + events[i % count].compute_ns + (i != 0 && i % count == 0 ? trace.tail_ns() : 0);
+  std::vector<std::uint64_t> best(all + 1);
+  fractional_min rule(trace, budget, gap_kind::to_read, rounds);
+  std::uint64_t first_bytes = 0;
+  for (std::uint64_t begin = 0; begin < all; ++begin) {
+    if (begin != 0) best[begin] = std::max(best[begin], best[begin - 1]);
+    if (begin % stride != 0) continue;
+    rule.start(begin,
+               begin == 0 && of == bounded_iteration::first ? beginning::empty : beginning::free_choice);
+    std::uint64_t before = 0;
+    for (std::uint64_t i = begin; i < all; ++i) {
+      if (i == count && begin == 0) first_bytes = before;
+      const std::uint64_t moved = rule.advance();
+      if (moved == before) continue;
+      before = moved;
+      const std::uint64_t takes = sizes.time(link, link_direction::onboard, moved);
+      const std::uint64_t meanwhile = computed[i + 1] - computed[begin];
+      if (takes > meanwhile) best[i + 1] = std::max(best[i + 1], best[begin] + takes - meanwhile);
+    }
+    if (all == count && begin == 0) first_bytes = before;
+  }
+  for (std::uint64_t i = 1; i <= all; ++i)
+    best[i] = std::max(best[i], best[i - 1]);
+  return {.stall_ns = best[all] / rounds + (best[all] % rounds != 0 ? 1 : 0),
+          .bytes = sizes.share(first_bytes, 1)};
+}
+
+}  // namespace detail
+
+inline plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
+                              bounded_iteration of) {
+  machine.check();
+  plan_bound bound;
+  bound.edges.resize(machine.budgets.size());
+  if (trace.events().empty()) return bound;
+  const detail::size_range sizes(trace);
+  std::vector<std::uint64_t> lanes(machine.links.size() * 2);
+  std::uint64_t budget = 0;
+  for (std::size_t tier = 0; tier < machine.budgets.size(); ++tier) {
+    budget = checked_add(budget, machine.budgets[tier], "schedule_machine: budgets");
+    const link_model& link = machine.links[machine.link_below(tier)];
+    link_flow& edge = bound.edges[tier];
+    const detail::least_waiting waiting = detail::least_stall(trace, budget, link, of, sizes);
+    bound.stall_ns = std::max(bound.stall_ns, waiting.stall_ns);
+    edge.onboard.bytes = trace.events().size() > 100'000
+                             ? waiting.bytes
+                             : detail::least_bytes(trace, budget, detail::gap_kind::to_read, of, sizes);
+    edge.offload.bytes = detail::least_bytes(trace, budget, detail::gap_kind::between_writes, of, sizes);
+    for (const auto way : {link_direction::onboard, link_direction::offload}) {
+      edge[way].operations = sizes.transfers(edge[way].bytes);
+      const bool second = way == link_direction::offload && link.duplex == link_duplex::full;
+      lanes[machine.link_below(tier) * 2 + (second ? 1 : 0)] += sizes.time(link, way, edge[way].bytes);
+    }
+  }
+  if (of == bounded_iteration::steady) {
+    for (const std::uint64_t busy : lanes)
+      bound.stall_ns = std::max(bound.stall_ns, busy - std::min(busy, trace.compute_ns()));
+  }
+  return bound;
+}
+
+}  // namespace llmmem::inline v0

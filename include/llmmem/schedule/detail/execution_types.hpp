@@ -1,0 +1,56 @@
+/// @file
+/// What comes of a step, and of an iteration's end. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/plan.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// Why a step cannot be done.
+enum class refusal : std::uint8_t {
+  none,
+  not_there,      ///< the source has no copy, or one that is not the newest
+  already_there,  ///< the destination has the newest contents
+  leased,         ///< the program is using it in a way that forbids the step
+  only_copy,      ///< nothing else has the contents
+  no_room,
+  in_use,  ///< a transfer that waits for room needs it
+  home,    ///< the last tier keeps what it has
+};
+
+[[nodiscard]] constexpr const char* text_of(refusal why) noexcept {
+  constexpr std::array<const char*, 8> texts{"nothing",
+                                             "the newest contents are not in the tier it comes from",
+                                             "the newest contents are there already",
+                                             "the program holds it",
+                                             "no other tier has the newest contents",
+                                             "no room, and none that comes free",
+                                             "a transfer that waits for room needs it",
+                                             "the last tier keeps its copies"};
+  return texts[static_cast<std::size_t>(why)];
+}
+
+/// Start and end of what was issued; `unresolved` while it waits for room that nothing has promised yet.
+struct issued {
+  refusal why = refusal::none;
+  std::uint64_t start_ns = 0;
+  std::uint64_t finish_ns = 0;
+};
+
+/// Whether a program that is to begin with `start` may as well begin with `found`: the same copies, and
+/// perhaps more of them clean.
+[[nodiscard]] inline bool as_good(const std::vector<plan_placement>& found,
+                                  const std::vector<plan_placement>& start) {
+  return std::ranges::equal(found, start, [](const plan_placement& a, const plan_placement& b) {
+    return a.chunk == b.chunk && a.tier == b.tier && a.newest == b.newest && (a.home || !b.home);
+  });
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,152 @@
+/// @file
+/// Belady's rule on bytes: what the bounds of a schedule rest on. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/detail/position_set.hpp>
+#include <llmmem/schedule/trace.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// Which gaps cost their bytes when they are not kept.
+enum class gap_kind : std::uint8_t {
+  to_read,         ///< from a release to the next acquire, if that reads; leases take room
+  between_writes,  ///< from one acquire that writes to the next one, unless a discard lies between
+};
+
+/// What is in the tiers where it begins.
+enum class beginning : std::uint8_t { empty, free_choice };
+
+/// Goes through some iterations event by event, and gives up, of the bytes of all open gaps, those whose gap
+/// ends last whenever there are more than the budget. A gap is filed under the position of the event that
+/// ends it: no two are the same.
+///
+/// @par Complexity   `start` O(events), `advance` O(log events).
+class fractional_min {
+ public:
+  fractional_min(const schedule_trace& trace, std::uint64_t budget, gap_kind kind, std::size_t iterations)
+      : trace_(&trace),
+        count_(trace.events().size()),
+        budget_(budget),
+        kind_(kind),
+        ends_(count_, never),
+        iterations_(iterations),
+        filed_(0) {
+    std::vector<std::uint64_t> ahead(trace.sizes().size(), never);
+    for (std::size_t i = count_ * 2; i-- > 0;) {
+      const trace_event& event = trace.events()[i % count_];
+      std::uint64_t& next = ahead[to_index(event.chunk)];
+      if (i < count_ && opens(event)) ends_[i] = next;
+      if (event.call == trace_call::discard) next = never;
+      if (event.call != trace_call::acquire) continue;
+      if (kind == gap_kind::to_read) next = reads(event.mode) ? i : never;
+      if (kind == gap_kind::between_writes && writes(event.mode)) next = i;
+    }
+  }
+
+  /// Begins before event `begin` of the first iteration.
+  void start(std::uint64_t begin, beginning how) {
+    chunks_.assign(trace_->sizes().size(), {});
+    filed_ = position_set((iterations_ + 1) * count_);
+    position_ = begin;
+    used_ = 0;
+    moved_ = 0;
+    if (how == beginning::empty) return;
+    // The state before it as if all fitted: what the iteration before leaves open, and what lies in between.
+    const std::uint64_t seen = begin + count_;
+    for (std::uint64_t i = begin; i < seen; ++i) {
+      const trace_event& event = trace_->events()[i % count_];
+      chunk_state& own = chunks_[to_index(event.chunk)];
+      if (closes(event))
+        own = {.bytes = kind_ == gap_kind::to_read && event.call == trace_call::acquire
+                            ? trace_->size(event.chunk)
+                            : 0};
+      if (!opens(event)) continue;
+      const std::uint64_t end = ends_[i % count_];
+      own = {};
+      if (end != never) own = {.bytes = trace_->size(event.chunk), .end = end + i / count_ * count_ - count_};
+    }
+    for (chunk_state& each : chunks_) {
+      used_ += each.bytes;
+      if (each.end != never) filed_.insert(each.end);
+    }
+    give_up();
+  }
+
+  /// Goes on over one event. @return the bytes that had to be moved since the beginning.
+  std::uint64_t advance() {
+    const std::uint64_t index = position_ % count_;
+    const trace_event& event = trace_->events()[index];
+    chunk_state& own = chunks_[to_index(event.chunk)];
+    const std::uint64_t size = trace_->size(event.chunk);
+    if (closes(event)) {
+      const bool wanted = kind_ == gap_kind::to_read ? event.call == trace_call::acquire && reads(event.mode)
+                                                     : event.call == trace_call::acquire && own.end != never;
+      if (wanted) moved_ += size - own.bytes;
+      if (own.end != never && own.bytes != 0) filed_.erase(own.end);
+      own.end = never;
+      hold(own, kind_ == gap_kind::to_read && event.call == trace_call::acquire ? size : 0);
+    }
+    if (opens(event)) {
+      const std::uint64_t end = ends_[index];
+      hold(own, end == never ? 0 : size);
+      if (end != never) {
+        own.end = end + (position_ - index);
+        filed_.insert(own.end);
+      }
+    }
+    give_up();
+    ++position_;
+    return moved_;
+  }
+
+ private:
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  struct chunk_state {
+    std::uint64_t bytes = 0;
+    std::uint64_t end = never;  // of the open gap
+  };
+
+  [[nodiscard]] bool opens(const trace_event& event) const noexcept {
+    return kind_ == gap_kind::to_read ? event.call == trace_call::release
+                                      : event.call == trace_call::acquire && writes(event.mode);
+  }
+  [[nodiscard]] bool closes(const trace_event& event) const noexcept {
+    if (event.call == trace_call::discard) return true;
+    return event.call == trace_call::acquire && (kind_ == gap_kind::to_read || writes(event.mode));
+  }
+  void hold(chunk_state& own, std::uint64_t bytes) noexcept {
+    used_ = used_ - own.bytes + bytes;
+    own.bytes = bytes;
+  }
+  void give_up() noexcept {
+    while (used_ > budget_) {
+      const std::uint64_t last = filed_.last();
+      if (last == position_set::none) return;
+      chunk_state& own = chunks_[to_index(trace_->events()[last % count_].chunk)];
+      const std::uint64_t bytes = std::min(own.bytes, used_ - budget_);
+      hold(own, own.bytes - bytes);
+      if (own.bytes == 0) filed_.erase(last);
+    }
+  }
+
+  const schedule_trace* trace_;
+  std::uint64_t count_;
+  std::uint64_t budget_;
+  gap_kind kind_;
+  std::vector<std::uint64_t> ends_;  // by event: position of the event that ends the gap it opens
+  std::size_t iterations_;
+  std::vector<chunk_state> chunks_;
+  position_set filed_;  // gaps that have bytes
+  std::uint64_t position_ = 0;
+  std::uint64_t used_ = 0;
+  std::uint64_t moved_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,45 @@
+/// @file
+/// When each chunk is used next, round the end of the iteration. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/trace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// The next acquire after each acquire, and the first of each chunk. O(events).
+class use_table {
+ public:
+  static constexpr std::uint32_t none = 0xFFFF'FFFF;
+
+  explicit use_table(const schedule_trace& trace)
+      : next_(trace.events().size(), none), first_(trace.sizes().size(), none) {
+    const auto events = trace.events();
+    for (std::size_t i = events.size(); i-- > 0;) {
+      if (events[i].call != trace_call::acquire) continue;
+      std::uint32_t& known = first_[to_index(events[i].chunk)];
+      next_[i] = known;
+      known = static_cast<std::uint32_t>(i);
+    }
+    for (std::size_t i = events.size(); i-- > 0;) {
+      if (events[i].call == trace_call::acquire && next_[i] == none)
+        next_[i] = first_[to_index(events[i].chunk)];
+    }
+  }
+
+  /// Event that next acquires the chunk that event `acquire` acquires; not after it when that is an iteration
+  /// later.
+  [[nodiscard]] std::uint32_t after(std::uint32_t acquire) const noexcept { return next_[acquire]; }
+  /// `none` for a chunk that is never acquired.
+  [[nodiscard]] std::uint32_t first(chunk_id chunk) const noexcept { return first_[to_index(chunk)]; }
+
+ private:
+  std::vector<std::uint32_t> next_;
+  std::vector<std::uint32_t> first_;
+};
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,37 @@
+/// @file
+/// Runs a trace on a machine in virtual time, strictly: by a plan, or by an online policy.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/schedule/machine.hpp>
+#include <llmmem/schedule/plan.hpp>
+#include <llmmem/schedule/timeline_span.hpp>
+#include <llmmem/schedule/trace.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Times of all iterations count from the first one's beginning.
+struct simulation {
+  std::vector<plan_forecast> iterations{};
+  std::vector<timeline_span> spans{};       ///< empty unless asked for
+  std::vector<std::uint64_t> most_bytes{};  ///< of each tier with a budget: the most it ever held
+};
+
+/// Runs `plan` for `iterations` iterations: its first one, then the steady one over and over. Budgets hold at
+/// every instant, bytes in flight counted in the tier they go to from a transfer's start; the contents that
+/// an acquire gets are the newest, always.
+///
+/// @par Complexity   O((events + steps) log steps) an iteration.
+/// @throws argument_error  when the plan was made for another trace, or does what cannot be done; the text
+///                         names iteration, step and reason.
+[[nodiscard]] simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
+                                  std::size_t iterations = 2, timeline_detail detail = timeline_detail::none);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/schedule/detail/simulate_body.hpp>

@@ -1,0 +1,33 @@
+/// @file
+/// Stretches of time: what a simulation's time line is made of.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/access.hpp>
+#include <llmmem/transfer/flow.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// What a stretch of a time line shows.
+enum class span_kind : std::uint8_t { compute, stall, transfer };
+
+/// A stretch of time. Those of one kind and lane do not overlap and are in order.
+struct timeline_span {
+  std::uint64_t start_ns = 0;
+  std::uint64_t finish_ns = 0;
+  span_kind kind = span_kind::compute;
+  stall_cause cause = stall_cause::demand_fetch;  ///< of a stall
+  link_direction way = link_direction::onboard;   ///< of a transfer
+  std::uint8_t tier = 0;                          ///< of a transfer: the upper end of its edge
+  chunk_id chunk{};                               ///< of a stall or transfer
+  std::uint32_t event = 0;                        ///< that the computing leads to, or that waits
+
+  friend constexpr bool operator==(const timeline_span&, const timeline_span&) noexcept = default;
+};
+
+/// Whether a simulation keeps its time line.
+enum class timeline_detail : std::uint8_t { none, full };
+
+}  // namespace llmmem::inline v0

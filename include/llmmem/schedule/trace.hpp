@@ -1,0 +1,129 @@
+/// @file
+/// One iteration of a program as its memory sees it: which chunks it holds when, and how long it computes.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/schedule/access.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What happens to a chunk at an event.
+enum class trace_call : std::uint8_t {
+  acquire,  ///< from here to its release it must lie in tier 0
+  release,  ///< the lease ends; what was written stays written
+  discard,  ///< its contents are worthless from here on; the next acquire is a `write`
+};
+
+/// One event. `compute_ns` passes between the event before it, or the iteration's beginning, and this one.
+struct trace_event {
+  std::uint64_t compute_ns = 0;
+  chunk_id chunk{};
+  trace_call call = trace_call::acquire;
+  access_mode mode = access_mode::read;  ///< of an acquire; `read` otherwise
+
+  friend constexpr bool operator==(const trace_event&, const trace_event&) noexcept = default;
+};
+
+/// One iteration, checked, of a program that repeats it: after the last event comes the first again. Made by
+/// `trace_recorder::freeze`; never changes.
+///
+/// Leases of different chunks overlap as they like; one chunk is not leased twice at once. Before the first
+/// iteration every chunk's contents lie in the last tier.
+///
+/// @par Thread safety   const throughout.
+class schedule_trace {
+ public:
+  static constexpr std::size_t most_events = std::size_t{1} << 30;
+  static constexpr std::size_t most_chunks = std::size_t{1} << 30;
+  /// The longest iteration without stalls, some 36 years: times computed from it cannot overflow by it.
+  static constexpr std::uint64_t most_compute_ns = std::uint64_t{1} << 60;
+
+  /// Bytes of each chunk; none is 0.
+  [[nodiscard]] std::span<const std::uint64_t> sizes() const noexcept { return sizes_; }
+  [[nodiscard]] std::uint64_t size(chunk_id chunk) const noexcept { return sizes_[to_index(chunk)]; }
+  [[nodiscard]] std::span<const trace_event> events() const noexcept { return events_; }
+  /// Computing after the last event.
+  [[nodiscard]] std::uint64_t tail_ns() const noexcept { return tail_ns_; }
+  /// Computing in all: how long the iteration takes if nothing ever stalls.
+  [[nodiscard]] std::uint64_t compute_ns() const noexcept { return compute_ns_; }
+  /// The most bytes leased at once: the least budget of tier 0 that can work.
+  [[nodiscard]] std::uint64_t most_leased_bytes() const noexcept { return most_leased_; }
+  /// Tells programs apart: sizes and events go into it, times do not, so that a plan outlives a recording.
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+
+  /// `times` iterations as one: to plan over several, or to count over a run of them.
+  /// @throws length_error  when the events or the computing pass what a trace may have.
+  [[nodiscard]] schedule_trace repeated(std::size_t times) const;
+
+ private:
+  friend class trace_recorder;
+  schedule_trace() = default;
+
+  std::vector<std::uint64_t> sizes_;
+  std::vector<trace_event> events_;
+  std::uint64_t tail_ns_ = 0;
+  std::uint64_t compute_ns_ = 0;
+  std::uint64_t most_leased_ = 0;
+  std::uint64_t fingerprint_ = 0;
+};
+
+/// Takes down one iteration, call by call, and freezes it into a `schedule_trace`.
+///
+///     trace_recorder record;
+///     const chunk_id weights = record.add_chunk(bytes);
+///     record.acquire(weights, access_mode::read);
+///     record.compute(ns);
+///     record.release(weights);
+///     const schedule_trace trace = record.freeze();
+///
+/// Calls are checked when it freezes, so that recording beside a running engine costs a `push_back`.
+///
+/// @par Complexity      each call O(1) amortised; `freeze` O(events + chunks).
+/// @par Thread safety   one writer.
+/// @par Errors          `freeze` throws `argument_error` naming the event's index, what it does and why that
+///                      is wrong; `length_error` past the limits of `schedule_trace`.
+class trace_recorder {
+ public:
+  /// Makes a chunk known. Its id counts up from 0.
+  chunk_id add_chunk(std::uint64_t bytes) {
+    sizes_.push_back(bytes);
+    return chunk_id{static_cast<std::uint32_t>(sizes_.size() - 1)};
+  }
+
+  void acquire(chunk_id chunk, access_mode mode) { add(chunk, trace_call::acquire, mode); }
+  void release(chunk_id chunk) { add(chunk, trace_call::release, access_mode::read); }
+  void discard(chunk_id chunk) { add(chunk, trace_call::discard, access_mode::read); }
+  /// `ns` of computing follow the last event; several calls add up.
+  void compute(std::uint64_t ns) noexcept {
+    pending_ns_ = ns > ~std::uint64_t{0} - pending_ns_ ? ~std::uint64_t{0} : pending_ns_ + ns;
+  }
+
+  /// Events so far.
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+
+  /// The trace of what was recorded; the recorder stays as it is.
+  [[nodiscard]] schedule_trace freeze() const;
+
+ private:
+  friend class schedule_trace;
+  void add(chunk_id chunk, trace_call call, access_mode mode) {
+    events_.push_back({std::exchange(pending_ns_, 0), chunk, call, mode});
+  }
+
+  std::vector<std::uint64_t> sizes_;
+  std::vector<trace_event> events_;
+  std::uint64_t pending_ns_ = 0;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/schedule/detail/trace_body.hpp>

@@ -1,0 +1,197 @@
+/// @file
+/// Finding the depth and block size at which a device is fastest, while it works. Arithmetic only: no clock,
+/// no thread.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// How a device is asked: requests under way at once, and most bytes of each.
+struct io_setting {
+  std::uint32_t depth = 32;
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;
+
+  friend constexpr bool operator==(const io_setting&, const io_setting&) noexcept = default;
+};
+
+/// The settings among which a tuner looks, and how sure it wants to be. Depths and blocks are powers of two.
+struct io_tuner_options {
+  io_setting first{};  ///< where it begins
+  io_setting least{1, std::uint64_t{1} << 16};
+  io_setting most{64, std::uint64_t{1} << 22};
+  double gain = 0.03;               ///< a neighbour must be faster by this share to be moved to
+  std::uint32_t windows = 3;        ///< measured at a setting before it is judged; their median counts
+  std::uint32_t rest_windows = 64;  ///< at rest before the neighbours are looked at again
+  std::uint32_t most_rest = 1024;   ///< each look that changes nothing doubles the rest, up to this
+};
+
+/// Climbs: measures where it stands, then the neighbours at twice and half the depth, and twice and half the
+/// block; moves to the best of them when that is faster by `gain`, and goes on from there. When none is, it
+/// rests there, and looks again after `rest_windows`, then twice as long, and so on: on a device that does
+/// not change, it is elsewhere for a share of the time that goes towards `4 * windows / most_rest`. While it
+/// rests, a window slower or faster than what it knows by a half, `windows` times in a row, makes it look at
+/// once.
+///
+/// Settings are powers of two, so that a climb from anywhere to a single peak takes at most `most_windows()`.
+/// On a landscape with several peaks it finds one that no neighbour beats by `gain`.
+///
+/// @par Complexity      O(1) for each window; a few hundred bytes, no allocation.
+/// @par Thread safety   none.
+/// @par Errors          the constructor throws `argument_error`; windows of nothing are passed over.
+class io_tuner {
+ public:
+  explicit io_tuner(const io_tuner_options& options = {});
+
+  /// The setting to use for the next window.
+  [[nodiscard]] io_setting setting() const noexcept { return trying_ == home ? at_ : neighbour(trying_); }
+
+  /// What was moved since the last window, in how many nanoseconds during which there was enough to do; the
+  /// setting to use next. A window in which the device was not kept busy tells nothing and must not be told.
+  io_setting window(std::uint64_t bytes, std::uint64_t ns) noexcept;
+
+  /// The best setting found so far: what `setting()` is but for looks at its neighbours.
+  [[nodiscard]] io_setting best() const noexcept { return at_; }
+  /// Whether it rests where no neighbour was better.
+  [[nodiscard]] bool is_at_rest() const noexcept { return rest_left_ != 0; }
+  /// Moves made so far.
+  [[nodiscard]] std::uint32_t moves() const noexcept { return moves_; }
+
+  /// Windows within which a device with a single peak, and noise below half of `gain`, is climbed from
+  /// `first`.
+  [[nodiscard]] std::uint32_t most_windows() const noexcept {
+    const auto span = [](std::uint64_t least, std::uint64_t most) {
+      return static_cast<std::uint32_t>(std::bit_width(most) - std::bit_width(least));
+    };
+    const std::uint32_t steps = span(options_.least.depth, options_.most.depth) +
+                                span(options_.least.block_bytes, options_.most.block_bytes);
+    return (steps + 1) * neighbours * options_.windows;
+  }
+
+ private:
+  static constexpr std::uint32_t home = 0;
+  static constexpr std::uint32_t neighbours = 5;  // itself among them
+  static constexpr std::uint32_t max_windows = 15;
+
+  [[nodiscard]] io_setting neighbour(std::uint32_t which) const noexcept;
+  [[nodiscard]] bool is_allowed(const io_setting& s) const noexcept {
+    return s.depth >= options_.least.depth && s.depth <= options_.most.depth &&
+           s.block_bytes >= options_.least.block_bytes && s.block_bytes <= options_.most.block_bytes;
+  }
+  [[nodiscard]] double median() noexcept;
+  void look() noexcept;
+  void next_try() noexcept;
+  void judge() noexcept;
+  void rest(double speed) noexcept;
+
+  io_tuner_options options_;
+  io_setting at_;
+  std::uint32_t trying_ = home;
+  std::array<double, neighbours> speeds_{};
+  std::array<double, max_windows> samples_{};
+  std::uint32_t sampled_ = 0;
+  std::uint32_t rest_left_ = 0;
+  std::uint32_t rest_length_;
+  std::uint32_t moves_ = 0;
+};
+
+inline io_tuner::io_tuner(const io_tuner_options& options)
+    : options_(options), at_(options.first), rest_length_(options.rest_windows) {
+  const auto refuse = [](const char* what) { throw argument_error(std::string("io_tuner: ") + what); };
+  for (const io_setting& each : {options.first, options.least, options.most}) {
+    if (!std::has_single_bit(each.depth) || !std::has_single_bit(each.block_bytes)) {
+      refuse("depths and block sizes must be powers of two");
+    }
+  }
+  if (!is_allowed(options.first)) refuse("it cannot begin outside its least and most");
+  if (options.windows == 0 || options.windows > max_windows) refuse("windows must be 1 to 15");
+  if (options.rest_windows == 0 || options.most_rest < options.rest_windows) {
+    refuse("rest_windows must be at least 1, and at most most_rest");
+  }
+  if (!(options.gain > 0 && options.gain < 1)) refuse("gain must be between 0 and 1");
+}
+
+inline io_setting io_tuner::neighbour(std::uint32_t which) const noexcept {
+  io_setting s = at_;
+  if (which == 1) s.depth *= 2;
+  if (which == 2) s.depth /= 2;
+  if (which == 3) s.block_bytes *= 2;
+  if (which == 4) s.block_bytes /= 2;
+  return s;
+}
+
+inline double io_tuner::median() noexcept {
+  // Insertion sort: a handful of numbers.
+  for (std::uint32_t i = 1; i < sampled_; ++i) {
+    for (std::uint32_t j = i; j != 0 && samples_[j] < samples_[j - 1]; --j) {
+      const double other = samples_[j];
+      samples_[j] = samples_[j - 1];
+      samples_[j - 1] = other;
+    }
+  }
+  return samples_[sampled_ / 2];
+}
+
+inline io_setting io_tuner::window(std::uint64_t bytes, std::uint64_t ns) noexcept {
+  if (bytes == 0 || ns == 0) return setting();
+  const double speed = static_cast<double>(bytes) / static_cast<double>(ns);
+  if (is_at_rest()) {
+    rest(speed);
+    return setting();
+  }
+  samples_[sampled_++] = speed;
+  if (sampled_ == options_.windows) {
+    speeds_[trying_] = median();
+    next_try();
+  }
+  return setting();
+}
+
+inline void io_tuner::look() noexcept {
+  rest_left_ = 0;
+  trying_ = home;
+  sampled_ = 0;
+}
+
+inline void io_tuner::next_try() noexcept {
+  sampled_ = 0;
+  do {
+    ++trying_;
+  } while (trying_ != neighbours && !is_allowed(neighbour(trying_)));
+  if (trying_ == neighbours) judge();
+}
+
+inline void io_tuner::judge() noexcept {
+  std::uint32_t best = home;
+  for (std::uint32_t i = 1; i < neighbours; ++i) {
+    if (is_allowed(neighbour(i)) && speeds_[i] > speeds_[best]) best = i;
+  }
+  if (best != home && speeds_[best] > speeds_[home] * (1 + options_.gain)) {
+    at_ = neighbour(best);
+    ++moves_;
+    rest_length_ = options_.rest_windows;
+    return look();
+  }
+  trying_ = home;
+  rest_left_ = rest_length_;
+  rest_length_ = rest_length_ < options_.most_rest / 2 ? rest_length_ * 2 : options_.most_rest;
+}
+
+inline void io_tuner::rest(double speed) noexcept {
+  const bool differs = speed < speeds_[home] / 2 || speed > speeds_[home] * 1.5;
+  sampled_ = differs ? sampled_ + 1 : 0;
+  if (sampled_ == options_.windows) {
+    rest_length_ = options_.rest_windows;
+    return look();
+  }
+  if (--rest_left_ == 0) look();
+}
+
+}  // namespace llmmem::inline v0
