@@ -87,8 +87,9 @@ class bf16_cast {
   static void convert(const std::byte* in, std::byte* out, std::size_t count, Convert one) noexcept {
     constexpr std::size_t tile = 32;
     for (std::size_t tiles = count / tile; tiles != 0; --tiles) {
-      std::array<From, tile> from;
-      std::array<To, tile> to;
+      // Left unwritten: each is filled whole.
+      std::array<From, tile> from;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+      std::array<To, tile> to;      // NOLINT(cppcoreguidelines-pro-type-member-init)
       std::memcpy(from.data(), in, sizeof(from));
       for (std::size_t k = 0; k < tile; ++k)
         to[k] = one(from[k]);

@@ -79,7 +79,7 @@ class huffman_plane {
 
   [[nodiscard]] bool decompress(std::span<const std::byte> in, std::span<std::byte> out) noexcept {
     if (in.size() == 1) {
-      std::fill(out.begin(), out.end(), in[0]);
+      std::ranges::fill(out, in[0]);
       return true;
     }
     const auto codes = read_codes(in);

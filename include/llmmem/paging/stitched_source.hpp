@@ -18,8 +18,9 @@ namespace llmmem::inline v0 {
 
 /// How a stitched source is set up.
 struct stitched_source_options {
-  std::uint64_t budget = 0;                ///< physical bytes; 0 is refused
-  std::uint64_t chunk_bytes = 64 * 1024;   ///< of one piece of it; requests are rounded up to these
+  std::uint64_t budget = 0;  ///< physical bytes; 0 is refused
+  std::uint64_t chunk_bytes = std::uint64_t{64}
+                              << 10;       ///< of one piece of it; requests are rounded up to these
   std::uint32_t max_ranges = 4096;         ///< live at once
   std::uint32_t max_mappings = 48 * 1024;  ///< the system's limit is usually 65,530 (vm.max_map_count)
   std::string name = "stitched_source";

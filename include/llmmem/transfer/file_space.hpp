@@ -171,6 +171,7 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::take(std::ui
   if (offset > max_bytes - bytes) {
     return failure{errc::grow_failed, EFBIG, bytes, offset, where};
   }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset in the form of an address
   auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
   live_.insert(data, bytes, {});
   used_ += bytes;

@@ -209,6 +209,7 @@ class striped_space {
     return member_type::offset_of(data);
   }
   [[nodiscard]] static std::byte* address(std::uint64_t number) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset in the form of an address
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(number));
   }
   void measure() noexcept;
