@@ -41,7 +41,7 @@ class tier_file {
   explicit tier_file(const std::string& folder) {
     const std::filesystem::path where =
         folder.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(folder);
-    path_ = (where / "train_gpt-XXXXXX").string();
+    path_ = (where / "train_gpt-").string() + std::string(6, 'X');  // mkstemp puts letters of its own there
     const int file = ::mkstemp(path_.data());
     if (file < 0) throw example::file_error(where.string(), "made a file in (--tier-dir)");
     ::close(file);

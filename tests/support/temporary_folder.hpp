@@ -13,7 +13,7 @@ namespace llmmem_tests {
 class temporary_folder {
  public:
   temporary_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "llmmem-XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / "llmmem-").string() + std::string(6, 'X');
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder: " + name);
     path_ = name;
   }
