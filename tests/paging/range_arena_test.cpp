@@ -61,6 +61,12 @@ class naive_range {
     }
     return 0;
   }
+  [[nodiscard]] bool is_free(std::uint64_t offset, std::uint64_t size) const {
+    for (const auto& gap : gaps()) {
+      if (offset >= gap.first && offset + size <= gap.first + gap.second) return true;
+    }
+    return false;
+  }
   void take(std::uint64_t offset, std::uint64_t size) { used_[offset] = size; }
   void give_back(std::uint64_t offset) { used_.erase(offset); }
   [[nodiscard]] std::uint64_t granted() const {
@@ -96,6 +102,20 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
         CHECK(arena.free(live[at].handle).code() == errc::stale_handle);
         live[at] = live.back();
         live.pop_back();
+      } else if (random.once_in(3)) {
+        const std::uint64_t size = 1 + random.below(bytes / 4 + 1);
+        const std::uint64_t offset = random.below(bytes / unit) * unit;
+        const auto had = arena.allocate_at(base + offset, size);
+        REQUIRE(had.has_value() == oracle.is_free(offset, oracle.rounded(size)));
+        if (!had) {
+          CHECK(had.error() == failure{errc::out_of_bytes, 0, oracle.rounded(size), 0});
+        } else {
+          CHECK(had->data == base + offset);
+          CHECK(had->granted == oracle.rounded(size));
+          oracle.take(offset, had->granted);
+          live.push_back(*had);
+        }
+        if (unit != 1) CHECK(arena.allocate_at(base + offset + 1, size).code() == errc::bad_granularity);
       } else {
         const std::uint64_t size = 1 + random.below(bytes / 4 + 1);
         const auto had = arena.allocate(size);
@@ -147,4 +167,23 @@ TEST_CASE("a range arena says when it has no block left to split with, and when 
   CHECK(arena.free(first.handle));
   CHECK(arena.trim() == 0);
   CHECK(arena.capacity() == 4096);
+}
+
+TEST_CASE("a range arena without entries for what is left around a piece refuses it, and is as it was") {
+  for (std::uint32_t entries = 1; entries < 8; ++entries) {
+    CAPTURE(entries);
+    range_arena arena(base, 64 * 16, 16, {.max_blocks = entries});
+    std::uint64_t live = 0;
+    // Each one splits the free piece at the end into three.
+    for (std::uint64_t at = 1; at < 64; at += 4) {
+      const bool fits = 2 * live + 3 <= entries;
+      const auto had = arena.allocate_at(base + at * 16, 32);
+      REQUIRE(had.has_value() == fits);
+      if (!had) CHECK(had.code() == errc::table_full);
+      live += fits ? 1 : 0;
+      CHECK(arena.stats().live == live);
+      for (const std::string& broken : arena.audit())
+        FAIL_CHECK(broken);
+    }
+  }
 }

@@ -61,6 +61,43 @@ class range_arena {
     return arena_allocation{blocks_.handle(slot), used.data, bytes, used.bytes};
   }
 
+  /// The piece that begins at `data`, as it did in an earlier life of the range. O(free pieces).
+  /// `errc::bad_granularity` for an address that no piece begins at, `errc::out_of_bytes` where it is not all
+  /// free: found = 0.
+  [[nodiscard]] result<arena_allocation> allocate_at(std::byte* data, std::uint64_t bytes) noexcept {
+    if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    if (address % granularity_ != 0) {
+      return ledger_.refuse({.code = errc::bad_granularity, .wanted = address, .found = granularity_});
+    }
+    const std::uint64_t rounded = granted_for(bytes);
+    std::uint32_t slot = blocks_.first_free();
+    std::uint64_t before = 0;
+    for (; slot != detail::split_blocks::none; slot = blocks_.next_free(slot)) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(blocks_[slot].data);
+      if (address < begin || address - begin >= blocks_[slot].bytes) continue;
+      before = address - begin;
+      if (rounded > blocks_[slot].bytes - before) slot = detail::split_blocks::none;
+      break;
+    }
+    if (slot == detail::split_blocks::none) {
+      return ledger_.refuse({.code = errc::out_of_bytes, .wanted = rounded, .found = 0});
+    }
+    const failure full{.code = errc::table_full, .wanted = 1, .found = 0};
+    if (before != 0) {
+      if (!blocks_.use(slot, before, before, granularity_)) return ledger_.refuse(full);
+      const std::uint32_t rest = blocks_[slot].behind;
+      const bool fits = blocks_.use(rest, rounded, bytes, granularity_);
+      blocks_.give_back(slot);
+      if (!fits) return ledger_.refuse(full);
+      slot = rest;
+    } else if (!blocks_.use(slot, rounded, bytes, granularity_)) {
+      return ledger_.refuse(full);
+    }
+    ledger_.given(bytes, blocks_[slot].bytes);
+    return arena_allocation{blocks_.handle(slot), blocks_[slot].data, bytes, blocks_[slot].bytes};
+  }
+
   [[nodiscard]] result<void> free(const arena_handle& handle) noexcept {
     const failure wrong = blocks_.check(handle, ledger_.name());
     if (wrong.code != errc::ok) return wrong;
