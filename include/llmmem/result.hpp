@@ -91,10 +91,13 @@ enum class errc : std::uint8_t {
   // Of queues
   engine_failed,  ///< index = the system's error number: it refused what the engine itself asked of it
   failures_kept,  ///< found = failures kept and not cleared, all that the options allow
+  // Of chunks with keys
+  no_such_key,  ///< no chunk has that key
+  key_taken,    ///< index = slot of the chunk that has it
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::failures_kept;
+inline constexpr errc last_errc = errc::key_taken;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -381,6 +384,10 @@ inline std::string failure::message() const {
     case errc::failures_kept:
       return who + ": " + n(found) +
              " failures are kept, as many as may be; look at what failed, then call clear_failures()";
+    case errc::no_such_key:
+      return who + ": no chunk has that key; create it, and write it";
+    case errc::key_taken:
+      return who + ": chunk " + n(index) + " has that key; find() it, or remove it first";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

@@ -180,6 +180,9 @@ constexpr std::array refusals{
             "posix_io"},
     refusal{errc::failures_kept, raises::out_of_memory,
             "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
+    refusal{errc::no_such_key, raises::argument_error, "kv: no chunk has that key; create it, and write it"},
+    refusal{errc::key_taken, raises::argument_error,
+            "kv: chunk 7 has that key; find() it, or remove it first"},
 };
 
 }  // namespace

@@ -88,6 +88,15 @@ class chunk_room {
     copy.granted = had->granted;
     return {};
   }
+  /// The place that begins at `data`, as it did before the space was closed.
+  [[nodiscard]] result<void> take_at(tier_copy& copy, std::byte* data, std::uint64_t bytes) noexcept {
+    const result<arena_allocation> had = arena_.allocate_at(data, bytes);
+    if (!had) return had.error();
+    copy.place = had->handle;
+    copy.data = had->data;
+    copy.granted = had->granted;
+    return {};
+  }
   void give_back(tier_copy& copy) noexcept {
     static_cast<void>(arena_.free(copy.place));
     copy = {};

@@ -80,6 +80,16 @@ template <class Space>
   }
 }
 
+/// Whether a space has an index of the chunks in it, for another process to find them.
+template <class Space>
+[[nodiscard]] consteval bool keeps_chunks() noexcept {
+  if constexpr (requires { Space::keeps_chunks; }) {
+    return Space::keeps_chunks;
+  } else {
+    return false;
+  }
+}
+
 }  // namespace detail
 
 /// The space of a tier, and how much of it the tier may take.
