@@ -76,6 +76,8 @@ struct tiered_stats {
   std::array<tier_stats, Tiers> tiers{};
   meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
   std::uint64_t leases = 0;               ///< given out
+  std::uint64_t shared = 0;               ///< chunks that share what they have with a clone
+  std::uint64_t parted_bytes = 0;         ///< copied within tier 0, for clones that came to differ
   std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
   std::uint64_t metadata_bytes = 0;
 };
@@ -115,6 +117,8 @@ struct tiered_traits {
 ///   before it begins. What does not fit is `errc::out_of_bytes` with the shortage, and changes nothing.
 /// - **What leaves memory** (a space with `leaves_memory`) is verified with CRC-32C when it comes back:
 ///   `errc::checksum_differs`, never wrong bytes.
+/// - **Clones** are copied on write: until one of them changes they share every copy, and the place in the
+///   last tier. Then that one parts, with a place of its own there.
 /// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling
 ///   thread, in staging memory that is taken out of the budget of the tier above when the buffer is built.
 /// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
@@ -209,6 +213,22 @@ class basic_tiered_buffer {
   /// @{
   /// A chunk without contents. Takes its place in the last tier.
   result<chunk_handle> create(std::uint64_t bytes);
+  /// Another chunk of the same size and contents. Takes no room and moves nothing: both share every copy, the
+  /// place in the last tier and the transfer under way, until one of them is written, updated, resized or
+  /// discarded. That one then *parts*: it takes a place of its own in the last tier first
+  /// (`errc::out_of_bytes` where there is none). `write` and `discard` part without copying a byte; `update`
+  /// and `resize` bring the shared contents up to tier 0 and copy them there, so that tier 0 has both for a
+  /// while, and the one that parts is all dirty. A refused parting leaves both as they were. The last one
+  /// left owns what was shared, and changes in place.
+  ///
+  /// Leases of one are in no other's way: a clone parts from what is being read. `flush`, `evict`,
+  /// `prefetch`, `execute` and `expect` are about what is shared, and so is the count of leases that write
+  /// policies ask for; a lease of any is in the way of `evict`. `remove` of one leaves the others as they
+  /// are.
+  ///
+  /// O(1), of clones of clones too. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while it is
+  /// being written.
+  result<chunk_handle> clone(chunk_handle chunk);
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk);
   /// Gives the chunk another size. Contents stay up to the smaller of both; those behind are anything. A
@@ -285,6 +305,7 @@ class basic_tiered_buffer {
   static constexpr std::uint32_t none = detail::no_index;
 
   using copy = detail::tier_copy;
+  using chunk_name = detail::chunk_name;
   static constexpr bool encodes =
       detail::tier_state<std::tuple_element_t<last, std::tuple<Tiers...>>>::encodes;
   static_assert(!encodes || space_type<last - 1>::is_host_accessible,
@@ -292,7 +313,9 @@ class basic_tiered_buffer {
 
   struct chunk_record {
     std::uint64_t bytes = 0;
-    std::uint32_t leases = 0;
+    std::uint32_t sharers = 0;
+    std::uint32_t name = none;      // one of them, for texts
+    std::uint32_t leases = 0;       // of all of them
     std::uint32_t transfer = none;  // under way: one at a time
     std::uint32_t uses = 0;
     std::uint64_t next_use = access_hint::never;
@@ -310,6 +333,13 @@ class basic_tiered_buffer {
     bool in_advance = false;       // a prefetch
     bool found_under_way = false;  // a lease came to wait for it after it had begun
     std::uint32_t stage = none;    // staging slot
+  };
+
+  /// What a chunk that parts begins with.
+  enum class parting : std::uint8_t {
+    empty,  ///< a place in the last tier
+    anew,   ///< one in tier 0 as well, for what will be written
+    copied  ///< and there what was shared
   };
 
   /// Keeps a copy from leaving for as long as it lives.
@@ -396,11 +426,17 @@ class basic_tiered_buffer {
   [[nodiscard]] failure check(chunk_handle chunk) const noexcept;
   [[nodiscard]] failure at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted = 0,
                                  std::uint64_t found = 0) const noexcept {
-    return {code, slot, wanted, found, options_.name.c_str()};
+    return {code, chunks_[slot].name, wanted, found, options_.name.c_str()};
+  }
+  /// The record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
+  [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept {
+    const std::uint32_t slot = names_[chunk.slot].record;
+    chunks_[slot].name = chunk.slot;
+    return slot;
   }
   [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                               patience wait);
-  void end_lease(std::uint32_t slot, access_mode mode) noexcept;
+  void end_lease(std::uint32_t name, access_mode mode) noexcept;
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
   result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
@@ -412,6 +448,15 @@ class basic_tiered_buffer {
   result<void> await_quiet(std::uint32_t slot);
   void release_places() noexcept;
 
+  // Clones: detail/tiered_buffer_clones.hpp
+  void join(std::uint32_t name, std::uint32_t slot) noexcept;
+  void leave(std::uint32_t name) noexcept;
+  result<void> part(std::uint32_t name, std::uint64_t bytes, parting how, patience wait);
+  result<void> await_top_room(copy& fresh, std::uint64_t bytes, std::uint32_t held, patience wait,
+                              std::uint64_t began_ns);
+  result<void> copy_top(const copy& to, const copy& from, std::uint64_t bytes);
+  void audit_names(std::vector<std::string>& found) const;
+
   // Steps of plans: detail/tiered_buffer_steps.hpp
   template <std::size_t Index>
   [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
@@ -419,6 +464,7 @@ class basic_tiered_buffer {
   [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
 
   // Movement: detail/tiered_buffer_transfers.hpp, detail/tiered_buffer_movement.hpp
+  result<void> flush_record(std::uint32_t slot);
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
   template <std::size_t Index>
@@ -514,7 +560,8 @@ class basic_tiered_buffer {
   typename Traits::clock clock_;
   std::tuple<detail::tier_state<Tiers>...> tiers_;
   typename edge_tuple<std::make_index_sequence<tiers - 1>>::type edges_;
-  detail::handle_table<chunk_handle, chunk_record> chunks_;
+  detail::handle_table<chunk_handle, chunk_name> names_;
+  detail::handle_table<chunk_handle, chunk_record> chunks_;  // what has names; their slots are the policies'
   detail::fixed_array<transfer> transfers_;
   detail::fixed_array<std::uint32_t> free_transfers_;
   std::uint32_t free_transfer_count_ = 0;
@@ -531,6 +578,8 @@ class basic_tiered_buffer {
   std::array<std::uint64_t, tiers> leaving_{};  // bytes of each tier that are on their way out of it
   std::array<std::uint64_t, tiers> hits_{};
   std::uint64_t leases_ = 0;
+  std::uint64_t shared_ = 0;
+  std::uint64_t parted_bytes_ = 0;
   std::uint64_t background_failures_ = 0;
   failure background_failure_;
 };
@@ -542,6 +591,7 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 }  // namespace llmmem::inline v0
 
 #include <llmmem/detail/tiered_buffer_body.hpp>
+#include <llmmem/detail/tiered_buffer_clones.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
 #include <llmmem/detail/tiered_buffer_steps.hpp>
 #include <llmmem/detail/tiered_buffer_transfers.hpp>

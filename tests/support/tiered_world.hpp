@@ -67,7 +67,7 @@ class tiered_world {
     if (chunks_.size() < 3 || (chunks_.size() < options_.chunks && random_.once_in(6))) return create();
     const std::size_t at = random_.below(chunks_.size());
     chunk& c = chunks_[at];
-    switch (random_.below(13U)) {
+    switch (random_.below(15U)) {
       case 0:
       case 1:
         return write(c);
@@ -86,9 +86,7 @@ class tiered_world {
         return fine(buffer_.flush(c.handle));
       case 7:
         if (!random_.once_in(4)) return;
-        REQUIRE(buffer_.discard(c.handle));
-        c.contents.reset();
-        return;
+        return discard(c);
       case 8:
         if (!random_.once_in(6)) return buffer_.progress();
         REQUIRE(buffer_.remove(c.handle));
@@ -98,6 +96,11 @@ class tiered_world {
       case 9:
         if (!random_.once_in(2)) return;
         return resize(c);
+      case 10:
+        if (chunks_.size() < options_.chunks) return clone(c);
+        return change_beside_a_reader(c);
+      case 11:
+        return change_beside_a_reader(c);
       default:
         return read(c);
     }
@@ -121,8 +124,7 @@ class tiered_world {
     auto lease = buffer_.update(c.handle, old, size - old);
     if (!lease) {
       refused(lease.error());
-      REQUIRE(buffer_.discard(c.handle));
-      return c.contents.reset();
+      return discard(c);
     }
     const bytes more = fresh(size - old);
     std::copy(more.begin(), more.end(), c.contents->begin() + static_cast<std::ptrdiff_t>(old));
@@ -145,6 +147,36 @@ class tiered_world {
       return;
     }
     chunks_.push_back({*made, {}, size});
+  }
+
+  /// One that shares what it has needs a place to part with.
+  void discard(chunk& c) {
+    const auto gone = buffer_.discard(c.handle);
+    if (gone) return c.contents.reset();
+    CHECK(gone.code() == llmmem::errc::out_of_bytes);
+    CHECK(buffer_.stats().shared > 1);
+  }
+
+  /// Contents of its own from here on, whoever shares the buffer's.
+  void clone(const chunk& c) {
+    const auto made = buffer_.clone(c.handle);
+    REQUIRE(made);
+    chunk twin = c;
+    twin.handle = *made;
+    chunks_.push_back(std::move(twin));
+  }
+
+  /// A lease of one chunk is not in the way of another, though it be its clone.
+  void change_beside_a_reader(chunk& c) {
+    chunk& other = chunks_[random_.below(chunks_.size())];
+    auto lease = buffer_.read(c.handle);
+    if (!lease || &other == &c) return;
+    if (random_.once_in(2)) {
+      write(other);
+    } else {
+      update(other);
+    }
+    same(*lease, c);
   }
 
   [[nodiscard]] bytes fresh(std::size_t count) {
@@ -194,7 +226,7 @@ class tiered_world {
     if (!lease) return refused(lease.error());
     same(*lease, c);
     if (!random_.once_in(2)) return;
-    chunk& other = chunks_[random_.below(chunks_.size())];
+    const chunk& other = chunks_[random_.below(chunks_.size())];
     auto second = buffer_.read(other.handle);
     if (second && other.contents) same(*second, other);
     same(*lease, c);
@@ -204,7 +236,6 @@ class tiered_world {
 
   void refused(const llmmem::failure& why) {
     if (!options_.may_fail) FAIL(why.message());
-    ++refusals_;
   }
 
   template <class Lease>
@@ -234,7 +265,6 @@ class tiered_world {
   Random random_;
   tiered_world_options options_;
   std::vector<chunk> chunks_;
-  std::uint64_t refusals_ = 0;
 };
 
 /// Touches leased bytes directly.

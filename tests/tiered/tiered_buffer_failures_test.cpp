@@ -144,6 +144,7 @@ class throwing_space {
   }
   [[nodiscard]] result<host_fence> copy_within_async(range_type to, range_type from,
                                                      std::span<const host_fence> after) {
+    count();
     return inner_.copy_within_async({to.data, to.bytes}, {from.data, from.bytes}, after);
   }
 
@@ -531,4 +532,95 @@ TEST_CASE("a space that gave a range for each copy has them all back when the bu
     CHECK(above.used() == 131'072);
   }
   CHECK(above.used() == 0);
+}
+
+TEST_CASE("a parting whose contents cannot be read leaves both as they were") {
+  memory_over_file world(3, {failing_reads(1, 1)});
+  const chunk_handle chunk = world.stored(1);
+  const chunk_handle twin = world.buffer.clone(chunk).value();
+  CHECK(world.buffer.update(twin).code() == errc::read_failed);
+  CHECK(world.buffer.stats().shared == 2);
+  CHECK(world.buffer.stats().tiers[0].used == 0);
+  CHECK(world.buffer.stats().tiers[1].used == page);
+  world.audited();
+  world.buffer.update(twin).value().span()[0] = std::byte{2};
+  CHECK(world.holds(chunk, 1));
+  CHECK(world.buffer.read(twin).value().span()[0] == std::byte{2});
+  world.audited();
+}
+
+TEST_CASE("a parting that needs the room of what cannot be written back leaves both as they were") {
+  memory_over_file world(1, {failing_writes(1, 1)});
+  const chunk_handle chunk = world.written(1);
+  const chunk_handle twin = world.buffer.clone(chunk).value();
+  CHECK(world.buffer.write(twin).code() == errc::write_failed);
+  CHECK(world.buffer.stats().shared == 2);
+  CHECK(world.buffer.stats().tiers[1].used == page);
+  CHECK(world.holds(twin, 1));
+  world.audited();
+  world.fill(twin, 2);
+  CHECK(world.holds(chunk, 1));
+  CHECK(world.holds(twin, 2));
+}
+
+TEST_CASE("a parting for which patience ends leaves both as they were, and what they share goes on coming") {
+  // Reads end only when asked for the fifth time.
+  memory_over_file world(
+      2, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});
+  const chunk_handle chunk = world.stored(1);
+  const chunk_handle twin = world.buffer.clone(chunk).value();
+  const auto refused = world.buffer.update(twin, best_effort);
+  REQUIRE(refused.code() == errc::timed_out);
+  CHECK(refused.error().index == twin.slot);
+  CHECK(world.buffer.stats().shared == 2);
+  CHECK(world.buffer.stats().tiers[1].used == page);
+  world.audited();
+  for (int i = 0; i < 100 && world.buffer.tier_of(chunk).value() != 0; ++i)
+    world.buffer.progress();
+  CHECK(world.buffer.tier_of(chunk).value() == 0);
+  CHECK(world.buffer.update(twin, best_effort));
+  CHECK(world.buffer.stats().shared == 0);
+  world.audited();
+}
+
+TEST_CASE("a parting whose room is not there in time leaves both as they were") {
+  memory_over_file world(1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5}});
+  const chunk_handle chunk = world.written(1);
+  const chunk_handle twin = world.buffer.clone(chunk).value();
+  const auto refused = world.buffer.write(twin, best_effort);
+  REQUIRE(refused.code() == errc::timed_out);
+  CHECK(refused.error().index == twin.slot);
+  CHECK(world.buffer.stats().shared == 2);
+  CHECK(world.buffer.stats().tiers[1].used == page);
+  world.audited();
+  world.fill(twin, 2);
+  CHECK(world.holds(chunk, 1));
+}
+
+TEST_CASE("a copy within tier 0 that throws leaves both clones, and a chunk to be resized, as they were") {
+  throwing_space above(4 * page);
+  host_space beneath({.budget = 8 * page});
+  tiered_buffer<throwing_space, host_space> buffer({}, {above, 4 * page}, {beneath, 8 * page});
+  const chunk_handle chunk = buffer.create(page).value();
+  static_cast<void>(buffer.write(chunk).value());
+  const chunk_handle twin = buffer.clone(chunk).value();
+  const auto before = buffer.stats();
+  const auto same = [&] {
+    CHECK(buffer.audit().empty());
+    CHECK(buffer.stats().tiers[0].used == before.tiers[0].used);
+    CHECK(buffer.stats().tiers[1].used == before.tiers[1].used);
+  };
+  above.throws_in = 1;
+  CHECK_THROWS_AS(static_cast<void>(buffer.update(twin)), std::runtime_error);
+  CHECK(buffer.stats().shared == 2);
+  same();
+  above.throws_in = 1;
+  CHECK_THROWS_AS(static_cast<void>(buffer.resize(twin, 2 * page)), std::runtime_error);
+  CHECK(buffer.stats().shared == 2);
+  same();
+  REQUIRE(buffer.remove(twin));
+  above.throws_in = 1;
+  CHECK_THROWS_AS(static_cast<void>(buffer.resize(chunk, 2 * page)), std::runtime_error);
+  CHECK(buffer.bytes(chunk).value() == page);
+  same();
 }

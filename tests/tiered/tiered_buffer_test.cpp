@@ -178,6 +178,7 @@ TEST_CASE("handles of another buffer, of no buffer and of removed chunks are ref
     CHECK(buffer.flush(chunk).code() == code);
     CHECK(buffer.discard(chunk).code() == code);
     CHECK(buffer.remove(chunk).code() == code);
+    CHECK(buffer.clone(chunk).code() == code);
     CHECK(buffer.bytes(chunk).code() == code);
     CHECK(buffer.tier_of(chunk).code() == code);
   }
@@ -755,7 +756,14 @@ TEST_CASE("nothing is allocated after construction, whatever moves") {
   for (int step = 0; step < 2000; ++step) {
     const chunk_handle chunk = chunks[random.below(chunks.size())];
     bool fine = true;
-    switch (random.below(6U)) {
+    switch (random.below(7U)) {
+      case 6: {
+        chunk_handle& replaced = chunks[random.below(chunks.size())];
+        const chunk_handle twin = buffer.clone(chunk).value();
+        fine = buffer.remove(replaced).has_value();
+        replaced = twin;
+        break;
+      }
       case 0:
         fine = buffer.prefetch(chunk).has_value();
         break;

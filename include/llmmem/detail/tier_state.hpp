@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
@@ -187,6 +188,33 @@ class chunk_room<Space> {
   std::uint64_t unit_;
   std::string name_;
   room_stats stats_;
+};
+
+/// A place that no chunk has yet, given back unless one takes it.
+template <class Space>
+class spare_place {
+ public:
+  explicit spare_place(chunk_room<Space>& room) noexcept : room_(room) {}
+  spare_place(const spare_place&) = delete;
+  spare_place& operator=(const spare_place&) = delete;
+  ~spare_place() {
+    if (place_.granted != 0) room_.give_back(place_);
+  }
+  [[nodiscard]] tier_copy& place() noexcept { return place_; }
+  [[nodiscard]] tier_copy release() noexcept { return std::exchange(place_, tier_copy{}); }
+  void retire() noexcept { room_.retire(place_); }
+
+ private:
+  chunk_room<Space>& room_;
+  tier_copy place_;
+};
+
+/// A chunk as its handle names it: one of those that share a record.
+struct chunk_name {
+  std::uint32_t record = no_index;
+  std::uint32_t leases = 0;       // of this one
+  std::uint32_t next = no_index;  // those with that record are a ring
+  std::uint32_t previous = no_index;
 };
 
 /// One tier: its room, and who leaves it next.

@@ -46,6 +46,7 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
         return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{edge_type<Index>(
             *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers)...};
       }(std::make_index_sequence<tiers - 1>{})),
+      names_(options_.max_chunks, options_.metadata, "tiered_buffer: names"),
       chunks_(options_.max_chunks, options_.metadata, "tiered_buffer: chunks"),
       transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
       free_transfers_(options_.max_transfers, options_.metadata, "tiered_buffer: free transfers"),
@@ -112,7 +113,7 @@ void basic_tiered_buffer<Traits, Tiers...>::release_places() noexcept {
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const noexcept {
-  return chunks_.check(chunk, options_.name.c_str());
+  return names_.check(chunk, options_.name.c_str());
 }
 
 /// Whether the codec takes chunks of that size.
@@ -139,24 +140,34 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
   auto& home = tier_at<last>();
   copy place;
   if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
-  chunk_record fresh;
-  fresh.bytes = bytes;
-  fresh.copies[last] = place;
-  const std::uint32_t slot = chunks_.acquire(fresh);
-  if (slot == none) {
+  const std::uint32_t name = names_.acquire({});
+  if (name == none) {
     home.room.give_back(place);
     return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
   }
-  return chunks_.handle(slot);
+  chunk_record fresh;
+  fresh.bytes = bytes;
+  fresh.copies[last] = place;
+  join(name, chunks_.acquire(fresh));
+  return names_.handle(name);
 }
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
-  if (const result<void> gone = discard(chunk); !gone) return gone;
-  if (chunks_[chunk.slot].copies[last].granted != 0)
-    tier_at<last>().room.give_back(chunks_[chunk.slot].copies[last]);
-  chunks_.release(chunk.slot);
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  const std::uint32_t slot = record_of(chunk);
+  if (chunks_[slot].sharers > 1) {
+    const std::uint32_t leases = names_[chunk.slot].leases;
+    if (leases != 0) return at_chunk(errc::chunk_leased, slot, 0, leases);
+    leave(chunk.slot);
+  } else {
+    if (const result<void> gone = discard(chunk); !gone) return gone;
+    leave(chunk.slot);
+    if (chunks_[slot].copies[last].granted != 0) tier_at<last>().room.give_back(chunks_[slot].copies[last]);
+    chunks_.release(slot);
+  }
+  names_.release(chunk.slot);
   return {};
 }
 
@@ -164,11 +175,15 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, std::uint64_t bytes) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  const std::uint32_t slot = chunk.slot;
+  const std::uint32_t slot = record_of(chunk);
   chunk_record& c = chunks_[slot];
-  if (c.leases != 0) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
+  const std::uint32_t leases = names_[chunk.slot].leases;
+  if (leases != 0) return at_chunk(errc::chunk_leased, slot, 0, leases);
   if (bytes == c.bytes) return {};
   if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
+  if (c.sharers > 1) {
+    return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, wait_complete);
+  }
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
@@ -216,38 +231,21 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
   copy& held = chunks_[slot].copies[0];
   if (top.room.granted_for(bytes) == held.granted) return {};
   const hold<0> kept(*this, slot);
-  copy fresh;
-  for (;;) {
-    const attempt room = make_room<0>(fresh, bytes, urgency::demand);
-    if (room.is_done()) break;
-    if (room.how == attempt::kind::failed) return room.why;
-    const transfer awaited = transfers_[room.on];
-    const result<void> waited = wait_for(room.on, wait_complete, clock_.now_ns());
-    if (waited) continue;
-    if (is_in_the_way(awaited, slot, true)) return waited;
-    note(waited.error());
+  detail::spare_place fresh(top.room);
+  if (const result<void> room = await_top_room(fresh.place(), bytes, slot, wait_complete, clock_.now_ns());
+      !room) {
+    return room;
   }
   const std::uint64_t old = chunks_[slot].bytes;
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;
-  result<void> moved;
-  try {
-    const auto copied =
-        top.space->copy_within_async(top.range(fresh, kept_bytes), top.range(held, kept_bytes), {});
-    if (copied) {
-      copied->wait();
-    } else {
-      moved = copied.error();
-    }
-  } catch (...) {
-    top.room.give_back(fresh);
-    throw;
-  }
+  const result<void> moved = copy_top(fresh.place(), held, kept_bytes);
   if (moved) {
-    std::swap(held.place, fresh.place);
-    std::swap(held.data, fresh.data);
-    std::swap(held.granted, fresh.granted);
+    std::swap(held.place, fresh.place().place);
+    std::swap(held.data, fresh.place().data);
+    std::swap(held.granted, fresh.place().granted);
+  } else if (moved.code() == errc::completion_lost) {
+    fresh.retire();
   }
-  top.room.give_back(fresh);  // the one that is not its own
   return moved;
 }
 
@@ -255,10 +253,14 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  chunk_record& c = chunks_[chunk.slot];
-  if (c.leases != 0) return at_chunk(errc::chunk_leased, chunk.slot, 0, c.leases);
-  static_cast<void>(await_quiet(chunk.slot));  // how that went no longer matters
-  forget_contents(chunk.slot);
+  const std::uint32_t slot = record_of(chunk);
+  const std::uint32_t leases = names_[chunk.slot].leases;
+  if (leases != 0) return at_chunk(errc::chunk_leased, slot, 0, leases);
+  if (chunks_[slot].sharers > 1) {
+    return part(chunk.slot, chunks_[slot].bytes, parting::empty, wait_complete);
+  }
+  static_cast<void>(await_quiet(slot));  // how that went no longer matters
+  forget_contents(slot);
   return {};
 }
 
@@ -330,7 +332,7 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::bytes(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  return chunks_[chunk.slot].bytes;
+  return chunks_[names_[chunk.slot].record].bytes;
 }
 
 /// The topmost tier with a valid copy, or `tiers` when there is none.
@@ -347,8 +349,9 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<std::size_t> basic_tiered_buffer<Traits, Tiers...>::tier_of(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  const std::size_t found = newest(chunks_[chunk.slot]);
-  if (found == tiers) return at_chunk(errc::no_contents, chunk.slot);
+  const std::size_t found = newest(chunks_[names_[chunk.slot].record]);
+  if (found == tiers)
+    return failure{.code = errc::no_contents, .index = chunk.slot, .where = options_.name.c_str()};
   return found;
 }
 
@@ -369,26 +372,32 @@ result<typename basic_tiered_buffer<Traits, Tiers...>::top_range>
 basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode mode,
                                                    byte_interval changed, patience wait) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  const std::uint32_t slot = chunk.slot;
-  chunk_record& c = chunks_[slot];
-  if (changed.end > c.bytes || changed.begin > changed.end) {
-    return failure{.code = errc::past_the_bytes,
-                   .wanted = changed.end,
-                   .found = c.bytes,
-                   .where = options_.name.c_str()};
+  chunk_name& n = names_[chunk.slot];
+  std::uint32_t slot = record_of(chunk);
+  const std::uint64_t bytes = chunks_[slot].bytes;
+  if (changed.end > bytes || changed.begin > changed.end) {
+    return failure{
+        .code = errc::past_the_bytes, .wanted = changed.end, .found = bytes, .where = options_.name.c_str()};
   }
   const bool changes = writes(mode);
-  if (c.writing || (changes && c.leases != 0)) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
-  if (due_count_ != 0) write_through_due(changes ? slot : none);
-  const std::size_t found = newest(c);
+  if (chunks_[slot].writing || (changes && n.leases != 0))
+    return at_chunk(errc::chunk_leased, slot, 0, n.leases);
+  const bool parts = changes && chunks_[slot].sharers > 1;
+  if (due_count_ != 0) write_through_due(changes && !parts ? slot : none);
+  const std::size_t found = newest(chunks_[slot]);
   if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);
-  if (found != 0 && found < last) {
+  if (parts) {
+    const parting how = reads(mode) ? parting::copied : parting::anew;
+    if (const result<void> parted = part(chunk.slot, bytes, how, wait); !parted) return parted.error();
+    slot = n.record;
+  } else if (found != 0 && found < last) {
     with_index<last>(found, [&]<class Index>(Index) {
       tier_at<Index::value>().eviction.touch(slot_id{slot}, hint_of(slot));
     });
   }
   // A transfer that reads the copy is in nobody's way but a writer's.
-  if (found != 0 || (changes && c.transfer != none)) {
+  chunk_record& c = chunks_[slot];
+  if (!parts && (found != 0 || (changes && c.transfer != none))) {
     if (const result<void> there = make_resident(slot, reads(mode), wait); !there) return there.error();
   }
   if (found != tiers) ++hits_[found];
@@ -403,20 +412,23 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;
+  ++n.leases;
   ++c.leases;
   ++c.uses;
   ++leases_;
   pin<0>(slot);
   // The lease for which it was brought in is no use beyond that.
-  if (!std::exchange(top.awaited, false) && found == 0)
+  if (!std::exchange(top.awaited, false) && found == 0 && !parts)
     tier_at<0>().eviction.touch(slot_id{slot}, hint_of(slot));
   return tier_at<0>().range(top, c.bytes);
 }
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t slot, access_mode mode) noexcept {
+void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t name, access_mode mode) noexcept {
+  const std::uint32_t slot = names_[name].record;
   chunk_record& c = chunks_[slot];
+  --names_[name].leases;
   --c.leases;
   unpin<0>(slot);
   if (!writes(mode)) return;
@@ -482,9 +494,11 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   }
   now.moved = meter_.stats();
   now.leases = leases_;
+  now.shared = shared_;
+  now.parted_bytes = parted_bytes_;
   now.background_failures = background_failures_;
-  now.metadata_bytes += chunks_.bytes() + transfers_.bytes() + free_transfers_.bytes() + stages_.bytes() +
-                        wanted_.bytes() + due_.bytes();
+  now.metadata_bytes += names_.bytes() + chunks_.bytes() + transfers_.bytes() + free_transfers_.bytes() +
+                        stages_.bytes() + wanted_.bytes() + due_.bytes();
   std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }
@@ -502,7 +516,7 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
     if (!chunks_.is_live(slot)) continue;
     const chunk_record& c = chunks_[slot];
     const auto say = [&](const std::string& what) {
-      found.push_back(options_.name + ": chunk " + std::to_string(slot) + " " + what);
+      found.push_back(options_.name + ": chunk " + std::to_string(c.name) + " " + what);
     };
     if (c.transfer != none) {
       ++under_way;
@@ -539,6 +553,7 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
       });
     }
   }
+  audit_names(found);
   if (under_way + free_transfer_count_ != transfers_.size()) {
     found.push_back(options_.name + ": " + std::to_string(under_way) + " transfers under way and " +
                     std::to_string(free_transfer_count_) + " free are not " +

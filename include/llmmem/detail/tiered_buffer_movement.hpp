@@ -111,13 +111,14 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  chunk_record& c = chunks_[chunk.slot];
-  if (newest(c) == tiers) return at_chunk(errc::no_contents, chunk.slot);
+  const std::uint32_t slot = record_of(chunk);
+  chunk_record& c = chunks_[slot];
+  if (newest(c) == tiers) return at_chunk(errc::no_contents, slot);
   if (c.copies[0].is_valid()) {
     if (c.leases == 0) c.copies[0].awaited = true;
   } else if (!c.wanted) {
     c.wanted = true;
-    wanted_[wanted_count_++] = chunk.slot;
+    wanted_[wanted_count_++] = slot;
   }
   progress();
   return {};
@@ -199,7 +200,7 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  const std::uint32_t slot = chunk.slot;
+  const std::uint32_t slot = record_of(chunk);
   chunk_record& c = chunks_[slot];
   if (c.leases != 0) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
@@ -226,7 +227,12 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  const std::uint32_t slot = chunk.slot;
+  return flush_record(record_of(chunk));
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<void> basic_tiered_buffer<Traits, Tiers...>::flush_record(std::uint32_t slot) {
   chunk_record& c = chunks_[slot];
   if (c.writing) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
   bool is_ours = false;
@@ -262,12 +268,12 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush() {
   result<void> first;
   for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {
     if (!chunks_.is_live(slot)) continue;
-    if (const result<void> one = flush(chunks_.handle(slot)); !one && first) first = one;
+    if (const result<void> one = flush_record(slot); !one && first) first = one;
   }
   return first;
 }
 
-/// Tier by tier, so that many writes are under way at once. How they went is left to `flush(chunk)`.
+/// Tier by tier, so that many writes are under way at once. How they went is left to `flush_record`.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::begin_writing_all() {

@@ -11,12 +11,13 @@ template <class Traits, class... Tiers>
 result<void> basic_tiered_buffer<Traits, Tiers...>::expect(chunk_handle chunk,
                                                            std::uint64_t next_use) noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  chunk_record& c = chunks_[chunk.slot];
+  const std::uint32_t slot = record_of(chunk);
+  chunk_record& c = chunks_[slot];
   c.next_use = next_use;
   for (std::size_t i = 0; i < last; ++i) {
     if (!c.copies[i].is_valid()) continue;
     with_index<last>(i, [&]<class Index>(Index) {
-      detail::expect(tier_at<Index::value>().eviction, slot_id{chunk.slot}, next_use);
+      detail::expect(tier_at<Index::value>().eviction, slot_id{slot}, next_use);
     });
   }
   return {};
@@ -27,15 +28,16 @@ template <class Traits, class... Tiers>
 step_outcome basic_tiered_buffer<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
                                                             std::size_t tier) {
   if (tier >= last || check(chunk).code != errc::ok) return step_outcome::useless;
+  const std::uint32_t slot = record_of(chunk);
   step_outcome outcome = step_outcome::useless;
   with_index<last>(tier, [&]<class Index>(Index) {
     switch (operation) {
       case plan_operation::fetch:
-        outcome = execute_fetch<Index::value>(chunk.slot);
+        outcome = execute_fetch<Index::value>(slot);
         break;
       case plan_operation::write_back:
       case plan_operation::drop:
-        outcome = execute_store<Index::value>(chunk.slot, operation);
+        outcome = execute_store<Index::value>(slot, operation);
         break;
       case plan_operation::allocate:
         break;  // a lease that writes takes its own room

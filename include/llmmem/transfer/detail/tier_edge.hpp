@@ -17,6 +17,19 @@
 
 namespace llmmem::inline v0::detail {
 
+/// Waits for a copy, and says how it went where its fence can tell.
+template <fence F>
+[[nodiscard]] result<void> settle(const F& fence) {
+  if constexpr (requires { fence.conclude(); }) {
+    return fence.conclude();
+  } else if constexpr (requires { fence.settled(); }) {
+    return fence.settled();
+  } else {
+    fence.wait();
+    return {};
+  }
+}
+
 /// Copies parts of chunks between two spaces, of which the host can touch one: the other one's queue does it.
 ///
 /// @par Thread safety   one thread at a time.
@@ -135,17 +148,6 @@ class tier_edge {
       return queue.copy_out_async(to, from, {}, how);
     } else {
       return queue.copy_out_async(to, from, {});
-    }
-  }
-
-  [[nodiscard]] static result<void> settle(const fence_type& fence) {
-    if constexpr (requires { fence.conclude(); }) {
-      return fence.conclude();
-    } else if constexpr (requires { fence.settled(); }) {
-      return fence.settled();
-    } else {
-      fence.wait();
-      return {};
     }
   }
 
