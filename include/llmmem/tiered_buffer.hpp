@@ -9,6 +9,7 @@
 #include <llmmem/detail/tier_state.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/plan.hpp>
@@ -143,6 +144,8 @@ class basic_tiered_buffer {
   static constexpr std::size_t tiers = sizeof...(Tiers);
   template <std::size_t Index>
   using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;
+  /// Whether chunks may have keys, and outlive the process.
+  static constexpr bool keeps_chunks = detail::keeps_chunks<space_type<tiers - 1>>();
   using top_range = typename space_type<0>::range_type;
   using stats_type = tiered_stats<tiers>;
 
@@ -281,6 +284,26 @@ class basic_tiered_buffer {
   result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept;
   /// @}
 
+  /// @name Keys
+  /// Where the last tier's space keeps an index (`persistent_file_space`), chunks with a key outlive the
+  /// process: as the last tier had them.
+  /// @{
+  /// A chunk that a later process finds by its key. `errc::key_taken`.
+  result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
+    requires(keeps_chunks);
+  /// The chunk of that key, of this process or one before. `errc::no_such_key`.
+  [[nodiscard]] result<chunk_handle> find(const chunk_key& key) const noexcept
+    requires(keeps_chunks);
+  /// `flush`, and returns when neither a crash nor a loss of power can take what is there. Goes on after a
+  /// failure, and gives the first.
+  result<void> persist()
+    requires(keeps_chunks);
+  /// Reads each chunk with a key that rests in the last tier only, and removes those whose bytes are
+  /// damaged; how many. Of reads that fail it gives the first failure, and goes on.
+  result<std::uint64_t> check_kept()
+    requires(keeps_chunks);
+  /// @}
+
   [[nodiscard]] stats_type stats() const;
   /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
@@ -322,6 +345,8 @@ class basic_tiered_buffer {
     bool writing = false;
     bool wanted = false;     // in the queue of prefetches
     bool store_due = false;  // to be written through
+    LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, detail::kept_chunk, detail::nothing_kept>
+        kept{};
     std::array<copy, tiers> copies{};
   };
 
@@ -457,6 +482,17 @@ class basic_tiered_buffer {
   result<void> copy_top(const copy& to, const copy& from, std::uint64_t bytes);
   void audit_names(std::vector<std::string>& found) const;
 
+  // Keys: detail/tiered_buffer_keeping.hpp
+  void adopt_kept();
+  [[nodiscard]] std::uint64_t& adopt(const chunk_extent& extent)
+    requires(keeps_chunks);
+  void set_key(std::uint32_t name, const chunk_key& key) noexcept
+    requires(keeps_chunks);
+  [[nodiscard]] bool owns_key(std::uint32_t name) const noexcept;
+  [[nodiscard]] result<void> give_up_key(std::uint32_t name);
+  [[nodiscard]] result<void> unindex(std::uint32_t slot);
+  [[nodiscard]] result<void> reindex(std::uint32_t slot);
+
   // Steps of plans: detail/tiered_buffer_steps.hpp
   template <std::size_t Index>
   [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
@@ -561,6 +597,8 @@ class basic_tiered_buffer {
   std::tuple<detail::tier_state<Tiers>...> tiers_;
   typename edge_tuple<std::make_index_sequence<tiers - 1>>::type edges_;
   detail::handle_table<chunk_handle, chunk_name> names_;
+  LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, prefix_index, detail::no_keys>
+      keys_;                                                 // to names, + 1
   detail::handle_table<chunk_handle, chunk_record> chunks_;  // what has names; their slots are the policies'
   detail::fixed_array<transfer> transfers_;
   detail::fixed_array<std::uint32_t> free_transfers_;
@@ -592,6 +630,7 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_clones.hpp>
+#include <llmmem/detail/tiered_buffer_keeping.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
 #include <llmmem/detail/tiered_buffer_steps.hpp>
 #include <llmmem/detail/tiered_buffer_transfers.hpp>

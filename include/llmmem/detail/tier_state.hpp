@@ -9,6 +9,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/range_arena.hpp>
 #include <llmmem/space/buffer.hpp>
+#include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/tier.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 
@@ -215,6 +216,19 @@ struct chunk_name {
   std::uint32_t leases = 0;       // of this one
   std::uint32_t next = no_index;  // those with that record are a ring
   std::uint32_t previous = no_index;
+};
+
+/// The key of a chunk that outlives the process.
+struct kept_chunk {
+  chunk_key key{};
+  std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
+  bool indexed = false;           // the last tier's index has it as it rests there
+};
+/// What stands for it where no space keeps chunks.
+struct nothing_kept {};
+struct no_keys {
+  no_keys(std::uint64_t, const metadata_source&) noexcept {}
+  [[nodiscard]] static constexpr std::size_t metadata_bytes() noexcept { return 0; }
 };
 
 /// One tier: its room, and who leaves it next.

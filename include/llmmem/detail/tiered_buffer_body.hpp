@@ -47,6 +47,7 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
             *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers)...};
       }(std::make_index_sequence<tiers - 1>{})),
       names_(options_.max_chunks, options_.metadata, "tiered_buffer: names"),
+      keys_(options_.max_chunks, options_.metadata),
       chunks_(options_.max_chunks, options_.metadata, "tiered_buffer: chunks"),
       transfers_(options_.max_transfers, transfer{}, options_.metadata, "tiered_buffer: transfers"),
       free_transfers_(options_.max_transfers, options_.metadata, "tiered_buffer: free transfers"),
@@ -67,6 +68,7 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
   try {
     for (std::size_t i = 0; i < stages_.size(); ++i)
       tier_at<last - 1>().room.take(stages_[i].place, stage_size()).value();
+    adopt_kept();
   } catch (...) {
     release_places();
     throw;
@@ -160,9 +162,11 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
   if (chunks_[slot].sharers > 1) {
     const std::uint32_t leases = names_[chunk.slot].leases;
     if (leases != 0) return at_chunk(errc::chunk_leased, slot, 0, leases);
+    if (const result<void> gone = give_up_key(chunk.slot); !gone) return gone;
     leave(chunk.slot);
   } else {
     if (const result<void> gone = discard(chunk); !gone) return gone;
+    static_cast<void>(give_up_key(chunk.slot));  // no longer in the index: cannot be refused
     leave(chunk.slot);
     if (chunks_[slot].copies[last].granted != 0) tier_at<last>().room.give_back(chunks_[slot].copies[last]);
     chunks_.release(slot);
@@ -185,6 +189,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
     return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, wait_complete);
   }
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  if (const result<void> gone = unindex(slot); !gone) return gone;
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
     if (const result<void> there = make_resident(slot, true, wait_complete); !there) return there;
@@ -260,6 +265,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) 
     return part(chunk.slot, chunks_[slot].bytes, parting::empty, wait_complete);
   }
   static_cast<void>(await_quiet(slot));  // how that went no longer matters
+  if (const result<void> gone = unindex(slot); !gone) return gone;
   forget_contents(slot);
   return {};
 }
@@ -497,8 +503,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.shared = shared_;
   now.parted_bytes = parted_bytes_;
   now.background_failures = background_failures_;
-  now.metadata_bytes += names_.bytes() + chunks_.bytes() + transfers_.bytes() + free_transfers_.bytes() +
-                        stages_.bytes() + wanted_.bytes() + due_.bytes();
+  now.metadata_bytes += names_.bytes() + keys_.metadata_bytes() + chunks_.bytes() + transfers_.bytes() +
+                        free_transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
   std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }

@@ -82,7 +82,12 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::part(std::uint32_t name, std
     }
     parted_bytes_ += copied;
   }
+  const bool has_key = owns_key(name);
+  if (has_key) {
+    if (const result<void> gone = unindex(shared); !gone) return gone;
+  }
   chunk_record fresh;
+  if (has_key) fresh.kept = std::exchange(chunks_[shared].kept, {});
   fresh.bytes = bytes;
   fresh.uses = chunks_[shared].uses;
   fresh.next_use = chunks_[shared].next_use;

@@ -148,6 +148,9 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
       return still;
     }
   }
+  if constexpr (Index + 1 == last) {
+    if (const result<void> gone = unindex(slot); !gone) return attempt::failed(gone.error());
+  }
   const std::uint32_t id = claim_transfer(
       {.chunk = slot, .edge = static_cast<std::uint32_t>(Index), .stores = true, .then_drops = then_drops});
   pin<Index>(slot);
@@ -273,6 +276,9 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
     become_valid<Index + 1>(slot);
   }
   above.dirty.clear();
+  if constexpr (Index + 1 == last) {
+    if (const result<void> kept = reindex(slot); !kept) note(kept.error());  // `persist` tries again
+  }
   if (done.then_drops && above.pins == 0) {
     ++tier_at<Index>().write_backs;
     drop<Index>(slot);

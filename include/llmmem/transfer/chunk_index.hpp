@@ -19,18 +19,6 @@
 
 namespace llmmem::inline v0 {
 
-/// Where a chunk rests, in what form, and how to tell that it is all there.
-struct chunk_extent {
-  chunk_key key{};
-  std::uint64_t offset = 0;    ///< in the tier's file
-  std::uint64_t bytes = 0;     ///< of the chunk
-  std::uint64_t stored = 0;    ///< of its form at rest
-  std::uint64_t format = 0;    ///< the codec's `format_id`
-  std::uint32_t checksum = 0;  ///< CRC-32C of the form at rest
-
-  friend constexpr bool operator==(const chunk_extent&, const chunk_extent&) noexcept = default;
-};
-
 /// What was found in a journal when it was opened.
 struct index_recovery {
   std::uint64_t records = 0;    ///< read well

@@ -1,5 +1,5 @@
 /// @file
-/// `chunk_key`: what names a chunk beyond the life of a process.
+/// `chunk_key`: what names a chunk beyond the life of a process, and `chunk_extent`, where it rests then.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -31,5 +31,17 @@ using chunk_key = block_key;
   return {.low = std::uint64_t{digest[0]} << 32 | digest[1],
           .high = std::uint64_t{digest[2]} << 32 | digest[3]};
 }
+
+/// Where a chunk rests, in what form, and how to tell that it is all there.
+struct chunk_extent {
+  chunk_key key{};
+  std::uint64_t offset = 0;    ///< in the tier's file
+  std::uint64_t bytes = 0;     ///< of the chunk
+  std::uint64_t stored = 0;    ///< of its form at rest
+  std::uint64_t format = 0;    ///< the codec's `format_id`
+  std::uint32_t checksum = 0;  ///< CRC-32C of the form at rest
+
+  friend constexpr bool operator==(const chunk_extent&, const chunk_extent&) noexcept = default;
+};
 
 }  // namespace llmmem::inline v0

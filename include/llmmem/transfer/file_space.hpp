@@ -102,6 +102,10 @@ class file_space {
   [[nodiscard]] static std::uint64_t offset_of(const std::byte* data) noexcept {
     return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(data));
   }
+  [[nodiscard]] static std::byte* address_of(std::uint64_t offset) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset in the form of an address
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
+  }
 
  private:
   struct nothing {};
@@ -171,8 +175,7 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::take(std::ui
   if (offset > max_bytes - bytes) {
     return failure{errc::grow_failed, EFBIG, bytes, offset, where};
   }
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset in the form of an address
-  auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
+  std::byte* const data = address_of(offset);
   live_.insert(data, bytes, {});
   used_ += bytes;
   return range_type{data, bytes};
