@@ -112,6 +112,7 @@
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/file.hpp>
+#include <llmmem/space/folder.hpp>
 #include <llmmem/space/growable_range.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/space/host_virtual.hpp>
@@ -122,6 +123,8 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/transfer/chunk_index.hpp>
+#include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/direct_span.hpp>
 #include <llmmem/transfer/file_copy.hpp>
@@ -132,6 +135,7 @@
 #include <llmmem/transfer/io_tuner.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/persistent_file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 #include <llmmem/transfer/striped_space.hpp>

@@ -39,12 +39,11 @@ struct codec_error {
 /// | member | |
 /// |---|---|
 /// | `name` | `const char*`, for error texts: the `where` of its failures |
-/// | `format_id` | 64 bits of the encoded form: equal where one may decode what the other encoded. It goes
-/// into layout fingerprints of what outlives the process | | `element_bytes` | a chunk is a multiple of it |
+/// | `format_id` | 64 bits of the encoded form: equal where one may decode what the other encoded |
+/// | `element_bytes` | a chunk is a multiple of it |
 /// | `is_lossless` | whether what is decoded is what was encoded, bit for bit |
 /// | `error_bound` | a `codec_error`; the default where it is lossless |
-/// | `worst_case_bytes(n)` | no chunk of `n` bytes, `n` at most `llmmem::max_bytes`, is longer encoded: what
-/// a tier reserves. Grows with `n` |
+/// | `worst_case_bytes(n)` | what a tier reserves: no chunk of `n <= max_bytes` is longer. Grows with `n` |
 ///
 /// And what it does, without allocating, to chunks of at most `max_chunk_bytes()`:
 ///
