@@ -108,6 +108,7 @@
 #include <llmmem/schedule/timeline.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/schedule/use_forecast.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>

@@ -14,6 +14,7 @@
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/simulate.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/schedule/use_forecast.hpp>
 #include <llmmem/tiered_buffer.hpp>
 
 #include <cstddef>
@@ -164,7 +165,8 @@ class prefetch_schedule {
   /// @name Iterations
   /// @{
   /// Records where there is no plan, or no longer; else replays, from the beginning wherever the iteration
-  /// before was left. No change after `on_divergence::fall_back` had to.
+  /// before was left. After `on_divergence::fall_back` had to, no change; after `by_frequency`, what the one
+  /// before has used counts: O(chunks).
   void begin_iteration();
   /// What was recorded is frozen and planned, unless it was nothing.
   void end_iteration();
@@ -238,6 +240,8 @@ class prefetch_schedule {
   void give_up_late(std::uint32_t event);
   void begin_plan_iteration(const plan_iteration& iteration) noexcept;
   void note_divergence();
+  void count_use(chunk_id chunk) noexcept;
+  void expect_by_frequency() noexcept;
 
   Buffer* buffer_;
   prefetch_options options_;
@@ -247,9 +251,10 @@ class prefetch_schedule {
 
   schedule_state state_ = schedule_state::idle;
   bool fell_back_ = false;
-  std::uint32_t left_in_a_row_ = 0;  // iterations that left the plan
-  std::optional<chunk_id> refused_;  // chunk whose last lease was refused: the program may ask again
-  std::exception_ptr thrown_;        // while a lease ended
+  std::optional<use_forecast> forecast_;  // with `on_divergence::by_frequency`
+  std::uint32_t left_in_a_row_ = 0;       // iterations that left the plan
+  std::optional<chunk_id> refused_;       // chunk whose last lease was refused: the program may ask again
+  std::exception_ptr thrown_;             // while a lease ended
   trace_recorder recorder_;
   std::uint64_t last_ns_ = 0;
   std::optional<schedule_trace> trace_;

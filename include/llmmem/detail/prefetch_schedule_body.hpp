@@ -65,7 +65,8 @@ template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::begin_iteration() {
   rethrow();
   refused_.reset();
-  if (fell_back_) return;
+  if (forecast_) forecast_->begin_iteration();
+  if (fell_back_) return expect_by_frequency();
   if (!plan_) return record();
   if (state_ != schedule_state::replaying) return replay();
   if (cursor_->next() == 0) return;
@@ -92,6 +93,7 @@ void prefetch_schedule<Buffer, Planner>::record() {
   recorder_ = {};
   for (const chunk_handle each : chunks_)
     recorder_.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+  if (options_.divergence == on_divergence::by_frequency && !forecast_) forecast_.emplace(chunks_.size());
   plan_.reset();
   last_ns_ = buffer_->now_ns();
   state_ = schedule_state::recording;
@@ -208,13 +210,31 @@ void prefetch_schedule<Buffer, Planner>::note_divergence() {
   ++stats_.diverged;
   state_ = schedule_state::idle;
   pending_.clear();
-  if (options_.divergence == on_divergence::fall_back) fell_back_ = true;
+  if (options_.divergence == on_divergence::fall_back || options_.divergence == on_divergence::by_frequency) {
+    fell_back_ = true;
+    expect_by_frequency();  // what the plan has foretold does not hold
+  }
   const bool for_good = ++left_in_a_row_ >= options_.re_record_after;
   if (options_.divergence == on_divergence::re_record ||
       (options_.divergence == on_divergence::repair && for_good)) {
     plan_.reset();
     left_in_a_row_ = 0;
   }
+}
+
+/// The program has been given `chunk`.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::count_use(chunk_id chunk) noexcept {
+  if (!forecast_) return;
+  forecast_->used(chunk);
+  if (fell_back_) static_cast<void>(buffer_->expect(chunks_[to_index(chunk)], forecast_->next_use(chunk)));
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::expect_by_frequency() noexcept {
+  if (!forecast_) return;
+  for (std::uint32_t i = 0; i < chunks_.size(); ++i)
+    static_cast<void>(buffer_->expect(chunks_[i], forecast_->next_use(chunk_id{i})));
 }
 
 template <class Buffer, schedule_planner Planner>
@@ -276,6 +296,7 @@ auto prefetch_schedule<Buffer, Planner>::take(chunk_handle chunk, Take take_from
   auto had = take_from_buffer();
   if (had && state_ == schedule_state::recording) recorder_.acquire(number, Mode);
   if (!had) refused_ = number;
+  if (had) count_use(number);
   after();
   if (!had) return had.error();
   return lease<Mode>(*this, number, std::move(*had));

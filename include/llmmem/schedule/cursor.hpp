@@ -11,9 +11,11 @@ namespace llmmem::inline v0 {
 
 /// What to do when the program does something else than was recorded.
 enum class on_divergence : std::uint8_t {
-  repair,     ///< look for the place where the program goes on in the trace, and keep the rest of the plan
-  re_record,  ///< drop the plan; record the next whole iteration and plan it
-  fall_back,  ///< drop the plan for good: on demand, least recently used
+  repair,        ///< look for the place where the program goes on in the trace, and keep the rest of the plan
+  re_record,     ///< drop the plan; record the next whole iteration and plan it
+  fall_back,     ///< drop the plan for good: on demand, least recently used
+  by_frequency,  ///< drop the plan for good: on demand, and what leaves is what iterations use least often
+                 ///< (`use_forecast`): for routed experts, and whatever else is drawn anew each time
 };
 
 /// What a cursor says of one call.
