@@ -53,6 +53,7 @@
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/cache_metrics.hpp>
 #include <llmmem/paging/caching_split.hpp>
+#include <llmmem/paging/chunk_mapping.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/event_log.hpp>
@@ -122,6 +123,7 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/tiered_tensors.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/direct_span.hpp>
 #include <llmmem/transfer/file_copy.hpp>

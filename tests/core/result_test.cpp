@@ -180,6 +180,11 @@ constexpr std::array refusals{
             "posix_io"},
     refusal{errc::failures_kept, raises::out_of_memory,
             "kv: 12 failures are kept, as many as may be; look at what failed, then call clear_failures()"},
+    refusal{errc::no_such_tensor, raises::argument_error, "kv: tensor 7 asked for, there are 12 from 0 on"},
+    refusal{errc::no_such_part, raises::argument_error,
+            "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
+    refusal{errc::tensor_in_parts, raises::argument_error,
+            "kv: tensor 7 lies in 12 parts; take them one by one, or by for_each_part"},
 };
 
 }  // namespace
@@ -209,6 +214,13 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
         break;
     }
   }
+}
+
+TEST_CASE("what holds for a chunk and for a tensor names which of both it is") {
+  CHECK(failure{.code = errc::no_contents, .index = 7, .wanted = 1, .where = "kv"}.message() ==
+        "kv: tensor 7 has no contents; write all of it first");
+  CHECK(failure{.code = errc::chunk_leased, .index = 7, .wanted = 1, .found = 2, .where = "kv"}.message() ==
+        "kv: tensor 7 is leased 2 times; end these leases first");
 }
 
 TEST_CASE("a failure of an object without a name speaks for the library") {
