@@ -53,6 +53,7 @@
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/cache_metrics.hpp>
 #include <llmmem/paging/caching_split.hpp>
+#include <llmmem/paging/chunk_mapping.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/event_log.hpp>
@@ -124,6 +125,7 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/tiered_tensors.hpp>
 #include <llmmem/transfer/chunk_index.hpp>
 #include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/crc32c.hpp>

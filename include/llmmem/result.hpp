@@ -83,7 +83,7 @@ enum class errc : std::uint8_t {
   not_finished,       ///< its outcome was asked for before it was there
   damaged_encoding,   ///< not what a codec writes: index = block of the chunk, wanted = what must be there,
                       ///< found = what is
-  // Of chunks: index = the chunk's slot
+  // Of chunks: index = the chunk's slot; of the first and last also a tensor's number, wanted = 1 then
   no_contents,       ///< nothing was ever written to it, or it was discarded
   checksum_differs,  ///< wanted = the checksum it left with, found = of what came back
   timed_out,         ///< wanted = bytes that had to be brought in, found = nanoseconds waited
@@ -94,10 +94,14 @@ enum class errc : std::uint8_t {
   // Of chunks with keys
   no_such_key,  ///< no chunk has that key
   key_taken,    ///< index = slot of the chunk that has it
+  // Of tensors: index = the tensor's number
+  no_such_tensor,   ///< found = tensors there are
+  no_such_part,     ///< wanted = part asked for, found = parts it has
+  tensor_in_parts,  ///< found = parts it has, of which only one at a time can be had
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::key_taken;
+inline constexpr errc last_errc = errc::tensor_in_parts;
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -198,6 +202,7 @@ inline std::string failure::message() const {
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
   const std::string who = where[0] == '\0' ? std::string("llmmem") : std::string(where);
   const auto place = [&] { return n(wanted) + " bytes at offset " + n(found); };
+  const auto chunk_or_tensor = [&] { return (wanted == 1 ? "tensor " : "chunk ") + n(index); };
   const auto cause = [&] {
     return index == 0 ? std::string(" failed: the system moved nothing, and called it a success")
                       : " failed: " + std::generic_category().message(static_cast<int>(index)) + " (errno " +
@@ -370,7 +375,7 @@ inline std::string failure::message() const {
              " must be there, found " + n(found) +
              "; nothing decoded from them may be used, fetch them again";
     case errc::no_contents:
-      return who + ": chunk " + n(index) + " has no contents; write all of it first";
+      return who + ": " + chunk_or_tensor() + " has no contents; write all of it first";
     case errc::checksum_differs:
       return who + ": chunk " + n(index) + " came back with checksum " + n(found) + ", it left with " +
              n(wanted) + "; its bytes are damaged and are not handed out";
@@ -378,7 +383,7 @@ inline std::string failure::message() const {
       return who + ": chunk " + n(index) + " of " + n(wanted) + " bytes was not there after " + n(found) +
              " ns; it goes on being brought in: ask again";
     case errc::chunk_leased:
-      return who + ": chunk " + n(index) + " is leased " + n(found) + " times; end these leases first";
+      return who + ": " + chunk_or_tensor() + " is leased " + n(found) + " times; end these leases first";
     case errc::engine_failed:
       return who + ": the I/O engine" + cause() + "; build the queue anew, or on posix_io";
     case errc::failures_kept:
@@ -388,6 +393,14 @@ inline std::string failure::message() const {
       return who + ": no chunk has that key; create it, and write it";
     case errc::key_taken:
       return who + ": chunk " + n(index) + " has that key; find() it, or remove it first";
+    case errc::no_such_tensor:
+      return who + ": tensor " + n(index) + " asked for, there are " + n(found) + " from 0 on";
+    case errc::no_such_part:
+      return who + ": part " + n(wanted) + " of tensor " + n(index) + " asked for, it has " + n(found) +
+             " from 0 on";
+    case errc::tensor_in_parts:
+      return who + ": tensor " + n(index) + " lies in " + n(found) +
+             " parts; take them one by one, or by for_each_part";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

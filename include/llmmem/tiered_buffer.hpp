@@ -177,6 +177,14 @@ class basic_tiered_buffer {
       if (buffer_ != nullptr) std::exchange(buffer_, nullptr)->end_lease(slot_, Mode);
     }
 
+    /// More bytes of the chunk change under it than those that it was taken for. `errc::past_the_bytes`.
+    /// @pre it has not ended.
+    result<void> also_changes(std::uint64_t offset, std::uint64_t count) noexcept
+      requires(Mode == access_mode::read_write)
+    {
+      return buffer_->add_dirty(slot_, offset, count);
+    }
+
     /// The bytes, where the host may touch tier 0; none when it has ended, or was moved from.
     [[nodiscard]] std::span<byte_type> span() const noexcept
       requires(space_type<0>::is_host_accessible)
@@ -462,6 +470,18 @@ class basic_tiered_buffer {
   [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                               patience wait);
   void end_lease(std::uint32_t name, access_mode mode) noexcept;
+  /// More of a chunk's bytes change. @pre it is written under a lease.
+  [[nodiscard]] result<void> add_dirty(std::uint32_t name, std::uint64_t offset,
+                                       std::uint64_t count) noexcept {
+    chunk_record& c = chunks_[names_[name].record];
+    const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
+    if (end > c.bytes) {
+      return failure{
+          .code = errc::past_the_bytes, .wanted = end, .found = c.bytes, .where = options_.name.c_str()};
+    }
+    c.copies[0].dirty.add({offset, end});
+    return {};
+  }
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
   result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;

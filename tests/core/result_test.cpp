@@ -183,6 +183,11 @@ constexpr std::array refusals{
     refusal{errc::no_such_key, raises::argument_error, "kv: no chunk has that key; create it, and write it"},
     refusal{errc::key_taken, raises::argument_error,
             "kv: chunk 7 has that key; find() it, or remove it first"},
+    refusal{errc::no_such_tensor, raises::argument_error, "kv: tensor 7 asked for, there are 12 from 0 on"},
+    refusal{errc::no_such_part, raises::argument_error,
+            "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
+    refusal{errc::tensor_in_parts, raises::argument_error,
+            "kv: tensor 7 lies in 12 parts; take them one by one, or by for_each_part"},
 };
 
 }  // namespace
@@ -212,6 +217,13 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
         break;
     }
   }
+}
+
+TEST_CASE("what holds for a chunk and for a tensor names which of both it is") {
+  CHECK(failure{.code = errc::no_contents, .index = 7, .wanted = 1, .where = "kv"}.message() ==
+        "kv: tensor 7 has no contents; write all of it first");
+  CHECK(failure{.code = errc::chunk_leased, .index = 7, .wanted = 1, .found = 2, .where = "kv"}.message() ==
+        "kv: tensor 7 is leased 2 times; end these leases first");
 }
 
 TEST_CASE("a failure of an object without a name speaks for the library") {

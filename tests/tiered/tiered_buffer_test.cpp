@@ -184,6 +184,31 @@ TEST_CASE("handles of another buffer, of no buffer and of removed chunks are ref
   }
 }
 
+TEST_CASE("a lease may come to change more bytes than it was taken for, and these go down, too") {
+  two_tiers<> world(4, {.name = "state"});
+  auto& buffer = world.buffer;
+  const chunk_handle chunk = filled(buffer, 1);
+  REQUIRE(buffer.flush());
+  const std::uint64_t before = buffer.stats().moved.links[0].offload.bytes;
+  {
+    auto lease = buffer.update(chunk, 0, 0).value();
+    REQUIRE(lease.also_changes(unit, 1));
+    lease.span()[unit] = std::byte{2};
+    REQUIRE(lease.also_changes(page, 0));
+    CHECK(lease.also_changes(page, 1).error().message() ==
+          "state: bytes up to 257 asked for, there are 256; ask for fewer, or make it larger");
+    CHECK(lease.also_changes(2, ~std::uint64_t{0}).code() == errc::past_the_bytes);
+  }
+  REQUIRE(buffer.evict(chunk));
+  CHECK(buffer.stats().moved.links[0].offload.bytes - before == unit);
+  CHECK(buffer.read(chunk).value().span()[unit] == std::byte{2});
+  {
+    const auto unchanged = buffer.update(chunk, 0, 0).value();
+  }
+  REQUIRE(buffer.flush());
+  CHECK(buffer.stats().moved.links[0].offload.bytes - before == unit);
+}
+
 TEST_CASE("a chunk without contents can only be written") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
