@@ -32,11 +32,12 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
-    typename Traits::clock clock, tiered_options options,
+    typename Traits::clock clock, observer_type observer, tiered_options options,
     const tier_place<typename Tiers::space_type>&... places)
     : options_(detail::checked(std::move(options), encodes)),
       meter_(clock),
       clock_(clock),
+      observer_(std::move(observer)),
       tiers_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
         return std::tuple<typename detail::tier_state<Tiers>::setup...>{
             {places, Index, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
@@ -243,9 +244,13 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
     throw;
   }
   if (moved) {
+    observer_.on_left(chunk_id{slot}, held.granted);
     std::swap(held.place, fresh.place);
     std::swap(held.data, fresh.data);
     std::swap(held.granted, fresh.granted);
+    // What it holds came from itself.
+    observer_.on_leased(chunk_id{slot}, held.granted, access_mode::write);
+    observer_.on_released(chunk_id{slot}, held.granted);
   }
   top.room.give_back(fresh);  // the one that is not its own
   return moved;
@@ -403,7 +408,7 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;
-  ++c.leases;
+  if (++c.leases == 1) observer_.on_leased(chunk_id{slot}, top.granted, mode);
   ++c.uses;
   ++leases_;
   pin<0>(slot);
@@ -417,7 +422,7 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t slot, access_mode mode) noexcept {
   chunk_record& c = chunks_[slot];
-  --c.leases;
+  if (--c.leases == 0) observer_.on_released(chunk_id{slot}, c.copies[0].granted);
   unpin<0>(slot);
   if (!writes(mode)) return;
   c.writing = false;
@@ -485,6 +490,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.background_failures = background_failures_;
   now.metadata_bytes += chunks_.bytes() + transfers_.bytes() + free_transfers_.bytes() + stages_.bytes() +
                         wanted_.bytes() + due_.bytes();
+  if constexpr (requires { observer_.metadata_bytes(); }) now.metadata_bytes += observer_.metadata_bytes();
   std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }
