@@ -26,10 +26,12 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
   // Each chunk's number in the trace; of another size it is another chunk.
   using name = std::pair<chunk_id, std::uint64_t>;
   std::vector<name> names;
+  names.reserve(size());
   for (std::size_t i = 0; i < size(); ++i)
     names.emplace_back(at(i).chunk, at(i).bytes);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
+  std::ranges::sort(names);
+  const auto twice = std::ranges::unique(names);
+  names.erase(twice.begin(), twice.end());
 
   struct seen_chunk {
     bool known = false;
@@ -40,7 +42,7 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
   for (const name& each : names)
     record.add_chunk(each.second);
   const auto number = [&](const event& of) {
-    const auto found_at = std::lower_bound(names.begin(), names.end(), name{of.chunk, of.bytes});
+    const auto found_at = std::ranges::lower_bound(names, name{of.chunk, of.bytes});
     return static_cast<std::uint32_t>(found_at - names.begin());
   };
   const auto begin = [&](std::uint32_t chunk, access_mode mode) {
