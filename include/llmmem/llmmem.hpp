@@ -91,6 +91,7 @@
 #include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/schedule/access_window.hpp>
 #include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/bubble_fill.hpp>
 #include <llmmem/schedule/cross_mapping.hpp>

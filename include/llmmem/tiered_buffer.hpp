@@ -19,6 +19,7 @@
 #include <llmmem/version/dirty_ranges.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -93,6 +94,8 @@ enum class step_outcome : std::uint8_t {
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {
   using clock = steady_meter_clock;
+  /// An `access_observer`, told by the chunks' slots: `access_window` says how far from the best it goes.
+  using observer = ignore_accesses;
 };
 
 /// Chunks of bytes of any size, in tiers of spaces, fastest first.
@@ -148,6 +151,8 @@ class basic_tiered_buffer {
   static constexpr bool keeps_chunks = detail::keeps_chunks<space_type<tiers - 1>>();
   using top_range = typename space_type<0>::range_type;
   using stats_type = tiered_stats<tiers>;
+  using observer_type = typename Traits::observer;
+  static_assert(access_observer<observer_type>, "Traits::observer must be an access_observer");
 
   /// Holds a chunk in tier 0 for as long as it lives. Movable. The buffer outlives it.
   template <access_mode Mode>
@@ -211,8 +216,16 @@ class basic_tiered_buffer {
   /// @param places  the space of each tier, and its budget there. The spaces outlive the buffer.
   explicit basic_tiered_buffer(tiered_options options,
                                const tier_place<typename Tiers::space_type>&... places)
-      : basic_tiered_buffer(typename Traits::clock{}, std::move(options), places...) {}
+    requires std::default_initializable<observer_type>
+      : basic_tiered_buffer(typename Traits::clock{}, observer_type{}, std::move(options), places...) {}
+  basic_tiered_buffer(observer_type observer, tiered_options options,
+                      const tier_place<typename Tiers::space_type>&... places)
+      : basic_tiered_buffer(typename Traits::clock{}, std::move(observer), std::move(options), places...) {}
   basic_tiered_buffer(typename Traits::clock clock, tiered_options options,
+                      const tier_place<typename Tiers::space_type>&... places)
+    requires std::default_initializable<observer_type>
+      : basic_tiered_buffer(clock, observer_type{}, std::move(options), places...) {}
+  basic_tiered_buffer(typename Traits::clock clock, observer_type observer, tiered_options options,
                       const tier_place<typename Tiers::space_type>&... places);
   basic_tiered_buffer(const basic_tiered_buffer&) = delete;
   basic_tiered_buffer& operator=(const basic_tiered_buffer&) = delete;
@@ -323,6 +336,8 @@ class basic_tiered_buffer {
     }(std::make_index_sequence<last>{});
     return most;
   }
+  [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
+  [[nodiscard]] observer_type& observer() noexcept { return observer_; }
   /// By the clock it measures with.
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return clock_.now_ns(); }
   /// The last failure of a transfer nobody waited for.
@@ -614,6 +629,7 @@ class basic_tiered_buffer {
   tiered_options options_;
   meter<tiers - 1, typename Traits::clock> meter_;
   typename Traits::clock clock_;
+  LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   std::tuple<detail::tier_state<Tiers>...> tiers_;
   typename edge_tuple<std::make_index_sequence<tiers - 1>>::type edges_;
   detail::handle_table<chunk_handle, chunk_name> names_;

@@ -32,11 +32,12 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
-    typename Traits::clock clock, tiered_options options,
+    typename Traits::clock clock, observer_type observer, tiered_options options,
     const tier_place<typename Tiers::space_type>&... places)
     : options_(detail::checked(std::move(options), encodes)),
       meter_(clock),
       clock_(clock),
+      observer_(std::move(observer)),
       tiers_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
         return std::tuple<typename detail::tier_state<Tiers>::setup...>{
             {places, Index, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
@@ -245,9 +246,13 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;
   const result<void> moved = copy_top(fresh.place(), held, kept_bytes);
   if (moved) {
+    observer_.on_left(chunk_id{slot}, held.granted);
     std::swap(held.place, fresh.place().place);
     std::swap(held.data, fresh.place().data);
     std::swap(held.granted, fresh.place().granted);
+    // What it holds came from itself.
+    observer_.on_leased(chunk_id{slot}, held.granted, access_mode::write);
+    observer_.on_released(chunk_id{slot}, held.granted);
   } else if (moved.code() == errc::completion_lost) {
     fresh.retire();
   }
@@ -419,7 +424,7 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;
   ++n.leases;
-  ++c.leases;
+  if (++c.leases == 1) observer_.on_leased(chunk_id{slot}, top.granted, mode);
   ++c.uses;
   ++leases_;
   pin<0>(slot);
@@ -435,7 +440,7 @@ void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t name, access
   const std::uint32_t slot = names_[name].record;
   chunk_record& c = chunks_[slot];
   --names_[name].leases;
-  --c.leases;
+  if (--c.leases == 0) observer_.on_released(chunk_id{slot}, c.copies[0].granted);
   unpin<0>(slot);
   if (!writes(mode)) return;
   c.writing = false;
@@ -505,6 +510,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.background_failures = background_failures_;
   now.metadata_bytes += names_.bytes() + keys_.metadata_bytes() + chunks_.bytes() + transfers_.bytes() +
                         free_transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
+  if constexpr (requires { observer_.metadata_bytes(); }) now.metadata_bytes += observer_.metadata_bytes();
   std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }

@@ -69,6 +69,7 @@ void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
   static_assert(Index != last, "in the last tier every chunk keeps its place");
   auto& tier = tier_at<Index>();
   detail::evict(tier.eviction, slot_id{slot});
+  if constexpr (Index == 0) observer_.on_left(chunk_id{slot}, chunks_[slot].copies[0].granted);
   tier.room.give_back(chunks_[slot].copies[Index]);
 }
 
@@ -79,6 +80,7 @@ template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept {
   auto& tier = tier_at<Index>();
   tier.eviction.erase(slot_id{slot});
+  if constexpr (Index == 0) observer_.on_left(chunk_id{slot}, chunks_[slot].copies[0].granted);
   tier.room.give_back(chunks_[slot].copies[Index]);
 }
 
@@ -379,6 +381,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer&
   auto& room = tier_at<Index>().room;
   if (outcome) {
     become_valid<Index>(slot);
+    if constexpr (Index == 0) observer_.on_arrived(chunk_id{slot}, above.granted);
     above.awaited = Index == 0 && done.in_advance;
   } else if (outcome.code() != errc::completion_lost) {
     room.give_back(above);

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 
+#include <concepts>
 #include <cstdint>
 
 namespace llmmem::inline v0 {
@@ -30,5 +31,25 @@ enum class access_mode : std::uint8_t {
 [[nodiscard]] constexpr bool writes(access_mode mode) noexcept {
   return mode != access_mode::read;
 }
+
+/// Is told what a tier 0 holds and who uses it, in the order in which it happens: see `access_window`. It
+/// must not call back.
+template <class O>
+concept access_observer =
+    std::movable<O> && requires(O& observer, chunk_id chunk, std::uint64_t bytes, access_mode mode) {
+      { observer.on_leased(chunk, bytes, mode) } noexcept;
+      { observer.on_released(chunk, bytes) } noexcept;
+      { observer.on_arrived(chunk, bytes) } noexcept;
+      { observer.on_left(chunk, bytes) } noexcept;
+    };
+
+/// Costs nothing.
+struct ignore_accesses {
+  void on_leased(chunk_id, std::uint64_t, access_mode) const noexcept {}
+  void on_released(chunk_id, std::uint64_t) const noexcept {}
+  void on_arrived(chunk_id, std::uint64_t) const noexcept {}
+  void on_left(chunk_id, std::uint64_t) const noexcept {}
+};
+static_assert(access_observer<ignore_accesses>);
 
 }  // namespace llmmem::inline v0
