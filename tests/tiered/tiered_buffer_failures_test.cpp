@@ -597,6 +597,21 @@ TEST_CASE("a parting whose room is not there in time leaves both as they were") 
   CHECK(world.holds(chunk, 1));
 }
 
+TEST_CASE("a parting waits for another chunk's transfer no longer than its patience") {
+  memory_over_file world(
+      1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});
+  const chunk_handle chunk = world.stored(1);
+  const chunk_handle twin = world.buffer.clone(chunk).value();
+  const chunk_handle other = world.stored(2);
+  REQUIRE(world.buffer.prefetch(other));
+  const auto refused = world.buffer.write(twin, best_effort);
+  REQUIRE(refused.code() == errc::timed_out);
+  CHECK(refused.error().index == twin.slot);
+  CHECK(world.buffer.stats().background_failures == 0);
+  CHECK(world.buffer.stats().shared == 2);
+  world.audited();
+}
+
 TEST_CASE("a copy within tier 0 that throws leaves both clones, and a chunk to be resized, as they were") {
   throwing_space above(4 * page);
   host_space beneath({.budget = 8 * page});

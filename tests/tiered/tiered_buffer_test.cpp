@@ -838,6 +838,28 @@ TEST_CASE("resize keeps contents up to the smaller size, in either direction, wh
   CHECK(buffer.stats().tiers[2].used == page);
 }
 
+TEST_CASE("a resize that drives out the chunk's own copy beneath waits for it before the old place goes") {
+  three_tiers<> world(5, 3);
+  auto& buffer = world.buffer;
+  const chunk_handle chunk = filled(buffer, 1);
+  REQUIRE(buffer.evict(chunk));
+  buffer.progress();
+  const chunk_handle clean = filled(buffer, 2, 2 * page);
+  REQUIRE(buffer.evict(clean));
+  REQUIRE(buffer.flush(clean));
+  touch(buffer, chunk);
+  touch(buffer, clean);  // in the middle tier the chunk is now the first to leave, then this one
+  REQUIRE(buffer.evict(clean));
+  const chunk_handle other = filled(buffer, 3, 2 * page);
+  REQUIRE(buffer.resize(chunk, 3 * page));
+  audited(buffer);
+  CHECK(buffer.tier_of(other).value() == 1);
+  REQUIRE(buffer.flush());
+  audited(buffer);
+  CHECK(buffer.read(chunk).value().span()[page - 1] == std::byte{1});
+  CHECK(holds(buffer, other, 3));
+}
+
 TEST_CASE("resize refuses what create and read would, and leaves the chunk as it was") {
   two_tiers<> world(3, {.name = "state"});
   auto& buffer = world.buffer;

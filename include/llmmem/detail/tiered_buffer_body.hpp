@@ -242,6 +242,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
       !room) {
     return room;
   }
+  // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
+  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   const std::uint64_t old = chunks_[slot].bytes;
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;
   const result<void> moved = copy_top(fresh.place(), held, kept_bytes);
