@@ -22,6 +22,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -147,6 +148,10 @@ class basic_tiered_buffer {
   static constexpr std::size_t tiers = sizeof...(Tiers);
   template <std::size_t Index>
   using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;
+  /// Whether contents that lie in the last tier can become chunks: they are there as they are, in one range.
+  static constexpr bool adopts =
+      !detail::tier_state<std::tuple_element_t<tiers - 1, std::tuple<Tiers...>>>::encodes &&
+      !detail::never_fragments<space_type<tiers - 1>>();
   /// Whether chunks may have keys, and outlive the process.
   static constexpr bool keeps_chunks = detail::keeps_chunks<space_type<tiers - 1>>();
   using top_range = typename space_type<0>::range_type;
@@ -253,6 +258,13 @@ class basic_tiered_buffer {
   /// O(1), of clones of clones too. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while it is
   /// being written.
   result<chunk_handle> clone(chunk_handle chunk);
+  /// A chunk whose contents lie in the last tier already, `offset` bytes into its range: a tensor in a
+  /// model's file (`model_file_space`). The other chunks' room there is what such chunks leave.
+  /// @param checksum  CRC-32C of them, where it is known: they are held to it each time.
+  /// `errc::out_of_bytes` where another chunk lies, or the range ends; `errc::bad_granularity`.
+  result<chunk_handle> adopt(std::uint64_t offset, std::uint64_t bytes,
+                             std::optional<std::uint32_t> checksum = {})
+    requires(adopts);
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk);
   /// Gives the chunk another size. Contents stay up to the smaller of both; those behind are anything. A
@@ -498,6 +510,7 @@ class basic_tiered_buffer {
     return {};
   }
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] result<chunk_handle> enter(copy& place, std::uint64_t bytes);
   result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
   [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;

@@ -99,6 +99,10 @@ class chunk_room {
     copy.granted = had->granted;
     return {};
   }
+  /// The place of that many bytes from there on, in the range as a whole.
+  [[nodiscard]] std::byte* address_of(std::uint64_t offset) const noexcept {
+    return slab_.range().data + offset;
+  }
   void give_back(tier_copy& copy) noexcept {
     static_cast<void>(arena_.free(copy.place));
     copy = {};

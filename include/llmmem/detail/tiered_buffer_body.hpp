@@ -143,9 +143,16 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
   auto& home = tier_at<last>();
   copy place;
   if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
+  return enter(place, bytes);
+}
+
+/// Makes a chunk of a place in the last tier, which it gives back when there can be none.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::enter(copy& place, std::uint64_t bytes) {
   const std::uint32_t name = names_.acquire({});
   if (name == none) {
-    home.room.give_back(place);
+    tier_at<last>().room.give_back(place);
     return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
   }
   chunk_record fresh;
@@ -153,6 +160,28 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
   fresh.copies[last] = place;
   join(name, chunks_.acquire(fresh));
   return names_.handle(name);
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t offset, std::uint64_t bytes,
+                                                                  std::optional<std::uint32_t> checksum)
+  requires(adopts)
+{
+  auto& room = tier_at<last>().room;
+  if (offset > room.stats().capacity) {
+    return failure{.code = errc::out_of_bytes,
+                   .wanted = offset,
+                   .found = room.stats().capacity,
+                   .where = options_.name.c_str()};
+  }
+  copy place;
+  if (const result<void> had = room.take_at(place, room.address_of(offset), bytes); !had) return had.error();
+  place.at = detail::residence::valid;
+  place.stored = bytes;
+  place.has_checksum = checksum.has_value();
+  place.checksum = checksum.value_or(0);
+  return enter(place, bytes);
 }
 
 template <class Traits, class... Tiers>

@@ -175,21 +175,14 @@ std::uint64_t& basic_tiered_buffer<Traits, Tiers...>::adopt(const chunk_extent& 
   copy place;
   if (!home.room.take_at(place, space_type<last>::address_of(extent.offset), place_bytes))
     return found.misplaced;
-  const std::uint32_t name = names_.acquire({});
-  if (name == none) {
-    home.room.give_back(place);
-    return found.unplaced;
-  }
   place.at = detail::residence::valid;
   place.stored = extent.stored;
   place.checksum = extent.checksum;
   place.has_checksum = true;
-  chunk_record fresh;
-  fresh.bytes = extent.bytes;
-  fresh.copies[last] = place;
-  join(name, chunks_.acquire(fresh));
-  set_key(name, extent.key);
-  chunks_[names_[name].record].kept.indexed = true;
+  const result<chunk_handle> made = enter(place, extent.bytes);
+  if (!made) return found.unplaced;
+  set_key(made->slot, extent.key);
+  chunks_[names_[made->slot].record].kept.indexed = true;
   return found.kept;
 }
 
