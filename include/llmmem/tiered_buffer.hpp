@@ -94,7 +94,8 @@ enum class step_outcome : std::uint8_t {
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {
   using clock = steady_meter_clock;
-  /// An `access_observer`, told by the chunks' slots: `access_window` says how far from the best it goes.
+  /// An `access_observer`: `access_window` says how far from the best it goes. Clones that share what they
+  /// hold have one number there.
   using observer = ignore_accesses;
 };
 
