@@ -9,10 +9,10 @@
 #include <llmmem/detail/tier_state.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/plan.hpp>
+#include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/detail/tier_edge.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
@@ -29,6 +29,8 @@
 #include <vector>
 
 namespace llmmem::inline v0 {
+
+class prefix_index;  // complete wherever a space keeps chunks: their index has one
 
 /// A chunk of a tiered buffer. A default-constructed one names none.
 struct chunk_handle {
