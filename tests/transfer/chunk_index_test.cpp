@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -216,6 +217,23 @@ TEST_CASE("behind a damaged record nothing is believed that was recorded before 
     CHECK(again.recovery().damaged + again.recovery().torn == 0);
     REQUIRE(all_of(again, 6) == left);
   }
+}
+
+TEST_CASE("a record that is whole, and stands where another was, is damage") {
+  random_numbers random(7);
+  const temporary_folder folder;
+  const std::string path = folder.file("index");
+  std::vector<change> changes;
+  {
+    chunk_index index(path, of(8));
+    changes = written_changes(random, index, 9);
+  }
+  bytes moved = file_bytes(path);
+  std::copy_n(moved.begin() + 2 * record_bytes, record_bytes, moved.begin() + 5 * record_bytes);
+  put_file(path, moved);
+  const chunk_index index(path, of(8));
+  CHECK(index.recovery().damaged == 1);
+  CHECK(all_of(index, 6) == after(changes, 5, 9));
 }
 
 TEST_CASE("what is no index, or another file's, or another version's, is refused and left as it is") {
