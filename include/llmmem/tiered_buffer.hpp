@@ -9,10 +9,10 @@
 #include <llmmem/detail/tier_state.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/plan.hpp>
+#include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/detail/tier_edge.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
@@ -30,6 +30,8 @@
 #include <vector>
 
 namespace llmmem::inline v0 {
+
+class prefix_index;  // complete wherever a space keeps chunks: their index has one
 
 /// A chunk of a tiered buffer. A default-constructed one names none.
 struct chunk_handle {
@@ -95,7 +97,8 @@ enum class step_outcome : std::uint8_t {
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {
   using clock = steady_meter_clock;
-  /// An `access_observer`, told by the chunks' slots: `access_window` says how far from the best it goes.
+  /// An `access_observer`: `access_window` says how far from the best it goes. Clones that share what they
+  /// hold have one number there.
   using observer = ignore_accesses;
 };
 

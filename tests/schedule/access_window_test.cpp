@@ -214,6 +214,35 @@ TEST_CASE("chunks that are written anew need not come up, whether they lay there
   CHECK(window.regret(page / 2).least_bytes == page / 2);
 }
 
+TEST_CASE("what was made in tier 0 need not come up, and may be kept from then on") {
+  access_window window(100);
+  const auto read = [&](std::uint32_t chunk) {
+    window.on_leased(chunk_id{chunk}, page, access_mode::read);
+    window.on_released(chunk_id{chunk}, page);
+  };
+  window.on_arrived(chunk_id{0}, page);
+  read(0);
+  window.on_left(chunk_id{0}, page);
+  window.on_made(chunk_id{1}, page);
+  window.on_left(chunk_id{1}, page);
+  window.on_arrived(chunk_id{1}, page);
+  read(1);
+  // With room for one, 0 had to leave for it; with room for both, neither had to come again.
+  CHECK(window.regret(page) == access_regret{.accesses = 2, .moved_bytes = 2 * page, .least_bytes = page});
+  window.on_left(chunk_id{1}, page);
+  window.on_arrived(chunk_id{0}, page);
+  read(0);
+  CHECK(window.regret(page).least_bytes == 2 * page);
+  CHECK(window.regret(2 * page).least_bytes == page);
+  // It lay in nobody's way before it was made.
+  window.clear();
+  read(0);
+  read(1);
+  window.on_left(chunk_id{0}, page);
+  window.on_made(chunk_id{2}, page);
+  CHECK(window.regret(2 * page) == access_regret{.accesses = 2});
+}
+
 TEST_CASE("a window keeps as many events as it was built for, and no more memory") {
   CHECK_THROWS_WITH_AS(access_window(0), "access_window: 0 events; it must keep at least 1", argument_error);
   counting_metadata metadata;

@@ -32,6 +32,9 @@ namespace llmmem_tests {
   return sizes;
 }
 
+/// Whether the devices of a world fail: leases may then be refused, and change nothing.
+enum class devices : std::uint8_t { sound, failing };
+
 /// Tensors, what must be in them, and leases that are held for a while, several at once. `Touch` as for
 /// `tiered_world`.
 template <class Buffer, class Touch>
@@ -40,10 +43,14 @@ class tensor_world {
   using bytes = std::vector<std::byte>;
   using tensors_type = llmmem::tiered_tensors<Buffer>;
 
-  tensor_world(Buffer& buffer, tensors_type& tensors, Touch touch, std::uint64_t seed)
-      : buffer_(buffer), tensors_(tensors), touch_(touch), random_(seed) {
+  tensor_world(Buffer& buffer, tensors_type& tensors, Touch touch, std::uint64_t seed,
+               devices how = devices::sound)
+      : buffer_(buffer), tensors_(tensors), touch_(touch), random_(seed), devices_(how) {
     parts_.resize(tensors.mapping().parts().size());
   }
+
+  /// Leases that devices kept from being had.
+  [[nodiscard]] std::uint64_t refusals() const noexcept { return refusals_; }
 
   void run(int steps) {
     for (int step = 0; step < steps; ++step) {
@@ -140,6 +147,10 @@ class tensor_world {
       CHECK(got.code() == llmmem::errc::no_contents);
       return true;
     }
+    if (devices_ == devices::failing && !got) {
+      ++refusals_;
+      return true;
+    }
     REQUIRE_MESSAGE(got, got.error().message());
     return false;
   }
@@ -197,8 +208,8 @@ class tensor_world {
 
   /// Evicts, flushes or prefetches: refused where a lease is in the way, and never changes contents.
   void move(const chosen& which) {
-    const auto fine = [](const auto& outcome) {
-      CHECK((outcome || outcome.code() == llmmem::errc::chunk_leased));
+    const auto fine = [&](const auto& outcome) {
+      CHECK((outcome || outcome.code() == llmmem::errc::chunk_leased || devices_ == devices::failing));
     };
     switch (random_.below(4U)) {
       case 0:
@@ -247,8 +258,10 @@ class tensor_world {
   void finish() {
     for (std::uint32_t t = 0; t < tensors_.mapping().tensors(); ++t) {
       const llmmem::tensor_id tensor{t};
-      REQUIRE(tensors_.flush(tensor));
-      REQUIRE(tensors_.evict(tensor));
+      if (devices_ == devices::sound) {
+        REQUIRE(tensors_.flush(tensor));
+        REQUIRE(tensors_.evict(tensor));
+      }
       const std::uint32_t first = tensors_.mapping().first_part(tensor);
       for (std::uint32_t i = 0; i < tensors_.mapping().parts(tensor).size(); ++i) {
         const auto lease = tensors_.read(tensor, i);
@@ -262,6 +275,8 @@ class tensor_world {
   tensors_type& tensors_;
   Touch touch_;
   random_numbers random_;
+  devices devices_;
+  std::uint64_t refusals_ = 0;
   std::vector<part_model> parts_;
   std::vector<holding> held_;
 };

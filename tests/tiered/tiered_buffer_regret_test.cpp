@@ -41,7 +41,7 @@ struct watched_world {
 
   watched_world(std::size_t fit, std::size_t count, std::uint32_t events = 100'000)
       : capacity(fit),
-        buffer(access_window(events), {}, {above, fit * page, 64}, {beneath, (count + 1) * page, 64}) {
+        buffer(access_window(events), {}, {above, fit * page, 64}, {beneath, 2 * count * page, 64}) {
     for (std::size_t i = 0; i < count; ++i) {
       chunks.push_back(buffer.create(page).value());
       static_cast<void>(buffer.write(chunks.back()).value());
@@ -71,6 +71,44 @@ struct watched_world {
   for (std::size_t i = 0; i < made.size(); ++i)
     made[i] = loops ? static_cast<std::uint32_t>(i % chunks) : random.below(chunks);
   return made;
+}
+
+/// One of the calls that make chunks come, go and change.
+template <class Buffer>
+void any_step(Buffer& buffer, chunk_handle& chunk, random_numbers& random) {
+  switch (random.below(10U)) {
+    case 0:
+      REQUIRE(buffer.evict(chunk));
+      break;
+    case 1:
+      static_cast<void>(buffer.discard(chunk));
+      break;
+    case 2:
+      static_cast<void>(buffer.prefetch(chunk));
+      break;
+    case 3:
+      static_cast<void>(buffer.resize(chunk, 64 + 64 * random.below(4U)));
+      break;
+    case 4: {
+      const auto bytes = buffer.bytes(chunk).value();
+      REQUIRE(buffer.remove(chunk));
+      chunk = buffer.create(bytes).value();
+      break;
+    }
+    case 5:
+      buffer.progress();
+      break;
+    case 6: {
+      const auto held = buffer.read(chunk);
+      const auto again = buffer.read(chunk);
+      break;
+    }
+    case 7:
+      static_cast<void>(buffer.update(chunk));
+      break;
+    default:
+      if (!buffer.read(chunk)) static_cast<void>(buffer.write(chunk));
+  }
 }
 
 }  // namespace
@@ -137,39 +175,23 @@ TEST_CASE("a buffer that is told every next use has nothing to regret") {
   }
 }
 
-TEST_CASE("what is evicted, discarded, removed or resized is told, and never counts below the least") {
+TEST_CASE(
+    "what is evicted, discarded, removed, resized or cloned is told, and never counts below the least") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
     watched_world<lru_eviction> world(6, 8, 1 + random.below(300U));
     auto& buffer = world.buffer;
     for (int step = 0; step < 300; ++step) {
-      const chunk_handle chunk = world.chunks[random.below(world.chunks.size())];
-      switch (random.below(9U)) {
-        case 0:
-          REQUIRE(buffer.evict(chunk));
-          break;
-        case 1:
-          REQUIRE(buffer.discard(chunk));
-          break;
-        case 2:
-          static_cast<void>(buffer.prefetch(chunk));
-          break;
-        case 3:
-          static_cast<void>(buffer.resize(chunk, 64 + 64 * random.below(4U)));
-          break;
-        case 4: {
-          const auto held = buffer.read(chunk);
-          const auto again = buffer.read(chunk);
-          const auto other = buffer.update(world.chunks[random.below(world.chunks.size())]);
-          break;
-        }
-        case 5:
-        case 6:
-          static_cast<void>(buffer.update(chunk));
-          break;
-        default:
-          if (!buffer.read(chunk)) static_cast<void>(buffer.write(chunk));
+      chunk_handle& chunk = world.chunks[random.below(world.chunks.size())];
+      any_step(buffer, chunk, random);
+      const chunk_handle other = world.chunks[random.below(world.chunks.size())];
+      if (random.once_in(6) && other != chunk) {
+        REQUIRE(buffer.remove(chunk));
+        chunk = buffer.clone(other).value();
+      } else if (random.once_in(4)) {
+        const auto held = buffer.read(chunk);
+        static_cast<void>(buffer.update(other));
       }
       const access_regret now = world.regret();
       REQUIRE(now.moved_bytes >= now.least_bytes);
@@ -205,6 +227,7 @@ TEST_CASE("an observer that keeps to what it is told knows what lies in tier 0, 
     void on_arrived(chunk_id chunk, std::uint64_t bytes) noexcept {
       expect(resident.try_emplace(to_index(chunk), bytes).second);
     }
+    void on_made(chunk_id chunk, std::uint64_t bytes) noexcept { on_arrived(chunk, bytes); }
     void on_left(chunk_id chunk, std::uint64_t bytes) noexcept {
       expect(resident[to_index(chunk)] == bytes && resident.erase(to_index(chunk)) == 1);
       expect(!leased.contains(to_index(chunk)));
@@ -213,53 +236,37 @@ TEST_CASE("an observer that keeps to what it is told knows what lies in tier 0, 
   struct telling : tiered_traits {
     using observer = knows_all;
   };
-  for (const auto seed : seeds(40)) {
-    CAPTURE(seed);
-    random_numbers random(seed);
-    host_space above({.budget = 1 << 20});
-    host_space between({.budget = 1 << 20});
-    host_space beneath({.budget = 1 << 20});
-    basic_tiered_buffer<telling, tier<host_space>, tier<host_space>, tier<host_space>> buffer(
-        {}, {above, 6 * page, 64}, {between, 12 * page, 64}, {beneath, 20 * page, 64});
-    std::vector<chunk_handle> chunks;
-    for (int i = 0; i < 12; ++i)
-      chunks.push_back(buffer.create(page).value());
-    for (int step = 0; step < 300; ++step) {
-      chunk_handle& chunk = chunks[random.below(chunks.size())];
-      switch (random.below(10U)) {
-        case 0:
-          REQUIRE(buffer.evict(chunk));
-          break;
-        case 1:
-          REQUIRE(buffer.discard(chunk));
-          break;
-        case 2:
-          static_cast<void>(buffer.prefetch(chunk));
-          break;
-        case 3:
-          static_cast<void>(buffer.resize(chunk, 64 + 64 * random.below(4U)));
-          break;
-        case 4:
-          REQUIRE(buffer.remove(chunk));
-          chunk = buffer.create(page).value();
-          break;
-        case 5:
-          buffer.progress();
-          break;
-        case 6: {
-          const auto held = buffer.update(chunk);
-          CHECK(buffer.observer().leased.size() == (held ? 1 : 0));
-          break;
+  for (const bool clones : {false, true}) {
+    for (const auto seed : seeds(40)) {
+      CAPTURE(clones);
+      CAPTURE(seed);
+      random_numbers random(seed);
+      host_space above({.budget = 1 << 20});
+      host_space between({.budget = 1 << 20});
+      host_space beneath({.budget = 1 << 20});
+      basic_tiered_buffer<telling, tier<host_space>, tier<host_space>, tier<host_space>> buffer(
+          {}, {above, 6 * page, 64}, {between, 12 * page, 64}, {beneath, 20 * page, 64});
+      std::vector<chunk_handle> chunks;
+      for (int i = 0; i < 12; ++i)
+        chunks.push_back(buffer.create(page).value());
+      for (int step = 0; step < 300; ++step) {
+        chunk_handle& chunk = chunks[random.below(chunks.size())];
+        any_step(buffer, chunk, random);
+        if (clones && random.once_in(4)) {
+          const chunk_handle of = chunks[random.below(chunks.size())];
+          if (of != chunk) {
+            REQUIRE(buffer.remove(chunk));
+            chunk = buffer.clone(of).value();
+          }
         }
-        default:
-          if (!buffer.read(chunk)) static_cast<void>(buffer.write(chunk));
-      }
-      const knows_all& told = buffer.observer();
-      REQUIRE(told.wrong == 0);
-      CHECK(told.leased.empty());
-      for (const chunk_handle each : chunks) {
-        const auto at = buffer.tier_of(each);
-        REQUIRE(told.resident.contains(each.slot) == (at && *at == 0));
+        const knows_all& told = buffer.observer();
+        REQUIRE(told.wrong == 0);
+        REQUIRE(told.leased.empty());
+        // Clones have numbers of their own.
+        for (const chunk_handle each : chunks) {
+          const auto at = buffer.tier_of(each);
+          if (!clones) REQUIRE(told.resident.contains(each.slot) == (at && *at == 0));
+        }
       }
     }
   }

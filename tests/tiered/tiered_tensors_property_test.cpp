@@ -1,5 +1,6 @@
 /// Tensors that share chunks, or are several, hold what was written to them, over every kind of tier.
 #include <llmmem/space/host.hpp>
+#include <llmmem/testing/faulty_io.hpp>
 #include <llmmem/testing/simulated_space.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/tiered_tensors.hpp>
@@ -7,8 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <vector>
 
+#include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/tensor_world.hpp"
@@ -16,6 +20,9 @@
 
 using namespace llmmem;
 using namespace llmmem_tests;
+using llmmem::testing::faulty_io;
+using llmmem::testing::io_fault;
+using llmmem::testing::planned_fault;
 using llmmem::testing::simulated_space;
 using llmmem::testing::virtual_clock;
 
@@ -68,4 +75,28 @@ TEST_CASE("tensors over a device, the host and a file hold what was written to t
         {}, {device, top_bytes, 64}, {between, 2 * top_bytes, 64}, {disk, low_bytes});
     run_program(buffer, queue_touch<simulated_space>{&device}, seed);
   }
+}
+
+TEST_CASE("devices that fail refuse leases of tensors, and change nothing of them") {
+  const temporary_folder folder;
+  std::uint64_t refusals = 0;
+  for (const auto seed : seeds(20)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    host_space above({.budget = 1 << 20});
+    file_space<faulty_io<posix_io>> disk(folder.file("tier"),
+                                         {.budget = 2 << 20, .queue = {.max_failures = 100'000}},
+                                         std::vector{planned_fault{.what = io_fault::error,
+                                                                   .first = 1 + random.below(20U),
+                                                                   .every = 3 + random.below(20U),
+                                                                   .count = 1000,
+                                                                   .number = EIO}});
+    tiered_buffer<host_space, file_space<faulty_io<posix_io>>> buffer({}, {above, top_bytes, 64},
+                                                                      {disk, low_bytes});
+    tiered_tensors tensors(buffer, map_to_chunks(random_tensor_sizes(seed, 24), options));
+    tensor_world world(buffer, tensors, host_touch{}, seed, devices::failing);
+    world.run(400);
+    refusals += world.refusals();
+  }
+  CHECK(refusals > 0);
 }

@@ -281,9 +281,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
     std::swap(held.place, fresh.place().place);
     std::swap(held.data, fresh.place().data);
     std::swap(held.granted, fresh.place().granted);
-    // What it holds came from itself.
-    observer_.on_leased(chunk_id{slot}, held.granted, access_mode::write);
-    observer_.on_released(chunk_id{slot}, held.granted);
+    observer_.on_made(chunk_id{slot}, held.granted);
   } else if (moved.code() == errc::completion_lost) {
     fresh.retire();
   }

@@ -97,12 +97,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::part(std::uint32_t name, std
   leave(name);
   join(name, own);
   if (how != parting::empty) become_valid<0>(own);
-  if (how == parting::copied) {
-    // What it holds came from tier 0 itself.
-    const std::uint64_t granted = chunks_[own].copies[0].granted;
-    observer_.on_leased(chunk_id{own}, granted, access_mode::write);
-    observer_.on_released(chunk_id{own}, granted);
-  }
+  if (how == parting::copied) observer_.on_made(chunk_id{own}, chunks_[own].copies[0].granted);
   return {};
 }
 

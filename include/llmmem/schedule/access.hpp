@@ -40,6 +40,7 @@ concept access_observer =
       { observer.on_leased(chunk, bytes, mode) } noexcept;
       { observer.on_released(chunk, bytes) } noexcept;
       { observer.on_arrived(chunk, bytes) } noexcept;
+      { observer.on_made(chunk, bytes) } noexcept;
       { observer.on_left(chunk, bytes) } noexcept;
     };
 
@@ -48,6 +49,7 @@ struct ignore_accesses {
   void on_leased(chunk_id, std::uint64_t, access_mode) const noexcept {}
   void on_released(chunk_id, std::uint64_t) const noexcept {}
   void on_arrived(chunk_id, std::uint64_t) const noexcept {}
+  void on_made(chunk_id, std::uint64_t) const noexcept {}
   void on_left(chunk_id, std::uint64_t) const noexcept {}
 };
 static_assert(access_observer<ignore_accesses>);

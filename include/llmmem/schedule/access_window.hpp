@@ -45,7 +45,8 @@ struct access_regret {
 /// **The least** is `lower_bound`'s on the window's events (bounds.hpp has the proof), from what lay in tier
 /// 0 when the window began: for equal chunks exactly what MIN fetches from there, for others and with leases
 /// that overlap a bound below it. What lay there is told by each chunk's first event, so that nothing is had
-/// for free: `moved_bytes` is never less than the least. Bytes are as tier 0 rounds them.
+/// for free: `moved_bytes` is never less than the least. Bytes are as tier 0 rounds them. Of clones that
+/// share what they hold the buffer tells as of one chunk.
 ///
 /// What was brought in advance and is still to be used counts as moved, and is regretted until the window has
 /// the lease that uses it. A chunk that gets another size counts as a new one.
@@ -72,6 +73,8 @@ class access_window {
   void on_released(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::released); }
   /// It was brought from beneath.
   void on_arrived(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::arrived); }
+  /// It came to be there without a lease, and without coming from beneath: copied from what lay there.
+  void on_made(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::made); }
   /// It was evicted, discarded or removed.
   void on_left(chunk_id chunk, std::uint64_t bytes) noexcept { add(chunk, bytes, kind::left); }
   /// @}
@@ -89,7 +92,7 @@ class access_window {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return events_.bytes(); }
 
  private:
-  enum class kind : std::uint8_t { read, updated, written, released, arrived, left };
+  enum class kind : std::uint8_t { read, updated, written, released, arrived, made, left };
   struct event {
     std::uint64_t bytes;
     chunk_id chunk;

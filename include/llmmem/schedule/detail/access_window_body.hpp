@@ -57,7 +57,7 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
     const std::uint32_t chunk = number(at(i));
     const kind what = at(i).what;
     if (std::exchange(chunks[chunk].known, true)) continue;
-    if (what == kind::arrived || what == kind::written) continue;
+    if (what == kind::arrived || what == kind::written || what == kind::made) continue;
     begin(chunk, access_mode::read);
     if (what != kind::released) end(chunk);
   }
@@ -71,6 +71,9 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
                    : what == kind::written ? access_mode::write
                                            : access_mode::read_write);
     } else if (what == kind::released) {
+      end(chunk);
+    } else if (what == kind::made) {
+      begin(chunk, access_mode::write);
       end(chunk);
     } else if (what == kind::arrived) {
       found.moved_bytes += at(i).bytes;
