@@ -50,6 +50,12 @@ std::vector<workload> workloads() {
   all.push_back({"training_nvme",
                  shapes::training_step(40, 200 * mb, 200 * mb, 1'200 * mb, 40 * ms),
                  {.budgets = {16 * gb, 32 * gb}, .links = {pcie, nvme}}});
+  const schedule_machine with_drive{.budgets = {10 * gb, 20 * gb}, .links = {pcie, nvme}};
+  all.push_back({"forward_nvme", shapes::forward(80, 500 * mb, 10 * ms), with_drive});
+  all.push_back({"forward_backward_nvme", shapes::forward_backward(80, 500 * mb, 10 * ms), with_drive});
+  all.push_back({"experts_nvme",
+                 shapes::skewed_experts(32, 64, 8, 100 * mb, ms, 1),
+                 {.budgets = {5 * gb, 10 * gb}, .links = {pcie, nvme}}});
   all.push_back({"llama3_8b", shapes::decode(models::llama3_8b, 2, hbm), over_pcie(8 * gb)});
   all.push_back({"llama3_70b", shapes::decode(models::llama3_70b, 2, hbm), over_pcie(80 * gb)});
   all.push_back({"mixtral_8x7b", shapes::decode(models::mixtral_8x7b, 2, hbm), over_pcie(40 * gb)});

@@ -38,10 +38,16 @@ enum class bounded_iteration : std::uint8_t {
 /// average, an n-th of it, rounded up to whole chunks if all are equal, as every iteration of a plan moves
 /// the same.
 ///
+/// **What goes down by a given moment.** Cut the gaps between writes off there: one that was given up before
+/// has gone down, whenever its next write comes, as until then the room above was taken. Of gaps that end
+/// together any may be given up, and the order of their true ends is one of the ways.
+///
 /// **Stall.** Let a window begin after some event and end with an acquire. What lies in tier 0 at its
 /// beginning, transfers under way included, takes room; let it be had for nothing. All that the byte bound
-/// gives for the window comes over the link after the window began and before it ends: the window lasts at
-/// least as long as that takes, of which at most its computing is no stall. Stalls of windows that do not
+/// gives for the window comes over the link after the window began and before it ends; and what is written in
+/// the window and given up in it goes down in it, whatever was dirty before being forgotten. The window lasts
+/// at least as long as the longer of both takes, over a link that goes one way at a time as long as both
+/// together, of which at most its computing is no stall. Stalls of windows that do not
 /// overlap add up; the bound is the best such sum (of windows that begin at chosen events; all, when they are
 /// few). In the steady state, furthermore, an iteration cannot be shorter than its bytes take each way.
 ///

@@ -44,14 +44,17 @@ struct size_range {
   }
 };
 
+[[nodiscard]] inline bool changes_anything(const schedule_trace& trace) noexcept {
+  return std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& each) {
+    return each.call == trace_call::acquire && writes(each.mode);
+  });
+}
+
 /// Bytes that one iteration moves at least.
 [[nodiscard]] inline std::uint64_t least_bytes(const schedule_trace& trace, std::uint64_t budget,
                                                gap_kind kind, bounded_iteration of, const size_range& sizes) {
   const std::uint64_t count = trace.events().size();
-  const bool written = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& each) {
-    return each.call == trace_call::acquire && writes(each.mode);
-  });
-  if (kind == gap_kind::between_writes && !written) return 0;
+  if (kind == gap_kind::between_writes && !changes_anything(trace)) return 0;
   // The freely chosen beginning is shared among them: the more, the less it gives away.
   const std::uint64_t rounds =
       of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);
@@ -62,6 +65,8 @@ struct size_range {
     std::uint64_t moved = 0;
     for (std::uint64_t i = 0; i < count; ++i)
       moved = rule.advance();
+    // What was given up has gone down by now, though its gap may end later.
+    if (kind == gap_kind::between_writes) moved = rule.given_up();
     most = std::max(most, sizes.share(moved, round));
   }
   return most;
@@ -87,19 +92,28 @@ struct least_waiting {
         computed[i] + events[i % count].compute_ns + (i != 0 && i % count == 0 ? trace.tail_ns() : 0);
   std::vector<std::uint64_t> best(all + 1);
   fractional_min rule(trace, budget, gap_kind::to_read, rounds);
+  fractional_min kept_dirty(trace, budget, gap_kind::between_writes, rounds);
+  const bool changes = changes_anything(trace);
   std::uint64_t first_bytes = 0;
   for (std::uint64_t begin = 0; begin < all; ++begin) {
     if (begin != 0) best[begin] = std::max(best[begin], best[begin - 1]);
     if (begin % stride != 0) continue;
     rule.start(begin,
                begin == 0 && of == bounded_iteration::first ? beginning::empty : beginning::free_choice);
+    kept_dirty.start(begin, beginning::empty);
     std::uint64_t before = 0;
+    std::uint64_t written_before = 0;
     for (std::uint64_t i = begin; i < all; ++i) {
       if (i == count && begin == 0) first_bytes = before;
       const std::uint64_t moved = rule.advance();
-      if (moved == before) continue;
+      if (changes) static_cast<void>(kept_dirty.advance());
+      const std::uint64_t written = kept_dirty.given_up();
+      if (moved == before && written == written_before) continue;
       before = moved;
-      const std::uint64_t takes = sizes.time(link, link_direction::onboard, moved);
+      written_before = written;
+      const std::uint64_t up = sizes.time(link, link_direction::onboard, moved);
+      const std::uint64_t down = sizes.time(link, link_direction::offload, written);
+      const std::uint64_t takes = link.duplex == link_duplex::half ? up + down : std::max(up, down);
       const std::uint64_t meanwhile = computed[i + 1] - computed[begin];
       if (takes > meanwhile) best[i + 1] = std::max(best[i + 1], best[begin] + takes - meanwhile);
     }

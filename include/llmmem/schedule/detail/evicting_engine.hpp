@@ -36,7 +36,9 @@ class evicting_engine {
         heaps_(bounded_ * 2),
         pointers_(bounded_),
         unused_(bounded_),
-        evicted_(trace.events().size()) {
+        evicted_(trace.events().size()),
+        left_(trace.events().size(), true),
+        leaves_(trace.events().size(), true) {
     for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
       most_bytes_ = std::max(most_bytes_, trace.sizes()[i]);
       const std::uint32_t first = uses.first(chunk_id{i});
@@ -79,7 +81,14 @@ class evicting_engine {
     if (!has(chunk, tier)) return never;
     if (options_.evict == engine_options::order::least_recent) return ~own.recent;
     if (own.next >= end_ && goal_ != nullptr && !goal_->holds(chunk, tier)) return never;
-    return weight(chunk, tier) == 0 ? never : own.next;
+    return weight(chunk, tier) == 0 || stays_above(chunk, tier) ? never : own.next;
+  }
+  /// Whether tier 0 has it, too, and in the iteration before kept it from its last use to the next one: then
+  /// nobody asks this tier for it.
+  [[nodiscard]] bool stays_above(chunk_id chunk, std::size_t tier) const noexcept {
+    if (tier == 0 || !has(chunk, 0)) return false;
+    const std::uint32_t acquired = of(chunk).acquired;
+    return acquired != use_table::none && !leaves_[acquired];
   }
   /// What evicting costs, in fetches.
   [[nodiscard]] std::uint64_t weight(chunk_id chunk, std::size_t tier) const noexcept {
@@ -143,7 +152,10 @@ class evicting_engine {
       const entry chosen = from.front();
       const chunk_id chunk{chosen.chunk};
       const bool furthest = options_.evict == engine_options::order::furthest_use;
-      const bool late = of(chunk).next > limit || !has(chunk, tier) || (furthest && chosen.key == never);
+      // A prefetch to a tier in between may cost a write-back where that buys twice the time.
+      const bool halves = is_dear && tier != 0 && limit != 0;
+      const std::uint64_t latest = halves ? limit + (limit - position_) : limit;
+      const bool late = of(chunk).next > latest || !has(chunk, tier) || (furthest && chosen.key == never);
       if (!late && furthest) break;
       of(chunk).picked = true;
       std::ranges::pop_heap(from);
@@ -180,6 +192,7 @@ class evicting_engine {
       if (tier == 0 && of(chunk).acquired != use_table::none) evicted_[of(chunk).acquired] = true;
       write_back(chunk, tier);
     }
+    if (tier == 0 && of(chunk).acquired != use_table::none) left_[of(chunk).acquired] = true;
     note(machine_.drop(chunk, tier), plan_operation::drop, chunk, tier, tier);
     count_used(chunk, tier);
     if (!machine_.leased(chunk)) offer(chunk, 0);
@@ -236,6 +249,8 @@ class evicting_engine {
   std::vector<std::uint64_t> pointers_;  // by tier: before it nothing is missing
   std::vector<std::uint64_t> unused_;    // by tier: bytes prefetched and not acquired since
   std::vector<bool> evicted_;            // by acquire: the chunk left dirty afterwards
+  std::vector<bool> left_;               // by acquire: the chunk left tier 0 before its next one
+  std::vector<bool> leaves_;             // the same, when this iteration began
   std::vector<std::uint64_t>
       used_;  // by step: the event that next acquires its chunk, from the iteration's first
   const engine_goal* goal_ = nullptr;

@@ -57,6 +57,7 @@ class fractional_min {
     position_ = begin;
     used_ = 0;
     moved_ = 0;
+    given_up_ = 0;
     if (how == beginning::empty) return;
     // The state before it as if all fitted: what the iteration before leaves open, and what lies in between.
     const std::uint64_t seen = begin + count_;
@@ -77,7 +78,11 @@ class fractional_min {
       if (each.end != never) filed_.insert(each.end);
     }
     give_up();
+    given_up_ = 0;
   }
+
+  /// Bytes of gaps that were given up since the beginning, whether they have ended or not.
+  [[nodiscard]] std::uint64_t given_up() const noexcept { return given_up_; }
 
   /// Goes on over one event. @return the bytes that had to be moved since the beginning.
   std::uint64_t advance() {
@@ -132,6 +137,7 @@ class fractional_min {
       chunk_state& own = chunks_[to_index(trace_->events()[last % count_].chunk)];
       const std::uint64_t bytes = std::min(own.bytes, used_ - budget_);
       hold(own, own.bytes - bytes);
+      given_up_ += bytes;
       if (own.bytes == 0) filed_.erase(last);
     }
   }
@@ -147,6 +153,7 @@ class fractional_min {
   std::uint64_t position_ = 0;
   std::uint64_t used_ = 0;
   std::uint64_t moved_ = 0;
+  std::uint64_t given_up_ = 0;
 };
 
 }  // namespace llmmem::inline v0::detail

@@ -34,6 +34,12 @@ class planner_engine : private evicting_engine {
     plan_iteration made;
     steps_ = &made.steps;
     used_.clear();
+    if (bounded_ > 1) {
+      // Which copies nobody asks for has changed, and with it the order in which they leave.
+      leaves_ = left_;
+      for (std::uint32_t i = 0; i < chunks_.size(); ++i)
+        offer(chunk_id{i}, 1);
+    }
     goal_ = goal;
     machine_.begin_iteration();
     const auto events = trace_->events();
@@ -58,8 +64,11 @@ class planner_engine : private evicting_engine {
     return made;
   }
 
-  /// Begins with what another engine has seen leave dirty.
-  void learn(const planner_engine& other) { evicted_ = other.evicted_; }
+  /// Begins with what another engine has seen leave.
+  void learn(const planner_engine& other) {
+    evicted_ = other.evicted_;
+    left_ = other.left_;
+  }
 
   [[nodiscard]] std::vector<plan_placement> placements() const { return machine_.placements(); }
 
@@ -90,6 +99,7 @@ class planner_engine : private evicting_engine {
       const std::uint32_t next = uses_->after(index);
       chunk.next = next > index ? base_ + next : options_.cyclic ? end_ + next : never;
       chunk.acquired = index;
+      left_[index] = false;
       for (std::size_t tier = 0; tier < bounded_; ++tier)
         count_used(event.chunk, tier);
       offer(event.chunk, 1);
