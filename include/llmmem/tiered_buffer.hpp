@@ -72,6 +72,7 @@ struct tier_stats {
   std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above
   std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
   std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
+  std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
   std::uint64_t lost = 0;         ///< of `used`: never given out again, as a device may still write there
 };
 
@@ -135,7 +136,8 @@ struct tiered_traits {
 ///   use of room come free) happens inside calls; `progress` is the one that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
-/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec>`. Of two neighbours the host
+/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Of two
+/// neighbours the host
 ///                 must be able to touch one; above a tier with a codec, which can only be the last, the
 ///                 upper.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
@@ -381,8 +383,9 @@ class basic_tiered_buffer {
     std::uint32_t uses = 0;
     std::uint64_t next_use = access_hint::never;
     bool writing = false;
-    bool wanted = false;     // in the queue of prefetches
-    bool store_due = false;  // to be written through
+    bool wanted = false;                                // in the queue of prefetches
+    bool store_due = false;                             // to be written through
+    std::array<std::optional<bool>, tiers> admitted{};  // on its way up, and not yet down again
     LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, detail::kept_chunk, detail::nothing_kept>
         kept{};
     std::array<copy, tiers> copies{};
@@ -397,6 +400,9 @@ class basic_tiered_buffer {
     bool found_under_way = false;  // a lease came to wait for it after it had begun
     std::uint32_t stage = none;    // staging slot
   };
+
+  /// Which way a chunk passes a tier.
+  enum class passage : std::uint8_t { up, down };
 
   /// What a chunk that parts begins with.
   enum class parting : std::uint8_t {
@@ -576,9 +582,15 @@ class basic_tiered_buffer {
   template <std::size_t Index>
   void drop(std::uint32_t slot) noexcept;
   template <std::size_t Index>
+  void drop_clean(std::uint32_t slot) noexcept;
+  template <std::size_t Index>
   void forget(std::uint32_t slot) noexcept;
   template <std::size_t Index>
   void become_valid(std::uint32_t slot) noexcept;
+  template <std::size_t Index>
+  void admit(std::uint32_t slot, passage way) noexcept;
+  template <std::size_t Index>
+  void leave_when_passed(std::uint32_t slot) noexcept;
   template <std::size_t Index>
   void pin(std::uint32_t slot) noexcept;
   template <std::size_t Index>

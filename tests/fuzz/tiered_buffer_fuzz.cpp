@@ -85,7 +85,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 1:
       live<tier<host_space, s3fifo_eviction, write_through>,
-           tier<host_space, lru_eviction, write_through_selective<2>>, host_space>(choices, 1);
+           tier<host_space, lru_eviction, write_through_selective<2>, identity_codec, second_touch<3>>,
+           host_space>(choices, 1);
       break;
     default:
       live<host_space, host_space, tier<host_space, lru_eviction, write_back, byte_plane<dtype::bf16>>>(

@@ -23,7 +23,7 @@ struct stealing_traits : paged_traits {
   using partial = steal_partial_blocks;
 };
 struct twice_traits : paged_traits {
-  using admission = second_touch;
+  using admission = second_touch<>;
 };
 struct full_traits : paged_traits {
   using admission = admit_full_blocks;
@@ -399,7 +399,7 @@ TEST_CASE("blocks that are not full are not cached where the policy says so") {
 }
 
 TEST_CASE("the second touch is remembered for as many contents as there are slots, and forgotten later") {
-  second_touch admission(slot_count{1'000});
+  second_touch<> admission(slot_count{1'000});
   const auto admits = [&](std::uint64_t id) {
     const access_hint hint{.content = key_from_id(id).low};
     return admission.admit({.hint = hint});

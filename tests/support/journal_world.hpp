@@ -27,7 +27,7 @@ struct traced_traits : llmmem::paged_traits {
 struct traced_partial_traits : traced_traits {
   using partial = llmmem::copy_partial_blocks;
   using free_list = llmmem::ascending_free_list;
-  using admission = llmmem::second_touch;
+  using admission = llmmem::second_touch<>;
 };
 
 /// A cache as the header says, under the policy that its configuration names.

@@ -64,7 +64,7 @@ struct stealing_world_traits : world_traits {
   using partial = llmmem::steal_partial_blocks;
 };
 struct choosy_world_traits : world_traits {
-  using admission = llmmem::second_touch;
+  using admission = llmmem::second_touch<>;
 };
 
 /// Each slot of memory is given the one value that its token's KV could have, a function of the context and

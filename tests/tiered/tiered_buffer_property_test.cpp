@@ -30,6 +30,19 @@ namespace {
 
 using bf16_plane = byte_plane<dtype::bf16>;
 
+/// By their contents, at random.
+class admit_half {
+ public:
+  explicit admit_half(slot_count, const metadata_source& = {}) noexcept {}
+  [[nodiscard]] bool admit(const admission_request& request) noexcept {
+    return (request.hint.content + ++asked_) % 2 == 0;
+  }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
+
+ private:
+  std::uint64_t asked_ = 0;
+};
+
 constexpr std::uint64_t top_bytes = 160'000;
 constexpr std::uint64_t host_bytes = 320'000;
 constexpr std::uint64_t disk_bytes = 4 << 20;
@@ -164,7 +177,23 @@ TEST_CASE("three tiers of which the middle one is small hold what was written to
   }
 }
 
+TEST_CASE("three tiers of which the middle one lets half of the chunks pass hold what was written to them") {
+  const temporary_folder folder;
+  using between = tier<host_space, lru_eviction, write_back, identity_codec, admit_half>;
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    host_space space({.budget = 1 << 20});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.block_bytes = 8192}});
+    tiered_buffer<host_space, between, file_space<>> buffer({}, {space, top_bytes}, {space, 100'000},
+                                                            {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+    CHECK(buffer.stats().tiers[1].refusals != 0);
+  }
+}
+
 TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
+  using between = tier<host_space, lru_eviction, write_back, identity_codec, admit_half>;
   const temporary_folder folder;
   for (const auto seed : seeds(12)) {
     CAPTURE(seed);
@@ -182,7 +211,7 @@ TEST_CASE("a device that fails now and then refuses leases, and loses nothing") 
     host_space beneath({.budget = 2 * host_bytes});
     file_space<faulty_io<posix_io>> disk(folder.file("tier"),
                                          {.budget = disk_bytes, .queue = {.max_failures = 100'000}}, plan);
-    tiered_buffer<host_space, host_space, file_space<faulty_io<posix_io>>> buffer(
+    tiered_buffer<host_space, between, file_space<faulty_io<posix_io>>> buffer(
         {}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
     tiered_world world(buffer, host_touch{}, seed, {.may_fail = true});
     world.run();

@@ -38,6 +38,7 @@ struct tier_copy {
   residence at = residence::absent;
   bool has_checksum = false;
   bool awaited = false;        // asked for in advance, and not yet leased
+  bool passing = false;        // not admitted: leaves when the next tier has it
   std::uint32_t checksum = 0;  // of the bytes as they rest here
   std::uint64_t stored = 0;    // of these, how many, where a codec decides it
   std::uint32_t pins = 0;      // leases and transfers
@@ -257,6 +258,7 @@ struct tier_state {
       : space(s.place.space),
         room(s.place, s.name + ": tier " + std::to_string(s.index), s.metadata),
         eviction(slot_count{s.max_chunks}, s.metadata),
+        admission(slot_count{s.max_chunks}, s.metadata),
         codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
         granularity(s.place.granularity) {}
 
@@ -277,10 +279,12 @@ struct tier_state {
   space_type* space;
   chunk_room<space_type> room;
   typename Tier::eviction_type eviction;
+  typename Tier::admission_type admission;
   codec_type codec;
   std::uint64_t granularity;
   std::uint64_t drops = 0;
   std::uint64_t write_backs = 0;
+  std::uint64_t refusals = 0;
 };
 
 }  // namespace llmmem::inline v0::detail

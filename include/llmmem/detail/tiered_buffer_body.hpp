@@ -323,6 +323,7 @@ void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) 
   }
   c.copies[last].at = detail::residence::absent;
   c.copies[last].dirty.clear();
+  c.admitted = {};
 }
 
 /// Gives back the places that the chunk has and nothing is on its way to.
@@ -528,8 +529,10 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
                                  .hits = hits_[Index::value],
                                  .drops = tier.drops,
                                  .write_backs = tier.write_backs,
+                                 .refusals = tier.refusals,
                                  .lost = carved.lost};
-      now.metadata_bytes += carved.metadata_bytes + tier.eviction.metadata_bytes();
+      now.metadata_bytes +=
+          carved.metadata_bytes + tier.eviction.metadata_bytes() + tier.admission.metadata_bytes();
     });
   }
   now.moved = meter_.stats();

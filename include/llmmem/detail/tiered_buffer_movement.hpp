@@ -153,7 +153,7 @@ void basic_tiered_buffer<Traits, Tiers...>::progress() {
   }
 }
 
-/// Whether a write policy wants a copy to go down.
+/// Whether a write policy wants a copy to go down, or it is not to stay where it is.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::size_t tier) const noexcept {
@@ -161,7 +161,7 @@ bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::s
   with_index<last>(tier, [&]<class Index>(Index) {
     wants = std::tuple_element_t<Index::value, std::tuple<Tiers...>>::write_type::writes_at(c.uses);
   });
-  return wants && c.copies[tier].is_valid() && !is_clean(c, tier);
+  return (wants || c.copies[tier].passing) && c.copies[tier].is_valid() && !is_clean(c, tier);
 }
 
 template <class Traits, class... Tiers>
@@ -208,8 +208,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
   for (;;) {
     if (!c.copies[0].is_valid()) return {};
     if (is_clean(c, 0)) {
-      ++tier_at<0>().drops;
-      drop<0>(slot);
+      drop_clean<0>(slot);
       return {};
     }
     const attempt left = begin_store<0>(slot, true, urgency::write_back);

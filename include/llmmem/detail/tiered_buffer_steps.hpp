@@ -101,8 +101,7 @@ step_outcome basic_tiered_buffer<Traits, Tiers...>::execute_store(std::uint32_t 
   if (held.pins != 0 && (drops || c.writing)) return step_outcome::later;
   if (is_clean(c, Index)) {
     if (!drops) return step_outcome::useless;
-    ++tier_at<Index>().drops;
-    drop<Index>(slot);
+    drop_clean<Index>(slot);
     return step_outcome::done;
   }
   const attempt begun = begin_store<Index>(slot, drops, urgency::write_back);

@@ -73,6 +73,16 @@ void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
   tier.room.give_back(chunks_[slot].copies[Index]);
 }
 
+/// Frees a valid copy of which a tier beneath has all. @pre it is not pinned.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Index>
+void basic_tiered_buffer<Traits, Tiers...>::drop_clean(std::uint32_t slot) noexcept {
+  ++tier_at<Index>().drops;
+  if constexpr (Index == 0) chunks_[slot].admitted = {};  // what came up does not go down again
+  drop<Index>(slot);
+}
+
 /// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
@@ -82,6 +92,38 @@ void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept 
   tier.eviction.erase(slot_id{slot});
   if constexpr (Index == 0) observer_.on_left(chunk_id{slot}, chunks_[slot].copies[0].granted);
   tier.room.give_back(chunks_[slot].copies[Index]);
+}
+
+/// Asks whether a copy that has come to a middle tier is to stay there.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Index>
+void basic_tiered_buffer<Traits, Tiers...>::admit(std::uint32_t slot, passage way) noexcept {
+  if constexpr (Index != 0 && Index != last) {
+    chunk_record& c = chunks_[slot];
+    auto& tier = tier_at<Index>();
+    // What went up through it to be used, and comes down again, passes once.
+    std::optional<bool> stays = std::exchange(c.admitted[Index], {});
+    if (way == passage::up || !stays) {
+      stays = tier.admission.admit({.hint = hint_of(slot)});
+      if (!*stays) ++tier.refusals;
+    }
+    if (way == passage::up) c.admitted[Index] = stays;
+    c.copies[Index].passing = !*stays;
+  }
+}
+
+/// A copy that was not admitted leaves, now that another tier has it. @pre the copy beneath is up to date, or
+/// the one above.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Index>
+void basic_tiered_buffer<Traits, Tiers...>::leave_when_passed(std::uint32_t slot) noexcept {
+  if constexpr (Index != 0 && Index != last) {
+    const copy& held = chunks_[slot].copies[Index];
+    if (held.passing && held.is_valid() && held.pins == 0 && is_clean(chunks_[slot], Index))
+      forget<Index>(slot);
+  }
 }
 
 /// Gives `into` a place in tier Index, of which it drops what is clean and begins to write back what is not.
@@ -117,8 +159,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
       const std::uint32_t slot = to_index(*victim);
       if (how == urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(none);
       if (is_clean(chunks_[slot], Index)) {
-        ++tier.drops;
-        drop<Index>(slot);
+        drop_clean<Index>(slot);
         continue;
       }
       const attempt left = begin_store<Index>(slot, true, how);
@@ -276,6 +317,7 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
   } else {
     beneath.dirty = above.dirty;
     become_valid<Index + 1>(slot);
+    admit<Index + 1>(slot, passage::down);
   }
   above.dirty.clear();
   if constexpr (Index + 1 == last) {
@@ -285,6 +327,7 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
     ++tier_at<Index>().write_backs;
     drop<Index>(slot);
   }
+  leave_when_passed<Index>(slot);
   if (is_due(c, Index + 1)) mark_due(slot);
 }
 
@@ -383,6 +426,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer&
     become_valid<Index>(slot);
     if constexpr (Index == 0) observer_.on_arrived(chunk_id{slot}, above.granted);
     above.awaited = Index == 0 && done.in_advance;
+    admit<Index>(slot, passage::up);
+    leave_when_passed<Index + 1>(slot);
   } else if (outcome.code() != errc::completion_lost) {
     room.give_back(above);
   } else if constexpr (encodes_below<Index>) {

@@ -21,8 +21,9 @@ struct admission_request {
   bool is_partial = false;  ///< its block is not full
 };
 
-/// Decides what is cached. Asked once for each entry of a chain, head first; behind one that is refused
-/// nothing of that chain is cached, but the policy is asked on, to see what comes by.
+/// Decides what is cached. A `paged_allocator` asks once for each entry of a chain, head first; behind one
+/// that is refused nothing of that chain is cached, but the policy is asked on, to see what comes by. A
+/// `tiered_buffer` asks once for each passage of a chunk through a middle tier.
 ///
 /// @par Constructor   `P(slot_count capacity, const metadata_source&)`, as an `eviction_policy`'s.
 template <class P>
@@ -53,19 +54,25 @@ class admit_full_blocks {
 
 static_assert(admission_policy<admit_full_blocks>);
 
-/// Contents are cached when they are written for the second time: one-shot prompts leave no trace in the
-/// cache, and every reused one is computed twice.
+/// Contents are cached when they come by for the `N`-th time, the second by default: what is used once leaves
+/// no trace in the cache. In a `paged_allocator` every reused prompt is then computed `N` times; in a
+/// `tiered_buffer` a chunk comes `N` times from beneath.
 ///
-/// What was seen is kept in two Bloom filters; when the newer has seen as many contents as the cache has
-/// slots, it takes the older's place (an ageing Bloom filter). Contents seen within the last `capacity`
-/// different ones are remembered for certain, others are taken for seen in about 1 case of 100. Contents that
-/// are not told (`access_hint::content` is 0) are admitted. Every sequence's commit is a writing: forks that
-/// were made before the commit of what they share write it once each.
+/// What was seen is counted in two filters; when the newer has seen as many contents as the cache has slots,
+/// it takes the older's place (an ageing Bloom filter, of counters up to `N - 1`). Touches within the last
+/// `capacity` different contents are remembered for certain; contents that came by once less are taken for
+/// `N` touches in about 1 case of 100. Contents that are not told (`access_hint::content` is 0) are admitted.
+/// Every sequence's commit is a touch: forks that were made before the commit of what they share touch it
+/// once each.
 ///
-/// @par Complexity   O(1), four bits read or set, and once in `capacity` contents a filter is cleared; 4
-///      bytes a slot.
-/// @par Source   Bloom 1970; ageing as in Yoon, "Aging Bloom filter with two active buffers", 2010. Admission
-///      at the second touch is what SGLang's `write_through_selective` and CDN caches do.
+/// @tparam N  2 to 16.
+/// @par Complexity   O(1), four counters read or set, and once in `capacity` contents a filter is cleared; 4
+///      bytes a slot, 16 where `N` is above 2.
+/// @par Source   Bloom 1970; ageing as in Yoon, "Aging Bloom filter with two active buffers", 2010; counters
+///      as in Fan et al., "Summary cache", 2000, raised by conservative update (Estan and Varghese, 2002).
+///      Admission at the n-th touch is what SGLang's `write_through_selective` and CDN caches do.
+template <std::uint32_t N = 2>
+  requires(N >= 2 && N <= 16)
 class second_touch {
  public:
   explicit second_touch(slot_count capacity, const metadata_source& source = {})
@@ -75,55 +82,63 @@ class second_touch {
   [[nodiscard]] bool admit(const admission_request& request) noexcept {
     const std::uint64_t content = request.hint.content;
     if (content == 0) return true;
-    const bool is_recent = holds(newer_, content);
-    const bool was_seen = is_recent || holds(1 - newer_, content);
-    if (!is_recent) remember(content);
-    return was_seen;
+    const std::uint64_t lately = touches(newer_, content);
+    const std::uint64_t before = lately + touches(1 - newer_, content);
+    if (lately < most) remember(content, lately);
+    return before >= most;
   }
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return words_.bytes(); }
 
  private:
-  static constexpr std::uint64_t bits_a_slot = 16;
+  static constexpr std::uint64_t most = N - 1;  // a counter's
+  static constexpr std::uint64_t counter_bits = N == 2 ? 1 : 4;
+  static constexpr std::uint64_t counters_a_word = 64 / counter_bits;
+  static constexpr std::uint64_t counters_a_slot = 16;
+  static constexpr std::uint64_t mask = (std::uint64_t{1} << counter_bits) - 1;
   static constexpr int probes = 4;
 
   [[nodiscard]] static std::uint64_t words_for(std::uint64_t slots) noexcept {
-    return (slots * bits_a_slot + 63) / 64;
+    return (slots * counters_a_slot + counters_a_word - 1) / counters_a_word;
   }
 
-  /// Bit positions by double hashing; contents are evenly distributed already.
+  /// Positions by double hashing; contents are evenly distributed already.
   template <class Visit>
-  void each_bit(std::uint64_t filter, std::uint64_t content, Visit&& visit) const noexcept {
+  void each_counter(std::uint64_t filter, std::uint64_t content, Visit&& visit) const noexcept {
     const std::uint64_t words = words_.size() / 2;
     const std::uint64_t step = (content * 0x9E37'79B9'7F4A'7C15ULL) | 1U;
     for (int i = 0; i < probes; ++i) {
       const std::uint64_t mixed = content ^ (content >> 29);
-      if (!visit(filter * words + mixed % words, std::uint64_t{1} << (content >> 58))) return;
+      visit(filter * words + mixed % words, (content >> 58) % counters_a_word * counter_bits);
       content += step;
     }
   }
 
-  [[nodiscard]] bool holds(std::uint64_t filter, std::uint64_t content) const noexcept {
-    bool all = true;
-    each_bit(filter, content, [&](std::uint64_t word, std::uint64_t bit) noexcept {
-      all = (words_[word] & bit) != 0;
-      return all;
+  /// How often a filter counted contents, `most` at the most: the least of their counters.
+  [[nodiscard]] std::uint64_t touches(std::uint64_t filter, std::uint64_t content) const noexcept {
+    std::uint64_t least = most;
+    each_counter(filter, content, [&](std::uint64_t word, std::uint64_t shift) noexcept {
+      const std::uint64_t here = words_[word] >> shift & mask;
+      if (here < least) least = here;
     });
-    return all;
+    return least;
   }
 
-  void remember(std::uint64_t content) noexcept {
-    if (seen_ == capacity_) {
-      newer_ = 1 - newer_;
-      const std::uint64_t words = words_.size() / 2;
-      for (std::uint64_t i = 0; i < words; ++i)
-        words_[newer_ * words + i] = 0;
-      seen_ = 0;
+  /// Counts one more of contents that the newer filter has counted `lately` times.
+  void remember(std::uint64_t content, std::uint64_t lately) noexcept {
+    if (lately == 0) {
+      if (seen_ == capacity_) {
+        newer_ = 1 - newer_;
+        const std::uint64_t words = words_.size() / 2;
+        for (std::uint64_t i = 0; i < words; ++i)
+          words_[newer_ * words + i] = 0;
+        seen_ = 0;
+      }
+      ++seen_;
     }
-    ++seen_;
-    each_bit(newer_, content, [&](std::uint64_t word, std::uint64_t bit) noexcept {
-      words_[word] |= bit;
-      return true;
+    // Only the least: the others count for somebody else too.
+    each_counter(newer_, content, [&](std::uint64_t word, std::uint64_t shift) noexcept {
+      if ((words_[word] >> shift & mask) == lately) words_[word] += std::uint64_t{1} << shift;
     });
   }
 
@@ -133,6 +148,6 @@ class second_touch {
   std::uint64_t seen_ = 0;  // by the newer one
 };
 
-static_assert(admission_policy<second_touch>);
+static_assert(admission_policy<second_touch<>> && admission_policy<second_touch<3>>);
 
 }  // namespace llmmem::inline v0

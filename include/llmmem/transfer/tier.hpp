@@ -6,6 +6,7 @@
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/identity.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/eviction/admission.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/space/concepts.hpp>
@@ -47,14 +48,21 @@ static_assert(write_policy<write_back> && write_policy<write_through> &&
 /// @tparam Eviction  who leaves when it is full. Not asked of the last tier, where every chunk has its place.
 /// @tparam Write     when what was written here goes down.
 /// @tparam Codec     the form in which chunks rest here.
+/// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each passage:
+/// when
+///                   a chunk comes up through the tier, or down without having come up since it was last
+///                   asked, and the tier has no copy of it. What is refused has its room while it passes:
+///                   the copy leaves as soon as the next tier has all of it. On its way down it goes on by
+///                   itself, as written through.
 template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
-          codec Codec = identity_codec>
+          codec Codec = identity_codec, admission_policy Admission = admit_all>
   requires copy_queue<Space, Space>
 struct tier {
   using space_type = Space;
   using eviction_type = Eviction;
   using write_type = Write;
   using codec_type = Codec;
+  using admission_type = Admission;
 };
 
 namespace detail {
@@ -63,9 +71,9 @@ template <class T>
 struct lifted_tier {
   using type = tier<T>;
 };
-template <class Space, class Eviction, class Write, class Codec>
-struct lifted_tier<tier<Space, Eviction, Write, Codec>> {
-  using type = tier<Space, Eviction, Write, Codec>;
+template <class Space, class Eviction, class Write, class Codec, class Admission>
+struct lifted_tier<tier<Space, Eviction, Write, Codec, Admission>> {
+  using type = tier<Space, Eviction, Write, Codec, Admission>;
 };
 template <class T>
 using lifted_tier_t = typename lifted_tier<T>::type;
