@@ -139,6 +139,7 @@
 #include <llmmem/transfer/io_tuner.hpp>
 #include <llmmem/transfer/link_model.hpp>
 #include <llmmem/transfer/meter.hpp>
+#include <llmmem/transfer/model_file_space.hpp>
 #include <llmmem/transfer/persistent_file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>

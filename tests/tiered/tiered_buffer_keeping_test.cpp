@@ -270,6 +270,87 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   static_assert(!tiered_buffer<host_space, file_space<>>::keeps_chunks);
 }
 
+TEST_CASE("a chunk that is resized leaves nothing behind where it was") {
+  random_numbers random(8);
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes second = any_bytes(random, 3000);
+  {
+    life<two<plain_codec>> now(path);
+    const chunk_handle first = now.buffer.create(3000, key_from_id(1)).value();
+    now.write(first, any_bytes(random, 3000));
+    REQUIRE(now.buffer.persist());
+    REQUIRE(now.buffer.resize(first, 5000));
+    // Its place is free, and taken by another.
+    const chunk_handle other = now.buffer.create(3000, key_from_id(2)).value();
+    now.write(other, second);
+    REQUIRE(now.buffer.flush(other));
+  }
+  life<two<plain_codec>> now(path);
+  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.buffer.find(key_from_id(1)).code() == errc::no_such_key);
+  CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == second);
+}
+
+TEST_CASE("a chunk whose copy between has to leave while it is resized leaves nothing behind either") {
+  random_numbers random(8);
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes third = any_bytes(random, 2 * kib);
+  {
+    host_space host({.budget = 1 << 20});
+    disk_space disk(path, of(64 * kib));
+    three<plain_codec> buffer({}, {host, 6 * kib, 512}, {host, 4 * kib, 512}, {disk, 64 * kib, 512});
+    const auto fill = [&](chunk_handle chunk) {
+      auto all = buffer.write(chunk).value();
+      std::ranges::fill(all.span(), std::byte{1});
+    };
+    const chunk_handle first = buffer.create(2 * kib, key_from_id(1)).value();
+    fill(first);
+    REQUIRE(buffer.evict(first));
+    buffer.progress();
+    CHECK(buffer.tier_of(first).value() == 1);
+    const chunk_handle second = buffer.create(4 * kib).value();
+    fill(second);
+    // Its new place in tier 0 takes the second chunk's, which takes that of its old copy in tier 1.
+    REQUIRE(buffer.resize(first, 4 * kib));
+    CHECK(disk.index().size() == 0);
+    const chunk_handle other = buffer.create(2 * kib, key_from_id(2)).value();
+    {
+      auto all = buffer.write(other).value();
+      std::ranges::copy(third, all.span().begin());
+    }
+    REQUIRE(buffer.flush(other));
+  }
+  life<two<plain_codec>> now(path, of(64 * kib));
+  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == third);
+}
+
+TEST_CASE("a clone goes on without the key of a chunk that is removed") {
+  random_numbers random(8);
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes fresh = any_bytes(random, 500);
+  {
+    life<two<plain_codec>> now(path);
+    const chunk_handle first = now.buffer.create(700, key_from_id(1)).value();
+    const bytes old = any_bytes(random, 700);
+    now.write(first, old);
+    REQUIRE(now.buffer.persist());
+    const chunk_handle twin = now.buffer.clone(first).value();
+    REQUIRE(now.buffer.remove(first));
+    CHECK(now.buffer.find(key_from_id(1)).code() == errc::no_such_key);
+    CHECK(now.disk.index().size() == 0);
+    CHECK(now.contents(twin) == old);
+    now.write(now.buffer.create(500, key_from_id(1)).value(), fresh);
+    REQUIRE(now.buffer.persist());
+    CHECK(now.disk.index().size() == 1);
+  }
+  life<two<plain_codec>> now(path);
+  CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == fresh);
+}
+
 TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes their chunk") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");

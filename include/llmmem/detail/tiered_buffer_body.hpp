@@ -220,6 +220,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   }
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   if (const result<void> gone = unindex(slot); !gone) return gone;
+  // Without its key meanwhile: a copy that has to leave on the way is stored where it will not stay.
+  const detail::set_aside key(c.kept);
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
     if (const result<void> there = make_resident(slot, true, wait_complete); !there) return there;
@@ -228,23 +230,13 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   }
   auto& home = tier_at<last>().room;
   copy& lowest = c.copies[last];
-  copy place;
-  if (const result<void> had = home.take(place, tier_at<last>().place_bytes(bytes)); !had) return had;
+  detail::spare_place place(home);
+  if (const result<void> had = home.take(place.place(), tier_at<last>().place_bytes(bytes)); !had) return had;
   if (has_contents) {
-    result<void> moved;
-    try {
-      moved = resize_top(slot, bytes);
-    } catch (...) {
-      home.give_back(place);
-      throw;
-    }
-    if (!moved) {
-      home.give_back(place);
-      return moved;
-    }
+    if (const result<void> moved = resize_top(slot, bytes); !moved) return moved;
   }
   if (lowest.granted != 0) home.give_back(lowest);
-  lowest = place;
+  lowest = place.release();
   c.bytes = bytes;
   unqueue_prefetch(slot);
   if (has_contents) {
@@ -271,6 +263,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
       !room) {
     return room;
   }
+  // That may have taken its own copy beneath, which is on its way to a place that will not stay.
+  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   const std::uint64_t old = chunks_[slot].bytes;
