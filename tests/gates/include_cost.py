@@ -19,6 +19,7 @@ TOOL_LIMITS = {
     "llmmem/paging/journal_what_if.hpp": 80_000,
     # <thread> alone is 52,000.
     "llmmem/transfer/file_space.hpp": 65_000,
+    "llmmem/transfer/persistent_file_space.hpp": 75_000,
     "llmmem/transfer/striped_space.hpp": 65_000,
     # The planners with it.
     "llmmem/prefetch_schedule.hpp": 75_000,
