@@ -72,6 +72,7 @@ struct tier_stats {
   std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above
   std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
   std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
+  std::uint64_t demotions = 0;    ///< clean copies that were stored in the tier beneath first (`demoting`)
   std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
   std::uint64_t lost = 0;         ///< of `used`: never given out again, as a device may still write there
 };
@@ -396,6 +397,7 @@ class basic_tiered_buffer {
     std::uint32_t edge = 0;
     bool stores = false;
     bool then_drops = false;
+    bool demotes = false;          // what beneath has, too: it may fail
     bool in_advance = false;       // a prefetch
     bool found_under_way = false;  // a lease came to wait for it after it had begun
     std::uint32_t stage = none;    // staging slot
@@ -588,7 +590,13 @@ class basic_tiered_buffer {
   template <std::size_t Index>
   void become_valid(std::uint32_t slot) noexcept;
   template <std::size_t Index>
+  [[nodiscard]] bool is_admitted(std::uint32_t slot, passage way) noexcept;
+  template <std::size_t Index>
   void admit(std::uint32_t slot, passage way) noexcept;
+  template <std::size_t Index>
+  void let_go(std::uint32_t slot, urgency how);
+  template <std::size_t Index>
+  [[nodiscard]] bool take_clean_room(copy& into, std::uint64_t bytes) noexcept;
   template <std::size_t Index>
   void leave_when_passed(std::uint32_t slot) noexcept;
   template <std::size_t Index>
@@ -695,6 +703,7 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_clones.hpp>
 #include <llmmem/detail/tiered_buffer_keeping.hpp>
+#include <llmmem/detail/tiered_buffer_middle.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
 #include <llmmem/detail/tiered_buffer_steps.hpp>
 #include <llmmem/detail/tiered_buffer_transfers.hpp>

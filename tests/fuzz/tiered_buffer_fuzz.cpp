@@ -81,7 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   choice_bytes choices({data, size});
   switch (choices.below(std::uint32_t{3})) {
     case 0:
-      live<host_space, host_space, host_space>(choices, 1);
+      live<tier<host_space, lru_eviction, demoting<>>, host_space, host_space>(choices, 1);
       break;
     case 1:
       live<tier<host_space, s3fifo_eviction, write_through>,

@@ -639,3 +639,29 @@ TEST_CASE("a copy within tier 0 that throws leaves both clones, and a chunk to b
   CHECK(buffer.bytes(chunk).value() == page);
   same();
 }
+
+TEST_CASE("a demotion that fails is a drop, and no lease is refused for it") {
+  for (const io_fault fault : {io_fault::error, io_fault::lost}) {
+    const temporary_folder folder;
+    host_space space({.budget = 1 << 20});
+    // The third write to the middle tier's file is the demotion.
+    faulty_file between(
+        folder.file("middle"),
+        {.budget = 4 * page, .queue = {.driver = drive_by::waiters, .give_up_ns = 1'000'000}},
+        std::vector{planned_fault{.what = fault, .first = 3, .count = 1, .way = side::writes}});
+    tiered_buffer<tier<host_space, lru_eviction, demoting<>>, faulty_file, host_space> buffer(
+        {}, {space, page}, {between, 2 * page}, {space, 16 * page});
+    std::array<chunk_handle, 2> chunks;
+    for (std::size_t i = 0; i < 2; ++i) {
+      chunks[i] = buffer.create(page).value();
+      std::ranges::fill(buffer.write(chunks[i]).value().span(), static_cast<std::byte>(i));
+      REQUIRE(buffer.flush(chunks[i]));
+    }
+    REQUIRE(buffer.execute(chunks[1], plan_operation::drop, 1) == step_outcome::done);
+    CHECK(buffer.read(chunks[0]).value().span()[9] == std::byte{0});
+    CHECK(buffer.stats().background_failures == 1);
+    CHECK(buffer.stats().tiers[0].demotions == 0);
+    CHECK(buffer.read(chunks[1]).value().span()[9] == std::byte{1});
+    CHECK(buffer.audit().empty());
+  }
+}

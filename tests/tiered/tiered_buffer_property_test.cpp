@@ -192,6 +192,21 @@ TEST_CASE("three tiers of which the middle one lets half of the chunks pass hold
   }
 }
 
+TEST_CASE("three tiers of which the first demotes what is clean hold what was written to them") {
+  const temporary_folder folder;
+  using top = tier<host_space, lru_eviction, demoting<write_through_selective<2>>>;
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    host_space space({.budget = 1 << 20});
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.block_bytes = 8192}});
+    tiered_buffer<top, host_space, file_space<>> buffer({}, {space, top_bytes}, {space, 100'000},
+                                                        {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {});
+    world.run();
+    CHECK(buffer.stats().tiers[0].demotions != 0);
+  }
+}
+
 TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
   using between = tier<host_space, lru_eviction, write_back, identity_codec, admit_half>;
   const temporary_folder folder;
@@ -211,8 +226,8 @@ TEST_CASE("a device that fails now and then refuses leases, and loses nothing") 
     host_space beneath({.budget = 2 * host_bytes});
     file_space<faulty_io<posix_io>> disk(folder.file("tier"),
                                          {.budget = disk_bytes, .queue = {.max_failures = 100'000}}, plan);
-    tiered_buffer<host_space, between, file_space<faulty_io<posix_io>>> buffer(
-        {}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
+    tiered_buffer<tier<host_space, lru_eviction, demoting<>>, between, file_space<faulty_io<posix_io>>>
+        buffer({}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
     tiered_world world(buffer, host_touch{}, seed, {.may_fail = true});
     world.run();
   }

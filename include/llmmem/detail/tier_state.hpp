@@ -297,6 +297,7 @@ struct tier_state {
   std::uint64_t granularity;
   std::uint64_t drops = 0;
   std::uint64_t write_backs = 0;
+  std::uint64_t demotions = 0;
   std::uint64_t refusals = 0;
 };
 

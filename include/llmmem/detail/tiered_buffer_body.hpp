@@ -523,6 +523,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
                                  .hits = hits_[Index::value],
                                  .drops = tier.drops,
                                  .write_backs = tier.write_backs,
+                                 .demotions = tier.demotions,
                                  .refusals = tier.refusals,
                                  .lost = carved.lost};
       now.metadata_bytes +=

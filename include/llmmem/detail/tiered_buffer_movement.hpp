@@ -61,7 +61,7 @@ bool basic_tiered_buffer<Traits, Tiers...>::is_in_the_way(const transfer& failed
                                                           bool needs_contents) noexcept {
   const bool is_own = failed.chunk == slot;
   if (!failed.stores) return is_own && needs_contents;
-  return failed.then_drops && !(is_own && failed.edge == 0);
+  return failed.then_drops && !failed.demotes && !(is_own && failed.edge == 0);
 }
 
 template <class Traits, class... Tiers>
@@ -208,7 +208,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
   for (;;) {
     if (!c.copies[0].is_valid()) return {};
     if (is_clean(c, 0)) {
-      drop_clean<0>(slot);
+      let_go<0>(slot, urgency::write_back);
       return {};
     }
     const attempt left = begin_store<0>(slot, true, urgency::write_back);

@@ -94,38 +94,6 @@ void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept 
   tier.room.give_back(chunks_[slot].copies[Index]);
 }
 
-/// Asks whether a copy that has come to a middle tier is to stay there.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::admit(std::uint32_t slot, passage way) noexcept {
-  if constexpr (Index != 0 && Index != last) {
-    chunk_record& c = chunks_[slot];
-    auto& tier = tier_at<Index>();
-    // What went up through it to be used, and comes down again, passes once.
-    std::optional<bool> stays = std::exchange(c.admitted[Index], {});
-    if (way == passage::up || !stays) {
-      stays = tier.admission.admit({.hint = hint_of(slot)});
-      if (!*stays) ++tier.refusals;
-    }
-    if (way == passage::up) c.admitted[Index] = stays;
-    c.copies[Index].passing = !*stays;
-  }
-}
-
-/// A copy that was not admitted leaves, now that another tier has it. @pre the copy beneath is up to date, or
-/// the one above.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::leave_when_passed(std::uint32_t slot) noexcept {
-  if constexpr (Index != 0 && Index != last) {
-    const copy& held = chunks_[slot].copies[Index];
-    if (held.passing && held.is_valid() && held.pins == 0 && is_clean(chunks_[slot], Index))
-      forget<Index>(slot);
-  }
-}
-
 /// Gives `into` a place in tier Index, of which it drops what is clean and begins to write back what is not.
 ///
 /// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
@@ -159,7 +127,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
       const std::uint32_t slot = to_index(*victim);
       if (how == urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(none);
       if (is_clean(chunks_[slot], Index)) {
-        drop_clean<Index>(slot);
+        let_go<Index>(slot, how);
         continue;
       }
       const attempt left = begin_store<Index>(slot, true, how);
@@ -194,8 +162,11 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
   if constexpr (Index + 1 == last) {
     if (const result<void> gone = unindex(slot); !gone) return attempt::failed(gone.error());
   }
-  const std::uint32_t id = claim_transfer(
-      {.chunk = slot, .edge = static_cast<std::uint32_t>(Index), .stores = true, .then_drops = then_drops});
+  const std::uint32_t id = claim_transfer({.chunk = slot,
+                                           .edge = static_cast<std::uint32_t>(Index),
+                                           .stores = true,
+                                           .then_drops = then_drops,
+                                           .demotes = then_drops && is_clean(c, Index)});
   pin<Index>(slot);
   pin<Index + 1>(slot);
   if (Index + 1 != last && !beneath.is_valid()) beneath.at = detail::residence::arriving;
@@ -295,11 +266,13 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
       if (beneath.is_valid()) tier_at<Index + 1>().eviction.erase(slot_id{slot});
     }
     tier_at<Index + 1>().room.retire(beneath);
+    if (done.demotes && above.pins == 0) drop_clean<Index>(slot);
     return;
   }
   if (!outcome) {
     // Above is still the newest, and dirty; beneath holds what it held, or parts of both.
     if (Index + 1 != last && !beneath.is_valid()) tier_at<Index + 1>().room.give_back(beneath);
+    if (done.demotes && above.pins == 0) drop_clean<Index>(slot);
     return;
   }
   beneath.stored = c.bytes;
@@ -324,7 +297,7 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
     if (const result<void> kept = reindex(slot); !kept) note(kept.error());  // `persist` tries again
   }
   if (done.then_drops && above.pins == 0) {
-    ++tier_at<Index>().write_backs;
+    ++(done.demotes ? tier_at<Index>().demotions : tier_at<Index>().write_backs);
     drop<Index>(slot);
   }
   leave_when_passed<Index>(slot);

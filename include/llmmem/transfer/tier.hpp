@@ -39,8 +39,26 @@ struct write_through_selective {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept { return uses >= N; }
 };
 
+/// As `Write`, and what is clean is *demoted* when room for another is needed here, or it is evicted: where
+/// the next tier has lost its copy and would admit it, it is stored there before it leaves, whole. The next
+/// tier is then a victim cache: what was used last in this one is found there and not further down. For links
+/// that are much faster than those beneath them.
+///
+/// It is no reason to wait for room: the next tier gives it what lies free, or what clean copies leave. Where
+/// that is not enough, or the store fails, the copy is dropped, as it always can be. Above the last tier,
+/// which has all that is clean, it changes nothing; nor does it change the `drop` of a plan.
+///
+/// Source: Wong and Wilkes, "My cache or yours? Making storage more exclusive", USENIX ATC 2002, for DEMOTE.
+template <write_policy Write = write_back>
+struct demoting {
+  static constexpr bool demotes = true;
+  [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept {
+    return Write::writes_at(uses);
+  }
+};
+
 static_assert(write_policy<write_back> && write_policy<write_through> &&
-              write_policy<write_through_selective<2>>);
+              write_policy<write_through_selective<2>> && write_policy<demoting<>>);
 
 /// A tier. A bare space stands for `tier<Space>`.
 ///
@@ -77,6 +95,16 @@ struct lifted_tier<tier<Space, Eviction, Write, Codec, Admission>> {
 };
 template <class T>
 using lifted_tier_t = typename lifted_tier<T>::type;
+
+/// Whether what is clean goes to the next tier before it leaves.
+template <write_policy Write>
+[[nodiscard]] consteval bool demotes() noexcept {
+  if constexpr (requires { Write::demotes; }) {
+    return Write::demotes;
+  } else {
+    return false;
+  }
+}
 
 /// Whether what a space holds is out of this process's memory, so that it is verified when it comes back.
 template <class Space>
