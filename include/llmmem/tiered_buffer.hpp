@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/detail/tier_state.hpp>
+#include <llmmem/detail/tier_steps.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
@@ -429,43 +430,8 @@ class basic_tiered_buffer {
     std::uint32_t slot_;
   };
 
-  /// Goes through a queue of slots once, taking out some; the rest stays in order, whatever is thrown.
-  class sieve {
-   public:
-    sieve(detail::fixed_array<std::uint32_t>& queue, std::uint32_t& count) noexcept
-        : queue_(queue), count_(count), end_(count) {}
-    sieve(const sieve&) = delete;
-    sieve& operator=(const sieve&) = delete;
-    ~sieve() {
-      while (next_ != end_)
-        static_cast<void>(next());
-      count_ = kept_;
-    }
-    [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
-    std::uint32_t next() noexcept { return queue_[kept_++] = queue_[next_++]; }
-    /// The last `next` leaves the queue.
-    void take_out() noexcept { --kept_; }
-
-   private:
-    detail::fixed_array<std::uint32_t>& queue_;
-    std::uint32_t& count_;
-    std::uint32_t end_;
-    std::uint32_t next_ = 0;
-    std::uint32_t kept_ = 0;
-  };
-
-  /// What became of an attempt: done, not before transfer `on` has ended, or not at all. A prefetch may also
-  /// be blocked by no transfer: until a lease ends, say.
-  struct attempt {
-    enum class kind : std::uint8_t { done, blocked, failed };
-    kind how = kind::done;
-    std::uint32_t on = none;
-    failure why;
-
-    [[nodiscard]] static attempt blocked(std::uint32_t on) noexcept { return {kind::blocked, on, {}}; }
-    [[nodiscard]] static attempt failed(const failure& why) noexcept { return {kind::failed, none, why}; }
-    [[nodiscard]] bool is_done() const noexcept { return how == kind::done; }
-  };
+  using sieve = detail::slot_sieve;
+  using attempt = detail::attempt;
 
   template <std::size_t Index>
   using edge_type = detail::tier_edge<space_type<Index>, space_type<Index + 1>>;

@@ -1,0 +1,52 @@
+/// @file
+/// What the steps of a `tiered_buffer` work with: how far one got, and a walk through a queue of slots.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0::detail {
+
+/// Goes through a queue of slots once, taking out some; the rest stays in order, whatever is thrown.
+class slot_sieve {
+ public:
+  slot_sieve(fixed_array<std::uint32_t>& queue, std::uint32_t& count) noexcept
+      : queue_(queue), count_(count), end_(count) {}
+  slot_sieve(const slot_sieve&) = delete;
+  slot_sieve& operator=(const slot_sieve&) = delete;
+  ~slot_sieve() {
+    while (next_ != end_)
+      static_cast<void>(next());
+    count_ = kept_;
+  }
+  [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
+  std::uint32_t next() noexcept { return queue_[kept_++] = queue_[next_++]; }
+  /// The last `next` leaves the queue.
+  void take_out() noexcept { --kept_; }
+
+ private:
+  fixed_array<std::uint32_t>& queue_;
+  std::uint32_t& count_;
+  std::uint32_t end_;
+  std::uint32_t next_ = 0;
+  std::uint32_t kept_ = 0;
+};
+
+/// What became of an attempt: done, not before transfer `on` has ended, or not at all. A prefetch may also
+/// be blocked by no transfer: until a lease ends, say.
+struct attempt {
+  enum class kind : std::uint8_t { done, blocked, failed };
+  kind how = kind::done;
+  std::uint32_t on = no_index;
+  failure why;
+
+  [[nodiscard]] static attempt blocked(std::uint32_t on) noexcept { return {kind::blocked, on, {}}; }
+  [[nodiscard]] static attempt failed(const failure& why) noexcept { return {kind::failed, no_index, why}; }
+  [[nodiscard]] bool is_done() const noexcept { return how == kind::done; }
+};
+
+}  // namespace llmmem::inline v0::detail
