@@ -96,8 +96,7 @@ class persistent_file_space : public file_space<Engine> {
                                                      .name = this->file().path() + ": index",
                                                      .metadata = options_.space.queue.metadata});
     recovery_.index = index_->recovery();
-    whole_ = base::try_allocate(options_.space.budget, 1).value();
-    this->file().resize(base::offset_of(whole_.data) + whole_.bytes).value();
+    take_whole();
   }
 
   /// The beginning of the one range there is; its bytes are what they were.
@@ -136,6 +135,7 @@ class persistent_file_space : public file_space<Engine> {
   void open_header();
   void begin_anew();
   void write_header();
+  void take_whole();
 
   persistent_file_options options_;
   chunk_key file_id_{};

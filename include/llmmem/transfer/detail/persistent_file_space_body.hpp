@@ -75,6 +75,21 @@ void persistent_file_space<Engine>::write_header() {
   sync_folder_of(this->file().path()).value();
 }
 
+/// Takes the budget's room. Where there is none, nothing of what is there is touched: the room that was had
+/// behind it goes back.
+template <io_engine Engine>
+void persistent_file_space<Engine>::take_whole() {
+  io_file& file = this->file();
+  const std::uint64_t size = file.size().value();
+  whole_ = base::take(options_.space.budget, 1).value();
+  const std::uint64_t begin = base::offset_of(whole_.data);
+  if (const result<void> had = file.reserve(begin, whole_.bytes); !had) {
+    static_cast<void>(file.resize(size));
+    had.value();
+  }
+  file.resize(begin + whole_.bytes).value();
+}
+
 inline std::string tier_recovery::message() const {
   std::string text = std::to_string(kept) + " chunks are there again";
   if (is_new) text += "; the file is new";
