@@ -258,3 +258,12 @@ TEST_CASE("a budget that the device has no room for is refused, and costs nothin
   space again(path, of(64 * kib));
   CHECK(read(again, 9) == "as it was");
 }
+
+TEST_CASE("an index that was emptied counts as missing") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  make(path, "text");
+  put_file(path + ".index", {});
+  const space opened(path, of(64 * kib));
+  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
+}

@@ -41,7 +41,8 @@ void persistent_file_space<Engine>::open_header() {
     return begin_anew();
   }
   file_id_ = {.low = detail::get_number(at + 24, 8), .high = detail::get_number(at + 32, 8)};
-  recovery_.index_missing = ::access(index_path().c_str(), F_OK) != 0;
+  struct stat index{};
+  recovery_.index_missing = ::stat(index_path().c_str(), &index) != 0 || index.st_size == 0;
 }
 
 /// The index goes first: a new header beside an old index would be a file beside the index of another.
