@@ -488,3 +488,52 @@ TEST_CASE("a process killed while it demotes leaves whole chunks: as flushed, or
     kill_and_look<three<plane_codec>>(seed);
   }
 }
+
+TEST_CASE("a chunk that could not be resized is kept as it was") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes contents(1024, std::byte{7});
+  {
+    life<two<plain_codec>> now(path, of(16 * kib));
+    const chunk_handle chunk = now.buffer.create(1024, key_from_id(1)).value();
+    now.write(chunk, contents);
+    REQUIRE(now.buffer.persist());
+    CHECK(now.buffer.resize(chunk, 64 * kib).code() == errc::out_of_bytes);  // in the last tier
+    CHECK(now.disk.index().size() == 1);
+    CHECK(now.contents(chunk) == contents);
+  }
+  life<two<plain_codec>> now(path, of(16 * kib));
+  REQUIRE(now.buffer.find(key_from_id(1)));
+  CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == contents);
+}
+
+TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere but where it rests") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  host_space host({.budget = 1 << 20});
+  disk_space disk(path, of(512 * kib));
+  // Each of the upper tiers holds four units.
+  three<plain_codec> buffer({.max_chunks = 64, .name = "kept"}, {host, 2 * kib, 512}, {host, 2 * kib, 512},
+                            {disk, 512 * kib, 512});
+  const auto write = [&](chunk_handle chunk, int value) {
+    auto lease = buffer.write(chunk).value();
+    std::ranges::fill(lease.span(), static_cast<std::byte>(value));
+  };
+  const chunk_handle chunk = buffer.create(512, key_from_id(1)).value();
+  write(chunk, 1);
+  REQUIRE(buffer.execute(chunk, plan_operation::write_back, 0) == step_outcome::done);  // to the tier between
+  buffer.progress();
+  // The others fill what is left, dirty: for one to leave the first tier one must leave the second.
+  std::vector<chunk_handle> others;
+  for (int i = 0; i < 6; ++i) {
+    others.push_back(buffer.create(512).value());
+    write(others.back(), 10 + i);
+    static_cast<void>(buffer.read(chunk).value());
+  }
+  CHECK(buffer.tier_of(chunk).value() == 0);
+  const std::uint64_t before = disk.index().size();
+  REQUIRE(buffer.resize(chunk, 1024));
+  CHECK(before == 0);
+  CHECK(disk.index().find(key_from_id(1)) == nullptr);
+  CHECK(buffer.audit().empty());
+}
