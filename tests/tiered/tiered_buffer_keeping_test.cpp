@@ -537,3 +537,34 @@ TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere 
   CHECK(disk.index().find(key_from_id(1)) == nullptr);
   CHECK(buffer.audit().empty());
 }
+
+TEST_CASE("what was made in this life and damaged is not counted as there again") {
+  const temporary_folder folder;
+  life<two<plain_codec>> now(folder.file("tier"));
+  const chunk_handle chunk = now.buffer.create(1024, key_from_id(1)).value();
+  now.write(chunk, bytes(1024, std::byte{1}));
+  REQUIRE(now.buffer.persist());
+  REQUIRE(now.buffer.evict(chunk));
+  const char damaged = 2;
+  const std::uint64_t at = now.disk.index().find(key_from_id(1))->offset + 5;
+  REQUIRE(::pwrite(now.disk.file().buffered(), &damaged, 1, static_cast<off_t>(at)) == 1);
+  CHECK(now.buffer.check_kept().value() == 1);
+  CHECK(now.disk.recovery().kept == 0);
+  CHECK(now.disk.recovery().damaged == 1);
+}
+
+TEST_CASE("a second buffer on one space counts what it finds, not what the first one found") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  {
+    life<two<plain_codec>> now(path);
+    now.write(now.buffer.create(1024, key_from_id(1)).value(), bytes(1024, std::byte{1}));
+    REQUIRE(now.buffer.persist());
+  }
+  host_space host({.budget = 1 << 20});
+  disk_space disk(path, of(512 * kib));
+  for (int n = 0; n < 2; ++n) {
+    const two<plain_codec> buffer({}, {host, 32 * kib, 512}, {disk, 512 * kib, 512});
+    CHECK(disk.recovery().kept == 1);
+  }
+}

@@ -227,6 +227,7 @@ struct kept_chunk {
   chunk_key key{};
   std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
   bool indexed = false;           // the last tier's index has it as it rests there
+  bool was_there = false;         // when the buffer was built
 };
 /// What stands for it where no space keeps chunks.
 struct nothing_kept {};
