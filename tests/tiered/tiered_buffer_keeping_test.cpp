@@ -569,3 +569,83 @@ TEST_CASE("a process killed while it demotes leaves whole chunks: as flushed, or
     kill_and_look<three<plane_codec>>(seed);
   }
 }
+
+TEST_CASE("a chunk that could not be resized is kept as it was") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes contents(1024, std::byte{7});
+  {
+    life<two<plain_codec>> now(path, of(16 * kib));
+    const chunk_handle chunk = now.buffer.create(1024, key_from_id(1)).value();
+    now.write(chunk, contents);
+    REQUIRE(now.buffer.persist());
+    CHECK(now.buffer.resize(chunk, 64 * kib).code() == errc::out_of_bytes);  // in the last tier
+    CHECK(now.disk.index().size() == 1);
+    CHECK(now.contents(chunk) == contents);
+  }
+  life<two<plain_codec>> now(path, of(16 * kib));
+  REQUIRE(now.buffer.find(key_from_id(1)));
+  CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == contents);
+}
+
+TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere but where it rests") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  host_space host({.budget = 1 << 20});
+  disk_space disk(path, of(512 * kib));
+  // Each of the upper tiers holds four units.
+  three<plain_codec> buffer({.max_chunks = 64, .name = "kept"}, {host, 2 * kib, 512}, {host, 2 * kib, 512},
+                            {disk, 512 * kib, 512});
+  const auto write = [&](chunk_handle chunk, int value) {
+    auto lease = buffer.write(chunk).value();
+    std::ranges::fill(lease.span(), static_cast<std::byte>(value));
+  };
+  const chunk_handle chunk = buffer.create(512, key_from_id(1)).value();
+  write(chunk, 1);
+  REQUIRE(buffer.execute(chunk, plan_operation::write_back, 0) == step_outcome::done);  // to the tier between
+  buffer.progress();
+  // The others fill what is left, dirty: for one to leave the first tier one must leave the second.
+  std::vector<chunk_handle> others;
+  for (int i = 0; i < 6; ++i) {
+    others.push_back(buffer.create(512).value());
+    write(others.back(), 10 + i);
+    static_cast<void>(buffer.read(chunk).value());
+  }
+  CHECK(buffer.tier_of(chunk).value() == 0);
+  const std::uint64_t before = disk.index().size();
+  REQUIRE(buffer.resize(chunk, 1024));
+  CHECK(before == 0);
+  CHECK(disk.index().find(key_from_id(1)) == nullptr);
+  CHECK(buffer.audit().empty());
+}
+
+TEST_CASE("what was made in this life and damaged is not counted as there again") {
+  const temporary_folder folder;
+  life<two<plain_codec>> now(folder.file("tier"));
+  const chunk_handle chunk = now.buffer.create(1024, key_from_id(1)).value();
+  now.write(chunk, bytes(1024, std::byte{1}));
+  REQUIRE(now.buffer.persist());
+  REQUIRE(now.buffer.evict(chunk));
+  const char damaged = 2;
+  const std::uint64_t at = now.disk.index().find(key_from_id(1))->offset + 5;
+  REQUIRE(::pwrite(now.disk.file().buffered(), &damaged, 1, static_cast<off_t>(at)) == 1);
+  CHECK(now.buffer.check_kept().value() == 1);
+  CHECK(now.disk.recovery().kept == 0);
+  CHECK(now.disk.recovery().damaged == 1);
+}
+
+TEST_CASE("a second buffer on one space counts what it finds, not what the first one found") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  {
+    life<two<plain_codec>> now(path);
+    now.write(now.buffer.create(1024, key_from_id(1)).value(), bytes(1024, std::byte{1}));
+    REQUIRE(now.buffer.persist());
+  }
+  host_space host({.budget = 1 << 20});
+  disk_space disk(path, of(512 * kib));
+  for (int n = 0; n < 2; ++n) {
+    const two<plain_codec> buffer({}, {host, 32 * kib, 512}, {disk, 512 * kib, 512});
+    CHECK(disk.recovery().kept == 1);
+  }
+}

@@ -335,3 +335,36 @@ TEST_CASE("names have keys of their own, equal wherever they are made") {
   // Kept in files: the bytes of SHA-256 over the length in 8 bytes and the name in whole words, big-endian.
   CHECK(key_of_name("layers.0.wq") == chunk_key{.low = 0x43f9'dfc8'5dc7'20d2, .high = 0x56b1'b498'f292'ceba});
 }
+
+TEST_CASE("an index opened by a relative path is written anew where it lies, wherever the process has gone") {
+  const temporary_folder folder;
+  const temporary_folder elsewhere;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  {
+    chunk_index index("index", of(4, 8));
+    std::filesystem::current_path(elsewhere.path());
+    for (std::uint64_t i = 0; i < 40; ++i)
+      REQUIRE(index.keep({.key = key_from_id(i % 3), .bytes = i}));
+    REQUIRE(index.drop(key_from_id(0)));
+    REQUIRE(index.sync());
+  }
+  std::filesystem::current_path(before);
+  CHECK(std::filesystem::is_empty(elsewhere.path()));
+  const chunk_index again(folder.file("index"), of(4, 8));
+  CHECK(again.size() == 2);
+  CHECK(again.find(key_from_id(0)) == nullptr);
+}
+
+TEST_CASE("what a name beside the index leads to is not written to") {
+  const temporary_folder folder;
+  const std::string path = folder.file("index");
+  put_file(folder.file("precious"), bytes(100, 'p'));
+  std::filesystem::create_symlink(folder.file("precious"), path + ".new");
+  {
+    chunk_index index(path, of(4));
+    REQUIRE(index.keep({.key = key_from_id(1)}));
+  }
+  CHECK(file_bytes(folder.file("precious")) == bytes(100, 'p'));
+  CHECK(!std::filesystem::is_symlink(path));
+}

@@ -1,9 +1,11 @@
 #include <llmmem/transfer/persistent_file_space.hpp>
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -230,4 +232,38 @@ TEST_CASE("a folder that cannot be written to is refused by the file's path") {
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("a budget that the device has no room for is refused, and costs nothing of what is there") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  make(path, "as it was");
+  const bytes before = file_bytes(path);
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit little = old;
+  little.rlim_cur = 4096 + 80 * kib;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &little) == 0);
+  bool is_refused = false;
+  try {
+    const space larger(path, of(128 * kib));
+  } catch (const error&) {
+    is_refused = true;
+  }
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, old_handler);
+  CHECK(is_refused);
+  CHECK(file_bytes(path) == before);
+  space again(path, of(64 * kib));
+  CHECK(read(again, 9) == "as it was");
+}
+
+TEST_CASE("an index that was emptied counts as missing") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  make(path, "text");
+  put_file(path + ".index", {});
+  const space opened(path, of(64 * kib));
+  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
 }

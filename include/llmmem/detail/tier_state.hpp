@@ -228,19 +228,7 @@ struct kept_chunk {
   chunk_key key{};
   std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
   bool indexed = false;           // the last tier's index has it as it rests there
-};
-/// Takes a value away for as long as it lives.
-template <class T>
-class set_aside {
- public:
-  explicit set_aside(T& value) noexcept : value_(value), kept_(std::exchange(value, T{})) {}
-  set_aside(const set_aside&) = delete;
-  set_aside& operator=(const set_aside&) = delete;
-  ~set_aside() { value_ = kept_; }
-
- private:
-  T& value_;
-  T kept_;
+  bool was_there = false;         // when the buffer was built
 };
 /// What stands for it where no space keeps chunks.
 struct nothing_kept {};

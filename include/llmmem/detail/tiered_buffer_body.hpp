@@ -219,9 +219,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
     return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, wait_complete);
   }
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
-  if (const result<void> gone = unindex(slot); !gone) return gone;
-  // Without its key meanwhile: a copy that has to leave on the way is stored where it will not stay.
-  const detail::set_aside key(c.kept);
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
     if (const result<void> there = make_resident(slot, true, wait_complete); !there) return there;
@@ -250,23 +247,24 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   return {};
 }
 
-/// Gives the copy in tier 0 another place, with what it holds. @pre it is valid and at rest.
+/// Gives the copy in tier 0 another place, with what it holds; from then on the index has nothing of the
+/// chunk. @pre it is valid and at rest.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
   auto& top = tier_at<0>();
   copy& held = chunks_[slot].copies[0];
-  if (top.room.granted_for(bytes) == held.granted) return {};
+  if (top.room.granted_for(bytes) == held.granted) return unindex(slot);
   const hold<0> kept(*this, slot);
   detail::spare_place fresh(top.room);
   if (const result<void> room = await_top_room(fresh.place(), bytes, slot, wait_complete, clock_.now_ns());
       !room) {
     return room;
   }
-  // That may have taken its own copy beneath, which is on its way to a place that will not stay.
-  if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
   // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
   if (const result<void> quiet = await_quiet(slot); !quiet) note(quiet.error());
+  // Not before: that copy, once down, is in the index again.
+  if (const result<void> gone = unindex(slot); !gone) return gone;
   const std::uint64_t old = chunks_[slot].bytes;
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;
   const result<void> moved = copy_top(fresh.place(), held, kept_bytes);
@@ -276,8 +274,9 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
     std::swap(held.data, fresh.place().data);
     std::swap(held.granted, fresh.place().granted);
     observer_.on_made(chunk_id{slot}, held.granted);
-  } else if (moved.code() == errc::completion_lost) {
-    fresh.retire();
+  } else {
+    if (moved.code() == errc::completion_lost) fresh.retire();
+    if (const result<void> kept = reindex(slot); !kept) note(kept.error());
   }
   return moved;
 }

@@ -49,6 +49,7 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::check_kept()
   requires(keeps_chunks)
 {
   constexpr std::uint32_t ahead = 4;
+  auto& found = tier_at<last>().space->recovery();
   std::uint64_t dropped = 0;
   failure first;
   const auto rests = [&](std::uint32_t name) {
@@ -62,14 +63,15 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::check_kept()
     const chunk_handle chunk = names_.handle(name);
     const failure seen = read(chunk).error();
     if (seen.code == errc::checksum_differs || seen.code == errc::damaged_encoding) {
+      const bool was_there = chunks_[names_[name].record].kept.was_there;
       if (const result<void> gone = remove(chunk); !gone) return gone.error();
       ++dropped;
+      ++found.damaged;
+      if (was_there) --found.kept;
     } else if (first.code == errc::ok) {
       first = seen;
     }
   }
-  tier_at<last>().space->recovery().damaged += dropped;
-  tier_at<last>().space->recovery().kept -= dropped;
   if (first.code != errc::ok) return first;
   return dropped;
 }
@@ -146,6 +148,7 @@ template <class Traits, class... Tiers>
 void basic_tiered_buffer<Traits, Tiers...>::adopt_kept() {
   if constexpr (keeps_chunks) {
     auto& home = *tier_at<last>().space;
+    home.recovery().kept = 0;  // not what a buffer before this one found
     std::vector<chunk_extent> extents;
     extents.reserve(home.index().size());
     home.index().for_each([&](const chunk_extent& each) { extents.push_back(each); });
@@ -182,7 +185,8 @@ std::uint64_t& basic_tiered_buffer<Traits, Tiers...>::adopt(const chunk_extent& 
   const result<chunk_handle> made = enter(place, extent.bytes);
   if (!made) return found.unplaced;
   set_key(made->slot, extent.key);
-  chunks_[names_[made->slot].record].kept.indexed = true;
+  detail::kept_chunk& kept = chunks_[names_[made->slot].record].kept;
+  kept.indexed = kept.was_there = true;
   return found.kept;
 }
 

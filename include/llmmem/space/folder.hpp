@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/file.hpp>
 
 #if !defined(__linux__)
 #error "llmmem/space/folder.hpp needs Linux: folders that can be synced."
@@ -53,5 +54,37 @@ inline result<void> replace_file(const std::string& from, const std::string& to)
     return failure{errc::write_failed, static_cast<std::uint32_t>(errno), 0, 0, to.c_str()};
   return sync_folder_of(to);
 }
+
+/// The folder of a file, held open: the file's name in it is the same wherever the process goes, and however
+/// the folder is called by then.
+///
+/// @par Errors   the constructor throws `io_error`.
+class open_folder {
+ public:
+  /// @param path  of a file in it, which need not be there.
+  explicit open_folder(const std::string& path) : name_(path.substr(path.rfind('/') + 1)) {
+    const std::string folder = path.substr(0, path.size() - name_.size());
+    folder_ = detail::open_again(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY, 0);
+    if (folder_ < 0) detail::cannot_open(path, "its folder cannot be opened", errno);
+  }
+  open_folder(const open_folder&) = delete;
+  open_folder& operator=(const open_folder&) = delete;
+  ~open_folder() { ::close(folder_); }
+
+  [[nodiscard]] int descriptor() const noexcept { return folder_; }
+  /// Of the file, in the folder.
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// As `sync_folder_of`: the system's error number, or 0.
+  [[nodiscard]] int sync() const noexcept {
+    while (::fsync(folder_) != 0) {
+      if (errno != EINTR) return errno;
+    }
+    return 0;
+  }
+
+ private:
+  std::string name_;
+  int folder_ = -1;
+};
 
 }  // namespace llmmem::inline v0

@@ -8,6 +8,7 @@
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/file.hpp>
+#include <llmmem/space/folder.hpp>
 #include <llmmem/transfer/chunk_key.hpp>
 
 #include <array>
@@ -123,6 +124,8 @@ class chunk_index {
 
   chunk_index_options options_;
   io_file file_;
+  open_folder folder_;
+  std::string beside_;  // what the file that replaces it is called first, in the folder
   prefix_index names_;  // key -> entry + 1
   detail::fixed_array<entry> entries_;
   detail::fixed_array<std::uint32_t> free_;

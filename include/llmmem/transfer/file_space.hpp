@@ -107,6 +107,10 @@ class file_space {
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(offset));
   }
 
+ protected:
+  /// A range without its room on the device: what lies there stays as it is.
+  [[nodiscard]] result<range_type> take(std::uint64_t bytes, std::uint64_t alignment) noexcept;
+
  private:
   struct nothing {};
 
@@ -129,7 +133,6 @@ class file_space {
     }
     return {};
   }
-  [[nodiscard]] result<range_type> take(std::uint64_t bytes, std::uint64_t alignment) noexcept;
   void forget(range_type range) noexcept {
     const std::scoped_lock lock(mutex_);
     if (live_.check("", range.data, range.bytes).what != misuse::kind::none) return;

@@ -11,6 +11,7 @@
 #include <llmmem/transfer/file_space.hpp>
 
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -45,7 +46,7 @@ struct tier_recovery {
   bool is_new = false;          ///< there was no file
   bool started_over = false;    ///< it was of another layout, and is begun anew
   bool header_damaged = false;  ///< it could not be told what it was; begun anew
-  bool index_missing = false;   ///< its index was not there; begun anew
+  bool index_missing = false;   ///< its index was not there, or empty; begun anew
   index_recovery index{};
   std::uint64_t kept = 0;        ///< chunks that are there again
   std::uint64_t other_form = 0;  ///< chunks given up: another codec encoded them
@@ -96,8 +97,7 @@ class persistent_file_space : public file_space<Engine> {
                                                      .name = this->file().path() + ": index",
                                                      .metadata = options_.space.queue.metadata});
     recovery_.index = index_->recovery();
-    whole_ = base::try_allocate(options_.space.budget, 1).value();
-    this->file().resize(base::offset_of(whole_.data) + whole_.bytes).value();
+    take_whole();
   }
 
   /// The beginning of the one range there is; its bytes are what they were.
@@ -136,6 +136,7 @@ class persistent_file_space : public file_space<Engine> {
   void open_header();
   void begin_anew();
   void write_header();
+  void take_whole();
 
   persistent_file_options options_;
   chunk_key file_id_{};

@@ -79,6 +79,8 @@ inline chunk_index_options chunk_index::checked(chunk_index_options options) {
 inline chunk_index::chunk_index(std::string path, chunk_index_options options)
     : options_(checked(std::move(options))),
       file_(std::move(path), {.mode = open_mode::create, .direct = direct_io::never}),
+      folder_(file_.path()),
+      beside_(folder_.name() + ".new"),
       names_(options_.max_chunks, options_.metadata),
       entries_(options_.max_chunks, entry{}, options_.metadata, "chunk_index: entries"),
       free_(options_.max_chunks, options_.metadata, "chunk_index: free entries") {
@@ -263,21 +265,24 @@ inline void chunk_index::rewrite_when_due() {
 /// Writes the journal anew with what is in the map: beside the old one, whose name it takes once it is
 /// durable.
 inline result<void> chunk_index::rewrite() {
-  const std::string beside = file_.path() + ".new";
-  const int made = detail::open_again(beside.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  const int folder = folder_.descriptor();
+  // What a crash left, or a link to somebody's file: neither is written to.
+  ::unlinkat(folder, beside_.c_str(), 0);
+  const int made =
+      ::openat(folder, beside_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, static_cast<mode_t>(0600));
   if (made < 0) return failed(errc::not_opened, errno, 0, 0);
   result<void> done = write_anew(made);
   if (done && ::fdatasync(made) != 0) done = failed(errc::sync_failed, errno, 0, 0);
-  if (done && ::rename(beside.c_str(), file_.path().c_str()) != 0)
+  if (done && ::renameat(folder, beside_.c_str(), folder, folder_.name().c_str()) != 0)
     done = failed(errc::write_failed, errno, 0, 0);
   if (done) {
     // Under the number that the old one had: from here on it is the file.
     ::dup3(made, file_.buffered(), O_CLOEXEC);
     records_ = live_ + 1;
     next_rewrite_ = 0;
-    done = sync_folder_of(file_.path());
+    if (const int error = folder_.sync(); error != 0) done = failed(errc::sync_failed, error, 0, 0);
   } else {
-    ::unlink(beside.c_str());
+    ::unlinkat(folder, beside_.c_str(), 0);
   }
   ::close(made);
   return done;

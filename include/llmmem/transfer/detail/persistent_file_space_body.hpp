@@ -41,7 +41,8 @@ void persistent_file_space<Engine>::open_header() {
     return begin_anew();
   }
   file_id_ = {.low = detail::get_number(at + 24, 8), .high = detail::get_number(at + 32, 8)};
-  recovery_.index_missing = ::access(index_path().c_str(), F_OK) != 0;
+  struct stat index{};
+  recovery_.index_missing = ::stat(index_path().c_str(), &index) != 0 || index.st_size == 0;
 }
 
 /// The index goes first: a new header beside an old index would be a file beside the index of another.
@@ -73,6 +74,21 @@ void persistent_file_space<Engine>::write_header() {
   detail::write_whole(this->file().buffered(), made, 0, this->file().path().c_str()).value();
   this->file().sync().value();
   sync_folder_of(this->file().path()).value();
+}
+
+/// Takes the budget's room. Where there is none, nothing of what is there is touched: the room that was had
+/// behind it goes back.
+template <io_engine Engine>
+void persistent_file_space<Engine>::take_whole() {
+  io_file& file = this->file();
+  const std::uint64_t size = file.size().value();
+  whole_ = base::take(options_.space.budget, 1).value();
+  const std::uint64_t begin = base::offset_of(whole_.data);
+  if (const result<void> had = file.reserve(begin, whole_.bytes); !had) {
+    static_cast<void>(file.resize(size));
+    had.value();
+  }
+  file.resize(begin + whole_.bytes).value();
 }
 
 inline std::string tier_recovery::message() const {
