@@ -137,9 +137,8 @@ struct tiered_traits {
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Of two
-/// neighbours the host
-///                 must be able to touch one; above a tier with a codec, which can only be the last, the
-///                 upper.
+///                 neighbours the host must be able to touch one; above a tier with a codec, which can
+///                 only be the last, the upper.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
 ///                      after construction.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.

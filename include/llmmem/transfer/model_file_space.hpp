@@ -30,9 +30,9 @@ struct model_file_options {
 ///
 ///     model_file_space<uring_io> model("model-00001.safetensors");
 ///     tiered_buffer<host_space, model_file_space<uring_io>> weights(
-///         {}, {host, 1 << 30}, {model, model.capacity(), 1});            // granularity 1: tensors as they
-///         lie
-///     const chunk_handle wq = weights.adopt(begin, end - begin).value();  // from the file's own header
+///         {}, {host, 1 << 30}, {model, model.capacity(), 1});  // granularity 1: tensors as they lie
+///     // `begin` and `end` of a tensor are in the file's own header.
+///     const chunk_handle wq = weights.adopt(begin, end - begin).value();
 ///     auto seen = weights.read(wq).value();
 ///
 /// It is one range, of the whole file from byte 0 on. Tensors may begin anywhere: what is not whole pages
@@ -43,9 +43,8 @@ struct model_file_options {
 /// unnoticed unless `adopt` was told their checksum.
 ///
 /// @par Thread safety   copies from any number of threads; the range is for one tier.
-/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error` for
-/// an
-///                      empty one.
+/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error`
+///                      for an empty one.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class model_file_space {

@@ -60,10 +60,11 @@ struct tier_recovery {
 /// A `file_space` for the last tier of a `tiered_buffer` that survives a restart: beside the file lies an
 /// index (`path` + ".index") of the chunks in it that have a key.
 ///
-///     persistent_file_space<uring_io> disk("kv.tier", {.space = {.budget = 1 << 30}, .layout =
-///     fingerprint}); tiered_buffer<host_space, persistent_file_space<uring_io>> buffer({}, {host, 1 << 28},
-///     {disk, 1 << 30}); log(disk.recovery().message()); if (auto block = buffer.find(key)) ... // written by
-///     an earlier process
+///     using kv_file = persistent_file_space<uring_io>;
+///     kv_file disk("kv.tier", {.space = {.budget = 1 << 30}, .layout = fingerprint});
+///     tiered_buffer<host_space, kv_file> buffer({}, {host, 1 << 28}, {disk, 1 << 30});
+///     log(disk.recovery().message());
+///     if (auto block = buffer.find(key)) ...  // written by an earlier process
 ///
 /// - **Bounded.** The file is as long as its first page and the budget, the index as `chunk_index` says.
 /// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
