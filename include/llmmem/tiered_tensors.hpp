@@ -138,7 +138,8 @@ class tiered_tensors {
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
   /// Whether all of it was written, and not discarded since.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
-  /// The buffer's chunk that a part lies in: for `expect` and the like. Leases of it are not for others.
+  /// The buffer's chunk that a part lies in: for `expect`, or to `clone` it. Lease it through the tensors
+  /// alone.
   [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
   /// Makes the contents worthless. `errc::chunk_leased` while any of it is leased.
   result<void> discard(tensor_id tensor);

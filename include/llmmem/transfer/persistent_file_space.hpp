@@ -37,7 +37,9 @@ struct persistent_file_options {
   /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
   std::uint64_t layout = 0;
   other_layout on_other_layout = other_layout::refuse;
-  std::uint32_t max_chunks = 4096;  ///< with a key, at once
+  /// With a key, at once. Not less than the buffer's, which takes more all the same: those are not kept, and
+  /// `persist` is refused.
+  std::uint32_t max_chunks = 4096;
 };
 
 /// What became of what an earlier process left.
@@ -70,9 +72,9 @@ struct tier_recovery {
 /// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
 /// - **Given up, and said so** (`recovery()`): what the index cannot vouch for, what does not fit any more.
 ///   Bytes are held to their checksum when they are read.
-/// - **When the process is killed** every chunk whose store had ended is there again; one that was being
-///   overwritten is not. Power may take what was written since the last `sync`; `tiered_buffer::persist` ends
-///   in one.
+/// - **When the process is killed** every chunk whose store had ended, and been noted by a call of the buffer
+///   (`progress`, `flush`), is there again; one that was being overwritten is not. Power may take what was
+///   written since the last `sync`; `tiered_buffer::persist` ends in one.
 ///
 /// All of it is one range, for one tier.
 ///
