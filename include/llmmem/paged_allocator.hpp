@@ -252,8 +252,8 @@ class paged_allocator {
   /// block ids: handles of sequences stay good.
   ///
   ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
-  ///     cache.compact(plan.moves, [&](std::span<const block_move> moves) noexcept { ... return true;
-  ///     }).value();
+  ///     const auto move_kv = [&](std::span<const block_move> moves) noexcept { ... return true; };
+  ///     cache.compact(plan.moves, move_kv).value();
   ///
   /// @param group  how many moves at a time; 0: all.
   /// @return moves made. `errc::stale_plan` if a source is in use no more or a destination not free any more:

@@ -306,7 +306,7 @@ inline std::string failure::message() const {
       return who + ": " + n(wanted) + " bytes is no multiple of the granularity, " + n(found) + " bytes";
     case errc::table_full:
       return who + ": a table of fixed size is full: " + n(wanted) + " entries needed, " + n(found) +
-             " free; raise the max_ option of its name";
+             " free; raise the max_ option for it";
     case errc::already_mapped:
       return who + ": offset " + n(wanted) + " of the range is in the way of the mapping at offset " +
              n(found) + "; unmap that first";
@@ -360,7 +360,9 @@ inline std::string failure::message() const {
     case errc::file_locked:
       return who + ": another process holds the file; end that, or take another path";
     case errc::not_opened:
-      return who + ": it was opened only to be read; open it with open_mode::update or create";
+      return who +
+             ": it was opened only to be read; open it with open_mode::update or create (a "
+             "model_file_space is never written to)";
     case errc::cancelled:
       return who + ": cancelled after " + n(found) + " of " + n(wanted) + " bytes";
     case errc::completion_lost:

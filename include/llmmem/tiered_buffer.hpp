@@ -55,7 +55,7 @@ inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as
 
 /// How a tiered buffer is set up.
 struct tiered_options {
-  std::uint32_t max_chunks = 4096;
+  std::uint32_t max_chunks = 4096;        ///< alive at once, clones included
   std::uint32_t max_transfers = 64;       ///< under way at once
   std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
   std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
@@ -70,7 +70,8 @@ struct tier_stats {
   std::uint64_t used = 0;         ///< bytes resident and in flight, as rounded
   std::uint64_t peak = 0;         ///< most of these at once
   std::uint64_t chunks = 0;       ///< copies it holds
-  std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above
+  std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above; a copy on its way
+                                  ///< up counts beneath until a call has noted its arrival (`progress`)
   std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
   std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
   std::uint64_t demotions = 0;    ///< clean copies that were stored in the tier beneath first (`demoting`)
@@ -116,7 +117,7 @@ struct tiered_traits {
 ///       auto all = buffer.write(weights).value();     // contents are made anew: nothing is brought in
 ///       fill(all.span());
 ///     }
-///     buffer.prefetch(other);                         // on its way while we compute
+///     buffer.prefetch(other).value();                 // on its way while we compute
 ///     auto seen = buffer.read(weights).value();       // waits until it is in tier 0, and holds it there
 ///
 /// - **A lease** pins its chunk in tier 0 at one address. Any number of `read`, or one `write` or `update`.
@@ -139,9 +140,8 @@ struct tiered_traits {
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Of two
-/// neighbours the host
-///                 must be able to touch one; above a tier with a codec, which can only be the last, the
-///                 upper.
+///                 neighbours the host must be able to touch one; above a tier with a codec, which can
+///                 only be the last, the upper.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
 ///                      after construction.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
@@ -268,7 +268,8 @@ class basic_tiered_buffer {
   /// A chunk whose contents lie in the last tier already, `offset` bytes into its range: a tensor in a
   /// model's file (`model_file_space`). The other chunks' room there is what such chunks leave.
   /// @param checksum  CRC-32C of them, where it is known: they are held to it each time.
-  /// `errc::out_of_bytes` where another chunk lies, or the range ends; `errc::bad_granularity`.
+  /// `errc::out_of_bytes` where another chunk lies, or the range ends; `errc::bad_granularity` for an offset
+  /// that is no multiple of the tier's (1 takes any).
   result<chunk_handle> adopt(std::uint64_t offset, std::uint64_t bytes,
                              std::optional<std::uint32_t> checksum = {})
     requires(adopts);

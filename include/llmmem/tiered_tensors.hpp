@@ -37,19 +37,18 @@ struct tiered_tensors_stats {
 /// ones are several (`map_to_chunks`).
 ///
 ///     tiered_tensors weights(buffer, map_to_chunks(sizes));
-///     auto gain = weights.update(norm).value();                    // 4 KiB, whose chunk holds others as
-///     well scale(gain.span()); weights.for_each_part<access_mode::read>(embedding, [&](auto& lease, const
-///     tensor_part& part) {
-///       use(lease.span(), part.begin);                             // the next part is on its way meanwhile
-///     });
+///     auto gain = weights.update(norm).value();       // 4 KiB, whose chunk holds others as well
+///     scale(gain.span());
+///     weights.for_each_part<access_mode::read>(embedding, [&](auto& lease, const tensor_part& part) {
+///       use(lease.span(), part.begin);                // the next part is on its way meanwhile
+///     }).value();
 ///
 /// - **A lease** is of one part of a tensor: of all of it, where it has one. Its bytes stay where they are
 ///   until it ends. Any number of `read` of a part, or one `write` or `update`.
 /// - **Tensors that share a chunk do not hinder each other**: one may be read while another is written, in
-/// any
-///   number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively: a
+///   any number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively: a
 ///   first lease waits for the chunk's own write-back, if one is under way, though it only reads, and nothing
-///   else can flush, evict or write through the chunk meanwhile.
+///   else can flush, evict, clone or write through the chunk meanwhile.
 /// - **Only bytes that a lease may change are dirty**, whatever shares the chunk. A `write` keeps the
 ///   neighbours' contents and so brings the chunk in, unless no neighbour has any: then nothing is brought
 ///   in, and all of the chunk is dirty.
@@ -62,10 +61,9 @@ struct tiered_tensors_stats {
 /// @tparam Buffer  a `tiered_buffer`.
 /// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
 /// @par Thread safety   as the buffer: one thread at a time; leased memory is the lease holder's to share.
-/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was. A
-/// tensor
-///                      that is not there is `errc::no_such_tensor`, a part `errc::no_such_part`. What the
-///                      buffer refuses passes through, with its name and its chunk.
+/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was.
+///                      A tensor that is not there is `errc::no_such_tensor`, a part `errc::no_such_part`.
+///                      What the buffer refuses passes through, with its name and its chunk.
 template <class Buffer>
 class tiered_tensors {
  public:
@@ -140,7 +138,8 @@ class tiered_tensors {
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
   /// Whether all of it was written, and not discarded since.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
-  /// The buffer's chunk that a part lies in: for `expect` and the like. Leases of it are not for others.
+  /// The buffer's chunk that a part lies in: for `expect`, or to `clone` it. Lease it through the tensors
+  /// alone.
   [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
   /// Makes the contents worthless. `errc::chunk_leased` while any of it is leased.
   result<void> discard(tensor_id tensor);

@@ -107,8 +107,7 @@ constexpr std::array refusals{
     refusal{errc::bad_granularity, raises::length_error,
             "kv: 30 bytes is no multiple of the granularity, 12 bytes"},
     refusal{errc::table_full, raises::out_of_memory,
-            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise the max_ option of its "
-            "name"},
+            "kv: a table of fixed size is full: 30 entries needed, 12 free; raise the max_ option for it"},
     refusal{errc::already_mapped, raises::argument_error,
             "kv: offset 30 of the range is in the way of the mapping at offset 12; unmap that first"},
     refusal{errc::not_mapped, raises::argument_error,
@@ -154,8 +153,10 @@ constexpr std::array refusals{
             "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
     refusal{errc::file_locked, raises::io_error,
             "kv: another process holds the file; end that, or take another path"},
-    refusal{errc::not_opened, raises::argument_error,
-            "kv: it was opened only to be read; open it with open_mode::update or create"},
+    refusal{
+        errc::not_opened, raises::argument_error,
+        "kv: it was opened only to be read; open it with open_mode::update or create (a model_file_space is "
+        "never written to)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
             "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "

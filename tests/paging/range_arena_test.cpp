@@ -160,7 +160,7 @@ TEST_CASE("a range arena says when it has no block left to split with, and when 
   range_arena arena(base, 4096, 64, {.max_blocks = 2, .name = "tier 0"});
   const auto first = arena.allocate(64).value();
   CHECK(arena.allocate(64).error().message() ==
-        "tier 0: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option of its name");
+        "tier 0: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
   CHECK(arena.allocate(4096).error().message() ==
         "tier 0: 4096 bytes needed, 4032 left of its budget; give ranges back, or raise it");
   CHECK(arena.allocate(4032));

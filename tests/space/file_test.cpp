@@ -79,7 +79,9 @@ TEST_CASE("each mode opens, makes, keeps and refuses what it says") {
   CHECK_FALSE(seen.is_writable());
   CHECK(text_of(seen, 0, 9) == "kept");
   const std::string refused =
-      path + ": it was opened only to be read; open it with open_mode::update or create";
+      path +
+      ": it was opened only to be read; open it with open_mode::update or create (a model_file_space is "
+      "never written to)";
   CHECK(seen.resize(9).error().message() == refused);
   CHECK(seen.reserve(0, 9).error().message() == refused);
   CHECK(seen.punch(0, 2).error().message() == refused);

@@ -295,7 +295,7 @@ TEST_CASE("each table that is full says so and nothing is taken from the system"
   CHECK(memory.try_create(unit).code() == errc::table_full);
   const physical_handle twice[] = {handle, handle};
   CHECK(text_of(memory.map(range, 0, twice)) ==
-        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise the max_ option of its name");
+        "vm: a table of fixed size is full: 2 entries needed, 1 free; raise the max_ option for it");
   memory.map(range, 0, std::span(twice, 1)).value();
   CHECK(memory.map(range, unit, std::span(twice, 1)).code() == errc::table_full);
   CHECK(memory.mapper().calls() == 4);

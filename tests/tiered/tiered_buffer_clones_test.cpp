@@ -280,9 +280,8 @@ TEST_CASE("a parting that is refused leaves both as they were, and keeps no plac
     two_tiers world(4, 64, {.max_chunks = 2, .name = "state"});
     const chunk_handle chunk = world.filled(1);
     const chunk_handle twin = world.buffer.clone(chunk).value();
-    CHECK(
-        world.buffer.clone(twin).error().message() ==
-        "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option of its name");
+    CHECK(world.buffer.clone(twin).error().message() ==
+          "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
     CHECK(world.buffer.create(page).code() == errc::table_full);
     world.fill(chunk, 2);
     CHECK(world.holds(twin, 1));

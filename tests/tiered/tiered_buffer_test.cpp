@@ -286,7 +286,7 @@ TEST_CASE("a chunk that cannot be is refused, and takes nothing") {
   REQUIRE(buffer.create(1));
   REQUIRE(buffer.create(page));
   CHECK(buffer.create(page).error().message() ==
-        "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option of its name");
+        "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
   CHECK(buffer.stats().tiers[1].used == unit + page);
 }
 

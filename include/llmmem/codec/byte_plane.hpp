@@ -43,9 +43,8 @@ namespace llmmem::inline v0 {
 /// @par Complexity   linear. Scratch memory: a block, 256 KiB or the largest chunk, and the compressor's.
 /// @par Thread safety   one call at a time.
 /// @par Errors   as of `codec`; the `index` of a `damaged_encoding` is the block.
-/// @par Source   exponents apart, then entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression for
-/// AI
-///      Models", 2024 (arXiv 2411.05239).
+/// @par Source   exponents apart, then entropy coded: Hershcovitch et al., "ZipNN: Lossless Compression
+///      for AI Models", 2024 (arXiv 2411.05239).
 template <dtype Element, plane_compressor Compressor = huffman_plane>
   requires(Element == dtype::bf16 || Element == dtype::f16 || Element == dtype::f32)
 class byte_plane {

@@ -82,8 +82,8 @@ struct scheduler_stats {
 ///                            anew; one that shrinks all the same ends as `exhausted`
 ///     copy(what)             a copy on write: told in the order in which copies and swaps take effect,
 ///                            all before anything of the step is written
-///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket is
-///     stale
+///     exhausted(user, why)   the request cannot go on, not even alone; it has been ended, its ticket
+///                            is stale
 ///
 /// None of them may call the scheduler, nor may the cache's callbacks: it answers `errc::reentered`. Only
 /// `exhausted` may `submit` and `finish`.

@@ -25,8 +25,8 @@ enum class partial_source : std::uint8_t {
 ///     link(block, parent)    `block` is cached, behind the contents of `parent`; null_block: behind nothing
 ///     unlink(block)          it is not any more
 ///     move(from, to)         `to`, of which nothing is known, takes the place of `from`
-///     visit(parent, look)    `look(block_id)` for cached blocks that follow, newest first, until it says
-///     false
+///     visit(parent, look)    `look(block_id)` for cached blocks that follow, newest first, until it
+///                            says false
 template <class P>
 concept partial_reuse_policy =
     std::constructible_from<P, std::uint64_t, const metadata_source&> && std::movable<P> &&

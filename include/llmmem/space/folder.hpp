@@ -46,9 +46,8 @@ inline result<void> sync_folder_of(const std::string& path) {
 /// device. Whoever opens `to`, at any time and after any crash, finds one file or the other, whole; of `from`
 /// only what was synced before.
 ///
-/// @par Errors   `errc::write_failed` when the name was not given, `errc::sync_failed` when it was and may
-/// not
-///      outlast a crash; `where` is `to`.
+/// @par Errors   `errc::write_failed` when the name was not given, `errc::sync_failed` when it was and
+///      may not outlast a crash; `where` is `to`.
 inline result<void> replace_file(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0)
     return failure{errc::write_failed, static_cast<std::uint32_t>(errno), 0, 0, to.c_str()};

@@ -45,8 +45,8 @@ struct fault_counts {
 /// Puts the faults of a plan between a queue and a real engine. The same requests in the same order meet the
 /// same faults.
 ///
-///     file_queue<testing::faulty_io<posix_io>> queue({}, std::vector{planned_fault{io_fault::short_move,
-///     3}});
+///     using namespace testing;
+///     file_queue<faulty_io<posix_io>> queue({}, std::vector{planned_fault{io_fault::short_move, 3}});
 ///
 /// @par Thread safety   as the engine's.
 template <io_engine Engine>

@@ -45,8 +45,8 @@ struct chunk_index_options {
 ///   dropped when the journal is next opened: the map is then as it was some changes ago, but never before
 ///   the last `sync`. A process that is killed loses no record that `keep` or `drop` returned for.
 /// - **Damage is not trusted around.** A record that cannot be read may have been of any chunk: with good
-/// ones
-///   behind it, all that was recorded before and not again since is given up, and `recovery()` says how much.
+///   ones behind it, all that was recorded before and not again since is given up, and `recovery()` says how
+///   much.
 /// - **Bounded.** With more than `slack` records out of date the journal is written anew, beside the old one,
 ///   and takes its name: at most `2 x max_chunks + slack` records.
 ///

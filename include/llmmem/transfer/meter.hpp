@@ -53,8 +53,7 @@ struct meter_stats {
 /// @tparam Clock  a virtual one makes what is counted the same on every run.
 /// @par Complexity      O(1), no allocation at all.
 /// @par Thread safety   single writer: one thread counts and reads; a copy of `stats()` may go anywhere.
-/// Several
-///      movers each keep a meter and add them up with `absorb`.
+///      Several movers each keep a meter and add them up with `absorb`.
 /// @par Errors          none; a link that is not there is a precondition.
 template <std::size_t Links, meter_clock Clock = steady_meter_clock>
 class meter {

@@ -30,22 +30,22 @@ struct model_file_options {
 ///
 ///     model_file_space<uring_io> model("model-00001.safetensors");
 ///     tiered_buffer<host_space, model_file_space<uring_io>> weights(
-///         {}, {host, 1 << 30}, {model, model.capacity(), 1});            // granularity 1: tensors as they
-///         lie
-///     const chunk_handle wq = weights.adopt(begin, end - begin).value();  // from the file's own header
+///         {}, {host, 1 << 30}, {model, model.capacity(), 1});  // granularity 1: tensors as they lie
+///     // `begin` and `end` of a tensor are in the file's own header.
+///     const chunk_handle wq = weights.adopt(begin, end - begin).value();
 ///     auto seen = weights.read(wq).value();
 ///
 /// It is one range, of the whole file from byte 0 on. Tensors may begin anywhere: what is not whole pages
 /// goes through the page cache. Stores are refused with `errc::not_opened`: a chunk that was changed all the
-/// same stays in the tier above, dirty.
+/// same stays in the tier above, dirty, and so does one made by `create`, whose place would be a gap between
+/// tensors. `flush` is refused then, and so is a lease that would take its room.
 ///
 /// The file must stay as it is while it is open: a shorter one is `errc::file_ends`, changed bytes go
 /// unnoticed unless `adopt` was told their checksum.
 ///
 /// @par Thread safety   copies from any number of threads; the range is for one tier.
-/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error` for
-/// an
-///                      empty one.
+/// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error`
+///                      for an empty one.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
 class model_file_space {

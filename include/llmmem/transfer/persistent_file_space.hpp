@@ -38,7 +38,9 @@ struct persistent_file_options {
   /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
   std::uint64_t layout = 0;
   other_layout on_other_layout = other_layout::refuse;
-  std::uint32_t max_chunks = 4096;  ///< with a key, at once
+  /// With a key, at once. Not less than the buffer's, which takes more all the same: those are not kept, and
+  /// `persist` is refused.
+  std::uint32_t max_chunks = 4096;
 };
 
 /// What became of what an earlier process left.
@@ -61,18 +63,19 @@ struct tier_recovery {
 /// A `file_space` for the last tier of a `tiered_buffer` that survives a restart: beside the file lies an
 /// index (`path` + ".index") of the chunks in it that have a key.
 ///
-///     persistent_file_space<uring_io> disk("kv.tier", {.space = {.budget = 1 << 30}, .layout =
-///     fingerprint}); tiered_buffer<host_space, persistent_file_space<uring_io>> buffer({}, {host, 1 << 28},
-///     {disk, 1 << 30}); log(disk.recovery().message()); if (auto block = buffer.find(key)) ... // written by
-///     an earlier process
+///     using kv_file = persistent_file_space<uring_io>;
+///     kv_file disk("kv.tier", {.space = {.budget = 1 << 30}, .layout = fingerprint});
+///     tiered_buffer<host_space, kv_file> buffer({}, {host, 1 << 28}, {disk, 1 << 30});
+///     log(disk.recovery().message());
+///     if (auto block = buffer.find(key)) ...  // written by an earlier process
 ///
 /// - **Bounded.** The file is as long as its first page and the budget, the index as `chunk_index` says.
 /// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
 /// - **Given up, and said so** (`recovery()`): what the index cannot vouch for, what does not fit any more.
 ///   Bytes are held to their checksum when they are read.
-/// - **When the process is killed** every chunk whose store had ended is there again; one that was being
-///   overwritten is not. Power may take what was written since the last `sync`; `tiered_buffer::persist` ends
-///   in one.
+/// - **When the process is killed** every chunk whose store had ended, and been noted by a call of the buffer
+///   (`progress`, `flush`), is there again; one that was being overwritten is not. Power may take what was
+///   written since the last `sync`; `tiered_buffer::persist` ends in one.
 ///
 /// All of it is one range, for one tier.
 ///

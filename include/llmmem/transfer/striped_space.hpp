@@ -99,13 +99,13 @@ struct striped_member_stats {
 ///
 /// Speed is measured by the members' queues: bytes moved by time in which something was under way.
 ///
-/// @par Complexity      allocation O(live ranges); a copy O(stripes), one operation on each member it
-/// touches.
+/// @par Complexity      allocation O(live ranges); a copy O(stripes), one operation on each member that
+///                      it touches.
 /// @par Thread safety   any number of threads; one mutex, held while copies are handed to the members.
-/// @par Errors          the constructor throws `argument_error`, `length_error` and `std::bad_alloc`; the
-/// rest
-///                      are values. A copy that touches more than `max_pieces` stripes of a member is refused
-///                      with `errc::table_full`. A failure that the device tells names the member's path.
+/// @par Errors          the constructor throws `argument_error`, `length_error` and `std::bad_alloc`;
+///                      the rest are values. A copy that touches more than `max_pieces` stripes of a member
+///                      is refused with `errc::table_full`. A failure that the device tells names the
+///                      member's path.
 /// @tparam Engine  the members' `io_engine`.
 template <io_engine Engine = posix_io>
 class striped_space {

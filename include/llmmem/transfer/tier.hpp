@@ -66,12 +66,11 @@ static_assert(write_policy<write_back> && write_policy<write_through> &&
 /// @tparam Eviction  who leaves when it is full. Not asked of the last tier, where every chunk has its place.
 /// @tparam Write     when what was written here goes down.
 /// @tparam Codec     the form in which chunks rest here.
-/// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each passage:
-/// when
-///                   a chunk comes up through the tier, or down without having come up since it was last
-///                   asked, and the tier has no copy of it. What is refused has its room while it passes:
-///                   the copy leaves as soon as the next tier has all of it. On its way down it goes on by
-///                   itself, as written through.
+/// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each
+///                   passage: when a chunk comes up through the tier, or down without having come up since
+///                   it was last asked, and the tier has no copy of it. What is refused has its room while
+///                   it passes: the copy leaves as soon as the next tier has all of it. On its way down it
+///                   goes on by itself, as written through.
 template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
           codec Codec = identity_codec, admission_policy Admission = admit_all>
   requires copy_queue<Space, Space>
