@@ -368,3 +368,18 @@ TEST_CASE("what a name beside the index leads to is not written to") {
   CHECK(file_bytes(folder.file("precious")) == bytes(100, 'p'));
   CHECK(!std::filesystem::is_symlink(path));
 }
+
+TEST_CASE("an index opened for fewer chunks than it once had keeps all that are left") {
+  const temporary_folder folder;
+  const std::string path = folder.file("index");
+  {
+    chunk_index index(path, of(8));
+    for (std::uint64_t id = 0; id < 8; ++id)
+      REQUIRE(index.keep({.key = key_from_id(id), .bytes = id}));
+    for (std::uint64_t id = 0; id < 4; ++id)
+      REQUIRE(index.drop(key_from_id(id)));
+  }
+  const chunk_index index(path, of(4));
+  CHECK(index.recovery().surplus == 0);
+  CHECK(index.size() == 4);
+}

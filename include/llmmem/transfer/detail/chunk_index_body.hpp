@@ -10,8 +10,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -153,6 +155,8 @@ inline void chunk_index::recover() {
   std::uint64_t good_end = 0;  // behind the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
+  // As many as there were at once: more than `max_chunks`, where that was larger.
+  std::unordered_map<chunk_key, entry, key_hash> found;
   std::vector<std::byte> part(record_bytes * 1024);
   for (std::uint64_t number = 0; number < records_;) {
     const std::size_t had = detail::read_whole(file_, part, number * record_bytes).value() / record_bytes;
@@ -173,33 +177,37 @@ inline void chunk_index::recover() {
       }
       good_end = number + 1;
       ++recovery_.records;
-      if (number != 0) apply(*what, extent, number);
+      if (number == 0) continue;
+      if (*what == kind::kept) {
+        found[extent.key] = {extent, number};
+      } else {
+        found.erase(extent.key);
+      }
     }
   }
   if (!has_header) doubt = records_;  // of which file the rest was is not known
   recovery_.torn = size - good_end * record_bytes;
-  for (std::uint64_t slot = 0; slot < entries_.size(); ++slot) {
-    if (entries_[slot].record == 0 || entries_[slot].record >= doubt) continue;
-    unset(block_id{static_cast<std::uint32_t>(slot + 1)});
-    ++recovery_.overtaken;
+  std::vector<entry> in_order;
+  for (const auto& [key, each] : found) {
+    if (each.record >= doubt) {
+      in_order.push_back(each);
+    } else {
+      ++recovery_.overtaken;
+    }
+  }
+  std::ranges::sort(in_order, {}, &entry::record);
+  for (const entry& each : in_order) {
+    if (live_ != entries_.size()) {
+      set(each.extent, each.record);
+    } else {
+      ++recovery_.surplus;
+    }
   }
   records_ = good_end;
   if (!has_header || recovery_.damaged != 0 || recovery_.surplus != 0) {
     rewrite().value();
   } else if (recovery_.torn != 0) {
     file_.resize(good_end * record_bytes).value();
-  }
-}
-
-/// Takes note of a record that was read.
-inline void chunk_index::apply(kind what, const chunk_extent& extent, std::uint64_t number) noexcept {
-  const std::optional<block_id> known = names_.find(extent.key);
-  if (what == kind::gone) {
-    if (known) unset(*known);
-  } else if (!known && live_ == entries_.size()) {
-    ++recovery_.surplus;
-  } else {
-    set(extent, number);
   }
 }
 
