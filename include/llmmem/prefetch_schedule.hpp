@@ -84,10 +84,10 @@ struct prefetch_stats {
 /// Give tier 0 `min_eviction`: the schedule tells the buffer every chunk's next use, so that what leaves
 /// unplanned is what is used last.
 ///
-/// @tparam Buffer   a `tiered_buffer`.
-/// @tparam Planner  a `schedule_planner`.
 /// A chunk is leased once at a time here, also for reading: a recording with two leases of one is refused.
 ///
+/// @tparam Buffer   a `tiered_buffer`.
+/// @tparam Planner  a `schedule_planner`.
 /// @par Complexity      a call O(1) and the steps of its event, beside the buffer's own. Recording and
 ///                      planning allocate; replaying does not.
 /// @par Thread safety   as the buffer: one thread at a time.
