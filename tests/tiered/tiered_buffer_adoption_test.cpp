@@ -139,7 +139,8 @@ TEST_CASE("what cannot be adopted is refused, and costs nothing") {
   options.max_chunks = 1;
   tiered_buffer<host_space, model_file_space<>> buffer(options, {host, 64 * kib}, {model, 8 * kib, 512});
   CHECK(buffer.adopt(0, 0).code() == errc::zero_bytes);
-  CHECK(buffer.adopt(1, 100).code() == errc::bad_granularity);
+  CHECK(buffer.adopt(100, 100).error() == failure{errc::bad_granularity, 0, 100, 512});
+  CHECK(buffer.create(100).code() == errc::not_opened);
   CHECK(buffer.adopt(7 * kib, 2 * kib).code() == errc::out_of_bytes);
   CHECK(buffer.adopt(~std::uint64_t{0}, 1).code() == errc::out_of_bytes);
   CHECK(buffer.adopt(0, ~std::uint64_t{0}).code() == errc::past_the_bytes);

@@ -264,6 +264,13 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   CHECK(now.buffer.find(key_of_name("a")).value() == first);
   CHECK(now.buffer.find(key_of_name("b")).error().message() ==
         "kept: no chunk has that key; create it, and write it");
+  life<two<plain_codec>> few(folder.file("few"), of(64 * kib, 2));
+  for (std::uint64_t id = 0; id < 2; ++id)
+    REQUIRE(few.buffer.create(100, key_from_id(id)));
+  CHECK(few.buffer.create(100, key_from_id(2)).code() == errc::table_full);
+  REQUIRE(few.buffer.create(100));
+  REQUIRE(few.buffer.remove(few.buffer.find(key_from_id(1)).value()));
+  CHECK(few.buffer.create(100, key_from_id(2)));
   // Without contents there is nothing to keep.
   REQUIRE(now.buffer.persist());
   CHECK(now.disk.index().size() == 0);

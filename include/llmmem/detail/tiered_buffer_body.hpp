@@ -139,6 +139,9 @@ failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) c
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
+  if constexpr (requires { space_type<last>::is_read_only; }) {
+    return failure{.code = errc::not_opened, .wanted = bytes, .where = options_.name.c_str()};
+  }
   if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
   auto& home = tier_at<last>();
   copy place;
@@ -173,6 +176,12 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t 
     return failure{.code = errc::out_of_bytes,
                    .wanted = offset,
                    .found = room.stats().capacity,
+                   .where = options_.name.c_str()};
+  }
+  if (offset % tier_at<last>().granularity != 0) {
+    return failure{.code = errc::bad_granularity,
+                   .wanted = offset,
+                   .found = tier_at<last>().granularity,
                    .where = options_.name.c_str()};
   }
   copy place;

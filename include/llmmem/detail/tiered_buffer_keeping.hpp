@@ -14,6 +14,10 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
   if (const std::optional<block_id> taken = keys_.find(key)) {
     return failure{.code = errc::key_taken, .index = to_index(*taken) - 1, .where = options_.name.c_str()};
   }
+  if (const std::uint64_t most = tier_at<last>().space->index().capacity(); keys_.size() >= most) {
+    return failure{
+        .code = errc::table_full, .wanted = 1, .where = tier_at<last>().space->index().path().c_str()};
+  }
   const result<chunk_handle> made = create(bytes);
   if (made) set_key(made->slot, key);
   return made;

@@ -86,6 +86,8 @@ class chunk_index {
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return live_; }
+  /// Chunks that it can keep at once.
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
   [[nodiscard]] const index_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }
   /// Bytes of the journal.

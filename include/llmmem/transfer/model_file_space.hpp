@@ -54,6 +54,8 @@ class model_file_space {
   using fence_type = transfer_fence;
   static constexpr bool is_host_accessible = false;
   static constexpr bool leaves_memory = true;
+  /// Chunks are adopted here, and not created.
+  static constexpr bool is_read_only = true;
 
   template <class... Args>
   explicit model_file_space(std::string path, model_file_options options = {}, Args&&... engine)
@@ -69,7 +71,7 @@ class model_file_space {
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const char* const where = file_.path().c_str();
     if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
-    if (alignment == 0 || (alignment & (alignment - 1)) != 0)
+    if (alignment == 0 || origin % alignment != 0)
       return failure{.code = errc::bad_alignment, .wanted = alignment, .where = where};
     const std::uint64_t left = is_given_ ? 0 : bytes_;
     if (bytes > left) return failure{errc::out_of_bytes, 0, bytes, left, where};
@@ -113,7 +115,7 @@ class model_file_space {
 
  private:
   // Byte 0 of the file: no null pointer, from which one may not count on.
-  static constexpr std::uintptr_t origin = 4096;
+  static constexpr std::uintptr_t origin = std::uintptr_t{1} << 32;
 
   [[nodiscard]] static std::uint64_t offset_of(const std::byte* data) noexcept {
     return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(data) - origin);
