@@ -286,7 +286,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
     observer_.on_made(chunk_id{slot}, held.granted);
   } else {
     if (moved.code() == errc::completion_lost) fresh.retire();
-    if (const result<void> kept = reindex(slot); !kept) note(kept.error());
+    if (const result<void> again = reindex(slot); !again) note(again.error());
   }
   return moved;
 }
