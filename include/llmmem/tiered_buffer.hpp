@@ -247,7 +247,7 @@ class basic_tiered_buffer {
 
   /// @name Chunks
   /// @{
-  /// A chunk without contents. Takes its place in the last tier.
+  /// A chunk without contents. Takes its place in the last tier; `errc::not_opened` where that is only read.
   result<chunk_handle> create(std::uint64_t bytes);
   /// Another chunk of the same size and contents. Takes no room and moves nothing: both share every copy, the
   /// place in the last tier and the transfer under way, until one of them is written, updated, resized or
@@ -329,7 +329,8 @@ class basic_tiered_buffer {
   /// Where the last tier's space keeps an index (`persistent_file_space`), chunks with a key outlive the
   /// process: as the last tier had them.
   /// @{
-  /// A chunk that a later process finds by its key. `errc::key_taken`.
+  /// A chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full` where the index has
+  /// no room for one more.
   result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
     requires(keeps_chunks);
   /// The chunk of that key, of this process or one before. `errc::no_such_key`.

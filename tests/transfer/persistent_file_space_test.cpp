@@ -79,10 +79,10 @@ TEST_CASE("what was written to a persistent file space is there when it is opene
     CHECK(read(again, 9) == "as it was");
     REQUIRE(again.sync());
   }
-  CHECK(std::filesystem::file_size(path) == 4096 + 64 * kib);
+  CHECK(std::filesystem::file_size(path) == 64 * kib + 64 * kib);
   // A smaller budget cuts the file.
   const space smaller(path, of(32 * kib));
-  CHECK(std::filesystem::file_size(path) == 4096 + 32 * kib);
+  CHECK(std::filesystem::file_size(path) == 64 * kib + 32 * kib);
   CHECK(smaller.index().find(key_from_id(1)) != nullptr);
 }
 
@@ -93,6 +93,7 @@ TEST_CASE("a persistent file space gives out its one range, once at a time") {
   CHECK(one.recovery().message() == "0 chunks are there again; the file is new");
   CHECK(one.try_allocate(0, 1).code() == errc::zero_bytes);
   CHECK(one.try_allocate(1, 3).code() == errc::bad_alignment);
+  CHECK(one.try_allocate(1, 128 * kib).error() == failure{errc::bad_granularity, 0, 64 * kib, 128 * kib});
   CHECK(one.try_allocate(64 * kib + 1, 1).error() ==
         failure{errc::out_of_bytes, 0, 64 * kib + 1, 64 * kib, ""});
   const auto first = one.try_allocate(10, 4096).value();
@@ -243,7 +244,7 @@ TEST_CASE("a budget that the device has no room for is refused, and costs nothin
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
   rlimit little = old;
-  little.rlim_cur = 4096 + 80 * kib;
+  little.rlim_cur = 64 * kib + 80 * kib;
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &little) == 0);
   bool is_refused = false;
   try {

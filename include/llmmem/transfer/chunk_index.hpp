@@ -42,8 +42,9 @@ struct chunk_index_options {
 /// a journal.
 ///
 /// - **A record is there or not.** Each has a CRC-32C and its number. What a crash cut off at the end is
-///   dropped when the journal is next opened: the map is then as it was some changes ago, but never before
-///   the last `sync`. A process that is killed loses no record that `keep` or `drop` returned for.
+///   dropped when the journal is next opened: the map is then as it was some changes ago: without damage
+///   never before the last `sync`. A process that is killed loses no record that `keep` or `drop` returned
+///   for.
 /// - **Damage is not trusted around.** A record that cannot be read may have been of any chunk: with good
 ///   ones behind it, all that was recorded before and not again since is given up, and `recovery()` says how
 ///   much.

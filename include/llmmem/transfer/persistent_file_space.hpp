@@ -51,7 +51,7 @@ struct tier_recovery {
   bool index_missing = false;   ///< its index was not there, or empty; begun anew
   index_recovery index{};
   std::uint64_t kept = 0;        ///< chunks that are there again
-  std::uint64_t other_form = 0;  ///< chunks given up: another codec encoded them
+  std::uint64_t other_form = 0;  ///< chunks given up: another codec encoded them, or they are too large
   std::uint64_t misplaced = 0;   ///< chunks given up: past the budget, or in the way of others
   std::uint64_t unplaced = 0;    ///< chunks given up: more than the buffer's `max_chunks`
   std::uint64_t damaged = 0;     ///< chunks given up: their bytes are not those that were written
@@ -69,7 +69,7 @@ struct tier_recovery {
 ///     log(disk.recovery().message());
 ///     if (auto block = buffer.find(key)) ...  // written by an earlier process
 ///
-/// - **Bounded.** The file is as long as its first page and the budget, the index as `chunk_index` says.
+/// - **Bounded.** The file is 64 KiB longer than the budget, the index as `chunk_index` says.
 /// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
 /// - **Given up, and said so** (`recovery()`): what the index cannot vouch for, what does not fit any more.
 ///   Bytes are held to their checksum when they are read.
@@ -108,8 +108,11 @@ class persistent_file_space : public file_space<Engine> {
     const std::uint64_t left = is_given_ ? 0 : whole_.bytes;
     const char* const where = this->file().path().c_str();
     if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
-    if (alignment == 0 || base::offset_of(whole_.data) % alignment != 0) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
       return failure{.code = errc::bad_alignment, .wanted = alignment, .where = where};
+    }
+    if (const std::uint64_t begin = base::offset_of(whole_.data); begin % alignment != 0) {
+      return failure{.code = errc::bad_granularity, .wanted = begin, .found = alignment, .where = where};
     }
     if (bytes > left) return failure{errc::out_of_bytes, 0, bytes, left, where};
     is_given_ = true;
@@ -123,14 +126,21 @@ class persistent_file_space : public file_space<Engine> {
   [[nodiscard]] const tier_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] tier_recovery& recovery() noexcept { return recovery_; }
 
-  /// Returns once the device has the chunks' bytes, and then their index.
+  /// Returns once the device has the chunks' bytes, and then their index. When the bytes' sync has failed
+  /// once the system may have dropped any of them, and tells nobody again: from then on it is always refused.
   result<void> sync() {
-    if (const result<void> data = this->file().sync(); !data) return data;
+    if (is_unsure_) return failure{.code = errc::sync_failed, .where = this->file().path().c_str()};
+    if (const result<void> data = this->file().sync(); !data) {
+      is_unsure_ = true;
+      return data;
+    }
     return index_->sync();
   }
 
  private:
   static constexpr std::size_t header_bytes = 48;
+  static constexpr std::uint64_t range_alignment =
+      65536;  // of its place in the file: tiers of coarse granularity
   static constexpr std::uint64_t mark = 0x7265'6974'6D6C'6C6D;
   static constexpr std::uint64_t version = 1;
   using header = std::array<std::byte, header_bytes>;
@@ -146,6 +156,7 @@ class persistent_file_space : public file_space<Engine> {
   std::optional<chunk_index> index_;
   range_type whole_{};
   bool is_given_ = false;
+  bool is_unsure_ = false;  // whether the device has what was written
   tier_recovery recovery_;
 };
 

@@ -298,20 +298,22 @@ inline result<void> chunk_index::rewrite() {
 
 /// The header, and a record of each chunk.
 inline result<void> chunk_index::write_anew(int file) {
-  std::vector<std::byte> part;
-  part.reserve(record_bytes * 1024);
+  // On the stack: nothing is allocated once the index is open.
+  std::array<std::byte, record_bytes * 56> part;
+  std::size_t filled = 0;
   std::uint64_t number = 0;
   std::uint64_t written = 0;
   result<void> done;
   const auto flush = [&] {
-    if (done) done = detail::write_whole(file, part, written, file_.path().c_str());
-    written += part.size();
-    part.clear();
+    if (done) done = detail::write_whole(file, std::span(part).first(filled), written, file_.path().c_str());
+    written += filled;
+    filled = 0;
   };
   const auto add = [&](kind what, const chunk_extent& extent) {
     const record made = encoded(what, number++, extent);
-    part.insert(part.end(), made.begin(), made.end());
-    if (part.size() == part.capacity()) flush();
+    std::memcpy(part.data() + filled, made.data(), record_bytes);
+    filled += record_bytes;
+    if (filled == part.size()) flush();
   };
   add(kind::header, {.key = options_.file_id, .offset = detail::chunk_index_version});
   for_each([&](const chunk_extent& extent) { add(kind::kept, extent); });

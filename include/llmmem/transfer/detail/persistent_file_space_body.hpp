@@ -82,7 +82,7 @@ template <io_engine Engine>
 void persistent_file_space<Engine>::take_whole() {
   io_file& file = this->file();
   const std::uint64_t size = file.size().value();
-  whole_ = base::take(options_.space.budget, 1).value();
+  whole_ = base::take(options_.space.budget, range_alignment).value();
   const std::uint64_t begin = base::offset_of(whole_.data);
   if (const result<void> had = file.reserve(begin, whole_.bytes); !had) {
     static_cast<void>(file.resize(size));
@@ -104,7 +104,7 @@ inline std::string tier_recovery::message() const {
   say(index.damaged, " records of the index were damaged");
   say(index.overtaken, " chunks were given up, as a damaged record may have been of them");
   say(index.surplus, " chunks were given up: more than max_chunks of the space");
-  say(other_form, " chunks were given up: written with another codec");
+  say(other_form, " chunks were given up: written with another codec, or too large for this buffer");
   say(misplaced, " chunks were given up: past the budget, or in the way of others");
   say(unplaced, " chunks were given up: more than max_chunks of the buffer");
   say(damaged, " chunks were given up: their bytes were damaged");
