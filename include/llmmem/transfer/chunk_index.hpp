@@ -106,10 +106,6 @@ class chunk_index {
     chunk_extent extent;
     std::uint64_t record = 0;  // number of the record that says so; 0: no chunk
   };
-  struct key_hash {
-    [[nodiscard]] std::size_t operator()(const chunk_key& key) const noexcept { return key.high; }
-  };
-
   [[nodiscard]] static record encoded(kind what, std::uint64_t number, const chunk_extent& extent) noexcept;
   [[nodiscard]] static std::optional<kind> decode(const record& from, std::uint64_t number,
                                                   chunk_extent& into) noexcept;

@@ -10,10 +10,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -155,8 +153,9 @@ inline void chunk_index::recover() {
   std::uint64_t good_end = 0;  // behind the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
-  // As many as there were at once: more than `max_chunks`, where that was larger.
-  std::unordered_map<chunk_key, entry, key_hash> found;
+  // By record, as there may have been more chunks at once than `max_chunks` is now.
+  std::vector<entry> said(static_cast<std::size_t>(records_));
+  prefix_index latest(records_ + 1, options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
   for (std::uint64_t number = 0; number < records_;) {
     const std::size_t had = detail::read_whole(file_, part, number * record_bytes).value() / record_bytes;
@@ -178,26 +177,24 @@ inline void chunk_index::recover() {
       good_end = number + 1;
       ++recovery_.records;
       if (number == 0) continue;
-      if (*what == kind::kept) {
-        found[extent.key] = {extent, number};
-      } else {
-        found.erase(extent.key);
+      if (const std::optional<block_id> before = latest.find(extent.key)) {
+        latest.erase(*before);
+        said[to_index(*before)].record = 0;
       }
+      if (*what == kind::gone) continue;
+      const block_id here{static_cast<std::uint32_t>(number)};
+      said[number] = {extent, number};
+      latest.stage(extent.key, here);
+      latest.insert(here, 1);
     }
   }
   if (!has_header) doubt = records_;  // of which file the rest was is not known
   recovery_.torn = size - good_end * record_bytes;
-  std::vector<entry> in_order;
-  for (const auto& [key, each] : found) {
-    if (each.record >= doubt) {
-      in_order.push_back(each);
-    } else {
+  for (const entry& each : said) {
+    if (each.record == 0) continue;
+    if (each.record < doubt) {
       ++recovery_.overtaken;
-    }
-  }
-  std::ranges::sort(in_order, {}, &entry::record);
-  for (const entry& each : in_order) {
-    if (live_ != entries_.size()) {
+    } else if (live_ != entries_.size()) {
       set(each.extent, each.record);
     } else {
       ++recovery_.surplus;
@@ -299,7 +296,7 @@ inline result<void> chunk_index::rewrite() {
 /// The header, and a record of each chunk.
 inline result<void> chunk_index::write_anew(int file) {
   // On the stack: nothing is allocated once the index is open.
-  std::array<std::byte, record_bytes * 56> part;
+  std::array<std::byte, record_bytes * 56> part{};
   std::size_t filled = 0;
   std::uint64_t number = 0;
   std::uint64_t written = 0;
