@@ -432,6 +432,37 @@ class basic_tiered_buffer {
     std::uint32_t slot_;
   };
 
+  /// Copies that cannot leave for now, and why the first of them cannot: not asked again for as long as it
+  /// lives.
+  template <std::size_t Index>
+  class passed_over {
+   public:
+    explicit passed_over(basic_tiered_buffer& buffer) noexcept : buffer_(buffer) {}
+    passed_over(const passed_over&) = delete;
+    passed_over& operator=(const passed_over&) = delete;
+    ~passed_over() {
+      while (count_ != 0)
+        buffer_.template unpin<Index>(slots_[--count_]);
+    }
+    /// False when there are too many to go on.
+    [[nodiscard]] bool add(std::uint32_t slot, const failure& why) noexcept {
+      if (count_ == slots_.size()) return false;
+      if (count_ == 0) why_ = why;
+      slots_[count_++] = slot;
+      buffer_.template pin<Index>(slot);
+      return true;
+    }
+    [[nodiscard]] failure why(const failure& otherwise) const noexcept {
+      return count_ == 0 ? otherwise : why_;
+    }
+
+   private:
+    basic_tiered_buffer& buffer_;
+    std::array<std::uint32_t, 8> slots_{};
+    std::size_t count_ = 0;
+    failure why_;
+  };
+
   using sieve = detail::slot_sieve;
   using attempt = detail::attempt;
 
@@ -578,6 +609,7 @@ class basic_tiered_buffer {
   [[nodiscard]] bool cancel_reservations() noexcept;
   [[nodiscard]] static bool is_in_the_way(const transfer& failed, std::uint32_t slot,
                                           bool needs_contents) noexcept;
+  void note_ended();
   void write_through_due(std::uint32_t except);
   [[nodiscard]] bool is_due(const chunk_record& c, std::size_t tier) const noexcept;
   void mark_due(std::uint32_t slot) noexcept;

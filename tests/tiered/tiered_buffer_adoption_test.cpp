@@ -115,6 +115,37 @@ TEST_CASE("a model's file is never written: what was changed stays above it") {
   CHECK(is_part(std::as_bytes(std::span(now)), whole, 0));
 }
 
+TEST_CASE("a changed chunk over a model's file costs the others room, and no lease") {
+  random_numbers random(4);
+  const temporary_folder folder;
+  const std::string path = folder.file("model");
+  const bytes whole = written(path, random, 32 * kib);
+  host_space host({.budget = 1 << 20});
+  model_file_space<> model(path, without_thread());
+  tiered_buffer<host_space, model_file_space<>> buffer({}, {host, 8 * kib, 1024},
+                                                       {model, model.capacity(), 1});
+  std::vector<chunk_handle> chunks;
+  for (std::uint64_t at = 0; at < 32; ++at)
+    chunks.push_back(buffer.adopt(at * kib, kib).value());
+  for (const std::size_t changed : {0U, 9U, 20U})
+    buffer.update(chunks[changed], 5, 1).value().span()[5] = std::byte{42};
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      CAPTURE(i);
+      const auto seen = buffer.read(chunks[i]);
+      REQUIRE_MESSAGE(seen, seen.error().message());
+      if (i != 0 && i != 9 && i != 20) CHECK(is_part(seen->span(), whole, i * kib));
+    }
+  }
+  for (const std::string& broken : buffer.audit())
+    FAIL_CHECK(broken);
+  // Where only such chunks are left, that is why.
+  for (std::size_t i = 1; i < 8; ++i)
+    static_cast<void>(buffer.update(chunks[i], 5, 1));
+  CHECK(buffer.read(chunks[30]).code() == errc::not_opened);
+  CHECK(buffer.audit().empty());
+}
+
 TEST_CASE("an adopted chunk is held to the checksum it came with") {
   random_numbers random(9);
   const temporary_folder folder;

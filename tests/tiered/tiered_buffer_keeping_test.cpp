@@ -277,6 +277,20 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   static_assert(!tiered_buffer<host_space, file_space<>>::keeps_chunks);
 }
 
+TEST_CASE("what has reached the file is in the index though nobody calls progress") {
+  const temporary_folder folder;
+  host_space host({.budget = 1 << 20});
+  disk_space disk(folder.file("tier"), of(64 * kib));
+  tiered_buffer<tier<host_space, lru_eviction, write_through>, disk_space> buffer({}, {host, 32 * kib, 512},
+                                                                                  {disk, 64 * kib, 512});
+  for (std::uint64_t id = 0; id < 30; ++id) {
+    const chunk_handle chunk = buffer.create(1024, key_from_id(id)).value();
+    auto lease = buffer.write(chunk).value();
+    std::ranges::fill(lease.span(), std::byte{1});
+  }
+  CHECK(disk.index().size() > 20);
+}
+
 TEST_CASE("a chunk that is resized leaves nothing behind where it was") {
   random_numbers random(8);
   const temporary_folder folder;

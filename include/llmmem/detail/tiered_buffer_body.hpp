@@ -426,6 +426,7 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   if (chunks_[slot].writing || (changes && n.leases != 0))
     return at_chunk(errc::chunk_leased, slot, 0, n.leases);
   const bool parts = changes && chunks_[slot].sharers > 1;
+  note_ended();
   if (due_count_ != 0) write_through_due(changes && !parts ? slot : none);
   const std::size_t found = newest(chunks_[slot]);
   if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);

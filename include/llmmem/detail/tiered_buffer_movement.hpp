@@ -124,17 +124,25 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk)
   return {};
 }
 
+/// Takes note of the transfers that have ended.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-void basic_tiered_buffer<Traits, Tiers...>::progress() {
+void basic_tiered_buffer<Traits, Tiers...>::note_ended() {
+  const auto most = static_cast<std::uint32_t>(transfers_.size());
+  if (free_transfer_count_ == most) return;
   [&]<std::size_t... Index>(std::index_sequence<Index...>) {
     (std::get<Index>(edges_).poll(), ...);
   }(std::make_index_sequence<last>{});
-  const auto under_way = static_cast<std::uint32_t>(transfers_.size());
-  for (std::uint32_t id = 0; id < under_way && free_transfer_count_ != under_way; ++id) {
+  for (std::uint32_t id = 0; id < most && free_transfer_count_ != most; ++id) {
     if (transfers_[id].chunk == none || !is_ready(id)) continue;
     if (const result<void> outcome = complete(id); !outcome) note(outcome.error());
   }
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::progress() {
+  note_ended();
   write_through_due(none);
   for (sieve queue(wanted_, wanted_count_); queue.has_next();) {
     const std::uint32_t slot = queue.next();

@@ -96,6 +96,8 @@ void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept 
 
 /// Gives `into` a place in tier Index, of which it drops what is clean and begins to write back what is not.
 ///
+/// One that cannot begin to be written is passed over for the next, and costs nobody else its lease.
+///
 /// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
 /// that other prefetches keep: it waits.
 template <class Traits, class... Tiers>
@@ -104,6 +106,7 @@ template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t bytes, urgency how)
     -> attempt {
   auto& tier = tier_at<Index>();
+  passed_over<Index> unable(*this);
   for (;;) {
     const result<void> had = tier.room.take(into, bytes);
     if (had) {
@@ -122,7 +125,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
         if (const std::uint32_t on = transfer_touching(Index); on != none) return attempt::blocked(on);
         if (how == urgency::prefetch) return attempt::blocked(none);
         if (cancel_reservations()) continue;
-        return attempt::failed(had.error());
+        return attempt::failed(unable.why(had.error()));
       }
       const std::uint32_t slot = to_index(*victim);
       if (how == urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(none);
@@ -131,6 +134,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
         continue;
       }
       const attempt left = begin_store<Index>(slot, true, how);
+      if (left.how == attempt::kind::failed && unable.add(slot, left.why)) continue;
       if (!left.is_done()) return left;
     }
   }

@@ -37,8 +37,8 @@ struct model_file_options {
 ///
 /// It is one range, of the whole file from byte 0 on. Tensors may begin anywhere: what is not whole pages
 /// goes through the page cache. Stores are refused with `errc::not_opened`: a chunk that was changed all the
-/// same stays in the tier above, dirty; `flush` is refused then, and so is a lease that would take its room.
-/// `create` is refused too.
+/// same stays in the tier above, dirty; `flush` is refused then, and so is a lease that finds room nowhere
+/// else. `create` is refused too.
 ///
 /// The file must stay as it is while it is open: a shorter one is `errc::file_ends`, changed bytes go
 /// unnoticed unless `adopt` was told their checksum.
