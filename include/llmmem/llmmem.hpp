@@ -145,6 +145,7 @@
 #include <llmmem/transfer/stripe_weights.hpp>
 #include <llmmem/transfer/striped_space.hpp>
 #include <llmmem/transfer/tier.hpp>
+#include <llmmem/transfer/tiered_types.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 #include <llmmem/version.hpp>
 #include <llmmem/version/dirty_ranges.hpp>

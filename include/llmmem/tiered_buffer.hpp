@@ -17,6 +17,7 @@
 #include <llmmem/transfer/detail/tier_edge.hpp>
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
+#include <llmmem/transfer/tiered_types.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 
 #include <array>
@@ -33,78 +34,6 @@
 namespace llmmem::inline v0 {
 
 class prefix_index;  // complete wherever a space keeps chunks: their index has one
-
-/// A chunk of a tiered buffer. A default-constructed one names none.
-struct chunk_handle {
-  std::uint32_t slot = 0;
-  std::uint32_t generation = 0;
-  std::uint32_t owner = 0;
-
-  friend constexpr bool operator==(const chunk_handle&, const chunk_handle&) noexcept = default;
-};
-
-/// How long a lease waits for its chunk to come up, in nanoseconds. The names are SGLang HiCache's.
-struct patience {
-  std::uint64_t ns = 0;
-};
-inline constexpr patience best_effort{0};                    ///< takes what is there, and starts the rest
-inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as it takes
-[[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
-  return {ns};
-}
-
-/// How a tiered buffer is set up.
-struct tiered_options {
-  std::uint32_t max_chunks = 4096;        ///< alive at once, clones included
-  std::uint32_t max_transfers = 64;       ///< under way at once
-  std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
-  std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
-  std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
-  std::string name = "tiered_buffer";     ///< for error texts
-  metadata_source metadata{};
-};
-
-/// What a tier holds, and did.
-struct tier_stats {
-  std::uint64_t budget = 0;       ///< bytes it may hold
-  std::uint64_t used = 0;         ///< bytes resident and in flight, as rounded
-  std::uint64_t peak = 0;         ///< most of these at once
-  std::uint64_t chunks = 0;       ///< copies it holds
-  std::uint64_t hits = 0;         ///< leases whose chunk was found here, and nowhere above; a copy on its way
-                                  ///< up counts beneath until a call has noted its arrival (`progress`)
-  std::uint64_t drops = 0;        ///< copies that left because room was needed, and were clean
-  std::uint64_t write_backs = 0;  ///< copies that were written to the tier beneath first
-  std::uint64_t demotions = 0;    ///< clean copies that were stored in the tier beneath first (`demoting`)
-  std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
-  std::uint64_t lost = 0;         ///< of `used`: never given out again, as a device may still write there
-};
-
-/// Counters of a tiered buffer of `Tiers` tiers.
-template <std::size_t Tiers>
-struct tiered_stats {
-  std::array<tier_stats, Tiers> tiers{};
-  meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
-  std::uint64_t leases = 0;               ///< given out
-  std::uint64_t shared = 0;               ///< chunks that share what they have with a clone
-  std::uint64_t parted_bytes = 0;         ///< copied within tier 0, for clones that came to differ
-  std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
-  std::uint64_t metadata_bytes = 0;
-};
-
-/// What became of one step of a plan.
-enum class step_outcome : std::uint8_t {
-  done,     ///< begun, or finished where it takes no time
-  later,    ///< something under way is before it: ask again when that has ended
-  useless,  ///< what it was to do is done, or can no longer be done
-};
-
-/// What a buffer reports to and measures by; to inherit and shadow.
-struct tiered_traits {
-  using clock = steady_meter_clock;
-  /// An `access_observer`: `access_window` says how far from the best it goes. Clones that share what they
-  /// hold have one number there.
-  using observer = ignore_accesses;
-};
 
 /// Chunks of bytes of any size, in tiers of spaces, fastest first.
 ///
@@ -372,6 +301,10 @@ class basic_tiered_buffer {
   static constexpr std::uint32_t none = detail::no_index;
 
   using copy = detail::tier_copy;
+  using parting = detail::parting;
+  using passage = detail::passage;
+  using staging_slot = detail::staging_slot;
+  using transfer = detail::tier_transfer;
   using chunk_name = detail::chunk_name;
   static constexpr bool encodes =
       detail::tier_state<std::tuple_element_t<last, std::tuple<Tiers...>>>::encodes;
@@ -393,27 +326,6 @@ class basic_tiered_buffer {
     LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, detail::kept_chunk, detail::nothing_kept>
         kept{};
     std::array<copy, tiers> copies{};
-  };
-
-  struct transfer {
-    std::uint32_t chunk = none;
-    std::uint32_t edge = 0;
-    bool stores = false;
-    bool then_drops = false;
-    bool demotes = false;          // what beneath has, too: it may fail
-    bool in_advance = false;       // a prefetch
-    bool found_under_way = false;  // a lease came to wait for it after it had begun
-    std::uint32_t stage = none;    // staging slot
-  };
-
-  /// Which way a chunk passes a tier.
-  enum class passage : std::uint8_t { up, down };
-
-  /// What a chunk that parts begins with.
-  enum class parting : std::uint8_t {
-    empty,  ///< a place in the last tier
-    anew,   ///< one in tier 0 as well, for what will be written
-    copied  ///< and there what was shared
   };
 
   /// Keeps a copy from leaving for as long as it lives.
@@ -675,11 +587,6 @@ class basic_tiered_buffer {
   detail::fixed_array<transfer> transfers_;
   detail::fixed_array<std::uint32_t> free_transfers_;
   std::uint32_t free_transfer_count_ = 0;
-  struct staging_slot {
-    copy place;
-    std::uint64_t bytes = 0;    // of the encoded form
-    std::uint32_t user = none;  // transfer
-  };
   detail::fixed_array<staging_slot> stages_;
   detail::fixed_array<std::uint32_t> wanted_;  // prefetches, the oldest first
   std::uint32_t wanted_count_ = 0;
@@ -700,6 +607,7 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 
 }  // namespace llmmem::inline v0
 
+#include <llmmem/detail/tiered_buffer_accounts.hpp>
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_clones.hpp>
 #include <llmmem/detail/tiered_buffer_keeping.hpp>

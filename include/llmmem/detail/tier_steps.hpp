@@ -1,15 +1,46 @@
 /// @file
-/// What the steps of a `tiered_buffer` work with: how far one got, and a walk through a queue of slots.
+/// What the steps of a `tiered_buffer` work with: transfers and staging slots, how far an attempt got, and a
+/// walk through a queue of slots.
 #pragma once
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/detail/tier_state.hpp>
 #include <llmmem/result.hpp>
 
 #include <cstdint>
 
 namespace llmmem::inline v0::detail {
+
+/// Bytes under way over one edge.
+struct tier_transfer {
+  std::uint32_t chunk = no_index;
+  std::uint32_t edge = 0;
+  bool stores = false;
+  bool then_drops = false;
+  bool demotes = false;            // what beneath has, too: it may fail
+  bool in_advance = false;         // a prefetch
+  bool found_under_way = false;    // a lease came to wait for it after it had begun
+  std::uint32_t stage = no_index;  // staging slot
+};
+
+/// Memory in which a chunk is encoded or decoded.
+struct staging_slot {
+  tier_copy place;
+  std::uint64_t bytes = 0;        // of the encoded form
+  std::uint32_t user = no_index;  // transfer
+};
+
+/// Which way a chunk passes a tier.
+enum class passage : std::uint8_t { up, down };
+
+/// What a chunk that parts from its clones begins with.
+enum class parting : std::uint8_t {
+  empty,  ///< a place in the last tier
+  anew,   ///< one in tier 0 as well, for what will be written
+  copied  ///< and there what was shared
+};
 
 /// Goes through a queue of slots once, taking out some; the rest stays in order, whatever is thrown.
 class slot_sieve {
