@@ -47,7 +47,9 @@ TEST_CASE("by instruction, by table and by bit, in one piece or two, the checksu
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
-    std::vector<std::byte> bytes(random.below(std::uint64_t{100}) + (random.once_in(10) ? 5'000 : 0));
+    // Some of several rounds of lanes, and a rest.
+    std::vector<std::byte> bytes(random.below(std::uint64_t{100}) + (random.once_in(10) ? 5'000 : 0) +
+                                 (random.once_in(10) ? random.below(std::uint64_t{4}) * 12'288 : 0));
     for (std::byte& each : bytes)
       each = static_cast<std::byte>(random.below(256U));
     const std::span<const std::byte> all(bytes);
@@ -58,5 +60,16 @@ TEST_CASE("by instruction, by table and by bit, in one piece or two, the checksu
       REQUIRE(~detail::crc32c_run(~0U, all, detail::crc32c_word_by_instruction) == expected);
     const std::size_t cut = random.below(std::uint64_t{bytes.size()} + 1);
     REQUIRE(crc32c(crc32c(0, all.first(cut)), all.subspan(cut)) == expected);
+  }
+}
+
+TEST_CASE("a lane of zero bytes behind a state is what the tables of lanes say") {
+  for (const auto seed : seeds(100)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const auto state = static_cast<std::uint32_t>(random.below(std::uint64_t{1} << 32));
+    const std::vector<std::byte> zeros(detail::crc32c_lane);
+    CHECK(detail::crc32c_past_lane(state) ==
+          detail::crc32c_run(state, std::span(zeros), detail::crc32c_word_by_table));
   }
 }
