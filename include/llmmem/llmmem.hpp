@@ -127,6 +127,7 @@
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/tiered_tensors.hpp>
+#include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/chunk_index.hpp>
 #include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/crc32c.hpp>

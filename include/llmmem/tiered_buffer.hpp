@@ -60,6 +60,10 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 ///   `errc::checksum_differs`, never wrong bytes.
 /// - **Clones** are copied on write: until one of them changes they share every copy, and the place in the
 ///   last tier. Then that one parts, with a place of its own there.
+/// - **Two neighbours that the host cannot touch**, a device above a file or a file above another, copy
+///   through a ring of `bounce_bytes` of host memory (`bounce_queue`), whose pieces go on inside calls:
+///   `progress` now and then keeps them going. A copy that goes down from such a tier to one that leaves
+///   memory goes whole where it has not come up from there, as a checksum is of all of it.
 /// - **A codec** gives chunks another form in the last tier. Encoding and decoding run on the calling
 ///   thread, in staging memory that is taken out of the budget of the tier above when the buffer is built.
 /// - **Nothing is lost by a failure.** A copy is dropped only once what is beneath has all of it; a write
@@ -68,9 +72,9 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 ///   use of room come free) happens inside calls; `progress` is the one that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
-/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Of two
-///                 neighbours the host must be able to touch one; above a tier with a codec, which can
-///                 only be the last, the upper.
+/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Only the last
+/// can
+///                 have a codec, and the host must be able to touch the one above it.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
 ///                      after construction.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
@@ -379,12 +383,13 @@ class basic_tiered_buffer {
   using attempt = detail::attempt;
 
   template <std::size_t Index>
-  using edge_type = detail::tier_edge<space_type<Index>, space_type<Index + 1>>;
+  using edge_type = detail::tier_edge<Traits, space_type<Index>, space_type<Index + 1>>;
   template <class Indices>
   struct edge_tuple;
   template <std::size_t... Index>
   struct edge_tuple<std::index_sequence<Index...>> {
     using type = std::tuple<edge_type<Index>...>;
+    using setup = std::tuple<typename edge_type<Index>::setup...>;
   };
 
   /// Calls `f` with tier `i` as a constant, or with edge `i`.
@@ -485,13 +490,14 @@ class basic_tiered_buffer {
   template <std::size_t Index>
   [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
   template <std::size_t Index>
-  void finish_store(const transfer& done, const result<void>& outcome) noexcept;
+  void finish_store(std::uint32_t id, const transfer& done, const result<void>& outcome) noexcept;
   template <std::size_t Index>
-  [[nodiscard]] result<void> finish_fetch(const transfer& done, result<void> outcome) noexcept;
+  [[nodiscard]] result<void> finish_fetch(std::uint32_t id, const transfer& done,
+                                          result<void> outcome) noexcept;
   template <std::size_t Index>
   result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
   [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
-                                    std::span<const std::byte> came) const noexcept;
+                                    std::uint32_t found) const noexcept;
   template <std::size_t Index>
   void drop(std::uint32_t slot) noexcept;
   template <std::size_t Index>
@@ -529,6 +535,18 @@ class basic_tiered_buffer {
   /// Whether what moves between tier Index and the one beneath changes its form.
   template <std::size_t Index>
   static constexpr bool encodes_below = encodes && Index + 1 == last;
+  /// Whether it goes through a ring.
+  template <std::size_t Index>
+  static constexpr bool bounces_below = edge_type<Index>::bounces;
+  /// Whether a copy in tier Index has a checksum where what it came from had one: no lease changes it there.
+  template <std::size_t Index>
+  static constexpr bool keeps_checksum = Index != 0 && detail::leaves_memory<space_type<Index>>();
+  /// Whether what goes down from tier Index is summed in the ring, for which all of it has to go.
+  template <std::size_t Index>
+  [[nodiscard]] static constexpr bool sums_below(const copy& above) noexcept {
+    return bounces_below<Index> && detail::leaves_memory<space_type<Index + 1>>() &&
+           !(keeps_checksum<Index> && above.has_checksum);
+  }
   /// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
   [[nodiscard]] std::uint64_t stage_size() const noexcept {
     return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));

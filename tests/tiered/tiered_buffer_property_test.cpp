@@ -124,6 +124,50 @@ TEST_CASE("a first tier that no host may touch holds what was written to it, and
   }
 }
 
+TEST_CASE(
+    "a device straight above a file holds what was written to it, through a ring smaller than its chunks") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    virtual_clock clock;
+    simulated_space device(clock,
+                           {.budget = 2 * top_bytes, .link = {.bytes_per_second = 1'000'000'000 * seed}});
+    const drive_by driver = seed % 2 == 0 ? drive_by::own_thread : drive_by::waiters;
+    file_space<> disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.driver = driver}});
+    tiered_buffer<simulated_space, file_space<>> buffer(
+        {.bounce_bytes = 4096 * (1 + seed % 3), .bounce_slot_bytes = 4096}, {device, top_bytes},
+        {disk, disk_bytes});
+    tiered_world world(buffer, queue_touch<simulated_space>{&device}, seed, {});
+    world.run();
+  }
+}
+
+TEST_CASE("a file above a slower one holds what was written to it, whatever lies above both") {
+  const temporary_folder folder;
+  for (const auto seed : seeds(8)) {
+    CAPTURE(seed);
+    host_space memory({.budget = 2 * top_bytes});
+    file_space<> disk(folder.file("disk"), {.budget = 2 * host_bytes});
+    file_space<> share(folder.file("share"), {.budget = disk_bytes, .queue = {.block_bytes = 8192}});
+    const tiered_options options{.max_transfers = 1 + static_cast<std::uint32_t>(seed % 5),
+                                 .bounce_bytes = 24'576,
+                                 .bounce_slot_bytes = 8192};
+    if (seed % 2 == 0) {
+      tiered_buffer<host_space, file_space<>, file_space<>> buffer(options, {memory, top_bytes, 64},
+                                                                   {disk, host_bytes}, {share, disk_bytes});
+      tiered_world world(buffer, host_touch{}, seed, {});
+      world.run();
+    } else {
+      virtual_clock clock;
+      simulated_space device(clock, {.budget = 2 * top_bytes});
+      tiered_buffer<simulated_space, file_space<>, file_space<>> buffer(
+          options, {device, top_bytes}, {disk, host_bytes}, {share, disk_bytes});
+      tiered_world world(buffer, queue_touch<simulated_space>{&device}, seed, {});
+      world.run();
+    }
+  }
+}
+
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("memory over a file behind io_uring holds what was written to it") {
   const temporary_folder folder;
@@ -228,6 +272,37 @@ TEST_CASE("a device that fails now and then refuses leases, and loses nothing") 
                                          {.budget = disk_bytes, .queue = {.max_failures = 100'000}}, plan);
     tiered_buffer<tier<host_space, lru_eviction, demoting<>>, between, file_space<faulty_io<posix_io>>>
         buffer({}, {above, top_bytes}, {beneath, host_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, host_touch{}, seed, {.may_fail = true});
+    world.run();
+  }
+}
+
+TEST_CASE("devices that fail now and then on both sides of a ring refuse leases, and lose nothing") {
+  using failing_space = file_space<faulty_io<posix_io>>;
+  const temporary_folder folder;
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const auto plan = [&] {
+      std::vector<planned_fault> faults;
+      for (const int error : {EIO, ENOSPC}) {
+        faults.push_back({.what = io_fault::error,
+                          .first = 1 + random.below(20U),
+                          .every = 5 + random.below(30U),
+                          .count = 1000,
+                          .number = error});
+      }
+      faults.push_back({.what = io_fault::bit_flip, .first = random.below(9U), .every = 17, .count = 1000});
+      return faults;
+    };
+    host_space memory({.budget = 2 * top_bytes});
+    failing_space disk(folder.file("disk"), {.budget = 2 * host_bytes, .queue = {.max_failures = 100'000}},
+                       plan());
+    failing_space share(folder.file("share"), {.budget = disk_bytes, .queue = {.max_failures = 100'000}},
+                        plan());
+    tiered_buffer<host_space, failing_space, failing_space> buffer(
+        {.bounce_bytes = 12'288, .bounce_slot_bytes = 4096}, {memory, top_bytes}, {disk, host_bytes},
+        {share, disk_bytes});
     tiered_world world(buffer, host_touch{}, seed, {.may_fail = true});
     world.run();
   }

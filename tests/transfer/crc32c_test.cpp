@@ -73,3 +73,18 @@ TEST_CASE("a lane of zero bytes behind a state is what the tables of lanes say")
           detail::crc32c_run(state, std::span(zeros), detail::crc32c_word_by_table));
   }
 }
+
+TEST_CASE("checksums of two parts, taken apart, combine to that of both") {
+  for (const auto seed : seeds(100)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    std::vector<std::byte> bytes(random.below(std::uint64_t{3'000}));
+    for (std::byte& each : bytes)
+      each = static_cast<std::byte>(random.below(256U));
+    const std::span<const std::byte> all(bytes);
+    const std::size_t cut = random.below(std::uint64_t{bytes.size()} + 1);
+    const std::uint32_t first = crc32c(0, all.first(cut));
+    const std::uint32_t second = crc32c(0, all.subspan(cut));
+    CHECK(crc32c_combine(first, second, bytes.size() - cut) == crc32c(0, all));
+  }
+}

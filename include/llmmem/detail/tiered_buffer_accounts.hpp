@@ -34,6 +34,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.shared = shared_;
   now.parted_bytes = parted_bytes_;
   now.background_failures = background_failures_;
+  std::apply([&](const auto&... edge) { now.bounce_bytes = (edge.bounced().budget_bytes + ...); }, edges_);
   now.metadata_bytes += names_.bytes() + keys_.metadata_bytes() + chunks_.bytes() + transfers_.bytes() +
                         free_transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
   if constexpr (requires { observer_.metadata_bytes(); }) now.metadata_bytes += observer_.metadata_bytes();

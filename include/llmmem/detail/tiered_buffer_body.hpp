@@ -44,8 +44,11 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
              options_.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
       edges_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
-        return typename edge_tuple<std::make_index_sequence<tiers - 1>>::type{edge_type<Index>(
-            *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers)...};
+        using setups = typename edge_tuple<std::make_index_sequence<tiers - 1>>::setup;
+        return setups(typename edge_type<Index>::setup{
+            *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers,
+            options_.bounce_bytes, options_.bounce_slot_bytes,
+            options_.name + ": ring beneath tier " + std::to_string(Index), options_.metadata}...);
       }(std::make_index_sequence<tiers - 1>{})),
       names_(options_.max_chunks, options_.metadata, "tiered_buffer: names"),
       keys_(options_.max_chunks, options_.metadata),

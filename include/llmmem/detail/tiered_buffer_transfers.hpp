@@ -211,8 +211,8 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish(std::uint32_t id,
                                                            const result<void>& outcome) noexcept {
   const transfer done = transfers_[id];
   release_transfer(id);
-  if (!done.stores) return finish_fetch<Index>(done, outcome);
-  finish_store<Index>(done, outcome);
+  if (!done.stores) return finish_fetch<Index>(id, done, outcome);
+  finish_store<Index>(id, done, outcome);
   return outcome;
 }
 
@@ -240,13 +240,14 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
     stages_[at].bytes = *encoded;
     source = tier_at<Index>().range(stages_[at].place, lower.rounded(*encoded));
     parts.add({0, source.bytes});
-  } else if (beneath.is_valid()) {
+  } else if (beneath.is_valid() && !sums_below<Index>(above)) {
     parts = above.dirty.aligned(lower.granularity, source.bytes);
   } else {
     parts.add({0, source.bytes});
   }
   const result<void> begun =
-      std::get<Index>(edges_).store(id, source, lower.range(beneath, source.bytes), parts.intervals(), how);
+      std::get<Index>(edges_).store(id, source, lower.range(beneath, source.bytes), parts.intervals(), how,
+                                    sums_below<Index>(above) ? c.bytes : 0);
   if (!begun) return begun.error();
   return parts.bytes();
 }
@@ -254,7 +255,7 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
+void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t id, const transfer& done,
                                                          const result<void>& outcome) noexcept {
   const std::uint32_t slot = done.chunk;
   chunk_record& c = chunks_[slot];
@@ -287,6 +288,11 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(const transfer& done,
     } else {
       beneath.checksum = crc32c(0, tier_at<Index>().range(above, c.bytes).span());
     }
+    beneath.has_checksum = true;
+  } else if constexpr (bounces_below<Index> && detail::leaves_memory<space_type<Index + 1>>()) {
+    // What passes from one such tier to another keeps the checksum that it has.
+    const std::optional<std::uint32_t> taken = std::get<Index>(edges_).checksum(id);
+    beneath.checksum = taken.value_or(above.checksum);
     beneath.has_checksum = true;
   }
   if (beneath.is_valid()) {
@@ -364,7 +370,8 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
   const auto began = clock_.now_ns();
   result<void> begun;
   try {
-    begun = std::get<Index>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how);
+    begun = std::get<Index>(edges_).fetch(id, destination, lower.range(beneath, destination.bytes), how,
+                                          beneath.has_checksum ? c.bytes : 0);
   } catch (...) {
     static_cast<void>(finish<Index>(id, not_moved()));
     throw;
@@ -379,7 +386,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
-result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer& done,
+result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t id, const transfer& done,
                                                                  result<void> outcome) noexcept {
   const std::uint32_t slot = done.chunk;
   chunk_record& c = chunks_[slot];
@@ -391,15 +398,25 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer&
       const std::span<std::byte> into = tier_at<Index>().range(above, c.bytes).span();
       std::span<std::byte> came = into;
       if constexpr (encodes_below<Index>) came = stage_bytes<Index>(done.stage, beneath.stored);
-      if constexpr (detail::leaves_memory<space_type<Index + 1>>()) outcome = verify(slot, beneath, came);
+      if constexpr (detail::leaves_memory<space_type<Index + 1>>()) {
+        if (beneath.has_checksum) outcome = verify(slot, beneath, crc32c(0, came));
+      }
       if constexpr (encodes_below<Index>) {
         const auto decoding = meter_.stalling(stall_cause::codec);
         if (outcome) outcome = tier_at<Index + 1>().codec.decode(came, into);
       }
     }
   }
+  if constexpr (bounces_below<Index>) {
+    if (const std::optional<std::uint32_t> came = std::get<Index>(edges_).checksum(id); outcome && came)
+      outcome = verify(slot, beneath, *came);
+  }
   auto& room = tier_at<Index>().room;
   if (outcome) {
+    if constexpr (keeps_checksum<Index>) {
+      above.checksum = beneath.checksum;
+      above.has_checksum = beneath.has_checksum;
+    }
     become_valid<Index>(slot);
     if constexpr (Index == 0) observer_.on_arrived(chunk_id{slot}, above.granted);
     above.awaited = Index == 0 && done.in_advance;
@@ -421,9 +438,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(const transfer&
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, const copy& beneath,
-                                                           std::span<const std::byte> came) const noexcept {
-  if (!beneath.has_checksum) return {};
-  const std::uint32_t found = crc32c(0, came);
+                                                           std::uint32_t found) const noexcept {
   if (found == beneath.checksum) return {};
   return at_chunk(errc::checksum_differs, slot, beneath.checksum, found);
 }

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/schedule/access.hpp>
+#include <llmmem/space/host.hpp>
 #include <llmmem/transfer/meter.hpp>
 
 #include <array>
@@ -40,7 +41,11 @@ struct tiered_options {
   std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
   std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
   std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
-  std::string name = "tiered_buffer";     ///< for error texts
+  /// Host memory between two neighbours that the host cannot touch, for each such pair; and of this the most
+  /// that moves at once.
+  std::uint64_t bounce_bytes = std::uint64_t{8} << 20;
+  std::uint64_t bounce_slot_bytes = std::uint64_t{1} << 20;
+  std::string name = "tiered_buffer";  ///< for error texts
   metadata_source metadata{};
 };
 
@@ -67,6 +72,7 @@ struct tiered_stats {
   std::uint64_t leases = 0;               ///< given out
   std::uint64_t shared = 0;               ///< chunks that share what they have with a clone
   std::uint64_t parted_bytes = 0;         ///< copied within tier 0, for clones that came to differ
+  std::uint64_t bounce_bytes = 0;         ///< of the rings between tiers that the host cannot touch
   std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
   std::uint64_t metadata_bytes = 0;
 };
@@ -84,6 +90,16 @@ struct tiered_traits {
   /// An `access_observer`: `access_window` says how far from the best it goes. Clones that share what they
   /// hold have one number there.
   using observer = ignore_accesses;
+  /// Where the rings between two tiers lie that the host cannot touch: memory that it can, pinned for
+  /// devices.
+  using bounce_space = host_space;
+  /// Such a space, with room for `bytes`.
+  [[nodiscard]] static host_space make_bounce_space(std::uint64_t bytes) {
+    host_options options;
+    options.budget = bytes;
+    options.name = "tiered_buffer: bounce ring";
+    return host_space(options);
+  }
 };
 
 }  // namespace llmmem::inline v0

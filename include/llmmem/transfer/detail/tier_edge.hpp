@@ -3,8 +3,11 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/transfer/bounce_queue.hpp>
+#include <llmmem/transfer/detail/settle.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/tier.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
@@ -12,68 +15,162 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 namespace llmmem::inline v0::detail {
 
-/// Waits for a copy, and says how it went where its fence can tell.
-template <fence F>
-[[nodiscard]] result<void> settle(const F& fence) {
-  if constexpr (requires { fence.conclude(); }) {
-    return fence.conclude();
-  } else if constexpr (requires { fence.settled(); }) {
-    return fence.settled();
-  } else {
-    fence.wait();
-    return {};
-  }
-}
-
-/// Copies parts of chunks between two spaces, of which the host can touch one: the other one's queue does it.
-///
-/// @par Thread safety   one thread at a time.
+/// What an edge is set up with.
 template <class Upper, class Lower>
-class tier_edge {
+struct tier_edge_setup {
+  Upper& upper;
+  Lower& lower;
+  std::uint32_t most = 0;  // transfers
+  std::uint64_t bounce_bytes = 0;
+  std::uint64_t bounce_slot_bytes = 0;
+  std::string name;
+  const metadata_source& metadata;
+};
+
+/// How bytes get from one space to the other: by the queue of the one that the host cannot touch.
+template <class Traits, class Upper, class Lower>
+class tier_link {
  public:
   static constexpr bool host_above = Upper::is_host_accessible;
-  static_assert(host_above || Lower::is_host_accessible,
-                "of two neighbouring tiers the host must be able to touch one: put a tier of host memory "
-                "between them");
-
+  static constexpr bool bounces = false;
   using queue_type = std::conditional_t<host_above, Lower, Upper>;
   using fence_type = typename queue_type::fence_type;
 
-  tier_edge(Upper& upper, Lower& lower, std::uint32_t most)
-      : upper_(&upper), lower_(&lower), flights_(most) {}
+  explicit tier_link(const tier_edge_setup<Upper, Lower>& setup)
+      : upper_(&setup.upper), lower_(&setup.lower) {}
+
+  [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
+                                        urgency how, bounce_checksum*) {
+    if constexpr (host_above) {
+      return copy_in(*lower_, to, std::span<const std::byte>(from.span()), how);
+    } else {
+      return copy_out(*upper_, to.span(), from, how);
+    }
+  }
+  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from,
+                                      urgency how, bounce_checksum*) {
+    if constexpr (host_above) {
+      return copy_out(*lower_, to.span(), from, how);
+    } else {
+      return copy_in(*upper_, to, std::span<const std::byte>(from.span()), how);
+    }
+  }
+  void promote(const fence_type& fence, urgency how) noexcept {
+    if constexpr (requires(queue_type& q) { q.queue().promote(fence, how); })
+      queue().queue().promote(fence, how);
+  }
+  void poll() noexcept { poll_queue(queue()); }
+  [[nodiscard]] static constexpr bounce_stats stats() noexcept { return {}; }
+
+ private:
+  [[nodiscard]] queue_type& queue() noexcept {
+    if constexpr (host_above) {
+      return *lower_;
+    } else {
+      return *upper_;
+    }
+  }
+
+  Upper* upper_;
+  Lower* lower_;
+};
+
+/// Where the host can touch neither: through a ring of memory that it can.
+template <class Traits, class Upper, class Lower>
+  requires(!Upper::is_host_accessible && !Lower::is_host_accessible)
+class tier_link<Traits, Upper, Lower> {
+ public:
+  static constexpr bool bounces = true;
+  using staging_type = typename Traits::bounce_space;
+  using queue_type = bounce_queue<Upper, Lower, staging_type>;
+  using fence_type = typename queue_type::fence_type;
+
+  explicit tier_link(const tier_edge_setup<Upper, Lower>& setup)
+      : staging_(Traits::make_bounce_space(setup.bounce_bytes)),
+        queue_(setup.upper, setup.lower, staging_, options(setup)) {}
+
+  [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
+                                        urgency how, bounce_checksum* sum) {
+    return queue_.copy_down_async(to, from, {}, how, sum);
+  }
+  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from,
+                                      urgency how, bounce_checksum* sum) {
+    return queue_.copy_up_async(to, from, {}, how, sum);
+  }
+  void promote(const fence_type& fence, urgency how) noexcept { queue_.promote(fence, how); }
+  void poll() noexcept { queue_.poll(); }
+  [[nodiscard]] bounce_stats stats() const noexcept { return queue_.stats(); }
+
+ private:
+  [[nodiscard]] static bounce_options options(const tier_edge_setup<Upper, Lower>& setup) {
+    bounce_options all;
+    all.budget_bytes = setup.bounce_bytes;
+    all.slot_bytes = setup.bounce_slot_bytes;
+    // Each part of each transfer is an operation, and may fail before somebody asks.
+    all.max_operations = setup.most * static_cast<std::uint32_t>(dirty_ranges::capacity);
+    all.max_failures = all.max_operations;
+    all.name = setup.name;
+    all.metadata = setup.metadata;
+    return all;
+  }
+
+  staging_type staging_;
+  queue_type queue_;
+};
+
+/// Copies parts of chunks between two spaces.
+///
+/// @par Thread safety   one thread at a time.
+template <class Traits, class Upper, class Lower>
+class tier_edge {
+ public:
+  using link_type = tier_link<Traits, Upper, Lower>;
+  using fence_type = typename link_type::fence_type;
+  using setup = tier_edge_setup<Upper, Lower>;
+  static constexpr bool bounces = link_type::bounces;
+
+  explicit tier_edge(const setup& s) : link_(s), flights_(s.most) {}
 
   /// Begins to copy `parts` of a chunk down. After a refusal nothing is under way.
+  /// @param sum_bytes  where it bounces, and the one part begins with the chunk: how many bytes `checksum`
+  ///                   is of; 0 for none.
   result<void> store(std::uint32_t id, typename Upper::range_type from, typename Lower::range_type to,
-                     std::span<const byte_interval> parts, urgency how) {
+                     std::span<const byte_interval> parts, urgency how, std::uint64_t sum_bytes = 0) {
+    bounce_checksum* const sum = expect_checksum(id, sum_bytes);
     return each_part(id, parts, [&](const byte_interval& part) {
-      const auto source = sub(from, part);
-      const auto destination = sub(to, part);
-      if constexpr (host_above) {
-        return copy_in(*lower_, destination, std::span<const std::byte>(source.span()), how);
-      } else {
-        return copy_out(*upper_, destination.span(), source, how);
-      }
+      return link_.down(sub(to, part), sub(from, part), how, sum);
     });
   }
 
-  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return flights_.size() * sizeof(flight); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return flights_.size() * sizeof(flight) + static_cast<std::size_t>(link_.stats().metadata_bytes);
+  }
+  [[nodiscard]] bounce_stats bounced() const noexcept { return link_.stats(); }
 
   /// Begins to copy a chunk up.
+  /// @param sum_bytes  as in `store`.
   result<void> fetch(std::uint32_t id, typename Upper::range_type to, typename Lower::range_type from,
-                     urgency how) {
+                     urgency how, std::uint64_t sum_bytes = 0) {
     const byte_interval whole{0, to.bytes};
-    return each_part(id, std::span(&whole, 1), [&](const byte_interval&) {
-      if constexpr (host_above) {
-        return copy_out(*lower_, to.span(), from, how);
-      } else {
-        return copy_in(*upper_, to, std::span<const std::byte>(from.span()), how);
-      }
-    });
+    bounce_checksum* const sum = expect_checksum(id, sum_bytes);
+    return each_part(id, std::span(&whole, 1),
+                     [&](const byte_interval&) { return link_.up(to, from, how, sum); });
+  }
+
+  /// CRC-32C of what a transfer moved, where it was asked for. @pre it has ended well.
+  [[nodiscard]] std::optional<std::uint32_t> checksum(std::uint32_t id) const noexcept {
+    if constexpr (bounces) {
+      if (flights_[id].sum.bytes != 0) return flights_[id].sum.crc;
+    }
+    return {};
   }
 
   [[nodiscard]] bool ready(std::uint32_t id) const noexcept {
@@ -101,54 +198,33 @@ class tier_edge {
 
   /// Somebody waits for it now.
   void hurry(std::uint32_t id) noexcept {
-    if constexpr (requires(queue_type& q, const fence_type& f) { q.queue().promote(f, urgency::demand); }) {
-      const flight& f = flights_[id];
-      for (std::size_t i = 0; i < f.count; ++i)
-        queue().queue().promote(f.fences[i], urgency::demand);
-    }
+    const flight& f = flights_[id];
+    for (std::size_t i = 0; i < f.count; ++i)
+      link_.promote(f.fences[i], urgency::demand);
   }
 
   /// Lets a queue that only goes on when asked go on.
-  void poll() noexcept {
-    if constexpr (requires(queue_type& q) { q.queue().poll(); }) queue().queue().poll();
-  }
+  void poll() noexcept { link_.poll(); }
 
  private:
+  struct no_checksum {};
   struct flight {
     std::array<fence_type, dirty_ranges::capacity> fences{};
     std::size_t count = 0;
+    LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<bounces, bounce_checksum, no_checksum> sum{};
   };
 
-  [[nodiscard]] queue_type& queue() noexcept {
-    if constexpr (host_above) {
-      return *lower_;
-    } else {
-      return *upper_;
+  [[nodiscard]] bounce_checksum* expect_checksum(std::uint32_t id, std::uint64_t bytes) noexcept {
+    if constexpr (bounces) {
+      flights_[id].sum.bytes = bytes;
+      if (bytes != 0) return &flights_[id].sum;
     }
+    return nullptr;
   }
 
   template <class Range>
   [[nodiscard]] static Range sub(const Range& range, const byte_interval& part) noexcept {
     return {range.data + part.begin, part.end - part.begin};
-  }
-
-  template <class Queue, class Range>
-  [[nodiscard]] static result<fence_type> copy_in(Queue& queue, Range to, std::span<const std::byte> from,
-                                                  urgency how) {
-    if constexpr (requires { queue.copy_in_async(to, from, {}, how); }) {
-      return queue.copy_in_async(to, from, {}, how);
-    } else {
-      return queue.copy_in_async(to, from, {});
-    }
-  }
-  template <class Queue, class Range>
-  [[nodiscard]] static result<fence_type> copy_out(Queue& queue, std::span<std::byte> to, Range from,
-                                                   urgency how) {
-    if constexpr (requires { queue.copy_out_async(to, from, {}, how); }) {
-      return queue.copy_out_async(to, from, {}, how);
-    } else {
-      return queue.copy_out_async(to, from, {});
-    }
   }
 
   template <class Begin>
@@ -186,8 +262,7 @@ class tier_edge {
     }
   }
 
-  Upper* upper_;
-  Lower* lower_;
+  link_type link_;
   std::vector<flight> flights_;
 };
 

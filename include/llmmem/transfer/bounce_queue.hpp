@@ -1,0 +1,218 @@
+/// @file
+/// `bounce_queue`: copies between two spaces of which the host can touch neither, through a staging ring of
+/// host memory.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/file_copy.hpp>
+#include <llmmem/transfer/transfer_fence.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// How a bounce queue is set up.
+struct bounce_options {
+  std::uint64_t budget_bytes = std::uint64_t{8}
+                               << 20;                 ///< host memory of the ring, taken at once; never more
+  std::uint64_t slot_bytes = std::uint64_t{1} << 20;  ///< most bytes of a piece; the budget has as many slots
+  std::uint64_t alignment = 4096;                     ///< of each slot: a page lets files be read directly
+  std::uint32_t max_operations = 64;                  ///< under way or waiting
+  std::uint32_t max_failures = 64;                    ///< kept until concluded; then it takes nothing more
+  std::string name = "bounce_queue";                  ///< for error texts
+  metadata_source metadata{};
+};
+
+/// Counters of a bounce queue.
+struct bounce_stats {
+  std::uint64_t budget_bytes = 0;  ///< of the ring, in whole slots
+  std::uint64_t used_bytes = 0;    ///< of slots with a piece in them
+  std::uint64_t peak_bytes = 0;    ///< most of these at once
+  std::uint64_t lost_bytes = 0;    ///< of slots never used again, as a device may still write there
+  std::uint64_t bytes_down = 0;    ///< moved, whatever became of their operation
+  std::uint64_t bytes_up = 0;      ///< likewise
+  std::uint64_t operations = 0;    ///< over, well or not
+  std::uint64_t failures = 0;      ///< over, and failed
+  std::uint64_t metadata_bytes = 0;
+};
+
+/// The checksum of what an operation moves, taken while it is in host memory. Lives until the operation is
+/// over.
+struct bounce_checksum {
+  std::uint64_t bytes = 0;  ///< how many count, from the first on; at most those moved
+  std::uint32_t crc = 0;    ///< CRC-32C of these, once the operation has gone well
+};
+
+/// Copies between two spaces neither of which the host can touch, or has a copy straight to the other: a
+/// device and a file, two files, two devices without a link. Each copy is cut into pieces, and each piece
+/// takes two hops: out of its source into a slot of the ring, and from there to its destination. As many
+/// pieces are under way as there are slots, so that with two or more of them both links work at once.
+///
+///     file_space<uring_io> disk("nvme", {.budget = 1 << 30});
+///     file_space<> share("nfs", {.budget = 1 << 30});
+///     bounce_queue between(disk, share, host, {.budget_bytes = 8 << 20});
+///     const auto sent = between.copy_down_async(there, here).value();
+///     ...                                             // between.poll() now and then
+///     sent.wait();
+///
+/// - **The budget is hard**: all of the ring is taken by the constructor, and what does not fit waits.
+/// - **Who is first**: pieces of urgent operations before others, of one urgency in the order asked for.
+/// - **What goes on by itself**: hops that have begun. The next hop of a piece, and the next piece, begin in
+///   `copy_*_async`, `poll`, and whoever waits for a fence.
+/// - **Failures**: of an operation whose piece fails, no further piece begins; it is over when those under
+///   way are. Its destination then has parts of both. `errc::completion_lost` only where the destination may
+///   still be written to; a slot that may be is never used again.
+///
+/// @tparam Upper, Lower  spaces that are their own queues. "Down" is from the first to the second.
+/// @tparam Staging       where the ring lies: host memory, or pinned memory that devices read at full speed.
+/// @par Complexity      a poll O(slots), and O(max_operations) for each piece that begins. No allocation
+///                      after construction.
+/// @par Thread safety   one thread at a time, waits for its fences included.
+/// @par Errors          the constructor throws `argument_error` for a budget without room for one slot or an
+///                      alignment that is no power of two, `out_of_memory` when `staging` has not got it.
+///                      Everything else is a value; what a space's copies throw becomes
+///                      `errc::dependency_failed`.
+template <class Upper, class Lower, memory_space Staging>
+  requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
+class bounce_queue {
+ public:
+  using fence_type = transfer_fence;
+  using upper_range = typename Upper::range_type;
+  using lower_range = typename Lower::range_type;
+  static constexpr std::size_t max_after = 4;
+
+  /// The spaces outlive it.
+  bounce_queue(Upper& upper, Lower& lower, Staging& staging, bounce_options options = {});
+  bounce_queue(const bounce_queue&) = delete;
+  bounce_queue& operator=(const bounce_queue&) = delete;
+
+  /// Waits for what is under way; what has not begun is not done.
+  ~bounce_queue();
+
+  /// Begins to copy `from` to `to`, when all of `after` have passed: fences of this queue or another, at most
+  /// `max_after`. When one of them failed, it does, with `errc::dependency_failed`.
+  ///
+  /// Until it is over both ranges belong to the copy. `errc::size_mismatch`, `errc::out_of_range` for more in
+  /// `after`, `errc::table_full` beyond `max_operations`, `errc::failures_kept`, and `errc::out_of_bytes`
+  /// when every slot is lost.
+  /// @param checksum  of the bytes moved, if wanted.
+  [[nodiscard]] result<transfer_fence> copy_down_async(lower_range to, upper_range from,
+                                                       std::span<const transfer_fence> after = {},
+                                                       urgency how = urgency::write_back,
+                                                       bounce_checksum* checksum = nullptr) {
+    return start(way::down, from, to, after, how, checksum);
+  }
+  [[nodiscard]] result<transfer_fence> copy_up_async(upper_range to, lower_range from,
+                                                     std::span<const transfer_fence> after = {},
+                                                     urgency how = urgency::demand,
+                                                     bounce_checksum* checksum = nullptr) {
+    return start(way::up, to, from, after, how, checksum);
+  }
+
+  /// Goes on with what can go on. Never waits.
+  void poll() noexcept;
+  /// Makes an operation more urgent than it was. No change once it is over.
+  void promote(const transfer_fence& of, urgency how) noexcept {
+    if (!board_.gave(of) || of.ready()) return;
+    urgency& had = operations_[transfer_board::slot_of(of)].how;
+    if (how < had) had = how;
+  }
+  [[nodiscard]] bounce_stats stats() const noexcept;
+
+ private:
+  static constexpr std::uint32_t none = 0xFFFF'FFFFU;
+
+  enum class way : std::uint8_t { down, up };
+
+  /// How far a slot's piece has come.
+  enum class hop : std::uint8_t {
+    idle,     ///< no piece
+    filling,  ///< on its way out of the source
+    filled,   ///< here, and the destination's queue had no room yet
+    leaving,  ///< on its way to the destination
+    lost      ///< no piece any more, for good
+  };
+
+  struct slot {
+    hop at = hop::idle;
+    std::uint32_t owner = none;
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t number = 0;  // the order in which hops began
+    typename Upper::fence_type upper{};
+    typename Lower::fence_type lower{};
+  };
+
+  struct operation {
+    bool runs = false;
+    way direction = way::down;
+    urgency how = urgency::demand;
+    std::uint32_t flying = 0;  // slots
+    std::uint32_t after_count = 0;
+    std::uint64_t number = 0;  // the order asked for
+    std::uint64_t begun = 0;   // bytes
+    upper_range upper{};
+    lower_range lower{};
+    bounce_checksum* checksum = nullptr;
+    failure why;
+    std::array<transfer_fence, max_after> after{};
+  };
+
+  [[nodiscard]] static bounce_options checked(bounce_options options);
+  [[nodiscard]] std::span<std::byte> bytes_of(std::uint32_t index) const noexcept {
+    return ring_.range().span().subspan(static_cast<std::size_t>(index * options_.slot_bytes),
+                                        static_cast<std::size_t>(slots_[index].bytes));
+  }
+  template <class Range>
+  [[nodiscard]] static Range part(const Range& range, const slot& s) noexcept {
+    return {range.data + s.begin, s.bytes};
+  }
+
+  [[nodiscard]] result<transfer_fence> start(way direction, upper_range upper, lower_range lower,
+                                             std::span<const transfer_fence> after, urgency how,
+                                             bounce_checksum* checksum);
+  [[nodiscard]] bool has_begun_all(const operation& o) const noexcept { return o.begun == o.upper.bytes; }
+  void begin_pieces() noexcept;
+  [[nodiscard]] std::uint32_t next_operation() noexcept;
+  [[nodiscard]] result<void> begin_hop(std::uint32_t index, bool at_upper) noexcept;
+  [[nodiscard]] bool is_ready(const slot& s) const noexcept;
+  [[nodiscard]] result<void> land(slot& s) noexcept;
+  void step(std::uint32_t index, bool waits) noexcept;
+  void arrived(std::uint32_t index) noexcept;
+  void leave(std::uint32_t index) noexcept;
+  void release(std::uint32_t index, hop now) noexcept;
+  void fail(std::uint32_t owner, const failure& why) noexcept;
+  void finish_if_over(std::uint32_t owner) noexcept;
+  void await(const transfer_fence& awaited) noexcept;
+  [[nodiscard]] bool is_at_upper(const slot& s) const noexcept {
+    return (operations_[s.owner].direction == way::down) == (s.at == hop::filling);
+  }
+
+  bounce_options options_;
+  Upper* upper_;
+  Lower* lower_;
+  space_buffer<Staging> ring_;
+  transfer_board board_;
+  std::vector<slot> slots_;
+  detail::fixed_array<operation> operations_;
+  std::uint64_t started_ = 0;
+  std::uint64_t hops_ = 0;
+  bounce_stats stats_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/transfer/detail/bounce_queue_body.hpp>
