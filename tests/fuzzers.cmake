@@ -16,8 +16,7 @@ foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE llmmem_test_support fmt::fmt) # the examples' headers print with it
-  # Optimised whatever the tree is, as a fuzzer finds by the number of its runs.
-  target_compile_options(${name} PRIVATE -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
+  target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
   string(REGEX REPLACE "_fuzz$" "" stem "${name}")
   set(corpus "")

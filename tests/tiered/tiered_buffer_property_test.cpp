@@ -307,3 +307,21 @@ TEST_CASE("devices that fail now and then on both sides of a ring refuse leases,
     world.run();
   }
 }
+
+TEST_CASE("a device straight above a file whose bits flip is handed no wrong byte") {
+  using failing_space = file_space<faulty_io<posix_io>>;
+  const temporary_folder folder;
+  for (const auto seed : seeds(12)) {
+    CAPTURE(seed);
+    const std::vector<planned_fault> plan{
+        {.what = io_fault::bit_flip, .first = 1 + seed % 7, .every = 9, .count = 1000},
+        {.what = io_fault::error, .first = 5, .every = 13, .count = 1000, .number = EIO}};
+    virtual_clock clock;
+    simulated_space device(clock, {.budget = 2 * top_bytes});
+    failing_space disk(folder.file("tier"), {.budget = disk_bytes, .queue = {.max_failures = 100'000}}, plan);
+    tiered_buffer<simulated_space, failing_space> buffer({.bounce_bytes = 12'288, .bounce_slot_bytes = 4096},
+                                                         {device, top_bytes}, {disk, disk_bytes});
+    tiered_world world(buffer, queue_touch<simulated_space>{&device}, seed, {.may_fail = true});
+    world.run();
+  }
+}

@@ -6,6 +6,20 @@
 
 namespace llmmem::inline v0 {
 
+namespace detail {
+
+/// Of one that has tables. (A function, as nvcc 13 crashes over the same question about a member.)
+template <class Observer>
+[[nodiscard]] std::uint64_t observer_bytes(const Observer& observer) noexcept {
+  if constexpr (requires { observer.metadata_bytes(); }) {
+    return observer.metadata_bytes();
+  } else {
+    return 0;
+  }
+}
+
+}  // namespace detail
+
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
@@ -15,16 +29,17 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
       const auto& tier = tier_at<Index::value>();
       const detail::room_stats carved = tier.room.stats();
       const std::uint64_t staged = Index::value + 1 == last ? placed_stages() : 0;
-      now.tiers[Index::value] = {.budget = carved.capacity,
-                                 .used = carved.used,
-                                 .peak = carved.peak,
-                                 .chunks = carved.places - carved.lost_places - staged,
-                                 .hits = hits_[Index::value],
-                                 .drops = tier.drops,
-                                 .write_backs = tier.write_backs,
-                                 .demotions = tier.demotions,
-                                 .refusals = tier.refusals,
-                                 .lost = carved.lost};
+      tier_stats& seen = now.tiers[Index::value];
+      seen.budget = carved.capacity;
+      seen.used = carved.used;
+      seen.peak = carved.peak;
+      seen.chunks = carved.places - carved.lost_places - staged;
+      seen.hits = hits_[Index::value];
+      seen.drops = tier.drops;
+      seen.write_backs = tier.write_backs;
+      seen.demotions = tier.demotions;
+      seen.refusals = tier.refusals;
+      seen.lost = carved.lost;
       now.metadata_bytes +=
           carved.metadata_bytes + tier.eviction.metadata_bytes() + tier.admission.metadata_bytes();
     });
@@ -34,10 +49,10 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   now.shared = shared_;
   now.parted_bytes = parted_bytes_;
   now.background_failures = background_failures_;
-  std::apply([&](const auto&... edge) { now.bounce_bytes = (edge.bounced().budget_bytes + ...); }, edges_);
+  std::apply([&](const auto&... edge) { now.bounce_bytes += (edge.bounce_bytes() + ...); }, edges_);
   now.metadata_bytes += names_.bytes() + keys_.metadata_bytes() + chunks_.bytes() + transfers_.bytes() +
                         free_transfers_.bytes() + stages_.bytes() + wanted_.bytes() + due_.bytes();
-  if constexpr (requires { observer_.metadata_bytes(); }) now.metadata_bytes += observer_.metadata_bytes();
+  now.metadata_bytes += detail::observer_bytes(observer_);
   std::apply([&](const auto&... edge) { now.metadata_bytes += (edge.metadata_bytes() + ...); }, edges_);
   return now;
 }

@@ -153,7 +153,7 @@ class tier_edge {
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return flights_.size() * sizeof(flight) + static_cast<std::size_t>(link_.stats().metadata_bytes);
   }
-  [[nodiscard]] bounce_stats bounced() const noexcept { return link_.stats(); }
+  [[nodiscard]] std::uint64_t bounce_bytes() const noexcept { return link_.stats().budget_bytes; }
 
   /// Begins to copy a chunk up.
   /// @param sum_bytes  as in `store`.
