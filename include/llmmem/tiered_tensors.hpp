@@ -10,6 +10,7 @@
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,6 +23,27 @@ namespace llmmem::inline v0 {
 
 template <class Buffer>
 class kept_tensors;
+
+/// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
+/// the leases of their chunks.
+template <class T>
+concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, patience wait,
+                               typename T::update_lease& update, typename T::write_lease& write) {
+  typename T::top_range;
+  { store.create(bytes) } -> std::same_as<result<chunk_handle>>;
+  { store.remove(chunk) } -> std::same_as<result<void>>;
+  { store.discard(chunk) } -> std::same_as<result<void>>;
+  { store.tier_of(chunk) } -> std::same_as<result<std::size_t>>;
+  { store.read(chunk, wait) } -> std::same_as<result<typename T::template lease<access_mode::read>>>;
+  { store.write(chunk, wait) } -> std::same_as<result<typename T::write_lease>>;
+  { store.update(chunk, bytes, bytes, wait) } -> std::same_as<result<typename T::update_lease>>;
+  { update.also_changes(bytes, bytes) } -> std::same_as<result<void>>;
+  { write.range() } -> std::same_as<typename T::top_range>;
+  { write.end() };
+  { store.prefetch(chunk) } -> std::same_as<result<void>>;
+  { store.evict(chunk) } -> std::same_as<result<void>>;
+  { store.flush(chunk) } -> std::same_as<result<void>>;
+};
 
 /// What tensors in a buffer come to.
 struct tiered_tensors_stats {
@@ -62,7 +84,7 @@ struct tiered_tensors_stats {
 /// It owns its chunks, and removes them with itself; `kept_tensors` are there again in the next process.
 /// Others of the same buffer may be used beside it.
 ///
-/// @tparam Buffer  a `tiered_buffer`.
+/// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
 /// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
 /// @par Thread safety   as the buffer: one thread at a time; leased memory is the lease holder's to share.
 /// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was.
@@ -70,6 +92,8 @@ struct tiered_tensors_stats {
 ///                      What the buffer refuses passes through, with its name and its chunk.
 template <class Buffer>
 class tiered_tensors {
+  static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
+
  public:
   using top_range = typename Buffer::top_range;
 

@@ -217,6 +217,10 @@ TEST_CASE("other tensors take the place of those that were kept where that is as
           "0 tensors are there again; other tensors were kept, which were given up; 5 were never persisted");
     CHECK(now.disk.index().size() == 0);
     CHECK(now.buffer.stats().tiers[1].chunks == 2);
+  }
+  {
+    life now(path, other);  // these are kept from then on, though they have nothing yet
+    CHECK(!now.tensors.recovery().is_new);
     now.fill("large", 9);
     REQUIRE(now.tensors.persist());
   }
