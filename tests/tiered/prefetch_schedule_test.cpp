@@ -405,3 +405,11 @@ TEST_CASE("room for what is written anew is a step of the plan, and not counted 
   CHECK(program.schedule->stats().steps == 0);
   CHECK(program.schedule->stats().useless == 3 * others);
 }
+
+TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
+  device_program program({4, 4}, 12);
+  const std::uint64_t began = program.clock.now().ns;
+  CHECK(program.buffer.read(program.chunks[0], timeout(1'000'000)).code() == errc::timed_out);
+  CHECK(program.clock.now().ns == began);
+  CHECK(program.buffer.read(program.chunks[0], wait_complete));
+}
