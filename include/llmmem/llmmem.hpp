@@ -35,6 +35,7 @@
 #include <llmmem/eviction/sieve.hpp>
 #include <llmmem/eviction/slru.hpp>
 #include <llmmem/eviction/wtinylfu.hpp>
+#include <llmmem/kept_tensors.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/metadata_pmr.hpp>
 #include <llmmem/model/activations.hpp>
@@ -86,6 +87,7 @@
 #include <llmmem/paging/stitched_source.hpp>
 #include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/paging/super_pages.hpp>
+#include <llmmem/paging/tensor_names.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/prefetch_schedule.hpp>
@@ -145,6 +147,7 @@
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 #include <llmmem/transfer/striped_space.hpp>
+#include <llmmem/transfer/tensor_table.hpp>
 #include <llmmem/transfer/tier.hpp>
 #include <llmmem/transfer/tiered_types.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>

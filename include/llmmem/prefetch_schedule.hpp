@@ -16,6 +16,7 @@
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/schedule/use_forecast.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/transfer/chunk_key.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +54,8 @@ struct prefetch_stats {
   std::uint64_t inserted = 0;    ///< calls that are not in the trace there
   std::uint64_t diverged = 0;    ///< times the plan was given up
   std::uint64_t steps = 0;       ///< of plans, carried out
-  std::uint64_t useless = 0;     ///< steps whose effect was there already, or could no longer be had
+  std::uint64_t useless = 0;     ///< steps whose effect was there already (a drop of what was discarded), or
+                                 ///< could no longer be had
   std::uint64_t late = 0;        ///< steps whose event came before they could begin
   std::uint64_t recordings = 0;  ///< iterations recorded and planned
 };
@@ -86,6 +88,12 @@ struct prefetch_stats {
 ///
 /// A chunk is leased once at a time here, also for reading: a recording with two leases of one is refused.
 ///
+/// **Tensors** stand on a schedule as on a buffer: their chunks are known here from the beginning, and every
+/// lease of a tensor is that of its chunk, or a share in it.
+///
+///     prefetch_schedule schedule(buffer, {.links = {{.bytes_per_second = 2'000'000'000}}});
+///     tiered_tensors weights(schedule, map_to_chunks(sizes));
+///
 /// @tparam Buffer   a `tiered_buffer`.
 /// @tparam Planner  a `schedule_planner`.
 /// @par Complexity      a call O(1) and the steps of its event, beside the buffer's own. Recording and
@@ -98,6 +106,10 @@ struct prefetch_stats {
 template <class Buffer, schedule_planner Planner = next_use>
 class prefetch_schedule {
  public:
+  using top_range = typename Buffer::top_range;
+  static constexpr std::size_t tiers = Buffer::tiers;
+  static constexpr bool keeps_chunks = Buffer::keeps_chunks;
+
   /// A lease of the buffer whose end the schedule learns of. The schedule outlives it.
   template <access_mode Mode>
   class [[nodiscard]] lease {
@@ -132,6 +144,14 @@ class prefetch_schedule {
     }
     [[nodiscard]] auto range() const noexcept { return held_.range(); }
     [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(held_); }
+    /// As the buffer's. @pre it has not ended.
+    result<void> also_changes(std::uint64_t offset, std::uint64_t count) noexcept
+      requires(Mode == access_mode::read_write)
+    {
+      const result<void> noted = held_.also_changes(offset, count);
+      if (noted && count != 0) schedule_->changed(chunk_);
+      return noted;
+    }
 
    private:
     friend class prefetch_schedule;
@@ -158,9 +178,37 @@ class prefetch_schedule {
   prefetch_schedule(const prefetch_schedule&) = delete;
   prefetch_schedule& operator=(const prefetch_schedule&) = delete;
 
+  /// @name Chunks
+  /// @{
   /// Makes a chunk of the buffer known. Its number counts up from 0; one that is known keeps its own. Before
-  /// the first recording.
+  /// the first recording, or after a `remove`.
   chunk_id add(chunk_handle chunk);
+  /// The buffer's calls, for chunks that are known here from then on. @throws as `add`.
+  result<chunk_handle> create(std::uint64_t bytes) {
+    check_can_add();
+    return added(buffer_->create(bytes));
+  }
+  result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
+    requires(keeps_chunks)
+  {
+    check_can_add();
+    return added(buffer_->create(bytes, key));
+  }
+  result<chunk_handle> find(const chunk_key& key)
+    requires(keeps_chunks)
+  {
+    return added(buffer_->find(key));
+  }
+  /// Ends a chunk of the buffer. One that is known here takes trace and plan with it: the next iteration is
+  /// recorded, and the numbers of those behind it count down.
+  result<void> remove(chunk_handle chunk);
+  [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept {
+    return buffer_->bytes(chunk);
+  }
+  [[nodiscard]] result<std::size_t> tier_of(chunk_handle chunk) const noexcept {
+    return buffer_->tier_of(chunk);
+  }
+  /// @}
 
   /// @name Iterations
   /// @{
@@ -196,7 +244,26 @@ class prefetch_schedule {
   result<update_lease> update(chunk_handle chunk, patience wait = wait_complete) {
     return take<access_mode::read_write>(chunk, [&] { return buffer_->update(chunk, wait); });
   }
+  /// Of no bytes, it is one to read until `also_changes`.
+  result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
+                              patience wait = wait_complete);
   result<void> discard(chunk_handle chunk);
+  /// @}
+
+  /// @name Movement   the buffer's, beside every plan
+  /// @{
+  /// No change while a plan is followed, which knows better. What it cannot know (experts that were just
+  /// chosen, say), tell the buffer.
+  result<void> prefetch(chunk_handle chunk) {
+    return state_ == schedule_state::replaying ? result<void>{} : buffer_->prefetch(chunk);
+  }
+  result<void> evict(chunk_handle chunk) { return buffer_->evict(chunk); }
+  result<void> flush(chunk_handle chunk) { return buffer_->flush(chunk); }
+  result<void> persist()
+    requires(keeps_chunks)
+  {
+    return buffer_->persist();
+  }
   /// @}
 
   /// Begins what can begin by now: room comes free while the program computes, and nobody sees it before the
@@ -225,8 +292,24 @@ class prefetch_schedule {
 
  private:
   template <access_mode Mode, class Take>
-  auto take(chunk_handle chunk, Take take_from_buffer) -> result<lease<Mode>>;
+  auto take(chunk_handle chunk, Take take_from_buffer) -> result<lease<Mode>> {
+    const chunk_id number = known(chunk);
+    return take<Mode>(number, Mode, std::move(take_from_buffer));
+  }
+  /// @param noted  as what the lease is recorded.
+  template <access_mode Mode, class Take>
+  auto take(chunk_id number, access_mode noted, Take take_from_buffer) -> result<lease<Mode>>;
   void released(chunk_id chunk) noexcept;
+  void changed(chunk_id chunk) noexcept {
+    if (state_ == schedule_state::recording) recorder_.also_changes(chunk);
+  }
+  void check_can_add() const;
+  [[nodiscard]] result<chunk_handle> added(result<chunk_handle> chunk) {
+    if (chunk) add(*chunk);
+    return chunk;
+  }
+  void close_gaps();
+  [[nodiscard]] access_mode mode_at_next(chunk_id chunk) const noexcept;
   void rethrow() {
     if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
@@ -248,6 +331,7 @@ class prefetch_schedule {
   Planner planner_;
   std::vector<chunk_handle> chunks_;
   std::vector<std::uint32_t> number_of_slot_;
+  bool has_gaps_ = false;  // in `chunks_`, where one was removed
 
   schedule_state state_ = schedule_state::idle;
   bool fell_back_ = false;

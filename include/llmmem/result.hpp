@@ -5,7 +5,9 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -22,7 +24,8 @@ enum class errc : std::uint8_t {
   out_of_sequences,  ///< found = sequences alive, all the options allow
   out_of_requests,   ///< found = requests known, all the options allow
   step_pending,      ///< a step is out that has not been completed: found = requests in it
-  out_of_bytes,      ///< wanted = bytes needed, found = bytes left
+  out_of_bytes,      ///< wanted = bytes needed, found = bytes left; index = 1 where they can never be had:
+                     ///< found = the most that can
   sequence_full,    ///< index = sequence slot, wanted = tokens it would hold, found = the most a sequence may
   too_many_shares,  ///< index = block, wanted = references to add at most, found = those it has
   null_handle,      ///< a default-constructed handle
@@ -52,7 +55,8 @@ enum class errc : std::uint8_t {
   dead_range,       ///< wanted = bytes of a range that is not inside a live one
   overlapping_ranges,   ///< wanted = bytes to copy, found = bytes that source and destination share
   bad_granularity,      ///< wanted = the size or offset, found = what it must be a multiple of
-  table_full,           ///< a table of fixed size: wanted = entries needed, found = entries free
+  table_full,           ///< a table of fixed size: wanted = entries needed, found = entries free,
+                        ///< index = which (`full_table`)
   already_mapped,       ///< wanted = offset in the range, found = offset of the mapping in the way
   not_mapped,           ///< wanted = offset in the range where no mapping begins, or one goes on
   still_mapped,         ///< found = mappings that keep it from being given back
@@ -102,6 +106,14 @@ enum class errc : std::uint8_t {
 
 /// The last reason there is: what a reader of stored ones holds them to.
 inline constexpr errc last_errc = errc::tensor_in_parts;
+
+/// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
+enum class full_table : std::uint32_t {
+  some,         ///< the text names the object, which has one
+  chunks,       ///< of a tiered buffer, clones among them: `tiered_options::max_chunks`
+  pieces,       ///< of a tier, its gaps among them: `tier_place::max_pieces`
+  keyed_chunks  ///< of a persistent tier: `persistent_file_options::max_chunks`
+};
 
 /// A refusal: its reason, the two numbers that show it, and who refused.
 struct failure {
@@ -224,6 +236,10 @@ inline std::string failure::message() const {
       return who +
              ": called from within one of its own calls; remember what to do, and do it when that returns";
     case errc::out_of_bytes:
+      if (index == 1) {
+        return who + ": " + n(wanted) + " bytes needed in one piece, it never has more than " + n(found) +
+               "; raise its budget, or ask for less at once";
+      }
       return who + ": " + n(wanted) + " bytes needed, " + n(found) +
              " left of its budget; give ranges back, or raise it";
     case errc::sequence_full:
@@ -304,9 +320,15 @@ inline std::string failure::message() const {
              "; copy in parts";
     case errc::bad_granularity:
       return who + ": " + n(wanted) + " bytes is no multiple of the granularity, " + n(found) + " bytes";
-    case errc::table_full:
-      return who + ": a table of fixed size is full: " + n(wanted) + " entries needed, " + n(found) +
-             " free; raise the max_ option for it";
+    case errc::table_full: {
+      constexpr const char* tables[] = {"a table of fixed size", "the table of chunks", "the table of pieces",
+                                        "the index of chunks with keys"};
+      constexpr const char* raise[] = {"the max_ option for it", "tiered_options::max_chunks",
+                                       "tier_place::max_pieces", "persistent_file_options::max_chunks"};
+      const std::size_t table = index < std::size(tables) ? index : 0;
+      return who + ": " + tables[table] + " is full: " + n(wanted) + " entries needed, " + n(found) +
+             " free; raise " + raise[table];
+    }
     case errc::already_mapped:
       return who + ": offset " + n(wanted) + " of the range is in the way of the mapping at offset " +
              n(found) + "; unmap that first";

@@ -180,7 +180,9 @@ class basic_tiered_buffer {
 
   /// @name Chunks
   /// @{
-  /// A chunk without contents. Takes its place in the last tier; `errc::not_opened` where that is only read.
+  /// A chunk without contents. Takes its place in the last tier; `errc::out_of_bytes` where there is none,
+  /// and where any tier could not hold it alone (the text names that tier and the most it can),
+  /// `errc::table_full` beyond `max_chunks`, `errc::not_opened` where the last tier is only read.
   result<chunk_handle> create(std::uint64_t bytes);
   /// Another chunk of the same size and contents. Takes no room and moves nothing: both share every copy, the
   /// place in the last tier and the transfer under way, until one of them is written, updated, resized or
@@ -437,6 +439,10 @@ class basic_tiered_buffer {
     return {};
   }
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] failure check_fits(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] failure no_more_chunks() const noexcept {
+    return {errc::table_full, static_cast<std::uint32_t>(full_table::chunks), 1, 0, options_.name.c_str()};
+  }
   [[nodiscard]] result<chunk_handle> enter(copy& place, std::uint64_t bytes);
   result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;

@@ -10,6 +10,7 @@
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,6 +20,30 @@
 #include <vector>
 
 namespace llmmem::inline v0 {
+
+template <class Buffer>
+class kept_tensors;
+
+/// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
+/// the leases of their chunks.
+template <class T>
+concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, patience wait,
+                               typename T::update_lease& update, typename T::write_lease& write) {
+  typename T::top_range;
+  { store.create(bytes) } -> std::same_as<result<chunk_handle>>;
+  { store.remove(chunk) } -> std::same_as<result<void>>;
+  { store.discard(chunk) } -> std::same_as<result<void>>;
+  { store.tier_of(chunk) } -> std::same_as<result<std::size_t>>;
+  { store.read(chunk, wait) } -> std::same_as<result<typename T::template lease<access_mode::read>>>;
+  { store.write(chunk, wait) } -> std::same_as<result<typename T::write_lease>>;
+  { store.update(chunk, bytes, bytes, wait) } -> std::same_as<result<typename T::update_lease>>;
+  { update.also_changes(bytes, bytes) } -> std::same_as<result<void>>;
+  { write.range() } -> std::same_as<typename T::top_range>;
+  { write.end() };
+  { store.prefetch(chunk) } -> std::same_as<result<void>>;
+  { store.evict(chunk) } -> std::same_as<result<void>>;
+  { store.flush(chunk) } -> std::same_as<result<void>>;
+};
 
 /// What tensors in a buffer come to.
 struct tiered_tensors_stats {
@@ -56,9 +81,10 @@ struct tiered_tensors_stats {
 ///   though its chunk has some. The chunk's are given up with those of its last tensor.
 /// - **Movement** is of chunks: to prefetch, evict or flush a tensor does so to its neighbours.
 ///
-/// It owns its chunks. Others of the same buffer may be used beside it.
+/// It owns its chunks, and removes them with itself; `kept_tensors` are there again in the next process.
+/// Others of the same buffer may be used beside it.
 ///
-/// @tparam Buffer  a `tiered_buffer`.
+/// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
 /// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
 /// @par Thread safety   as the buffer: one thread at a time; leased memory is the lease holder's to share.
 /// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was.
@@ -66,6 +92,8 @@ struct tiered_tensors_stats {
 ///                      What the buffer refuses passes through, with its name and its chunk.
 template <class Buffer>
 class tiered_tensors {
+  static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
+
  public:
   using top_range = typename Buffer::top_range;
 
@@ -125,7 +153,10 @@ class tiered_tensors {
   using update_lease = lease<access_mode::read_write>;
 
   /// Creates the chunks. @param buffer  outlives the tensors.
-  tiered_tensors(Buffer& buffer, chunk_mapping mapping, std::string name = "tiered_tensors");
+  tiered_tensors(Buffer& buffer, chunk_mapping mapping, std::string name = "tiered_tensors")
+      : tiered_tensors(without_chunks{}, buffer, std::move(mapping), std::move(name)) {
+    create_chunks();
+  }
   tiered_tensors(const tiered_tensors&) = delete;
   tiered_tensors& operator=(const tiered_tensors&) = delete;
   /// Removes the chunks. @pre no lease is held.
@@ -138,6 +169,8 @@ class tiered_tensors {
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
   /// Whether all of it was written, and not discarded since.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
+  /// The same of one part.
+  [[nodiscard]] result<bool> has_contents(tensor_id tensor, std::uint32_t part) const noexcept;
   /// The buffer's chunk that a part lies in: for `expect`, or to `clone` it. Lease it through the tensors
   /// alone.
   [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
@@ -201,7 +234,9 @@ class tiered_tensors {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
+  friend class kept_tensors<Buffer>;
   static constexpr std::uint32_t none = ~std::uint32_t{0};
+  struct without_chunks {};
 
   struct part_state {
     std::uint32_t leases = 0;
@@ -221,6 +256,14 @@ class tiered_tensors {
 
     [[nodiscard]] top_range range() const noexcept { return anew ? anew.range() : kept.range(); }
   };
+
+  tiered_tensors(without_chunks, Buffer& buffer, chunk_mapping mapping, std::string name);
+  void create_chunks();
+  /// The part's contents are there from now on.
+  void fill(std::uint32_t part) noexcept {
+    if (!std::exchange(parts_[part].filled, true)) ++chunk_of(part).filled;
+  }
+  [[nodiscard]] result<void> check_free(tensor_id tensor);
 
   [[nodiscard]] failure about(errc code, tensor_id tensor, std::uint64_t wanted,
                               std::uint64_t found) const noexcept {

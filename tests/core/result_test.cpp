@@ -227,6 +227,21 @@ TEST_CASE("what holds for a chunk and for a tensor names which of both it is") {
         "kv: tensor 7 is leased 2 times; end these leases first");
 }
 
+TEST_CASE("a full table is named, and the option that makes it larger") {
+  const auto text = [](full_table which) {
+    return failure{errc::table_full, static_cast<std::uint32_t>(which), 2, 0, "kv"}.message();
+  };
+  CHECK(text(full_table::some) ==
+        "kv: a table of fixed size is full: 2 entries needed, 0 free; raise the max_ option for it");
+  CHECK(text(full_table::chunks) ==
+        "kv: the table of chunks is full: 2 entries needed, 0 free; raise tiered_options::max_chunks");
+  CHECK(text(full_table::pieces) ==
+        "kv: the table of pieces is full: 2 entries needed, 0 free; raise tier_place::max_pieces");
+  CHECK(text(full_table::keyed_chunks) ==
+        "kv: the index of chunks with keys is full: 2 entries needed, 0 free; raise "
+        "persistent_file_options::max_chunks");
+}
+
 TEST_CASE("a failure of an object without a name speaks for the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==

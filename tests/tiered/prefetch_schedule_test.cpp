@@ -384,3 +384,32 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   const auto held = fresh.read(program.chunks[0]).value();
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
+
+TEST_CASE("room for what is written anew is a step of the plan, and not counted as a useless one") {
+  device_program program(std::vector<std::uint64_t>(6, 4), 12);
+  for (int step = 0; step < 4; ++step) {
+    program.schedule->begin_iteration();
+    for (const chunk_handle each : program.chunks) {
+      static_cast<void>(program.schedule->write(each).value());
+      program.compute(40'000);
+      REQUIRE(program.schedule->discard(each));
+    }
+    program.schedule->end_iteration();
+  }
+  std::size_t rooms = 0;
+  std::size_t others = 0;
+  for (const plan_step& each : program.schedule->plan().steady.steps)
+    ++(each.operation == plan_operation::allocate ? rooms : others);
+  CHECK(rooms == 6);
+  CHECK(others == 6);  // drops of what was discarded: that is done by then
+  CHECK(program.schedule->stats().steps == 0);
+  CHECK(program.schedule->stats().useless == 3 * others);
+}
+
+TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
+  device_program program({4, 4}, 12);
+  const std::uint64_t began = program.clock.now().ns;
+  CHECK(program.buffer.read(program.chunks[0], timeout(1'000'000)).code() == errc::timed_out);
+  CHECK(program.clock.now().ns == began);
+  CHECK(program.buffer.read(program.chunks[0], wait_complete));
+}

@@ -281,7 +281,7 @@ TEST_CASE("a parting that is refused leaves both as they were, and keeps no plac
     const chunk_handle chunk = world.filled(1);
     const chunk_handle twin = world.buffer.clone(chunk).value();
     CHECK(world.buffer.clone(twin).error().message() ==
-          "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
+          "state: the table of chunks is full: 1 entries needed, 0 free; raise tiered_options::max_chunks");
     CHECK(world.buffer.create(page).code() == errc::table_full);
     world.fill(chunk, 2);
     CHECK(world.holds(twin, 1));

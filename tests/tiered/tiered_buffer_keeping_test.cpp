@@ -671,3 +671,28 @@ TEST_CASE("a second buffer on one space counts what it finds, not what the first
     CHECK(disk.recovery().kept == 1);
   }
 }
+
+TEST_CASE(
+    "a chunk of a process with more memory is not given up by one with less, and drives nothing out of it") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const bytes contents(8 * kib, std::byte{3});
+  {
+    life<two<plain_codec>> now(path);
+    now.write(now.buffer.create(8 * kib, key_from_id(1)).value(), contents);
+    REQUIRE(now.buffer.persist());
+  }
+  {
+    host_space host({.budget = 1 << 20});
+    disk_space disk(path, of(512 * kib));
+    two<plain_codec> buffer({}, {host, 4 * kib, 512}, {disk, 512 * kib, 512});
+    const chunk_handle small = buffer.create(2 * kib).value();
+    std::ranges::fill(buffer.write(small).value().span(), std::byte{1});
+    const auto refused = buffer.read(buffer.find(key_from_id(1)).value());
+    CHECK(refused.code() == errc::out_of_bytes);
+    CHECK(buffer.tier_of(small).value() == 0);
+    CHECK(buffer.create(8 * kib).error().index == 1);
+  }
+  life<two<plain_codec>> now(path);
+  CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == contents);
+}

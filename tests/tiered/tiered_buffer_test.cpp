@@ -280,13 +280,15 @@ TEST_CASE("a chunk that cannot be is refused, and takes nothing") {
   two_tiers<> world(4, {.max_chunks = 2, .name = "state"});
   auto& buffer = world.buffer;
   CHECK(buffer.create(0).code() == errc::zero_bytes);
-  CHECK(buffer.create(65 * page).error().message() ==
-        "state: tier 1: 16640 bytes needed, 16384 left of its budget; give ranges back, or raise it");
+  CHECK(
+      buffer.create(65 * page).error().message() ==
+      "state: tier 0: 16640 bytes needed in one piece, it never has more than 1024; raise its budget, or ask "
+      "for less at once");
   CHECK(buffer.create(~std::uint64_t{0}).code() == errc::past_the_bytes);
   REQUIRE(buffer.create(1));
   REQUIRE(buffer.create(page));
   CHECK(buffer.create(page).error().message() ==
-        "state: a table of fixed size is full: 1 entries needed, 0 free; raise the max_ option for it");
+        "state: the table of chunks is full: 1 entries needed, 0 free; raise tiered_options::max_chunks");
   CHECK(buffer.stats().tiers[1].used == unit + page);
 }
 
@@ -306,25 +308,67 @@ TEST_CASE("what does not fit in tier 0 is refused with the shortage, and changes
   const chunk_handle first = filled(buffer, 1);
   const chunk_handle second = filled(buffer, 2);
   const chunk_handle third = filled(buffer, 3);
-  const chunk_handle large = buffer.create(3 * page).value();
+  const chunk_handle large = buffer.create(2 * page).value();
   const auto leases = std::pair{buffer.read(first).value(), buffer.read(second).value()};
   const auto before = buffer.stats();
   CHECK(buffer.read(third).error().message() ==
         "state: tier 0: 256 bytes needed, 0 left of its budget; give ranges back, or raise it");
   CHECK(buffer.write(large).error().message() ==
-        "state: tier 0: 768 bytes needed, 0 left of its budget; give ranges back, or raise it");
+        "state: tier 0: 512 bytes needed, 0 left of its budget; give ranges back, or raise it");
   CHECK(buffer.stats().tiers[0].used == before.tiers[0].used);
   CHECK(buffer.stats().tiers[0].drops == before.tiers[0].drops);
   CHECK(buffer.tier_of(third).value() == 1);
   audited(buffer);
 }
 
-TEST_CASE("a chunk larger than tier 0 drives nothing out of it") {
+TEST_CASE("a chunk that one of its tiers could never hold is refused when it is made, whatever lies there") {
+  const failure too_large{.code = errc::out_of_bytes, .index = 1, .wanted = 3 * page, .found = 2 * page};
   two_tiers<> world(2);
   auto& buffer = world.buffer;
   const std::vector chunks{filled(buffer, 1), filled(buffer, 2)};
-  CHECK(buffer.write(buffer.create(3 * page).value()).code() == errc::out_of_bytes);
+  CHECK(buffer.create(3 * page).error() == too_large);
+  CHECK(buffer.adopt(60 * page, 3 * page).error() == too_large);
+  CHECK(buffer.resize(chunks[0], 2 * page + 1).error().index == 1);
+  CHECK(buffer.resize(buffer.create(page).value(), 3 * page).error() == too_large);
+  REQUIRE(buffer.create(2 * page));
   CHECK(places(buffer, chunks) == where{0, 0});
+  audited(buffer);
+  // Between tier 0 and the last it passes those in the middle: none of them may be smaller.
+  three_tiers<> middle(4, 1);
+  CHECK(middle.buffer.create(2 * page).error().message() ==
+        "tiered_buffer: tier 1: 512 bytes needed in one piece, it never has more than 256; raise its budget, "
+        "or "
+        "ask for less at once");
+  REQUIRE(middle.buffer.create(page));
+}
+
+TEST_CASE("a full table of pieces is named, with the option that makes it larger") {
+  host_space space({.budget = 1 << 20});
+  tier_place<host_space> beneath(space, 64 * page, unit);
+  beneath.max_pieces = 3;
+  tiered_buffer<host_space, host_space> buffer({}, {space, 4 * page, unit}, beneath);
+  REQUIRE(buffer.create(page));
+  REQUIRE(buffer.create(page));
+  CHECK(buffer.create(page).error().message() ==
+        "tiered_buffer: tier 1: the table of pieces is full: 1 entries needed, 0 free; raise "
+        "tier_place::max_pieces");
+}
+
+TEST_CASE("as many pieces as chunks can come to are kept account of, without asking") {
+  constexpr std::uint32_t most = 64;
+  two_tiers<> world(64, {.max_chunks = most});
+  auto& buffer = world.buffer;
+  std::vector<chunk_handle> chunks;
+  for (std::uint32_t i = 0; i < most; ++i)
+    chunks.push_back(filled(buffer, 1, unit));
+  for (int round = 0; round < 3; ++round) {
+    // Every other place becomes a gap, and is taken in parts or not at all.
+    for (std::size_t i = 0; i < chunks.size(); i += 2)
+      REQUIRE(buffer.remove(chunks[i]));
+    for (std::size_t i = 0; i < chunks.size(); i += 2)
+      chunks[i] = filled(buffer, 1, (1 + (i + static_cast<std::size_t>(round)) % 3) * unit);
+  }
+  audited(buffer);
 }
 
 TEST_CASE("only dirty bytes go down, in whole units of the tier beneath") {
@@ -631,17 +675,6 @@ TEST_CASE("a prefetch waits while leases hold all of tier 0, and no failure is m
   CHECK(buffer.tier_of(first).value() == 0);
 }
 
-TEST_CASE("a chunk larger than a middle tier stays where it is, and is told the shortage") {
-  three_tiers<> world(4, 1);
-  auto& buffer = world.buffer;
-  const chunk_handle large = filled(buffer, 1, 2 * page);
-  CHECK(buffer.evict(large).error().message() ==
-        "tiered_buffer: tier 1: 512 bytes needed, 256 left of its budget; give ranges back, or raise it");
-  CHECK(buffer.flush(large).code() == errc::out_of_bytes);
-  CHECK(holds(buffer, large, 1));
-  audited(buffer);
-}
-
 TEST_CASE("eviction ends a prefetch") {
   two_tiers<> world(1);
   auto& buffer = world.buffer;
@@ -869,7 +902,9 @@ TEST_CASE("resize refuses what create and read would, and leaves the chunk as it
   CHECK(buffer.read(empty).code() == errc::no_contents);
   CHECK(buffer.resize(empty, 0).code() == errc::zero_bytes);
   CHECK(buffer.resize(chunk, 64 * page).error().message() ==
-        "state: tier 1: 16384 bytes needed, 15360 left of its budget; give ranges back, or raise it");
+        "state: tier 0: 16384 bytes needed in one piece, it never has more than 768; raise its budget, or "
+        "ask for "
+        "less at once");
   CHECK(buffer.resize(chunk, 3 * page).code() == errc::out_of_bytes);  // two places do not fit in tier 0
   {
     const auto lease = buffer.read(chunk).value();
@@ -885,6 +920,7 @@ TEST_CASE("metadata and counters are told") {
   two_tiers<> small(2, {.max_chunks = 16});
   two_tiers<> large(2, {.max_chunks = 1600});
   CHECK(small.buffer.stats().metadata_bytes > 0);
+  CHECK(small.buffer.stats().metadata_bytes < 65'536);
   CHECK(large.buffer.stats().metadata_bytes > small.buffer.stats().metadata_bytes + 1584 * 100);
   const auto tier = small.buffer.stats().tiers[0];
   CHECK(tier.budget == 2 * page);

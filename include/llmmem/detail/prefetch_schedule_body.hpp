@@ -27,19 +27,57 @@ namespace detail {
 }  // namespace detail
 
 template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::check_can_add() const {
+  if (state_ == schedule_state::idle && !trace_) return;
+  throw argument_error(options_.name + ": a chunk was added after recording began; add all of them first");
+}
+
+template <class Buffer, schedule_planner Planner>
 chunk_id prefetch_schedule<Buffer, Planner>::add(chunk_handle chunk) {
-  if (state_ != schedule_state::idle || trace_) {
-    throw argument_error(options_.name + ": a chunk was added after recording began; add all of them first");
-  }
   buffer_->bytes(chunk).value();
   if (chunk.slot < number_of_slot_.size() && number_of_slot_[chunk.slot] != ~0U &&
       chunks_[number_of_slot_[chunk.slot]] == chunk) {
     return chunk_id{number_of_slot_[chunk.slot]};
   }
+  check_can_add();
+  close_gaps();
   if (chunk.slot >= number_of_slot_.size()) number_of_slot_.resize(chunk.slot + std::size_t{1}, ~0U);
   number_of_slot_[chunk.slot] = static_cast<std::uint32_t>(chunks_.size());
   chunks_.push_back(chunk);
   return chunk_id{number_of_slot_[chunk.slot]};
+}
+
+template <class Buffer, schedule_planner Planner>
+result<void> prefetch_schedule<Buffer, Planner>::remove(chunk_handle chunk) {
+  const result<void> gone = buffer_->remove(chunk);
+  if (!gone) return gone;
+  if (chunk.slot >= number_of_slot_.size() || number_of_slot_[chunk.slot] == ~0U ||
+      chunks_[number_of_slot_[chunk.slot]] != chunk) {
+    return gone;
+  }
+  chunks_[std::exchange(number_of_slot_[chunk.slot], ~0U)] = {};
+  has_gaps_ = true;
+  state_ = schedule_state::idle;
+  plan_.reset();
+  trace_.reset();
+  forecast_.reset();
+  refused_.reset();
+  pending_.clear();
+  fell_back_ = false;
+  return gone;
+}
+
+/// Numbers the chunks that are left.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::close_gaps() {
+  if (!std::exchange(has_gaps_, false)) return;
+  std::uint32_t kept = 0;
+  for (const chunk_handle each : chunks_) {
+    if (each == chunk_handle{}) continue;
+    number_of_slot_[each.slot] = kept;
+    chunks_[kept++] = each;
+  }
+  chunks_.resize(kept);
 }
 
 template <class Buffer, schedule_planner Planner>
@@ -91,6 +129,7 @@ void prefetch_schedule<Buffer, Planner>::end_iteration() {
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::record() {
   recorder_ = {};
+  close_gaps();
   for (const chunk_handle each : chunks_)
     recorder_.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
   if (options_.divergence == on_divergence::by_frequency && !forecast_) forecast_.emplace(chunks_.size());
@@ -173,6 +212,7 @@ void prefetch_schedule<Buffer, Planner>::try_pending() {
     const std::size_t tier = step.operation == plan_operation::fetch ? step.to : step.from;
     const step_outcome outcome = buffer_->execute(chunks_[to_index(step.chunk)], step.operation, tier);
     if (outcome == step_outcome::later) break;
+    if (step.operation == plan_operation::allocate) continue;  // the lease that writes takes its own room
     ++(outcome == step_outcome::done ? stats_.steps : stats_.useless);
   }
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(done));
@@ -289,17 +329,34 @@ void prefetch_schedule<Buffer, Planner>::after() {
 
 template <class Buffer, schedule_planner Planner>
 template <access_mode Mode, class Take>
-auto prefetch_schedule<Buffer, Planner>::take(chunk_handle chunk, Take take_from_buffer)
+auto prefetch_schedule<Buffer, Planner>::take(chunk_id number, access_mode noted, Take take_from_buffer)
     -> result<lease<Mode>> {
-  const chunk_id number = known(chunk);
-  before(trace_call::acquire, number, Mode);
+  before(trace_call::acquire, number, noted);
   auto had = take_from_buffer();
-  if (had && state_ == schedule_state::recording) recorder_.acquire(number, Mode);
+  if (had && state_ == schedule_state::recording) recorder_.acquire(number, noted);
   if (!had) refused_ = number;
   if (had) count_use(number);
   after();
   if (!had) return had.error();
   return lease<Mode>(*this, number, std::move(*had));
+}
+
+/// As what a lease of bytes that are not named yet was recorded, where that is the next event.
+template <class Buffer, schedule_planner Planner>
+access_mode prefetch_schedule<Buffer, Planner>::mode_at_next(chunk_id chunk) const noexcept {
+  if (state_ != schedule_state::replaying || trace_->events().empty()) return access_mode::read;
+  const trace_event& next = trace_->events()[cursor_->next()];
+  const bool is_it = next.call == trace_call::acquire && next.chunk == chunk && reads(next.mode);
+  return is_it ? next.mode : access_mode::read;
+}
+
+template <class Buffer, schedule_planner Planner>
+auto prefetch_schedule<Buffer, Planner>::update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
+                                                patience wait) -> result<update_lease> {
+  const chunk_id number = known(chunk);
+  const access_mode noted = count == 0 ? mode_at_next(number) : access_mode::read_write;
+  return take<access_mode::read_write>(number, noted,
+                                       [&] { return buffer_->update(chunk, offset, count, wait); });
 }
 
 template <class Buffer, schedule_planner Planner>

@@ -68,14 +68,27 @@ struct room_stats {
   std::uint64_t metadata_bytes = 0;
 };
 
+/// How many pieces a tier may have to keep account of: no two gaps lie side by side, and no piece is less
+/// than a unit. Beside the chunks there may be two being moved, and some that a device never gave back.
+template <class Space>
+[[nodiscard]] std::uint32_t pieces_of(const tier_place<Space>& place, std::uint64_t chunks) noexcept {
+  constexpr std::uint64_t spare = 66;
+  if (place.max_pieces != 0) return place.max_pieces;
+  const std::uint64_t units = place.granularity == 0 ? 0 : place.budget / place.granularity;
+  const std::uint64_t most = 2 * (chunks + spare) + 1;
+  const std::uint64_t pieces = units < most ? units : most;
+  return pieces > 0xFFFF'FFF0U ? 0xFFFF'FFF0U : static_cast<std::uint32_t>(pieces == 0 ? 1 : pieces);
+}
+
 /// Room for copies: one range of the space, carved by best fit.
 template <class Space>
 class chunk_room {
  public:
-  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source& metadata)
+  chunk_room(const tier_place<Space>& place, std::uint64_t chunks, std::string name,
+             const metadata_source& metadata)
       : slab_(*place.space, place.budget, place.granularity),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
-               {.max_blocks = place.max_pieces, .name = std::move(name), .metadata = metadata}) {}
+               {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata}) {}
   chunk_room(const chunk_room&) = delete;
   chunk_room& operator=(const chunk_room&) = delete;
   /// With a retired place in it the range stays with the space's account, for nobody to be given.
@@ -85,7 +98,7 @@ class chunk_room {
 
   [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
     const result<arena_allocation> had = arena_.allocate(bytes);
-    if (!had) return had.error();
+    if (!had) return told(had.error());
     copy.place = had->handle;
     copy.data = had->data;
     copy.granted = had->granted;
@@ -94,7 +107,7 @@ class chunk_room {
   /// The place that begins at `data`, as it did before the space was closed.
   [[nodiscard]] result<void> take_at(tier_copy& copy, std::byte* data, std::uint64_t bytes) noexcept {
     const result<arena_allocation> had = arena_.allocate_at(data, bytes);
-    if (!had) return had.error();
+    if (!had) return told(had.error());
     copy.place = had->handle;
     copy.data = had->data;
     copy.granted = had->granted;
@@ -117,6 +130,7 @@ class chunk_room {
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return arena_.granted_for(bytes);
   }
+  [[nodiscard]] const char* name() const noexcept { return arena_.name(); }
   [[nodiscard]] room_stats stats() const noexcept {
     const arena_stats s = arena_.stats();
     return {arena_.capacity(), s.granted, s.peak_granted, s.live, lost_, lost_places_, s.metadata_bytes};
@@ -127,6 +141,12 @@ class chunk_room {
   }
 
  private:
+  /// The arena does not know what its table is called here.
+  [[nodiscard]] static failure told(failure why) noexcept {
+    if (why.code == errc::table_full) why.index = static_cast<std::uint32_t>(full_table::pieces);
+    return why;
+  }
+
   space_buffer<Space> slab_;
   range_arena arena_;
   std::uint64_t lost_ = 0;
@@ -138,7 +158,7 @@ template <class Space>
   requires(never_fragments<Space>())
 class chunk_room<Space> {
  public:
-  chunk_room(const tier_place<Space>& place, std::string name, const metadata_source&)
+  chunk_room(const tier_place<Space>& place, std::uint64_t, std::string name, const metadata_source&)
       : space_(place.space), unit_(checked(place.granularity, name)), name_(std::move(name)) {
     stats_.capacity = place.budget;
   }
@@ -178,6 +198,7 @@ class chunk_room<Space> {
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return space_->source().footprint(bytes, unit_);
   }
+  [[nodiscard]] const char* name() const noexcept { return name_.c_str(); }
   [[nodiscard]] room_stats stats() const noexcept { return stats_; }
   void audit(std::vector<std::string>&) const noexcept {}
 
@@ -249,6 +270,7 @@ struct tier_state {
     const std::string& name;
     std::uint32_t max_chunks;
     std::uint64_t largest_chunk_bytes;
+    std::uint32_t staging_slots;
     const metadata_source& metadata;
   };
 
@@ -257,7 +279,8 @@ struct tier_state {
 
   explicit tier_state(const setup& s)
       : space(s.place.space),
-        room(s.place, s.name + ": tier " + std::to_string(s.index), s.metadata),
+        room(s.place, std::uint64_t{s.max_chunks} + s.staging_slots,
+             s.name + ": tier " + std::to_string(s.index), s.metadata),
         eviction(slot_count{s.max_chunks}, s.metadata),
         admission(slot_count{s.max_chunks}, s.metadata),
         codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),

@@ -41,7 +41,7 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
       tiers_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
         return std::tuple<typename detail::tier_state<Tiers>::setup...>{
             {places, Index, options_.name, options_.max_chunks, options_.largest_chunk_bytes,
-             options_.metadata}...};
+             encodes ? options_.staging_slots : 0, options_.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
       edges_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
         using setups = typename edge_tuple<std::make_index_sequence<tiers - 1>>::setup;
@@ -139,6 +139,25 @@ failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) c
   return wrong;
 }
 
+/// Whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and the last it
+/// passes them all.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::check_fits(std::uint64_t bytes) const noexcept {
+  failure wrong{.code = errc::ok, .where = options_.name.c_str()};
+  const auto check_tier = [&]<std::size_t Index>(std::integral_constant<std::size_t, Index>) {
+    const auto& tier = tier_at<Index>();
+    const std::uint64_t takes = tier.room.granted_for(Index == last ? tier.place_bytes(bytes) : bytes);
+    if (wrong.code != errc::ok || takes <= most_room<Index>()) return;
+    wrong = failure{errc::out_of_bytes, 1, takes, most_room<Index>(), tier.room.name()};
+  };
+  if (bytes > max_bytes / 2) return wrong;  // refused by the last tier
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (check_tier(std::integral_constant<std::size_t, Index>{}), ...);
+  }(std::make_index_sequence<tiers>{});
+  return wrong;
+}
+
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
@@ -146,6 +165,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
     return failure{.code = errc::not_opened, .wanted = bytes, .where = options_.name.c_str()};
   }
   if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
+  if (const failure wrong = check_fits(bytes); wrong.code != errc::ok) return wrong;
   auto& home = tier_at<last>();
   copy place;
   if (const result<void> had = home.room.take(place, home.place_bytes(bytes)); !had) return had.error();
@@ -159,7 +179,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::enter(copy& place, s
   const std::uint32_t name = names_.acquire({});
   if (name == none) {
     tier_at<last>().room.give_back(place);
-    return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
+    return no_more_chunks();
   }
   chunk_record fresh;
   fresh.bytes = bytes;
@@ -187,6 +207,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t 
                    .found = tier_at<last>().granularity,
                    .where = options_.name.c_str()};
   }
+  if (const failure wrong = check_fits(bytes); wrong.code != errc::ok) return wrong;
   copy place;
   if (const result<void> had = room.take_at(place, room.address_of(offset), bytes); !had) return had.error();
   place.at = detail::residence::valid;
@@ -227,6 +248,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   if (leases != 0) return at_chunk(errc::chunk_leased, slot, 0, leases);
   if (bytes == c.bytes) return {};
   if (const failure wrong = check_size(bytes); wrong.code != errc::ok) return wrong;
+  if (const failure wrong = check_fits(bytes); wrong.code != errc::ok) return wrong;
   if (c.sharers > 1) {
     return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, wait_complete);
   }

@@ -13,8 +13,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::clone(chunk_handle c
   const std::uint32_t slot = record_of(chunk);
   if (chunks_[slot].writing) return at_chunk(errc::chunk_leased, slot, 0, chunks_[slot].leases);
   const std::uint32_t name = names_.acquire({});
-  if (name == none)
-    return failure{.code = errc::table_full, .wanted = 1, .found = 0, .where = options_.name.c_str()};
+  if (name == none) return no_more_chunks();
   join(name, slot);
   return names_.handle(name);
 }

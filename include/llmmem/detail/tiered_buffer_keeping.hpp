@@ -15,8 +15,8 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
     return failure{.code = errc::key_taken, .index = to_index(*taken) - 1, .where = options_.name.c_str()};
   }
   if (const std::uint64_t most = tier_at<last>().space->index().capacity(); keys_.size() >= most) {
-    return failure{
-        .code = errc::table_full, .wanted = 1, .where = tier_at<last>().space->index().path().c_str()};
+    return failure{errc::table_full, static_cast<std::uint32_t>(full_table::keyed_chunks), 1, 0,
+                   tier_at<last>().space->index().path().c_str()};
   }
   const result<chunk_handle> made = create(bytes);
   if (made) set_key(made->slot, key);

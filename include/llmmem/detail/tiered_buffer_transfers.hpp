@@ -485,13 +485,16 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::wait_for(std::uint32_t id, p
                                                      : stall_cause::demand_fetch;
   const auto stalled = meter_.stalling(cause);
   if (wait.ns != wait_complete.ns) {
-    while (!is_ready(id)) {
+    // A clock that is not the machine's may be one that nobody moves meanwhile: sleeping counts, too.
+    constexpr std::uint64_t nap_ns = 20'000;
+    constexpr std::uint64_t least_sleep_ns = 1'000'000;
+    for (std::uint64_t slept_ns = 0; !is_ready(id); slept_ns += nap_ns) {
       const std::uint64_t waited_ns = clock_.now_ns() - began_ns;
-      if (waited_ns >= wait.ns) {
+      if (waited_ns >= wait.ns || (slept_ns >= wait.ns && slept_ns >= least_sleep_ns)) {
         return at_chunk(errc::timed_out, waited.chunk, chunks_[waited.chunk].bytes, waited_ns);
       }
       with_index<last>(waited.edge, [&]<class Index>(Index) { std::get<Index::value>(edges_).poll(); });
-      const timespec little{0, 20'000};
+      const timespec little{0, nap_ns};
       ::nanosleep(&little, nullptr);
     }
   }

@@ -7,7 +7,8 @@
 namespace llmmem::inline v0 {
 
 template <class Buffer>
-tiered_tensors<Buffer>::tiered_tensors(Buffer& buffer, chunk_mapping mapping, std::string name)
+tiered_tensors<Buffer>::tiered_tensors(without_chunks, Buffer& buffer, chunk_mapping mapping,
+                                       std::string name)
     : buffer_(&buffer),
       mapping_(std::move(mapping)),
       name_(std::move(name)),
@@ -18,6 +19,10 @@ tiered_tensors<Buffer>::tiered_tensors(Buffer& buffer, chunk_mapping mapping, st
     if (mapping_.sharers(chunk_id{i}) > 1) chunks_[i].shared = shared++;
   }
   shared_ = std::vector<shared_chunk>(shared);
+}
+
+template <class Buffer>
+void tiered_tensors<Buffer>::create_chunks() {
   try {
     for (std::size_t i = 0; i < chunks_.size(); ++i)
       chunks_[i].handle = buffer_->create(mapping_.chunks()[i]).value();
@@ -67,6 +72,14 @@ result<bool> tiered_tensors<Buffer>::has_contents(tensor_id tensor) const noexce
 }
 
 template <class Buffer>
+result<bool> tiered_tensors<Buffer>::has_contents(tensor_id tensor, std::uint32_t part) const noexcept {
+  if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
+  const std::size_t count = mapping_.parts(tensor).size();
+  if (part >= count) return about(errc::no_such_part, tensor, part, count);
+  return parts_[mapping_.first_part(tensor) + part].filled;
+}
+
+template <class Buffer>
 result<chunk_handle> tiered_tensors<Buffer>::chunk(tensor_id tensor, std::uint32_t part) const noexcept {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
   const std::size_t count = mapping_.parts(tensor).size();
@@ -86,14 +99,19 @@ result<void> tiered_tensors<Buffer>::each_part(tensor_id tensor, F&& f) {
   return first;
 }
 
+/// That the tensor is there, and no part of it leased.
 template <class Buffer>
-result<void> tiered_tensors<Buffer>::discard(tensor_id tensor) {
+result<void> tiered_tensors<Buffer>::check_free(tensor_id tensor) {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
-  const result<void> free = each_part(tensor, [&](std::uint32_t part) -> result<void> {
+  return each_part(tensor, [&](std::uint32_t part) -> result<void> {
     if (parts_[part].leases == 0) return {};
     return about(errc::chunk_leased, tensor, 1, parts_[part].leases);
   });
-  if (!free) return free;
+}
+
+template <class Buffer>
+result<void> tiered_tensors<Buffer>::discard(tensor_id tensor) {
+  if (const result<void> free = check_free(tensor); !free) return free;
   return each_part(tensor, [&](std::uint32_t part) -> result<void> {
     if (!parts_[part].filled) return {};
     chunk_state& c = chunk_of(part);
@@ -163,10 +181,7 @@ auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, b
   ++state.leases;
   ++leases_;
   state.writing = writes(Mode);
-  if (!state.filled) {
-    state.filled = true;
-    ++c.filled;
-  }
+  fill(part);
   made.owner_ = this;
   made.part_ = part;
   made.range_ = whole_chunk;

@@ -44,6 +44,8 @@ class range_arena {
   range_arena(const range_arena&) = delete;
   range_arena& operator=(const range_arena&) = delete;
 
+  /// For error texts.
+  [[nodiscard]] const char* name() const noexcept { return ledger_.name(); }
   /// `errc::out_of_bytes`: found = the largest piece it could have.
   [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);

@@ -96,11 +96,22 @@ class trace_recorder {
   /// Makes a chunk known. Its id counts up from 0.
   chunk_id add_chunk(std::uint64_t bytes) {
     sizes_.push_back(bytes);
+    acquired_.push_back(0);
     return chunk_id{static_cast<std::uint32_t>(sizes_.size() - 1)};
   }
 
-  void acquire(chunk_id chunk, access_mode mode) { add(chunk, trace_call::acquire, mode); }
+  void acquire(chunk_id chunk, access_mode mode) {
+    add(chunk, trace_call::acquire, mode);
+    if (to_index(chunk) < acquired_.size()) acquired_[to_index(chunk)] = events_.size();
+  }
   void release(chunk_id chunk) { add(chunk, trace_call::release, access_mode::read); }
+  /// What the chunk was last acquired to read changes as well, as turned out since.
+  void also_changes(chunk_id chunk) noexcept {
+    const std::uint32_t index = to_index(chunk);
+    if (index >= acquired_.size() || acquired_[index] == 0) return;
+    trace_event& event = events_[acquired_[index] - 1];
+    if (event.mode == access_mode::read) event.mode = access_mode::read_write;
+  }
   void discard(chunk_id chunk) { add(chunk, trace_call::discard, access_mode::read); }
   /// `ns` of computing follow the last event; several calls add up.
   void compute(std::uint64_t ns) noexcept {
@@ -120,6 +131,7 @@ class trace_recorder {
   }
 
   std::vector<std::uint64_t> sizes_;
+  std::vector<std::size_t> acquired_;  // by chunk: one more than its last acquire's event
   std::vector<trace_event> events_;
   std::uint64_t pending_ns_ = 0;
 };

@@ -121,6 +121,8 @@ class persistent_file_space : public file_space<Engine> {
   /// What is in it stays.
   void deallocate(range_type) noexcept { is_given_ = false; }
 
+  /// Drawn when the file was begun: what lies beside it says by this that it is of this file.
+  [[nodiscard]] const chunk_key& file_id() const noexcept { return file_id_; }
   [[nodiscard]] chunk_index& index() noexcept { return *index_; }
   [[nodiscard]] const chunk_index& index() const noexcept { return *index_; }
   [[nodiscard]] const tier_recovery& recovery() const noexcept { return recovery_; }

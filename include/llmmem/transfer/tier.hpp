@@ -131,9 +131,10 @@ template <class Space>
 template <memory_space Space>
 struct tier_place {
   Space* space = nullptr;
-  std::uint64_t budget = 0;            ///< bytes, resident and in flight together
-  std::uint64_t granularity = 4096;    ///< chunks begin at, and take, multiples of this
-  std::uint32_t max_pieces = 1 << 16;  ///< chunks and gaps it can keep account of
+  std::uint64_t budget = 0;          ///< bytes, resident and in flight together
+  std::uint64_t granularity = 4096;  ///< chunks begin at, and take, multiples of this
+  /// Chunks and gaps it can keep account of, some 94 bytes each; 0: as many as `max_chunks` can come to.
+  std::uint32_t max_pieces = 0;
 
   tier_place(Space& where, std::uint64_t bytes, std::uint64_t unit = 4096) noexcept
       : space(&where), budget(bytes), granularity(unit) {}

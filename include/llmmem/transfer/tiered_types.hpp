@@ -30,6 +30,8 @@ struct patience {
 };
 inline constexpr patience best_effort{0};                    ///< takes what is there, and starts the rest
 inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as it takes
+/// That long by the buffer's clock. Where that is a virtual one and nobody moves it, as long of real time,
+/// and at least a millisecond.
 [[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
   return {ns};
 }

@@ -230,7 +230,8 @@ inline void chunk_index::unset(block_id id) noexcept {
 
 inline result<void> chunk_index::keep(const chunk_extent& extent) {
   if (live_ == entries_.size() && !names_.find(extent.key)) {
-    return failure{errc::table_full, 0, 1, 0, file_.path().c_str()};
+    return failure{errc::table_full, static_cast<std::uint32_t>(full_table::keyed_chunks), 1, 0,
+                   file_.path().c_str()};
   }
   if (const result<void> written = append(kind::kept, extent); !written) return written;
   set(extent, records_ - 1);
