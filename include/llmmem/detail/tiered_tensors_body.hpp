@@ -187,7 +187,7 @@ auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, b
   made.range_ = whole_chunk;
   made.range_.data += place.offset;
   made.range_.bytes = place.bytes;
-  return made;
+  return result<lease<Mode>>(std::move(made));  // nvcc 13 does not move it by itself
 }
 
 /// A lease of a chunk for the only tensor in it.
