@@ -135,7 +135,7 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
     std::uint32_t second = 0;
     std::uint32_t third = 0;
     for (std::size_t i = 0; i < crc32c_lane; i += sizeof(std::uint64_t)) {
-      std::array<std::uint64_t, 3> words;
+      std::array<std::uint64_t, 3> words{};
       for (std::size_t lane = 0; lane < words.size(); ++lane)
         std::memcpy(&words[lane], bytes.data() + lane * crc32c_lane + i, sizeof(std::uint64_t));
       state = crc32c_word_by_instruction(state, words[0]);
