@@ -28,6 +28,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -146,6 +147,56 @@ void move_by_queue(benchmark::State& state, const workload& load, drive_by drive
   return at == std::string::npos ? 0 : std::strtod(json.c_str() + at + name.size() + 5, nullptr);
 }
 
+#if __has_include(<liburing.h>)
+/// Reads of 4 KiB, past the page cache or out of it, of a file that the ring was told of or was not.
+void read_small(benchmark::State& state, direct_io direct, bool is_registered) {
+  const workload load{"", pattern::random, io_direction::read, 1 << 12, 32};
+  const io_file file(shared_file().path, {.mode = open_mode::read, .direct = direct});
+  uring_io engine({.depth = load.depth, .issuer = uring_issuer::one_thread});
+  const int descriptor = direct == direct_io::never ? file.buffered() : file.direct();
+  if (descriptor < 0) return state.SkipWithError("no direct I/O here");
+  if (is_registered && !engine.register_file(descriptor))
+    return state.SkipWithError("no table of files here");
+  host_space memory({.budget = load.block * load.depth + (1 << 21)});
+  const auto range = memory.try_allocate(load.block * load.depth, 4096).value();
+  std::memset(range.data, 1, load.block * load.depth);
+  const std::uint64_t blocks = total_bytes() / load.block;
+  const std::uint64_t count = bytes_of(load) / load.block;
+  if (direct == direct_io::never) {
+    for (std::uint64_t at = 0; at < total_bytes(); at += range.bytes)
+      file_queue<>().start(read_from(file, at, {range.data, load.block * load.depth})).value().wait();
+  }
+  std::uint64_t random = 1;
+  const auto ask = [&](std::uint64_t slot) {
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+    static_cast<void>(engine.try_queue({.file = descriptor,
+                                        .bytes = 1 << 12,
+                                        .offset = (random >> 33) % blocks * load.block,
+                                        .data = range.data + slot * load.block,
+                                        .tag = slot}));
+  };
+  const double before = processor_seconds(RUSAGE_SELF);
+  for (auto _ : state) {
+    const auto began = std::chrono::steady_clock::now();
+    for (std::uint64_t slot = 0; slot < load.depth; ++slot)
+      ask(slot);
+    std::array<io_completion, 32> done{};
+    std::uint64_t asked = load.depth;
+    while (engine.in_flight() != 0) {
+      const std::size_t got = engine.reap(done, {.least = 1}).value();
+      for (std::size_t i = 0; i < got; ++i) {
+        if (done[i].outcome != 1 << 12) return state.SkipWithError("a read failed");
+        if (asked++ < count) ask(done[i].tag);
+      }
+    }
+    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  report(state, load, processor_seconds(RUSAGE_SELF) - before);
+  state.counters["cpu_ns_per_read"] = state.counters["cpu_ms_per_GB"] * 4096e-9 * 1e6;
+  memory.deallocate(range);
+}
+#endif
+
 void move_by_fio(benchmark::State& state, const workload& load, const char* engine) {
   const bool reads = load.way == io_direction::read;
   const std::string order =
@@ -201,6 +252,18 @@ const int registered = [] {
       add(load, "fio_uring", [&load](benchmark::State& state) { move_by_fio(state, load, "io_uring"); });
     }
   }
+#if __has_include(<liburing.h>)
+  for (const auto& [where, direct] :
+       {std::pair{"direct", direct_io::preferred}, {"cached", direct_io::never}}) {
+    for (const bool is_registered : {false, true}) {
+      benchmark::RegisterBenchmark(
+          fmt::format("files/{}_read_4K/{}", where, is_registered ? "table" : "descriptor").c_str(),
+          [direct, is_registered](benchmark::State& state) { read_small(state, direct, is_registered); })
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond);
+    }
+  }
+#endif
   return 0;
 }();
 

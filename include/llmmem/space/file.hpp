@@ -108,6 +108,9 @@ class io_file {
     return rejected_.load(std::memory_order_relaxed) ? -1 : direct_;
   }
 
+  /// Past it, as it was opened, whether or not transfers go by it still.
+  [[nodiscard]] int opened_direct() const noexcept { return direct_; }
+
   /// What direct transfers must keep to; of use only where `direct()` is not -1. Offsets are aligned to whole
   /// pages at least, so that no page is written both through the cache and past it.
   [[nodiscard]] const direct_limits& limits() const noexcept { return limits_; }
