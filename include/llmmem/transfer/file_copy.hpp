@@ -90,6 +90,8 @@ struct file_queue_stats {
       0;                          ///< descriptors that the engine keeps in its table: see `register_file`
   std::uint64_t files_plain = 0;  ///< how often one found no place there
   io_setting setting{};           ///< the depth and block size of now
+  io_setting best{};              ///< with `io_tuning::on`: the best found so far
+  bool is_at_rest = false;        ///< and whether the tuner rests there
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -121,6 +121,8 @@ class file_queue {
     file_queue_stats now = core_.stats(now_ns());
     now.files_registered = files_.told();
     now.files_plain = files_.plain();
+    now.best = options_.tuning == io_tuning::on ? tuner_.best() : now.setting;
+    now.is_at_rest = options_.tuning == io_tuning::on && tuner_.is_at_rest();
     return now;
   }
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
@@ -374,8 +376,9 @@ io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& opt
   return t;
 }
 
-/// A window lasts for eight times what may be under way, once as much has passed at the new setting. Only one
-/// during which more was always waiting to be asked for tells how fast the device is.
+/// A window lasts for eight times what may be under way, and not less than the options say, once as much has
+/// passed at the new setting. Only one during which more was always waiting to be asked for tells how fast
+/// the device is.
 template <io_engine Engine>
 void file_queue<Engine>::tune(std::uint64_t now) noexcept {
   const std::uint64_t moved = core_.bytes_moved();
@@ -388,7 +391,7 @@ void file_queue<Engine>::tune(std::uint64_t now) noexcept {
     if (moved - window_bytes_ < flight) return;
     window_ns_ = now;
     window_bytes_ = moved;
-  } else if (moved - window_bytes_ >= 8 * flight) {
+  } else if (moved - window_bytes_ >= 8 * flight && now - window_ns_ >= options_.tuner.window_ns) {
     core_.use(tuner_.window(moved - window_bytes_, now - window_ns_));
     window_ns_ = 0;
     window_bytes_ = moved;
