@@ -379,7 +379,19 @@ const int registered = [] {
     add_uring("llmmem", drive_by::waiters, huge_pages::advise);
     add_uring("llmmem_small_pages", drive_by::waiters, huge_pages::never);
     add_uring("llmmem_thread", drive_by::own_thread, huge_pages::advise);
+    add(load, "llmmem_one_buffer", [&load](benchmark::State& state) {
+      workload alone = load;
+      alone.depth = 1;
+      move_by_queue<uring_io>(state, alone, drive_by::waiters, huge_pages::never,
+                              uring_options{.depth = 1, .issuer = uring_issuer::one_thread});
+    });
 #endif
+    // What fio's psync does: one block of memory in small pages, again and again.
+    add(load, "llmmem_posix_one_buffer", [&load](benchmark::State& state) {
+      workload alone = load;
+      alone.depth = 1;
+      move_by_queue<posix_io>(state, alone, drive_by::waiters, huge_pages::never);
+    });
     if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
       add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });
       add(load, "fio_uring", [&load](benchmark::State& state) { move_by_fio(state, load, "io_uring"); });
