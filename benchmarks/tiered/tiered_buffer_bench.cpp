@@ -1,12 +1,16 @@
 /// What a tiered buffer costs beyond the copies it makes. Each row stands beside its floor: `memcpy` between
-/// the same amounts of memory, or a `file_queue` that reads the same file.
+/// the same amounts of memory, or a `file_queue` that reads the same file. And what it costs to open one with
+/// chunks in it.
 ///
 /// LLMMEM_BENCH_IO_DIR   folder of the file (the system's for temporary files)
 
+#include <llmmem/codec/identity.hpp>
+#include <llmmem/paging/range_arena.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/file_space.hpp>
+#include <llmmem/transfer/persistent_file_space.hpp>
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -17,8 +21,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -161,6 +167,85 @@ void file_to_host_queue(benchmark::State& state, bool verifies) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(chunk_bytes));
 }
 
+/// Places of 512 bytes with as much between them, in an order as a cache that lived for a while has them.
+[[nodiscard]] std::vector<std::uint64_t> scattered_places(std::uint64_t count) {
+  std::vector<std::uint64_t> places;
+  for (std::uint64_t i = 0; i < count; ++i)
+    places.push_back(i * 1024);
+  std::uint64_t random = 1;
+  for (std::uint64_t i = count; i-- > 1;) {
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+    std::swap(places[i], places[(random >> 33) % (i + 1)]);
+  }
+  return places;
+}
+
+/// A persistent tier with so many chunks is opened, and a buffer over it.
+void reopen(benchmark::State& state) {
+  const auto count = static_cast<std::uint64_t>(state.range(0));
+  removed_file file;
+  const persistent_file_options options{
+      .space = {.budget = count * 1024, .queue = {.driver = drive_by::waiters}},
+      .max_chunks = static_cast<std::uint32_t>(count)};
+  const auto open_space = [&] { return std::make_unique<persistent_file_space<>>(file.path, options); };
+  {
+    const auto space = open_space();
+    const auto range = space->try_allocate(count * 1024, 1).value();
+    std::uint64_t id = 0;
+    for (const std::uint64_t at : scattered_places(count)) {
+      space->index()
+          .keep({.key = key_from_id(++id),
+                 .offset = persistent_file_space<>::offset_of(range.data) + at,
+                 .bytes = 512,
+                 .stored = 512,
+                 .format = identity_codec::format_id,
+                 .checksum = 0})
+          .value();
+    }
+  }
+  host_space host({.budget = 1 << 20});
+  for (auto _ : state) {
+    const auto space = open_space();
+    tier_place place(*space, count * 1024, 512);
+    place.max_pieces = static_cast<std::uint32_t>(2 * count + 2);
+    tiered_buffer<host_space, persistent_file_space<>> buffer(
+        {.max_chunks = static_cast<std::uint32_t>(count)}, {host, 1 << 20}, place);
+    if (space->recovery().kept != count) state.SkipWithError(space->recovery().message().c_str());
+  }
+  std::filesystem::remove(file.path + ".index");
+  state.counters["ns_per_chunk"] =
+      benchmark::Counter(static_cast<double>(state.iterations()) * static_cast<double>(count) * 1e-9,
+                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+
+/// What of it is finding the places.
+void place_at(benchmark::State& state, piece_lookup lookup) {
+  const auto count = static_cast<std::uint64_t>(state.range(0));
+  std::byte* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+  const auto places = scattered_places(count);
+  for (auto _ : state) {
+    range_arena arena(base, count * 1024, 512, {.max_blocks = static_cast<std::uint32_t>(2 * count + 2)},
+                      lookup);
+    for (const std::uint64_t at : places)
+      arena.allocate_at(base + at, 512).value();
+  }
+  state.counters["ns_per_chunk"] =
+      benchmark::Counter(static_cast<double>(state.iterations()) * static_cast<double>(count) * 1e-9,
+                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+
+BENCHMARK(reopen)->Name("reopen/llmmem")->Arg(1000)->Arg(10'000)->Arg(100'000)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(place_at, index, piece_lookup::by_address_too)
+    ->Name("place_at/by_address_too")
+    ->Arg(1000)
+    ->Arg(10'000)
+    ->Arg(100'000)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(place_at, walk, piece_lookup::by_size)
+    ->Name("place_at/by_size")
+    ->Arg(1000)
+    ->Arg(10'000)
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK(lease_to_read)->Name("lease_read/llmmem")->Arg(64)->Arg(1024);
 BENCHMARK(lease_to_update)->Name("lease_update/llmmem")->Arg(64)->Arg(1024);
 BENCHMARK(prefetch_of_what_is_there)->Name("prefetch_resident/llmmem")->Arg(64)->Arg(1024);

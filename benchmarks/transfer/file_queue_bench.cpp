@@ -5,6 +5,7 @@
 /// LLMMEM_BENCH_IO_MIB   bytes of the file and of an iteration (16)
 /// LLMMEM_BENCH_IO_DIR   its folder (the system's for temporary files)
 /// LLMMEM_BENCH_FIO      run fio's rows (only when set)
+/// LLMMEM_BENCH_TUNER    run the tuner's rows (only when set): a sweep of settings, and what the tuner finds
 
 #include <llmmem/space/host.hpp>
 #include <llmmem/transfer/file_queue.hpp>
@@ -17,6 +18,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -28,6 +30,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -146,6 +149,56 @@ void move_by_queue(benchmark::State& state, const workload& load, drive_by drive
   return at == std::string::npos ? 0 : std::strtod(json.c_str() + at + name.size() + 5, nullptr);
 }
 
+#if __has_include(<liburing.h>)
+/// Reads of 4 KiB, past the page cache or out of it, of a file that the ring was told of or was not.
+void read_small(benchmark::State& state, direct_io direct, bool is_registered) {
+  const workload load{"", pattern::random, io_direction::read, 1 << 12, 32};
+  const io_file file(shared_file().path, {.mode = open_mode::read, .direct = direct});
+  uring_io engine({.depth = load.depth, .issuer = uring_issuer::one_thread});
+  const int descriptor = direct == direct_io::never ? file.buffered() : file.direct();
+  if (descriptor < 0) return state.SkipWithError("no direct I/O here");
+  if (is_registered && !engine.register_file(descriptor))
+    return state.SkipWithError("no table of files here");
+  host_space memory({.budget = load.block * load.depth + (1 << 21)});
+  const auto range = memory.try_allocate(load.block * load.depth, 4096).value();
+  std::memset(range.data, 1, load.block * load.depth);
+  const std::uint64_t blocks = total_bytes() / load.block;
+  const std::uint64_t count = bytes_of(load) / load.block;
+  if (direct == direct_io::never) {
+    for (std::uint64_t at = 0; at < total_bytes(); at += range.bytes)
+      file_queue<>().start(read_from(file, at, {range.data, load.block * load.depth})).value().wait();
+  }
+  std::uint64_t random = 1;
+  const auto ask = [&](std::uint64_t slot) {
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL;
+    static_cast<void>(engine.try_queue({.file = descriptor,
+                                        .bytes = 1 << 12,
+                                        .offset = (random >> 33) % blocks * load.block,
+                                        .data = range.data + slot * load.block,
+                                        .tag = slot}));
+  };
+  const double before = processor_seconds(RUSAGE_SELF);
+  for (auto _ : state) {
+    const auto began = std::chrono::steady_clock::now();
+    for (std::uint64_t slot = 0; slot < load.depth; ++slot)
+      ask(slot);
+    std::array<io_completion, 32> done{};
+    std::uint64_t asked = load.depth;
+    while (engine.in_flight() != 0) {
+      const std::size_t got = engine.reap(done, {.least = 1}).value();
+      for (std::size_t i = 0; i < got; ++i) {
+        if (done[i].outcome != 1 << 12) return state.SkipWithError("a read failed");
+        if (asked++ < count) ask(done[i].tag);
+      }
+    }
+    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  report(state, load, processor_seconds(RUSAGE_SELF) - before);
+  state.counters["cpu_ns_per_read"] = state.counters["cpu_ms_per_GB"] * 4096e-9 * 1e6;
+  memory.deallocate(range);
+}
+#endif
+
 void move_by_fio(benchmark::State& state, const workload& load, const char* engine) {
   const bool reads = load.way == io_direction::read;
   const std::string order =
@@ -175,6 +228,137 @@ void move_by_fio(benchmark::State& state, const workload& load, const char* engi
   report(state, load, own);
 }
 
+#if __has_include(<liburing.h>)
+/// Large copies one behind the other, more of them waiting than the queue may have under way.
+class stream {
+ public:
+  explicit stream(io_direction way) : way_(way) { std::memset(range_.data, 1, range_.bytes); }
+  stream(const stream&) = delete;
+  stream& operator=(const stream&) = delete;
+  ~stream() { memory_.deallocate(range_); }
+
+  /// Moves `bytes`, or until `enough()`; bytes a nanosecond.
+  template <class Enough>
+  double run(file_queue<uring_io>& queue, std::uint64_t bytes, Enough enough) {
+    const auto began = std::chrono::steady_clock::now();
+    std::array<transfer_fence, copies> fences{};
+    std::uint64_t moved = 0;
+    for (std::uint64_t i = 0; moved < bytes && !enough(); ++i, moved += copy_bytes) {
+      fences[i % copies].wait();
+      const std::uint64_t at = i * copy_bytes % (total_bytes() / copy_bytes * copy_bytes);
+      fences[i % copies] =
+          queue.start(file_copy{&file_, way_, at, range_.data + i % copies * copy_bytes, copy_bytes}).value();
+    }
+    for (const transfer_fence& each : fences)
+      each.wait();
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
+    return static_cast<double>(moved) / took.count();
+  }
+  double speed_of(const io_setting& setting, std::uint64_t bytes) {
+    file_queue<uring_io> queue(
+        {.driver = drive_by::waiters, .block_bytes = setting.block_bytes, .depth = setting.depth},
+        uring_options{.depth = setting.depth, .issuer = uring_issuer::one_thread});
+    return run(queue, bytes, [] { return false; });
+  }
+
+ private:
+  static constexpr std::uint64_t copies = 16;
+  static constexpr std::uint64_t copy_bytes = std::uint64_t{16} << 20;
+
+  io_direction way_;
+  io_file file_{shared_file().path, {.mode = open_mode::update}};
+  host_space memory_{{.budget = copies * copy_bytes + (1 << 21)}};
+  memory_range<host_space> range_ = memory_.try_allocate(copies * copy_bytes, 1 << 21).value();
+};
+
+[[nodiscard]] double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// A sweep over all settings, in rounds; then the tuner, from where it begins by default; then both winners
+/// again, one after the other, as the best of many noisy figures is too good.
+void tune(benchmark::State& state, io_direction way) {
+  constexpr std::uint64_t amount = std::uint64_t{256} << 20;
+  constexpr io_setting least{1, std::uint64_t{1} << 16};
+  constexpr io_setting most{32, std::uint64_t{1} << 22};
+  for (auto _ : state) {
+    stream work(way);
+    std::vector<io_setting> settings;
+    for (std::uint32_t depth = least.depth; depth <= most.depth; depth *= 2) {
+      for (std::uint64_t block = least.block_bytes; block <= most.block_bytes; block *= 2)
+        settings.push_back({depth, block});
+    }
+    std::vector<std::vector<double>> speeds(settings.size());
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t i = 0; i < settings.size(); ++i)
+        speeds[i].push_back(work.speed_of(settings[i], amount));
+    }
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < settings.size(); ++i) {
+      if (median_of(speeds[i]) > median_of(speeds[best])) best = i;
+    }
+    file_queue<uring_io> queue({.driver = drive_by::waiters,
+                                .depth = most.depth,
+                                .tuning = io_tuning::on,
+                                .tuner = {.least = least, .most = most}},
+                               uring_options{.depth = most.depth, .issuer = uring_issuer::one_thread});
+    const auto began = std::chrono::steady_clock::now();
+    const auto seconds = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    };
+    const std::uint64_t all = std::uint64_t{1} << 50;
+    work.run(queue, all, [&] { return queue.stats().is_at_rest || seconds() > 60; });
+    const file_queue_stats found = queue.stats();
+    const double took = seconds();
+    // The tuner alone, from the worst corner, until it comes to rest for the third time.
+    io_tuner climber({.first = least, .least = least, .most = most});
+    std::uint32_t windows = 0;
+    for (int rests = 0; rests < 3 && windows < climber.most_windows(); ++windows) {
+      const io_setting now = climber.setting();
+      const std::uint64_t bytes =
+          std::clamp(8 * now.depth * now.block_bytes, std::uint64_t{32} << 20, amount);
+      const double speed = work.speed_of(now, bytes);
+      const bool was_at_rest = climber.is_at_rest();
+      climber.window(bytes, static_cast<std::uint64_t>(static_cast<double>(bytes) / speed));
+      if (climber.is_at_rest() && !was_at_rest) ++rests;
+    }
+    std::vector<double> of_sweep;
+    std::vector<double> of_tuner;
+    std::vector<double> of_climber;
+    std::vector<double> ratios;
+    std::vector<double> climber_ratios;
+    for (int round = 0; round < 9; ++round) {
+      of_sweep.push_back(work.speed_of(settings[best], amount));
+      of_tuner.push_back(work.speed_of(found.best, amount));
+      of_climber.push_back(work.speed_of(climber.best(), amount));
+      ratios.push_back(of_tuner.back() / of_sweep.back());
+      climber_ratios.push_back(of_climber.back() / of_sweep.back());
+    }
+    state.counters["sweep_depth"] = settings[best].depth;
+    state.counters["sweep_KiB"] = static_cast<double>(settings[best].block_bytes >> 10);
+    state.counters["sweep_GBps"] = median_of(of_sweep);
+    state.counters["tuner_depth"] = found.best.depth;
+    state.counters["tuner_KiB"] = static_cast<double>(found.best.block_bytes >> 10);
+    state.counters["tuner_GBps"] = median_of(of_tuner);
+    state.counters["tuner_of_sweep"] = median_of(ratios);
+    state.counters["tuner_seconds"] = took;
+    state.counters["tuner_GB"] = static_cast<double>(found.bytes_read + found.bytes_written) * 1e-9;
+    state.counters["at_rest"] = found.is_at_rest ? 1 : 0;
+    state.counters["corner_depth"] = climber.best().depth;
+    state.counters["corner_KiB"] = static_cast<double>(climber.best().block_bytes >> 10);
+    state.counters["corner_GBps"] = median_of(of_climber);
+    state.counters["corner_of_sweep"] = median_of(climber_ratios);
+    state.counters["corner_windows"] = windows;
+    std::string table;
+    for (std::size_t i = 0; i < settings.size(); ++i)
+      table += fmt::format("{}x{}K {:.2f}  ", settings[i].depth, settings[i].block_bytes >> 10,
+                           median_of(speeds[i]));
+    state.SetLabel(table);
+  }
+}
+#endif
+
 const int registered = [] {
   const auto add = [](const workload& load, const char* who, auto run) {
     benchmark::RegisterBenchmark(fmt::format("io/{}/{}", load.name, who).c_str(), run)
@@ -195,12 +379,44 @@ const int registered = [] {
     add_uring("llmmem", drive_by::waiters, huge_pages::advise);
     add_uring("llmmem_small_pages", drive_by::waiters, huge_pages::never);
     add_uring("llmmem_thread", drive_by::own_thread, huge_pages::advise);
+    add(load, "llmmem_one_buffer", [&load](benchmark::State& state) {
+      workload alone = load;
+      alone.depth = 1;
+      move_by_queue<uring_io>(state, alone, drive_by::waiters, huge_pages::never,
+                              uring_options{.depth = 1, .issuer = uring_issuer::one_thread});
+    });
 #endif
+    // What fio's psync does: one block of memory in small pages, again and again.
+    add(load, "llmmem_posix_one_buffer", [&load](benchmark::State& state) {
+      workload alone = load;
+      alone.depth = 1;
+      move_by_queue<posix_io>(state, alone, drive_by::waiters, huge_pages::never);
+    });
     if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
       add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });
       add(load, "fio_uring", [&load](benchmark::State& state) { move_by_fio(state, load, "io_uring"); });
     }
   }
+#if __has_include(<liburing.h>)
+  if (std::getenv("LLMMEM_BENCH_TUNER") != nullptr) {
+    for (const auto& [name, way] : {std::pair{"read", io_direction::read}, {"write", io_direction::write}}) {
+      benchmark::RegisterBenchmark(fmt::format("tuner/{}", name).c_str(),
+                                   [way](benchmark::State& state) { tune(state, way); })
+          ->Iterations(1)
+          ->Unit(benchmark::kSecond);
+    }
+  }
+  for (const auto& [where, direct] :
+       {std::pair{"direct", direct_io::preferred}, {"cached", direct_io::never}}) {
+    for (const bool is_registered : {false, true}) {
+      benchmark::RegisterBenchmark(
+          fmt::format("files/{}_read_4K/{}", where, is_registered ? "table" : "descriptor").c_str(),
+          [direct, is_registered](benchmark::State& state) { read_small(state, direct, is_registered); })
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond);
+    }
+  }
+#endif
   return 0;
 }();
 

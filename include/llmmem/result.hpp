@@ -102,10 +102,12 @@ enum class errc : std::uint8_t {
   no_such_tensor,   ///< found = tensors there are
   no_such_part,     ///< wanted = part asked for, found = parts it has
   tensor_in_parts,  ///< found = parts it has, of which only one at a time can be had
+  // Of places in a range
+  place_taken,  ///< wanted = the first byte asked for that another piece has, found = end of such bytes
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::tensor_in_parts;
+inline constexpr errc last_errc = errc::place_taken;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -425,6 +427,11 @@ inline std::string failure::message() const {
     case errc::tensor_in_parts:
       return who + ": tensor " + n(index) + " lies in " + n(found) +
              " parts; take them one by one, or by for_each_part";
+    case errc::place_taken:
+      return who + ": bytes " + n(wanted) + " to " + n(found - 1) +
+             " of its range are another's; name bytes that nobody has, or end what has them first (pieces "
+             "take "
+             "whole multiples of the granularity)";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

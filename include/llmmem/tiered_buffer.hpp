@@ -203,8 +203,8 @@ class basic_tiered_buffer {
   /// A chunk whose contents lie in the last tier already, `offset` bytes into its range: a tensor in a
   /// model's file (`model_file_space`). The other chunks' room there is what such chunks leave.
   /// @param checksum  CRC-32C of them, where it is known: they are held to it each time.
-  /// `errc::out_of_bytes` where another chunk lies, or the range ends; `errc::bad_granularity` for an offset
-  /// that is no multiple of the tier's (1 takes any).
+  /// `errc::place_taken` where another chunk lies, with the bytes; `errc::past_the_bytes` where the range
+  /// ends; `errc::bad_granularity` for an offset that is no multiple of the tier's (1 takes any).
   result<chunk_handle> adopt(std::uint64_t offset, std::uint64_t bytes,
                              std::optional<std::uint32_t> checksum = {})
     requires(adopts);

@@ -189,6 +189,10 @@ constexpr std::array refusals{
             "kv: part 30 of tensor 7 asked for, it has 12 from 0 on"},
     refusal{errc::tensor_in_parts, raises::argument_error,
             "kv: tensor 7 lies in 12 parts; take them one by one, or by for_each_part"},
+    refusal{errc::place_taken, raises::argument_error,
+            "kv: bytes 30 to 11 of its range are another's; name bytes that nobody has, or end what has them "
+            "first "
+            "(pieces take whole multiples of the granularity)"},
 };
 
 }  // namespace

@@ -67,6 +67,17 @@ class naive_range {
     }
     return false;
   }
+  /// What somebody who asks for these bytes is told.
+  [[nodiscard]] failure refusal(std::uint64_t offset, std::uint64_t size) const {
+    if (offset + size > bytes_) return {errc::past_the_bytes, 0, offset + size, bytes_};
+    std::uint64_t first = offset;
+    while (is_free(first, unit_))
+      first += unit_;
+    std::uint64_t end = first;
+    while (end != offset + size && !is_free(end, unit_))
+      end += unit_;
+    return {errc::place_taken, 0, first, end};
+  }
   void take(std::uint64_t offset, std::uint64_t size) { used_[offset] = size; }
   void give_back(std::uint64_t offset) { used_.erase(offset); }
   [[nodiscard]] std::uint64_t granted() const {
@@ -90,7 +101,8 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
     random_numbers random(seed);
     const std::uint64_t unit = std::uint64_t{1} << random.below(8U);
     const std::uint64_t bytes = unit * (1 + random.below(200U)) + random.below(unit);
-    range_arena arena(base, bytes, unit);
+    range_arena arena(base, bytes, unit, {},
+                      seed % 2 == 0 ? piece_lookup::by_size : piece_lookup::by_address_too);
     naive_range oracle(bytes, unit);
     std::vector<arena_allocation> live;
     for (int step = 0; step < 300; ++step) {
@@ -108,7 +120,7 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
         const auto had = arena.allocate_at(base + offset, size);
         REQUIRE(had.has_value() == oracle.is_free(offset, oracle.rounded(size)));
         if (!had) {
-          CHECK(had.error() == failure{errc::out_of_bytes, 0, oracle.rounded(size), 0});
+          CHECK(had.error() == oracle.refusal(offset, oracle.rounded(size)));
         } else {
           CHECK(had->data == base + offset);
           CHECK(had->granted == oracle.rounded(size));
@@ -169,10 +181,25 @@ TEST_CASE("a range arena says when it has no block left to split with, and when 
   CHECK(arena.capacity() == 4096);
 }
 
+TEST_CASE(
+    "a range arena that is asked for a place says which of its bytes are another's, and where it ends") {
+  range_arena arena(base, 4096, 64, {.name = "weights: tier 1"});
+  REQUIRE(arena.allocate_at(base + 1024, 100));
+  CHECK(arena.allocate_at(base + 960, 640).error().message() ==
+        "weights: tier 1: bytes 1024 to 1151 of its range are another's; name bytes that nobody has, or end "
+        "what "
+        "has them first (pieces take whole multiples of the granularity)");
+  CHECK(arena.allocate_at(base + 4032, 65).error().message() ==
+        "weights: tier 1: bytes up to 4160 asked for, there are 4096; ask for fewer, or make it larger");
+  CHECK(arena.allocate_at(base - 64, 64).code() == errc::past_the_bytes);
+  CHECK(arena.allocate_at(base + 8192, 64).code() == errc::past_the_bytes);
+  CHECK(arena.stats().live == 1);
+}
+
 TEST_CASE("a range arena without entries for what is left around a piece refuses it, and is as it was") {
   for (std::uint32_t entries = 1; entries < 8; ++entries) {
     CAPTURE(entries);
-    range_arena arena(base, 64 * 16, 16, {.max_blocks = entries});
+    range_arena arena(base, 64 * 16, 16, {.max_blocks = entries}, piece_lookup::by_address_too);
     std::uint64_t live = 0;
     // Each one splits the free piece at the end into three.
     for (std::uint64_t at = 1; at < 64; at += 4) {

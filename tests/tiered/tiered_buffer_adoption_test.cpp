@@ -74,7 +74,7 @@ TEST_CASE("tensors are read from a model's file as they lie, anywhere in it") {
       const auto made = is_known ? buffer.adopt(at, size, crc) : buffer.adopt(at, size);
       tensors.push_back({made.value(), at});
       CHECK(buffer.tier_of(*made).value() == 2);
-      CHECK(buffer.adopt(at, 1).code() == errc::out_of_bytes);
+      CHECK(buffer.adopt(at, 1).error() == failure{errc::place_taken, 0, at, at + 1});
       at += size + random.below(3U);
     }
     for (int step = 0; step < 200; ++step) {
@@ -172,8 +172,8 @@ TEST_CASE("what cannot be adopted is refused, and costs nothing") {
   CHECK(buffer.adopt(0, 0).code() == errc::zero_bytes);
   CHECK(buffer.adopt(100, 100).error() == failure{errc::bad_granularity, 0, 100, 512});
   CHECK(buffer.create(100).code() == errc::not_opened);
-  CHECK(buffer.adopt(7 * kib, 2 * kib).code() == errc::out_of_bytes);
-  CHECK(buffer.adopt(~std::uint64_t{0}, 1).code() == errc::out_of_bytes);
+  CHECK(buffer.adopt(7 * kib, 2 * kib).error() == failure{errc::past_the_bytes, 0, 9 * kib, 8 * kib});
+  CHECK(buffer.adopt(~std::uint64_t{0}, 1).code() == errc::past_the_bytes);
   CHECK(buffer.adopt(0, ~std::uint64_t{0}).code() == errc::past_the_bytes);
   CHECK(buffer.stats().tiers[1].used == 0);
   const chunk_handle only = buffer.adopt(512, 100).value();

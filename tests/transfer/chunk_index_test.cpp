@@ -4,13 +4,16 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +32,7 @@ using contents = std::map<std::uint64_t, chunk_extent>;  // by the id of the key
 using bytes = std::vector<char>;
 
 constexpr std::size_t record_bytes = 72;
+constexpr std::size_t first_change = 2;  // behind the header and how many records are durable
 constexpr chunk_key ours{.low = 7, .high = 9};
 
 [[nodiscard]] chunk_index_options of(std::uint32_t max_chunks, std::uint32_t slack = 1000) {
@@ -150,16 +154,16 @@ TEST_CASE("a journal cut anywhere is what it was some changes before") {
     changes = written_changes(random, index, 12);
   }
   const bytes whole = file_bytes(path);
-  REQUIRE(whole.size() == 13 * record_bytes);
+  REQUIRE(whole.size() == 14 * record_bytes);
   for (std::size_t cut = 0; cut < whole.size(); ++cut) {
     CAPTURE(cut);
     put_file(path, bytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(cut)));
     const std::size_t left = cut / record_bytes;
     {
       chunk_index index(path, of(8));
-      REQUIRE(all_of(index, 6) == after(changes, 0, left == 0 ? 0 : left - 1));
+      REQUIRE(all_of(index, 6) == after(changes, 0, left < first_change ? 0 : left - first_change));
       CHECK(index.recovery().torn == cut % record_bytes);
-      CHECK(index.recovery().damaged == 0);
+      CHECK(index.recovery().damaged + index.recovery().lost == 0);
       REQUIRE(index.keep({.key = key_from_id(3), .bytes = cut}));
     }
     chunk_index again(path, of(8));
@@ -197,21 +201,28 @@ TEST_CASE("behind a damaged record nothing is believed that was recorded before 
       left = all_of(index, 6);
       const index_recovery& seen = index.recovery();
       if (number == 0) {
+        // It has the salt: without it nothing is known to be of this journal.
         REQUIRE(left.empty());
+        CHECK(seen.damaged == changes.size() + first_change);
+      } else if (number == 1) {
+        REQUIRE(left == after(changes, 0, changes.size()));
         CHECK(seen.damaged == 1);
-      } else if (number == changes.size()) {
-        REQUIRE(left == after(changes, 0, number - 1));
+        CHECK(seen.overtaken == 0);
+      } else if (number == changes.size() + 1) {
+        REQUIRE(left == after(changes, 0, changes.size() - 1));
         CHECK(seen.torn == record_bytes);
         CHECK(seen.overtaken == 0);
       } else {
-        REQUIRE(left == after(changes, number, changes.size()));
+        const std::size_t gone = number - first_change;
+        REQUIRE(left == after(changes, gone + 1, changes.size()));
         CHECK(seen.damaged == 1);
-        contents whole_map = after(changes, 0, number - 1);
-        for (std::size_t i = number; i < changes.size(); ++i)
+        contents whole_map = after(changes, 0, gone);
+        for (std::size_t i = gone + 1; i < changes.size(); ++i)
           whole_map.erase(changes[i].id);
         CHECK(seen.overtaken == whole_map.size());
       }
-      CHECK(seen.records == changes.size());
+      CHECK(seen.records == (number == 0 ? 0 : changes.size() + 1));
+      CHECK(seen.lost == 0);
     }
     chunk_index again(path, of(8));
     CHECK(again.recovery().damaged + again.recovery().torn == 0);
@@ -233,7 +244,99 @@ TEST_CASE("a record that is whole, and stands where another was, is damage") {
   put_file(path, moved);
   const chunk_index index(path, of(8));
   CHECK(index.recovery().damaged == 1);
-  CHECK(all_of(index, 6) == after(changes, 5, 9));
+  CHECK(all_of(index, 6) == after(changes, 4, 9));
+}
+
+TEST_CASE("records of an older journal in the end of a new one are no records of it") {
+  random_numbers random(8);
+  const temporary_folder folder;
+  const std::string path = folder.file("index");
+  {
+    chunk_index older(path, of(8));
+    static_cast<void>(written_changes(random, older, 40));
+  }
+  const bytes old = file_bytes(path);
+  std::filesystem::remove(path);
+  std::vector<change> changes;
+  {
+    chunk_index index(path, of(8));
+    changes = written_changes(random, index, 9);
+  }
+  const bytes whole = file_bytes(path);
+  // As a file system gives them back: blocks of the file that was replaced, from some page on.
+  for (const std::size_t from :
+       {whole.size(), whole.size() - record_bytes / 2, whole.size() - 3 * record_bytes}) {
+    CAPTURE(from);
+    bytes mixed(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(from));
+    mixed.insert(mixed.end(), old.begin() + static_cast<std::ptrdiff_t>(from), old.end());
+    put_file(path, mixed);
+    const std::size_t kept = from / record_bytes - first_change;
+    const chunk_index index(path, of(8));
+    CHECK(all_of(index, 6) == after(changes, 0, kept));
+    CHECK(index.recovery().torn == mixed.size() - (kept + first_change) * record_bytes);
+    CHECK(index.recovery().damaged == 0);
+  }
+  // Nor does one pass that an older journal had in the middle.
+  bytes mixed = whole;
+  std::copy_n(old.begin() + 4 * record_bytes, record_bytes, mixed.begin() + 4 * record_bytes);
+  put_file(path, mixed);
+  const chunk_index index(path, of(8));
+  CHECK(index.recovery().damaged == 1);
+  CHECK(all_of(index, 6) == after(changes, 3, 9));
+}
+
+TEST_CASE("an end that was durable and cannot be read is damage, and not what a crash cut off") {
+  for (const std::uint64_t seed : seeds(20)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const temporary_folder folder;
+    const std::string path = folder.file("index");
+    std::vector<change> changes;
+    std::size_t durable = 0;
+    {
+      chunk_index index(path, of(8));
+      contents now;
+      while (changes.size() < 12) {
+        const change next = any_change(random, 6);
+        if (!next.extent && !now.contains(next.id)) continue;
+        REQUIRE(next.apply(index));
+        next.apply(now);
+        changes.push_back(next);
+        if (random.once_in(5)) {
+          REQUIRE(index.sync());
+          durable = changes.size();
+        }
+      }
+    }
+    const bytes whole = file_bytes(path);
+    REQUIRE(whole.size() == (12 + first_change) * record_bytes);
+    const bool is_cut = random.once_in(2);
+    for (std::size_t left = 0; left < 12; ++left) {
+      CAPTURE(left);
+      bytes damaged = whole;
+      const std::size_t end = (left + first_change) * record_bytes;
+      if (is_cut) {
+        damaged.resize(end);
+      } else {
+        for (std::size_t at = end; at < damaged.size(); at += record_bytes)
+          damaged[at + random.below(record_bytes)] ^= static_cast<char>(1 << random.below(8U));
+      }
+      put_file(path, damaged);
+      {
+        const chunk_index index(path, of(8));
+        const index_recovery& seen = index.recovery();
+        CHECK(seen.torn == (is_cut ? 0 : whole.size() - end));
+        CHECK(seen.lost == (left < durable ? durable - left : 0));
+        CHECK(seen.damaged == 0);
+        const contents before = after(changes, 0, left);
+        // What the lost records said may have been of any chunk.
+        REQUIRE(all_of(index, 6) == (left < durable ? contents{} : before));
+        CHECK(seen.overtaken == (left < durable ? before.size() : 0));
+      }
+      const chunk_index again(path, of(8));
+      CHECK(again.recovery().lost + again.recovery().torn + again.recovery().damaged == 0);
+    }
+  }
 }
 
 TEST_CASE("what is no index, or another file's, or another version's, is refused and left as it is") {
@@ -255,6 +358,17 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
     REQUIRE(other.keep({.key = key_from_id(1)}));
   }
   refused("it belongs to another file; bring its own back, or remove it to begin anew");
+  // The header of the first version: no salt, and nothing of what is durable.
+  std::array<std::byte, record_bytes> first{};
+  detail::put_number(first.data() + 4, 0x696D'6C6C, 4);
+  detail::put_number(first.data() + 16, ours.low, 8);
+  detail::put_number(first.data() + 24, ours.high, 8);
+  detail::put_number(first.data() + 32, 1, 8);
+  detail::put_number(first.data(), crc32c(0, std::span(first).subspan(4)), 4);
+  bytes as_read(record_bytes);
+  std::memcpy(as_read.data(), first.data(), record_bytes);
+  put_file(path, as_read);
+  refused("it is of version 1, this is version 2; remove it to begin anew");
   CHECK_THROWS_WITH_AS(chunk_index(path, of(0)), "chunk_index: max_chunks is 0; it must be at least 1",
                        argument_error);
   CHECK_THROWS_AS(chunk_index(folder.file("no/such/folder"), of(8)), io_error);
@@ -289,9 +403,10 @@ TEST_CASE("an index without room on the device refuses the change, and is as it 
     for (std::uint64_t id = 0; id < 10; ++id)
       REQUIRE(index.keep({.key = key_from_id(id), .bytes = id}));
     const contents full = all_of(index, 64);
-    // Room for the ten, their header and half a record: neither one more, nor all of them anew with one more.
+    // Room for the ten, the two before them and half a record: neither one more, nor all of them anew with
+    // one more.
     rlimit little = before;
-    little.rlim_cur = 11 * record_bytes + record_bytes / 2;
+    little.rlim_cur = 12 * record_bytes + record_bytes / 2;
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &little) == 0);
     const result<void> more = index.keep({.key = key_from_id(20)});
     const result<void> gone = index.drop(key_from_id(4));
@@ -318,7 +433,7 @@ TEST_CASE("a journal that cannot be written anew goes on growing, and is written
   std::filesystem::create_directory(path + ".new");  // in the way of the file that it would make
   for (std::uint64_t i = 0; i < 40; ++i)
     REQUIRE(index.keep({.key = key_from_id(i % 3), .bytes = i}));
-  CHECK(index.journal_bytes() == 41 * record_bytes);
+  CHECK(index.journal_bytes() == 42 * record_bytes);
   std::filesystem::remove(path + ".new");
   for (std::uint64_t i = 40; i < 50; ++i)
     REQUIRE(index.keep({.key = key_from_id(i % 3), .bytes = i}));

@@ -434,7 +434,7 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
 TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, and tells its setting") {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
-  const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}};
+  const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}, .window_ns = 0};
   for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
     file_queue<faulty_io<posix_io>> queue(
         {.driver = driver, .block_bytes = 16'384, .tuning = io_tuning::on, .tuner = tuner}, fault_plan{});

@@ -110,6 +110,24 @@ TEST_CASE("a device that changes under a tuner is looked at again at once, and c
   }
 }
 
+TEST_CASE("a device that becomes faster and slower all the while is climbed all the same") {
+  for (const auto seed : seeds(200)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    device d{.peak = any_setting(random), .depth_loss = 0.8, .block_loss = 0.8};
+    io_tuner tuner({.first = any_setting(random)});
+    const std::uint32_t period = 40 + static_cast<std::uint32_t>(random.below(160U));
+    for (std::uint32_t i = 0; i < 2 * tuner.most_windows(); ++i) {
+      // Down by a half, and up again: within a look it may be by more than a neighbour gains.
+      const double phase = static_cast<double>(i % period) / period;
+      const double factor = 0.5 + std::abs(phase - 0.5);
+      tuner.window(static_cast<std::uint64_t>(static_cast<double>(d.window(tuner.setting())) * factor),
+                   1'000'000);
+    }
+    CHECK(tuner.best() == d.peak);
+  }
+}
+
 TEST_CASE("windows of nothing tell nothing") {
   io_tuner tuner;
   for (int i = 0; i < 1000; ++i) {

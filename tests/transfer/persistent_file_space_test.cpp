@@ -73,7 +73,7 @@ TEST_CASE("what was written to a persistent file space is there when it is opene
   {
     space again(path, of(64 * kib));
     CHECK(!again.recovery().is_new);
-    CHECK(again.recovery().index.records == 2);
+    CHECK(again.recovery().index.records == 3);
     REQUIRE(again.index().find(key_from_id(1)) != nullptr);
     CHECK(again.index().find(key_from_id(1))->bytes == 9);
     CHECK(read(again, 9) == "as it was");
@@ -258,6 +258,34 @@ TEST_CASE("a budget that the device has no room for is refused, and costs nothin
   CHECK(file_bytes(path) == before);
   space again(path, of(64 * kib));
   CHECK(read(again, 9) == "as it was");
+}
+
+TEST_CASE("an index whose durable end is damaged costs the chunks and says how many bytes") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  make(path, "text");
+  {
+    space opened(path, of(64 * kib));
+    REQUIRE(opened.index().keep({.key = key_from_id(2), .bytes = 1}));
+    REQUIRE(opened.sync());
+  }
+  bytes index = file_bytes(path + ".index");
+  index[index.size() - 30] ^= 1;
+  put_file(path + ".index", index);
+  {
+    const space opened(path, of(64 * kib));
+    CHECK(opened.recovery().message() ==
+          "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
+          "not be "
+          "read, 72 bytes there are none; 1 chunks were given up, as a damaged record may have been of them");
+  }
+  make(path, "text");
+  index = file_bytes(path + ".index");
+  index.resize(index.size() - 30);
+  put_file(path + ".index", index);
+  const space opened(path, of(64 * kib));
+  CHECK(opened.recovery().message() ==
+        "0 chunks are there again; 42 bytes at the end of the index were no whole record");
 }
 
 TEST_CASE("an index that was emptied counts as missing") {

@@ -57,6 +57,16 @@ template <class Space>
   }
 }
 
+/// Whether many chunks may lie in a space already, each in its place.
+template <class Space>
+[[nodiscard]] consteval bool names_places() noexcept {
+  if constexpr (requires { Space::is_read_only; }) {
+    return Space::is_read_only;
+  } else {
+    return keeps_chunks<Space>();
+  }
+}
+
 /// How much of a tier is taken.
 struct room_stats {
   std::uint64_t capacity = 0;
@@ -88,7 +98,8 @@ class chunk_room {
              const metadata_source& metadata)
       : slab_(*place.space, place.budget, place.granularity),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
-               {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata}) {}
+               {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata},
+               names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}
   chunk_room(const chunk_room&) = delete;
   chunk_room& operator=(const chunk_room&) = delete;
   /// With a retired place in it the range stays with the space's account, for nobody to be given.

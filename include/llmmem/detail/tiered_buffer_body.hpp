@@ -196,7 +196,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t 
 {
   auto& room = tier_at<last>().room;
   if (offset > room.stats().capacity) {
-    return failure{.code = errc::out_of_bytes,
+    return failure{.code = errc::past_the_bytes,
                    .wanted = offset,
                    .found = room.stats().capacity,
                    .where = options_.name.c_str()};

@@ -17,6 +17,12 @@
 
 namespace llmmem::inline v0 {
 
+/// How the free pieces of a range are found.
+enum class piece_lookup : std::uint8_t {
+  by_size,
+  by_address_too,  ///< for who has many places to name: `allocate_at` in O(log n), for 24 bytes a piece
+};
+
 /// Best fit with splitting and joining in a range that somebody else owns: a slab of a space, a file, a
 /// device's memory. It never touches a byte of it, and the addresses may be what no host can follow.
 ///
@@ -24,7 +30,7 @@ namespace llmmem::inline v0 {
 /// of one size nothing fragments; with several, a request can fail while enough is free in parts: what lies
 /// in between must then go, or be moved by its owner.
 ///
-/// @par Complexity      O(log n) in the free pieces.
+/// @par Complexity      O(log n) in the free pieces; `allocate_at` as `piece_lookup` says.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          see `arena_policy`; the constructor throws `argument_error` for a granularity that is
 ///                      no power of two or that the range's start is no multiple of, `length_error` for a
@@ -33,11 +39,14 @@ class range_arena {
  public:
   /// @param data   start of the range.
   /// @param bytes  of it; what passes the last whole `granularity` is not used.
-  range_arena(std::byte* data, std::uint64_t bytes, std::uint64_t granularity, arena_options options = {})
+  range_arena(std::byte* data, std::uint64_t bytes, std::uint64_t granularity, arena_options options = {},
+              piece_lookup lookup = piece_lookup::by_size)
       : ledger_(std::move(options.name)),
         granularity_(granularity),
         bytes_(checked(data, bytes, granularity, ledger_.name())),
-        blocks_(options.max_blocks, options.metadata, "range_arena: blocks") {
+        begin_(static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(data))),
+        blocks_(options.max_blocks, options.metadata, "range_arena: blocks",
+                lookup == piece_lookup::by_address_too) {
     static_cast<void>(blocks_.add_segment(data, bytes_, 0, 0));
     ledger_.reserved_more(bytes_);
   }
@@ -63,9 +72,11 @@ class range_arena {
     return arena_allocation{blocks_.handle(slot), used.data, bytes, used.bytes};
   }
 
-  /// The piece that begins at `data`, as it did in an earlier life of the range. O(free pieces).
-  /// `errc::bad_granularity` for an address that no piece begins at, `errc::out_of_bytes` where it is not all
-  /// free: found = 0.
+  /// The piece that begins at `data`, as it did in an earlier life of the range, or as somebody else laid it
+  /// out. O(log n) with `piece_lookup::by_address_too`, else O(free pieces).
+  /// `errc::bad_granularity` for an address that no piece begins at, `errc::past_the_bytes` where the range
+  /// ends before it does, `errc::place_taken` where it is not all free: wanted and found = where the first
+  /// bytes of it that are taken begin and end, counted from the range's start.
   [[nodiscard]] result<arena_allocation> allocate_at(std::byte* data, std::uint64_t bytes) noexcept {
     if (const failure wrong = ledger_.check_size(bytes); wrong.code != errc::ok) return ledger_.refuse(wrong);
     const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -73,18 +84,15 @@ class range_arena {
       return ledger_.refuse({.code = errc::bad_granularity, .wanted = address, .found = granularity_});
     }
     const std::uint64_t rounded = granted_for(bytes);
-    std::uint32_t slot = blocks_.first_free();
-    std::uint64_t before = 0;
-    for (; slot != detail::split_blocks::none; slot = blocks_.next_free(slot)) {
-      const auto begin = reinterpret_cast<std::uintptr_t>(blocks_[slot].data);
-      if (address < begin || address - begin >= blocks_[slot].bytes) continue;
-      before = address - begin;
-      if (rounded > blocks_[slot].bytes - before) slot = detail::split_blocks::none;
-      break;
+    if (address < begin_ || address - begin_ > bytes_ || rounded > bytes_ - (address - begin_)) {
+      const std::uint64_t end = address < begin_ ? max_arena_bytes : address - begin_ + rounded;
+      return ledger_.refuse({.code = errc::past_the_bytes, .wanted = end, .found = bytes_});
     }
-    if (slot == detail::split_blocks::none) {
-      return ledger_.refuse({.code = errc::out_of_bytes, .wanted = rounded, .found = 0});
-    }
+    std::uint32_t slot = blocks_.free_at(address);
+    const std::uint64_t free_end =
+        slot == detail::split_blocks::none ? begin_ : blocks_.address_of(slot) + blocks_[slot].bytes;
+    if (free_end < address + rounded) return ledger_.refuse(taken(address, address + rounded, free_end));
+    const std::uint64_t before = address - blocks_.address_of(slot);
     const failure full{.code = errc::table_full, .wanted = 1, .found = 0};
     if (before != 0) {
       if (!blocks_.use(slot, before, before, granularity_)) return ledger_.refuse(full);
@@ -143,6 +151,14 @@ class range_arena {
   }
 
  private:
+  /// What of `[address, end)` is taken first, where free bytes end at `free_end`.
+  [[nodiscard]] failure taken(std::uint64_t address, std::uint64_t end,
+                              std::uint64_t free_end) const noexcept {
+    const std::uint64_t first = free_end > address ? free_end : address;
+    const std::uint32_t above = blocks_.free_above(first);
+    const std::uint64_t next = above == detail::split_blocks::none ? end : blocks_.address_of(above);
+    return {.code = errc::place_taken, .wanted = first - begin_, .found = (next < end ? next : end) - begin_};
+  }
   [[nodiscard]] static std::uint64_t checked(const std::byte* data, std::uint64_t bytes,
                                              std::uint64_t granularity, const char* name) {
     if (granularity == 0 || (granularity & (granularity - 1)) != 0 ||
@@ -160,6 +176,7 @@ class range_arena {
   detail::arena_ledger ledger_;
   std::uint64_t granularity_;
   std::uint64_t bytes_;
+  std::uint64_t begin_;  // the range's address
   detail::split_blocks blocks_;
 };
 

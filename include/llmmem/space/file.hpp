@@ -80,6 +80,18 @@ struct file_options {
   std::uint32_t permissions = 0600;  ///< of a file that is made, before the umask
 };
 
+namespace detail {
+
+/// fdatasync: the system's error number, or 0.
+[[nodiscard]] inline int sync_data(int file) noexcept {
+  while (::fdatasync(file) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+}  // namespace detail
+
 /// An open file, block device or character device. Transfers take it by address: it does not move, and
 /// outlives them and the failures kept about them.
 ///
@@ -107,6 +119,9 @@ class io_file {
   [[nodiscard]] int direct() const noexcept {
     return rejected_.load(std::memory_order_relaxed) ? -1 : direct_;
   }
+
+  /// Past it, as it was opened, whether or not transfers go by it still.
+  [[nodiscard]] int opened_direct() const noexcept { return direct_; }
 
   /// What direct transfers must keep to; of use only where `direct()` is not -1. Offsets are aligned to whole
   /// pages at least, so that no page is written both through the cache and past it.
@@ -156,13 +171,25 @@ class io_file {
   result<void> copy(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) noexcept;
 
   /// Returns once what was written, and what is needed to read it, is on the device (fdatasync). After a
-  /// failure nothing is known of what was written since the last success: the system may have dropped it.
+  /// failure nothing is known of what was written since the last success: the system may have dropped it, and
+  /// would call the next sync a success (Rebello et al., "Can Applications Recover from fsync Failures?",
+  /// 2020). So every later one fails alike: write what must last to another file.
   /// The name of a file just made is part of its folder, which has to be synced for itself.
   result<void> sync() noexcept {
-    while (::fdatasync(buffered_) != 0) {
-      if (errno != EINTR) return failed(errc::sync_failed, errno, 0, 0);
+    if (sync_error_.load(std::memory_order_relaxed) == 0) {
+      const int error = detail::sync_data(buffered_);
+      if (error == 0) return {};
+      sync_error_.store(error, std::memory_order_relaxed);
     }
-    return {};
+    return failed(errc::sync_failed, sync_error_.load(std::memory_order_relaxed), 0, 0);
+  }
+
+  /// Goes on with another open file in place of its own, which is closed: one that took its name. The
+  /// descriptor is this object's from here on; what is known of failed syncs was of the old one.
+  /// @pre nothing is under way, and direct I/O was not asked for.
+  void replace(int descriptor) noexcept {
+    ::close(std::exchange(buffered_, descriptor));
+    sync_error_.store(0, std::memory_order_relaxed);
   }
 
   /// Takes the file for this object alone, against other processes and other objects that ask likewise
@@ -207,6 +234,7 @@ class io_file {
   fallback_reason fallback_ = fallback_reason::none;
   int fallback_errno_ = 0;
   mutable std::atomic<bool> rejected_{false};
+  std::atomic<int> sync_error_{0};  // of the first sync that failed
   direct_limits limits_;
 };
 

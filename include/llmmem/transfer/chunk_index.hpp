@@ -25,6 +25,7 @@ struct index_recovery {
   std::uint64_t records = 0;    ///< read well
   std::uint64_t damaged = 0;    ///< not read, with others behind them that were
   std::uint64_t torn = 0;       ///< bytes at the end that are no whole record: what a crash cut off
+  std::uint64_t lost = 0;       ///< records at the end that were durable once: cut off, or damaged since
   std::uint64_t overtaken = 0;  ///< chunks given up: what a damaged record behind them said is not known
   std::uint64_t surplus = 0;    ///< chunks given up because there were more than `max_chunks`
 };
@@ -41,15 +42,17 @@ struct chunk_index_options {
 /// A map from keys to extents that outlives the process: every change is one record of 72 bytes at the end of
 /// a journal.
 ///
-/// - **A record is there or not.** Each has a CRC-32C and its number. What a crash cut off at the end is
-///   dropped when the journal is next opened: the map is then as it was some changes ago: without damage
-///   never before the last `sync`. A process that is killed loses no record that `keep` or `drop` returned
-///   for.
+/// - **A record is there or not.** Each has a CRC-32C, its number, and the journal's salt, drawn anew when it
+///   is written anew, under that CRC: what a file system gives back of an older journal is no record. What a
+///   crash cut off at the end is dropped when the journal is next opened: the map is then as it was some
+///   changes ago, but not before the last `sync`. A process that is killed loses no record that `keep` or
+///   `drop` returned for.
 /// - **Damage is not trusted around.** A record that cannot be read may have been of any chunk: with good
 ///   ones behind it, all that was recorded before and not again since is given up, and `recovery()` says how
-///   much.
+///   much. A record near the beginning says how many were durable at the last `sync`; with fewer to be read,
+///   the end was not cut off by a crash, and everything is given up.
 /// - **Bounded.** With more than `slack` records out of date the journal is written anew, beside the old one,
-///   and takes its name: at most `2 x max_chunks + slack` records.
+///   and takes its name: at most `2 x max_chunks + slack + 2` records.
 ///
 /// What the extents hold is not its business: whoever reads them holds them to their checksum.
 ///
@@ -100,22 +103,26 @@ class chunk_index {
  private:
   static constexpr std::size_t record_bytes = 72;
   using record = std::array<std::byte, record_bytes>;
-  enum class kind : std::uint32_t { header = 0x696D'6C6C, kept = 1, gone = 2 };
+  enum class kind : std::uint32_t { header = 0x696D'6C6C, kept = 1, gone = 2, durable = 3 };
+  static constexpr std::uint64_t first_change = 2;  // behind the header and what was durable
 
   struct entry {
     chunk_extent extent;
     std::uint64_t record = 0;  // number of the record that says so; 0: no chunk
   };
-  [[nodiscard]] static record encoded(kind what, std::uint64_t number, const chunk_extent& extent) noexcept;
+  [[nodiscard]] static record encoded(kind what, std::uint64_t number, const chunk_extent& extent,
+                                      std::uint64_t salt) noexcept;
   [[nodiscard]] static std::optional<kind> decode(const record& from, std::uint64_t number,
-                                                  chunk_extent& into) noexcept;
+                                                  std::uint64_t salt, chunk_extent& into) noexcept;
   void recover();
-  [[nodiscard]] bool check_header() const;
+  [[nodiscard]] bool check_header();
   void set(const chunk_extent& extent, std::uint64_t number) noexcept;
   void unset(block_id id) noexcept;
   result<void> append(kind what, const chunk_extent& extent);
   result<void> rewrite();
-  result<void> write_anew(int file);
+  result<void> write_anew(int file, std::uint64_t salt);
+  void note_durable() noexcept;
+  result<void> sync_name() noexcept;
   void rewrite_when_due();
   [[nodiscard]] failure failed(errc code, int error, std::uint64_t bytes,
                                std::uint64_t offset) const noexcept {
@@ -132,6 +139,10 @@ class chunk_index {
   detail::fixed_array<std::uint32_t> free_;
   std::uint64_t live_ = 0;
   std::uint64_t records_ = 0;  // in the journal, its header among them
+  std::uint64_t durable_ = 0;  // of these, as the journal says
+  std::uint64_t salt_ = 0;
+  bool is_name_durable_ = false;
+  bool is_name_unsure_ = false;  // the folder could not be synced
   std::uint64_t next_rewrite_ = 0;
   index_recovery recovery_;
 };

@@ -86,7 +86,12 @@ struct file_queue_stats {
   std::uint64_t failures = 0;         ///< over, and failed
   std::uint64_t cancelled = 0;        ///< of those, because of `cancel`
   std::uint64_t busy_ns = 0;          ///< while at least one request was under way
-  io_setting setting{};               ///< the depth and block size of now
+  std::uint64_t files_registered =
+      0;                          ///< descriptors that the engine keeps in its table: see `register_file`
+  std::uint64_t files_plain = 0;  ///< how often one found no place there
+  io_setting setting{};           ///< the depth and block size of now
+  io_setting best{};              ///< with `io_tuning::on`: the best found so far
+  bool is_at_rest = false;        ///< and whether the tuner rests there
   std::uint64_t metadata_bytes = 0;
 };
 

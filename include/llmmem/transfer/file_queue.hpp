@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/transfer/detail/file_table.hpp>
 #include <llmmem/transfer/detail/transfer_core.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/io_engine.hpp>
@@ -117,7 +118,12 @@ class file_queue {
 
   [[nodiscard]] file_queue_stats stats() const noexcept {
     const std::scoped_lock lock(mutex_);
-    return core_.stats(now_ns());
+    file_queue_stats now = core_.stats(now_ns());
+    now.files_registered = files_.told();
+    now.files_plain = files_.plain();
+    now.best = options_.tuning == io_tuning::on ? tuner_.best() : now.setting;
+    now.is_at_rest = options_.tuning == io_tuning::on && tuner_.is_at_rest();
+    return now;
   }
   [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
 
@@ -129,6 +135,15 @@ class file_queue {
     const std::scoped_lock lock(mutex_);
     return engine_.register_memory(ranges);
   }
+
+  /// Tells the engine of a file that many copies will touch: see `registers_files`; an engine that is none is
+  /// not told. Before the next request; where there is no room its copies go as before
+  /// (`file_queue_stats::files_registered`, `files_plain`). Spaces over files do so themselves.
+  void register_file(const io_file& file) noexcept;
+  /// The opposite. A file that was registered is forgotten before it is closed, unless the queue goes first:
+  /// else the system keeps it open, and a file that is opened later would be taken for it. No copy of it may
+  /// be under way or waiting. With `drive_by::waiters` the system lets go of it when somebody drives again.
+  void forget_file(const io_file& file) noexcept;
 
  private:
   static constexpr std::size_t batch = 64;
@@ -160,6 +175,13 @@ class file_queue {
 
   [[nodiscard]] static io_tuner_options tuner_options(const file_queue_options& options, std::uint32_t depth);
   void tune(std::uint64_t now) noexcept;
+  void tell_files() noexcept {
+    if constexpr (registers_files<Engine>) files_.apply(engine_);
+  }
+  /// By the thread that drove: others may not.
+  void forget_files() noexcept {
+    if constexpr (registers_files<Engine>) engine_.forget_files();
+  }
   void run() noexcept;
   void turn(std::unique_lock<std::mutex>& lock) noexcept;
   void drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept;
@@ -172,6 +194,7 @@ class file_queue {
   std::atomic<std::uint32_t> bell_{0};  // rung when a sleeper should look again
   Engine engine_;
   detail::transfer_core core_;
+  detail::file_table files_;
   io_tuner tuner_;
   std::uint64_t window_ns_ = 0;     // since when the window of the tuner lasts; 0 between two
   std::uint64_t window_bytes_ = 0;  // moved before it
@@ -240,6 +263,7 @@ file_queue<Engine>::~file_queue() {
   }
   while (core_.flying() != 0 || !is_quiet())
     drive(lock, 1);
+  forget_files();
 }
 
 template <io_engine Engine>
@@ -249,6 +273,26 @@ result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copi
   const result<transfer_fence> begun = core_.start(copies, how, after);
   if (begun) kick(lock);
   return begun;
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::register_file(const io_file& file) noexcept {
+  if constexpr (registers_files<Engine>) {
+    // Nobody is woken for it: that would make whoever registers the one thread of a ring for one.
+    const std::scoped_lock lock(mutex_);
+    files_.add(file.opened_direct());
+    files_.add(file.buffered());
+  }
+}
+
+template <io_engine Engine>
+void file_queue<Engine>::forget_file(const io_file& file) noexcept {
+  if constexpr (registers_files<Engine>) {
+    std::unique_lock lock(mutex_);
+    files_.drop(file.opened_direct());
+    files_.drop(file.buffered());
+    if (files_.has_changes() && options_.driver == drive_by::own_thread) kick(lock);
+  }
 }
 
 /// What there is to do is begun: by who drives, or here.
@@ -332,8 +376,9 @@ io_tuner_options file_queue<Engine>::tuner_options(const file_queue_options& opt
   return t;
 }
 
-/// A window lasts for eight times what may be under way, once as much has passed at the new setting. Only one
-/// during which more was always waiting to be asked for tells how fast the device is.
+/// A window lasts for eight times what may be under way, and not less than the options say, once as much has
+/// passed at the new setting. Only one during which more was always waiting to be asked for tells how fast
+/// the device is.
 template <io_engine Engine>
 void file_queue<Engine>::tune(std::uint64_t now) noexcept {
   const std::uint64_t moved = core_.bytes_moved();
@@ -346,7 +391,7 @@ void file_queue<Engine>::tune(std::uint64_t now) noexcept {
     if (moved - window_bytes_ < flight) return;
     window_ns_ = now;
     window_bytes_ = moved;
-  } else if (moved - window_bytes_ >= 8 * flight) {
+  } else if (moved - window_bytes_ >= 8 * flight && now - window_ns_ >= options_.tuner.window_ns) {
     core_.use(tuner_.window(moved - window_bytes_, now - window_ns_));
     window_ns_ = 0;
     window_bytes_ = moved;
@@ -371,6 +416,7 @@ void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {
   driven_ = true;
+  tell_files();
   core_.admit();
   const std::uint64_t now = now_ns();
   if (const std::uint32_t asked = core_.take_pause(); asked != 0) quiet_until_ = now + asked * poll_ns;
@@ -402,9 +448,10 @@ template <io_engine Engine>
 void file_queue<Engine>::run() noexcept {
   std::unique_lock lock(mutex_);
   for (;;) {
+    tell_files();
     core_.admit();
     const bool idle = !core_.has_work() && core_.flying() == 0 && !core_.waits_for_others();
-    if (idle && stopping_ && is_quiet()) return;
+    if (idle && stopping_ && is_quiet()) return forget_files();
     if (idle && !stopping_) {
       const std::uint32_t heard = bell_.load(std::memory_order_relaxed);
       lock.unlock();

@@ -60,7 +60,9 @@ class file_space {
       : options_(checked(std::move(options), path)),
         file_(std::move(path), options_.file),
         page_(file_.limits().offset_alignment),
-        queue_(options_.queue, std::forward<Args>(engine)...) {}
+        queue_(options_.queue, std::forward<Args>(engine)...) {
+    queue_.register_file(file_);
+  }
   file_space(const file_space&) = delete;
   file_space& operator=(const file_space&) = delete;
 
@@ -151,7 +153,7 @@ class file_space {
   mutable std::mutex mutex_;
   live_ranges<nothing> live_;
   std::uint64_t used_ = 0;
-  file_queue<Engine> queue_;
+  file_queue<Engine> queue_;  // goes before the file, which it may have registered
 };
 
 static_assert(memory_space<file_space<>>);

@@ -39,6 +39,8 @@ struct io_caps {
   std::uint32_t depth = 1;             ///< requests that it can have under way
   bool overlaps = false;               ///< whether requests go on while nobody calls the engine
   bool registers_memory = false;       ///< whether `register_memory` saves the system work
+  bool registers_files = false;        ///< whether `register_file` does
+  std::string_view files_reason{};     ///< why it does not, where an engine could; empty when it does
   std::string_view fallback_reason{};  ///< why it is not what was asked for; empty when it is
 };
 
@@ -81,6 +83,24 @@ concept io_engine = requires(E& engine, const E& read, const io_request& request
 template <class E>
 concept registers_memory = requires(E& engine, std::span<const std::span<std::byte>> ranges) {
   { engine.register_memory(ranges) } noexcept -> std::same_as<result<void>>;
+};
+
+/// An engine that does better with files it was told of: it keeps them in a table, and requests name an
+/// entry.
+///
+/// - `register_file(descriptor)`: whether requests with that descriptor go by the table from here on. If not,
+///   as where the table is full, they go as before: that costs speed only.
+/// - `forget_file(descriptor)`: they do not any more. Called before the descriptor is closed, as the table
+///   holds the file itself: it stays open (and locked), and requests would go to it when another file has its
+///   number by then. What is under way is in nobody's way. Of a descriptor that is not there: no change.
+/// - `forget_files()`: all, and for good. The files are not held any more when it returns.
+///
+/// One thread at a time calls them, as all the rest.
+template <class E>
+concept registers_files = requires(E& engine, int descriptor) {
+  { engine.register_file(descriptor) } noexcept -> std::same_as<bool>;
+  { engine.forget_file(descriptor) } noexcept;
+  { engine.forget_files() } noexcept;
 };
 
 }  // namespace llmmem::inline v0

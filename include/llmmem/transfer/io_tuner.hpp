@@ -27,23 +27,25 @@ struct io_tuner_options {
   io_setting first{};  ///< where it begins
   io_setting least{1, std::uint64_t{1} << 16};
   io_setting most{64, std::uint64_t{1} << 22};
-  double gain = 0.03;               ///< a neighbour must be faster by this share to be moved to
-  std::uint32_t windows = 3;        ///< measured at a setting before it is judged; their median counts
-  std::uint32_t rest_windows = 64;  ///< at rest before the neighbours are looked at again
-  std::uint32_t most_rest = 1024;   ///< each look that changes nothing doubles the rest, up to this
+  double gain = 0.03;                    ///< a neighbour must be faster by this share to be moved to
+  std::uint32_t windows = 3;             ///< measured at a setting before it is judged; their median counts
+  std::uint32_t rest_windows = 8;        ///< at rest before the neighbours are looked at again
+  std::uint64_t window_ns = 20'000'000;  ///< a queue's windows last at least that long: short ones are noise
+  std::uint32_t most_rest = 1024;        ///< each look that changes nothing doubles the rest, up to this
 };
 
-/// Climbs: measures where it stands, then the neighbours at twice and half the depth, and twice and half the
-/// block; moves to the best of them when that is faster by `gain`, and goes on from there. When none is, it
-/// rests there, and looks again after `rest_windows`, then twice as long, and so on: on a device that does
-/// not change, it is elsewhere for a share of the time that goes towards `4 * windows / most_rest`. While it
-/// rests, a window slower or faster than what it knows by a half, `windows` times in a row, makes it look at
-/// once.
+/// Climbs: measures where it stands and the neighbours at twice and half the depth, and twice and half the
+/// block, in turn, so that a device that becomes faster or slower meanwhile does so for all of them; moves to
+/// the best of them when that is faster by `gain`, and goes on from there. When none is, it rests there, and
+/// looks again after `rest_windows`, as noise may have hidden one, then twice as long, and so on: on a device
+/// that does not change, it is elsewhere for a share of the time that goes towards `4 * windows / most_rest`.
+/// While it rests, a window slower or faster than what it knows by a half, `windows` times in a row, makes it
+/// look at once.
 ///
 /// Settings are powers of two, so that a climb from anywhere to a single peak takes at most `most_windows()`.
 /// On a landscape with several peaks it finds one that no neighbour beats by `gain`.
 ///
-/// @par Complexity      O(1) for each window; a few hundred bytes, no allocation.
+/// @par Complexity      O(1) for each window; less than a kilobyte, no allocation.
 /// @par Thread safety   none.
 /// @par Errors          the constructor throws `argument_error`; windows of nothing are passed over.
 class io_tuner {
@@ -85,7 +87,7 @@ class io_tuner {
     return s.depth >= options_.least.depth && s.depth <= options_.most.depth &&
            s.block_bytes >= options_.least.block_bytes && s.block_bytes <= options_.most.block_bytes;
   }
-  [[nodiscard]] double median() noexcept;
+  [[nodiscard]] double median(std::uint32_t which) noexcept;
   void look() noexcept;
   void next_try() noexcept;
   void judge() noexcept;
@@ -95,8 +97,9 @@ class io_tuner {
   io_setting at_;
   std::uint32_t trying_ = home;
   std::array<double, neighbours> speeds_{};
-  std::array<double, max_windows> samples_{};
-  std::uint32_t sampled_ = 0;
+  std::array<std::array<double, max_windows>, neighbours> samples_{};
+  std::uint32_t round_ = 0;      // of a look: windows had of each
+  std::uint32_t differing_ = 0;  // in a row, at rest
   std::uint32_t rest_left_ = 0;
   std::uint32_t rest_length_;
   std::uint32_t moves_ = 0;
@@ -127,16 +130,17 @@ inline io_setting io_tuner::neighbour(std::uint32_t which) const noexcept {
   return s;
 }
 
-inline double io_tuner::median() noexcept {
+inline double io_tuner::median(std::uint32_t which) noexcept {
+  auto& had = samples_[which];
   // Insertion sort: a handful of numbers.
-  for (std::uint32_t i = 1; i < sampled_; ++i) {
-    for (std::uint32_t j = i; j != 0 && samples_[j] < samples_[j - 1]; --j) {
-      const double other = samples_[j];
-      samples_[j] = samples_[j - 1];
-      samples_[j - 1] = other;
+  for (std::uint32_t i = 1; i < round_; ++i) {
+    for (std::uint32_t j = i; j != 0 && had[j] < had[j - 1]; --j) {
+      const double other = had[j];
+      had[j] = had[j - 1];
+      had[j - 1] = other;
     }
   }
-  return samples_[sampled_ / 2];
+  return had[round_ / 2];
 }
 
 inline io_setting io_tuner::window(std::uint64_t bytes, std::uint64_t ns) noexcept {
@@ -146,32 +150,34 @@ inline io_setting io_tuner::window(std::uint64_t bytes, std::uint64_t ns) noexce
     rest(speed);
     return setting();
   }
-  samples_[sampled_++] = speed;
-  if (sampled_ == options_.windows) {
-    speeds_[trying_] = median();
-    next_try();
-  }
+  samples_[trying_][round_] = speed;
+  next_try();
   return setting();
 }
 
 inline void io_tuner::look() noexcept {
   rest_left_ = 0;
   trying_ = home;
-  sampled_ = 0;
+  round_ = 0;
+  differing_ = 0;
 }
 
 inline void io_tuner::next_try() noexcept {
-  sampled_ = 0;
   do {
     ++trying_;
   } while (trying_ != neighbours && !is_allowed(neighbour(trying_)));
-  if (trying_ == neighbours) judge();
+  if (trying_ != neighbours) return;
+  trying_ = home;
+  if (++round_ == options_.windows) judge();
 }
 
 inline void io_tuner::judge() noexcept {
   std::uint32_t best = home;
+  speeds_[home] = median(home);
   for (std::uint32_t i = 1; i < neighbours; ++i) {
-    if (is_allowed(neighbour(i)) && speeds_[i] > speeds_[best]) best = i;
+    if (!is_allowed(neighbour(i))) continue;
+    speeds_[i] = median(i);
+    if (speeds_[i] > speeds_[best]) best = i;
   }
   if (best != home && speeds_[best] > speeds_[home] * (1 + options_.gain)) {
     at_ = neighbour(best);
@@ -179,15 +185,14 @@ inline void io_tuner::judge() noexcept {
     rest_length_ = options_.rest_windows;
     return look();
   }
-  trying_ = home;
   rest_left_ = rest_length_;
   rest_length_ = rest_length_ < options_.most_rest / 2 ? rest_length_ * 2 : options_.most_rest;
 }
 
 inline void io_tuner::rest(double speed) noexcept {
   const bool differs = speed < speeds_[home] / 2 || speed > speeds_[home] * 1.5;
-  sampled_ = differs ? sampled_ + 1 : 0;
-  if (sampled_ == options_.windows) {
+  differing_ = differs ? differing_ + 1 : 0;
+  if (differing_ == options_.windows) {
     rest_length_ = options_.rest_windows;
     return look();
   }

@@ -63,6 +63,7 @@ class model_file_space {
         bytes_(file_.size().value()),
         queue_(std::move(options.queue), std::forward<Args>(engine)...) {
     if (bytes_ == 0) throw length_error(file_.path() + ": the file is empty; name one with weights in it");
+    queue_.register_file(file_);
   }
   model_file_space(const model_file_space&) = delete;
   model_file_space& operator=(const model_file_space&) = delete;
@@ -127,7 +128,7 @@ class model_file_space {
   io_file file_;
   std::uint64_t bytes_;
   bool is_given_ = false;
-  file_queue<Engine> queue_;
+  file_queue<Engine> queue_;  // goes before the file, which it may have registered
 };
 
 static_assert(memory_space<model_file_space<>>);

@@ -10,7 +10,6 @@
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/file_space.hpp>
 
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -131,12 +130,8 @@ class persistent_file_space : public file_space<Engine> {
   /// Returns once the device has the chunks' bytes, and then their index. When the bytes' sync has failed
   /// once the system may have dropped any of them, and tells nobody again: from then on it is always refused.
   result<void> sync() {
-    if (is_unsure_) return failure{.code = errc::sync_failed, .where = this->file().path().c_str()};
-    if (const result<void> data = this->file().sync(); !data) {
-      is_unsure_ = true;
-      return data;
-    }
-    return index_->sync();
+    const result<void> data = this->file().sync();
+    return data ? index_->sync() : data;
   }
 
  private:
@@ -158,7 +153,6 @@ class persistent_file_space : public file_space<Engine> {
   std::optional<chunk_index> index_;
   range_type whole_{};
   bool is_given_ = false;
-  bool is_unsure_ = false;  // whether the device has what was written
   tier_recovery recovery_;
 };
 

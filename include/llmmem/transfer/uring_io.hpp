@@ -34,6 +34,7 @@ enum class uring_issuer : std::uint8_t {
 struct uring_options {
   std::uint32_t depth = 32;  ///< requests under way at once, 1 to 4096
   uring_issuer issuer = uring_issuer::any_thread;
+  std::uint32_t files = 32;  ///< entries of the table of files, 0 (none) to 64; an `io_file` takes up to two
 };
 
 /// One io_uring. Requests go on in the kernel while nobody calls.
@@ -41,18 +42,23 @@ struct uring_options {
 /// Containers often forbid io_uring, and old kernels have none: the constructor then throws, and says which.
 /// An engine that must run there too catches that and takes `posix_io`.
 ///
+/// Files and memory that it is told of (`register_file`, `register_memory`) cost the kernel less each time.
+/// Without room in the table, or a kernel that has none (before Linux 5.5), files go by their descriptors:
+/// `caps().files_reason` says why.
+///
 /// @par Complexity      one system call for each `reap` that hands something over or waits.
 /// Two of its tags are its own: requests may have any but 2^64 - 2 and 2^64 - 1. A process that forks leaves
 /// the ring to its parent: the child must not touch or destroy it.
 ///
 /// @par Thread safety   one thread at a time, always the same one where `issuer` says so (a `reap` on another
 ///                      fails with EEXIST); `wake` any.
-/// @par Errors          the constructor throws `argument_error` for a depth out of range and `system_error`
-///                      where the kernel refuses the ring.
+/// @par Errors          the constructor throws `argument_error` for a depth or a table out of range and
+///                      `system_error` where the kernel refuses the ring.
 class uring_io {
  public:
   static constexpr std::uint32_t max_depth = 4096;
   static constexpr std::size_t max_ranges = 16;  ///< of registered memory
+  static constexpr std::uint32_t max_files = 64;
 
   explicit uring_io(const uring_options& options = {});
   uring_io(const uring_io&) = delete;
@@ -66,6 +72,8 @@ class uring_io {
             .depth = depth_,
             .overlaps = true,
             .registers_memory = true,
+            .registers_files = files_reason_.empty(),
+            .files_reason = files_reason_,
             .fallback_reason = fallback_};
   }
   [[nodiscard]] std::uint32_t in_flight() const noexcept { return in_flight_; }
@@ -79,10 +87,22 @@ class uring_io {
   /// @return `errc::engine_failed` with the kernel's error number, `errc::out_of_range` past `max_ranges`.
   result<void> register_memory(std::span<const std::span<std::byte>> ranges) noexcept;
 
+  /// @name Files   see `registers_files`. A system call each; a search of the table for each request.
+  /// @{
+  [[nodiscard]] bool register_file(int descriptor) noexcept;
+  void forget_file(int descriptor) noexcept;
+  void forget_files() noexcept;
+  /// @}
+
  private:
+  static constexpr int no_file = -1;  // an entry without one, as the kernel has it
+
   static constexpr std::uint64_t wake_tag = ~std::uint64_t{1};  // liburing's own is the one above
 
   [[nodiscard]] static io_uring open_ring(const uring_options& options);
+  void open_table(std::uint32_t entries) noexcept;
+  [[nodiscard]] bool update_entry(std::uint32_t entry, int descriptor) noexcept;
+  [[nodiscard]] std::uint32_t entry_of(int descriptor) const noexcept;
   [[nodiscard]] int registered_range(const io_request& request) const noexcept;
   void arm_wake() noexcept;
   void enable() noexcept;
@@ -99,15 +119,24 @@ class uring_io {
   bool enabled_ = true;
   std::array<std::span<std::byte>, max_ranges> ranges_{};
   std::size_t range_count_ = 0;
+  std::array<int, max_files> files_{};
+  std::uint32_t file_entries_ = 0;  // of the kernel's table
+  std::uint32_t files_end_ = 0;     // from there on no entry was ever used
+  std::string_view files_reason_{};
 };
 
 static_assert(io_engine<uring_io>);
 static_assert(registers_memory<uring_io>);
+static_assert(registers_files<uring_io>);
 
 inline io_uring uring_io::open_ring(const uring_options& options) {
   if (options.depth == 0 || options.depth > max_depth) {
     throw argument_error("uring_io: a depth of " + std::to_string(options.depth) + "; it must be 1 to " +
                          std::to_string(max_depth));
+  }
+  if (options.files > max_files) {
+    throw argument_error("uring_io: a table of " + std::to_string(options.files) +
+                         " files; it must be 0 to " + std::to_string(max_files));
   }
   // Newest first: a kernel that does not know a flag refuses them all.
   constexpr unsigned single = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
@@ -141,6 +170,7 @@ inline uring_io::uring_io(const uring_options& options) : depth_(options.depth),
     throw system_error("uring_io: no descriptor to be woken by: " + std::generic_category().message(error) +
                        " (errno " + std::to_string(error) + "); raise the limit (ulimit -n)");
   }
+  open_table(options.files);
 }
 
 inline uring_io::~uring_io() {
@@ -155,8 +185,68 @@ inline uring_io::~uring_io() {
     if (got < 0 && got != -EINTR) break;
     static_cast<void>(collect(ignored));
   }
+  forget_files();
   ::io_uring_queue_exit(&ring_);
   ::close(wake_file_);
+}
+
+/// A table without files; none where the kernel has none to give.
+inline void uring_io::open_table(std::uint32_t entries) noexcept {
+  files_.fill(no_file);
+  if (entries == 0) {
+    files_reason_ = "a table of files was not asked for";
+    return;
+  }
+  int error = ::io_uring_register_files_sparse(&ring_, entries);
+  // Before Linux 5.19 an empty table is a list of no files.
+  if (error == -EINVAL) error = ::io_uring_register_files(&ring_, files_.data(), entries);
+  if (error == 0) {
+    file_entries_ = entries;
+  } else if (error == -EMFILE) {
+    files_reason_ = "the limit on descriptors (ulimit -n) is below the table's entries";
+  } else if (error == -EINVAL) {
+    files_reason_ = "the kernel has no tables of files with room in them: it needs Linux 5.5";
+  } else {
+    files_reason_ = "the kernel refused a table of files";
+  }
+}
+
+inline bool uring_io::update_entry(std::uint32_t entry, int descriptor) noexcept {
+  return ::io_uring_register_files_update(&ring_, entry, &descriptor, 1) == 1;
+}
+
+/// `files_end_` where there is none.
+inline std::uint32_t uring_io::entry_of(int descriptor) const noexcept {
+  std::uint32_t entry = 0;
+  while (entry != files_end_ && files_[entry] != descriptor)
+    ++entry;
+  return entry;
+}
+
+inline bool uring_io::register_file(int descriptor) noexcept {
+  if (descriptor < 0) return false;
+  if (entry_of(descriptor) != files_end_) return true;
+  const std::uint32_t entry = entry_of(no_file);
+  if (entry == file_entries_ || !update_entry(entry, descriptor)) return false;
+  files_[entry] = descriptor;
+  if (entry == files_end_) ++files_end_;
+  return true;
+}
+
+inline void uring_io::forget_file(int descriptor) noexcept {
+  const std::uint32_t entry = descriptor < 0 ? files_end_ : entry_of(descriptor);
+  if (entry == files_end_) return;
+  // Where it is refused, as on a wrong thread, the kernel keeps the file until the entry's next one comes.
+  static_cast<void>(update_entry(entry, no_file));
+  files_[entry] = no_file;
+}
+
+inline void uring_io::forget_files() noexcept {
+  if (file_entries_ == 0) return;
+  // The end of a ring lets go of them too, but later, and tells nobody when.
+  ::io_uring_unregister_files(&ring_);
+  file_entries_ = files_end_ = 0;
+  files_reason_ = "the table of files was given up";
 }
 
 inline int uring_io::registered_range(const io_request& request) const noexcept {
@@ -184,6 +274,11 @@ inline bool uring_io::try_queue(const io_request& request) noexcept {
     ::io_uring_prep_read(entry, request.file, request.data, request.bytes, request.offset);
   } else {
     ::io_uring_prep_write(entry, request.file, request.data, request.bytes, request.offset);
+  }
+  const std::uint32_t file = request.file < 0 ? files_end_ : entry_of(request.file);
+  if (file != files_end_) {
+    entry->fd = static_cast<int>(file);
+    entry->flags |= IOSQE_FIXED_FILE;
   }
   ::io_uring_sqe_set_data64(entry, request.tag);
   ++in_flight_;

@@ -35,8 +35,13 @@ class split_blocks {
     bool is_free = false;
   };
 
-  split_blocks(std::uint64_t capacity, const metadata_source& source, const char* what)
-      : blocks_(capacity, source, what), free_(capacity, source, what) {}
+  /// @param has_addresses  whether `free_at` finds free blocks by their addresses: 24 bytes a block.
+  split_blocks(std::uint64_t capacity, const metadata_source& source, const char* what,
+               bool has_addresses = false)
+      : blocks_(capacity, source, what),
+        free_(capacity, source, what),
+        addresses_(has_addresses ? capacity : 0, source, what),
+        has_addresses_(has_addresses) {}
 
   /// The smallest free block of `pool` that holds `bytes`, the lowest of equals, or `none`.
   [[nodiscard]] std::uint32_t best(std::uint32_t pool, std::uint64_t bytes) const noexcept {
@@ -61,13 +66,13 @@ class split_blocks {
                                           std::uint32_t pool) noexcept {
     const std::uint32_t slot =
         blocks_.acquire({.data = data, .bytes = bytes, .segment = segment, .pool = pool, .is_free = true});
-    if (slot != none) free_.insert(slot, key(slot));
+    if (slot != none) file(slot);
     return slot;
   }
 
   /// Takes a free block that is a whole segment out. @pre `is_whole(slot)`.
   void remove_segment(std::uint32_t slot) noexcept {
-    free_.erase(slot);
+    unfile(slot);
     blocks_.release(slot);
   }
 
@@ -82,7 +87,7 @@ class split_blocks {
       split = blocks_.acquire({});
       if (split == none) return false;
     }
-    free_.erase(slot);
+    unfile(slot);
     block& used = blocks_[slot];
     if (split != none) {
       blocks_[split] = {.data = used.data + bytes,
@@ -95,7 +100,7 @@ class split_blocks {
       if (used.behind != none) blocks_[used.behind].before = split;
       used.behind = split;
       used.bytes = bytes;
-      free_.insert(split, key(split));
+      file(split);
     }
     used.is_free = false;
     used.requested = requested;
@@ -110,16 +115,16 @@ class split_blocks {
     blocks_[slot].requested = 0;
     const std::uint32_t behind = blocks_[slot].behind;
     if (behind != none && blocks_[behind].is_free) {
-      free_.erase(behind);
+      unfile(behind);
       absorb(slot, behind);
     }
     const std::uint32_t before = blocks_[slot].before;
     if (before != none && blocks_[before].is_free) {
-      free_.erase(before);
+      unfile(before);
       absorb(before, slot);
       slot = before;
     }
-    free_.insert(slot, key(slot));
+    file(slot);
     return slot;
   }
 
@@ -138,7 +143,33 @@ class split_blocks {
   [[nodiscard]] const block& operator[](std::uint32_t slot) const noexcept { return blocks_[slot]; }
   [[nodiscard]] std::uint64_t left() const noexcept { return blocks_.left(); }
   [[nodiscard]] std::uint64_t live() const noexcept { return blocks_.live(); }
-  [[nodiscard]] std::size_t bytes() const noexcept { return blocks_.bytes() + free_.bytes(); }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return blocks_.bytes() + free_.bytes() + addresses_.bytes();
+  }
+
+  /// The last free block that begins at `address` or below, of all pools, and the first one above it; `none`
+  /// without. O(log n) with addresses, O(n) in the free blocks without.
+  [[nodiscard]] std::uint32_t free_at(std::uint64_t address) const noexcept {
+    if (has_addresses_) return addresses_.below(address + 1);
+    std::uint32_t found = none;
+    for (std::uint32_t slot = first_free(); slot != none; slot = next_free(slot)) {
+      if (address_of(slot) > address) continue;
+      if (found == none || address_of(found) < address_of(slot)) found = slot;
+    }
+    return found;
+  }
+  [[nodiscard]] std::uint32_t free_above(std::uint64_t address) const noexcept {
+    if (has_addresses_) return addresses_.at_least(address + 1);
+    std::uint32_t found = none;
+    for (std::uint32_t slot = first_free(); slot != none; slot = next_free(slot)) {
+      if (address_of(slot) <= address) continue;
+      if (found == none || address_of(slot) < address_of(found)) found = slot;
+    }
+    return found;
+  }
+  [[nodiscard]] std::uint64_t address_of(std::uint32_t slot) const noexcept {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(blocks_[slot].data));
+  }
 
   /// Walks the free blocks: `first_free`, then `next_free` until `none`.
   [[nodiscard]] std::uint32_t first_free() const noexcept { return free_.first(); }
@@ -158,6 +189,10 @@ class split_blocks {
       if (b.is_free != free_.contains(slot)) say("is free in one place and live in another");
       if (b.is_free && free_.contains(slot) && !(free_.key(slot) == key(slot)))
         say("is filed under a wrong key");
+      if (has_addresses_ && (b.is_free != addresses_.contains(slot) ||
+                             (b.is_free && addresses_.key(slot) != address_of(slot)))) {
+        say("is filed under a wrong address");
+      }
       if (b.behind != none) {
         const block& behind = blocks_[b.behind];
         if (!blocks_.is_live(b.behind) || behind.before != slot) say("is not known to the one behind it");
@@ -180,8 +215,17 @@ class split_blocks {
   };
 
   [[nodiscard]] order key(std::uint32_t slot) const noexcept {
-    const block& b = blocks_[slot];
-    return {b.pool, b.bytes, static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(b.data))};
+    return {blocks_[slot].pool, blocks_[slot].bytes, address_of(slot)};
+  }
+
+  /// Enters a block among the free ones, and takes it out.
+  void file(std::uint32_t slot) noexcept {
+    free_.insert(slot, key(slot));
+    if (has_addresses_) addresses_.insert(slot, address_of(slot));
+  }
+  void unfile(std::uint32_t slot) noexcept {
+    free_.erase(slot);
+    if (has_addresses_) addresses_.erase(slot);
   }
 
   /// Makes `gone`, right behind `into`, part of it.
@@ -194,6 +238,8 @@ class split_blocks {
 
   handle_table<arena_handle, block> blocks_;
   ordered_slots<order> free_;
+  ordered_slots<std::uint64_t> addresses_;  // of the free ones
+  bool has_addresses_;
 };
 
 }  // namespace llmmem::inline v0::detail

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,7 +20,7 @@ namespace llmmem::inline v0 {
 
 namespace detail {
 
-inline constexpr std::uint64_t chunk_index_version = 1;
+inline constexpr std::uint64_t chunk_index_version = 2;
 
 inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) noexcept {
   for (std::size_t i = 0; i < bytes; ++i)
@@ -31,6 +32,23 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   for (std::size_t i = 0; i < bytes; ++i)
     value |= std::uint64_t{std::to_integer<std::uint8_t>(from[i])} << (8 * i);
   return value;
+}
+
+/// Of a record behind its first four bytes. The header's is not salted: it has the salt.
+[[nodiscard]] inline std::uint32_t record_crc(std::span<const std::byte> bytes, std::uint64_t number,
+                                              std::uint64_t salt) noexcept {
+  if (number == 0) return crc32c(0, bytes);
+  std::array<std::byte, 8> first{};
+  put_number(first.data(), salt, 8);
+  return crc32c(crc32c(0, first), bytes);
+}
+
+/// What nobody can foresee, or the system's error number.
+[[nodiscard]] inline int draw(std::span<std::byte> into) noexcept {
+  while (::getrandom(into.data(), into.size(), 0) != static_cast<ssize_t>(into.size())) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
 }
 
 /// What one read gives; fewer bytes only at the end of the file.
@@ -89,9 +107,11 @@ inline chunk_index::chunk_index(std::string path, chunk_index_options options)
   recover();
 }
 
-/// A record is: its CRC-32C, its kind, its number, and the extent; all little-endian.
-inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number,
-                                                const chunk_extent& extent) noexcept {
+/// A record is: its CRC-32C, its kind, its number, the extent, and half of the salt; all little-endian. The
+/// CRC is of the salt and the rest, so that records of two salts never pass for each other. The header's own
+/// is 0.
+inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number, const chunk_extent& extent,
+                                                std::uint64_t salt) noexcept {
   record made{};
   std::byte* const to = made.data();
   detail::put_number(to + 4, static_cast<std::uint32_t>(what), 4);
@@ -103,18 +123,22 @@ inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number,
   detail::put_number(to + 48, extent.stored, 8);
   detail::put_number(to + 56, extent.format, 8);
   detail::put_number(to + 64, extent.checksum, 4);
-  detail::put_number(to, crc32c(0, std::span(made).subspan(4)), 4);
+  detail::put_number(to + 68, salt, 4);
+  detail::put_number(to, detail::record_crc(std::span(made).subspan(4), number, salt), 4);
   return made;
 }
 
 /// What a record says, when it is whole and stands where it was written.
-inline auto chunk_index::decode(const record& from, std::uint64_t number, chunk_extent& into) noexcept
-    -> std::optional<kind> {
+inline auto chunk_index::decode(const record& from, std::uint64_t number, std::uint64_t salt,
+                                chunk_extent& into) noexcept -> std::optional<kind> {
   const std::byte* const at = from.data();
-  if (detail::get_number(at, 4) != crc32c(0, std::span(from).subspan(4))) return std::nullopt;
+  if (detail::get_number(at + 68, 4) != (salt & 0xFFFF'FFFF)) return std::nullopt;
+  if (detail::get_number(at, 4) != detail::record_crc(std::span(from).subspan(4), number, salt))
+    return std::nullopt;
   if (detail::get_number(at + 8, 8) != number) return std::nullopt;
   const auto what = static_cast<kind>(detail::get_number(at + 4, 4));
-  const bool is_known = number == 0 ? what == kind::header : what == kind::kept || what == kind::gone;
+  const bool is_change = what == kind::kept || what == kind::gone;
+  const bool is_known = number == 0 ? what == kind::header : number == 1 ? what == kind::durable : is_change;
   if (!is_known) return std::nullopt;
   into.key = {.low = detail::get_number(at + 16, 8), .high = detail::get_number(at + 24, 8)};
   into.offset = detail::get_number(at + 32, 8);
@@ -125,8 +149,8 @@ inline auto chunk_index::decode(const record& from, std::uint64_t number, chunk_
   return what;
 }
 
-/// Refuses what is not ours to read, or to begin. Whether the header could be read.
-inline bool chunk_index::check_header() const {
+/// Refuses what is not ours to read, or to begin. Whether the header could be read, and with it the salt.
+inline bool chunk_index::check_header() {
   record first{};
   const std::size_t had = detail::read_whole(file_, first, 0).value();
   const std::string what = file_.path() + ": cannot be taken as the index of a tier: ";
@@ -135,7 +159,8 @@ inline bool chunk_index::check_header() const {
     throw io_error(what + "it is another kind of file; take another path, or move it away");
   }
   chunk_extent header;
-  if (had < record_bytes || !decode(first, 0, header)) return false;
+  // The first version's header was made as this one's is.
+  if (had < record_bytes || !decode(first, 0, 0, header)) return false;
   if (header.offset != detail::chunk_index_version) {
     throw io_error(what + "it is of version " + std::to_string(header.offset) + ", this is version " +
                    std::to_string(detail::chunk_index_version) + "; remove it to begin anew");
@@ -143,6 +168,7 @@ inline bool chunk_index::check_header() const {
   if (header.key != options_.file_id) {
     throw io_error(what + "it belongs to another file; bring its own back, or remove it to begin anew");
   }
+  salt_ = header.bytes;
   return true;
 }
 
@@ -157,14 +183,15 @@ inline void chunk_index::recover() {
   std::vector<entry> said(static_cast<std::size_t>(records_));
   prefix_index latest(records_ + 1, options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
-  for (std::uint64_t number = 0; number < records_;) {
+  // Without the header no record can be told from one of another journal.
+  for (std::uint64_t number = 0; has_header && number < records_;) {
     const std::size_t had = detail::read_whole(file_, part, number * record_bytes).value() / record_bytes;
     if (had == 0) break;
     for (std::size_t i = 0; i < had; ++i, ++number) {
       record one;
       std::memcpy(one.data(), part.data() + i * record_bytes, record_bytes);
       chunk_extent extent;
-      const std::optional<kind> what = decode(one, number, extent);
+      const std::optional<kind> what = decode(one, number, number == 0 ? 0 : salt_, extent);
       if (!what) {
         ++unread;
         continue;
@@ -176,7 +203,8 @@ inline void chunk_index::recover() {
       }
       good_end = number + 1;
       ++recovery_.records;
-      if (number == 0) continue;
+      if (*what == kind::durable) durable_ = extent.offset;
+      if (number < first_change) continue;
       if (const std::optional<block_id> before = latest.find(extent.key)) {
         latest.erase(*before);
         said[to_index(*before)].record = 0;
@@ -188,8 +216,15 @@ inline void chunk_index::recover() {
       latest.insert(here, 1);
     }
   }
-  if (!has_header) doubt = records_;  // of which file the rest was is not known
+  if (!has_header) {
+    recovery_.damaged = records_;
+    good_end = records_;
+  }
   recovery_.torn = size - good_end * record_bytes;
+  if (durable_ > good_end) {
+    recovery_.lost = durable_ - good_end;
+    doubt = records_;
+  }
   for (const entry& each : said) {
     if (each.record == 0) continue;
     if (each.record < doubt) {
@@ -201,7 +236,7 @@ inline void chunk_index::recover() {
     }
   }
   records_ = good_end;
-  if (!has_header || recovery_.damaged != 0 || recovery_.surplus != 0) {
+  if (good_end < first_change || recovery_.damaged + recovery_.lost + recovery_.surplus != 0) {
     rewrite().value();
   } else if (recovery_.torn != 0) {
     file_.resize(good_end * record_bytes).value();
@@ -249,7 +284,7 @@ inline result<void> chunk_index::drop(const chunk_key& key) {
 }
 
 inline result<void> chunk_index::append(kind what, const chunk_extent& extent) {
-  const record made = encoded(what, records_, extent);
+  const record made = encoded(what, records_, extent, salt_);
   const result<void> written =
       detail::write_whole(file_.buffered(), made, records_ * record_bytes, file_.path().c_str());
   if (written) ++records_;
@@ -257,9 +292,28 @@ inline result<void> chunk_index::append(kind what, const chunk_extent& extent) {
 }
 
 inline result<void> chunk_index::sync() {
-  const result<void> done = file_.sync();
+  // Where the folder could not be synced, a success of the next one would say nothing of the name that it was
+  // about: it is given anew.
+  if (is_name_unsure_) return rewrite();
   // Which of the records since the last success are there is not known any more: none of them is relied on.
-  return done ? done : rewrite();
+  if (!file_.sync()) return rewrite();
+  note_durable();
+  return is_name_durable_ ? result<void>{} : sync_name();
+}
+
+/// In place, and durable itself only with the next sync: what it says was so before it was written.
+inline void chunk_index::note_durable() noexcept {
+  if (durable_ == records_) return;
+  const record made = encoded(kind::durable, 1, {.offset = records_}, salt_);
+  // Tried again with the next sync; meanwhile the last one's stands, or a record that cannot be read.
+  if (detail::write_whole(file_.buffered(), made, record_bytes, file_.path().c_str())) durable_ = records_;
+}
+
+inline result<void> chunk_index::sync_name() noexcept {
+  const int error = folder_.sync();
+  is_name_durable_ = error == 0;
+  is_name_unsure_ = error != 0;
+  return error == 0 ? result<void>{} : result<void>(failed(errc::sync_failed, error, 0, 0));
 }
 
 /// A journal that grows on for want of room to write it anew is tried again later.
@@ -277,25 +331,30 @@ inline result<void> chunk_index::rewrite() {
   const int made =
       ::openat(folder, beside_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, static_cast<mode_t>(0600));
   if (made < 0) return failed(errc::not_opened, errno, 0, 0);
-  result<void> done = write_anew(made);
-  if (done && ::fdatasync(made) != 0) done = failed(errc::sync_failed, errno, 0, 0);
+  std::array<std::byte, 8> drawn{};
+  const int error = detail::draw(drawn);
+  result<void> done = error == 0 ? result<void>{} : result<void>(failed(errc::write_failed, error, 0, 0));
+  const std::uint64_t salt = detail::get_number(drawn.data(), drawn.size());
+  if (done) done = write_anew(made, salt);
+  if (done) {
+    if (const int lost = detail::sync_data(made); lost != 0) done = failed(errc::sync_failed, lost, 0, 0);
+  }
   if (done && ::renameat(folder, beside_.c_str(), folder, folder_.name().c_str()) != 0)
     done = failed(errc::write_failed, errno, 0, 0);
-  if (done) {
-    // Under the number that the old one had: from here on it is the file.
-    ::dup3(made, file_.buffered(), O_CLOEXEC);
-    records_ = live_ + 1;
-    next_rewrite_ = 0;
-    if (const int error = folder_.sync(); error != 0) done = failed(errc::sync_failed, error, 0, 0);
-  } else {
+  if (!done) {
     ::unlinkat(folder, beside_.c_str(), 0);
+    ::close(made);
+    return done;
   }
-  ::close(made);
-  return done;
+  file_.replace(made);
+  salt_ = salt;
+  records_ = durable_ = live_ + first_change;
+  next_rewrite_ = 0;
+  return sync_name();
 }
 
-/// The header, and a record of each chunk.
-inline result<void> chunk_index::write_anew(int file) {
+/// The header, how many records there are, and one of each chunk.
+inline result<void> chunk_index::write_anew(int file, std::uint64_t salt) {
   // On the stack: nothing is allocated once the index is open.
   std::array<std::byte, record_bytes * 56> part{};
   std::size_t filled = 0;
@@ -308,12 +367,14 @@ inline result<void> chunk_index::write_anew(int file) {
     filled = 0;
   };
   const auto add = [&](kind what, const chunk_extent& extent) {
-    const record made = encoded(what, number++, extent);
+    const record made = encoded(what, number, extent, number == 0 ? 0 : salt);
+    ++number;
     std::memcpy(part.data() + filled, made.data(), record_bytes);
     filled += record_bytes;
     if (filled == part.size()) flush();
   };
-  add(kind::header, {.key = options_.file_id, .offset = detail::chunk_index_version});
+  add(kind::header, {.key = options_.file_id, .offset = detail::chunk_index_version, .bytes = salt});
+  add(kind::durable, {.offset = live_ + first_change});
   for_each([&](const chunk_extent& extent) { add(kind::kept, extent); });
   flush();
   return done;

@@ -54,8 +54,8 @@ void persistent_file_space<Engine>::begin_anew() {
                    " (errno " + std::to_string(errno) + ")");
   }
   std::array<std::byte, 16> id{};
-  while (::getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
-    if (errno != EINTR) throw system_error("getrandom: errno " + std::to_string(errno));
+  if (const int error = detail::draw(id); error != 0) {
+    throw system_error("getrandom: errno " + std::to_string(error));
   }
   file_id_ = {.low = detail::get_number(id.data(), 8), .high = detail::get_number(id.data() + 8, 8)};
   write_header();
@@ -100,7 +100,13 @@ inline std::string tier_recovery::message() const {
   const auto say = [&](std::uint64_t count, const char* what) {
     if (count != 0) text += "; " + std::to_string(count) + what;
   };
-  say(index.torn, " bytes at the end of the index were no whole record");
+  if (index.lost != 0) {
+    text += "; the end of the index was damaged: " + std::to_string(index.lost) +
+            " records that had been durable could not be read, " + std::to_string(index.torn) +
+            " bytes there are none";
+  } else {
+    say(index.torn, " bytes at the end of the index were no whole record");
+  }
   say(index.damaged, " records of the index were damaged");
   say(index.overtaken, " chunks were given up, as a damaged record may have been of them");
   say(index.surplus, " chunks were given up: more than max_chunks of the space");
