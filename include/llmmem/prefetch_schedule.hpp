@@ -112,7 +112,7 @@ class prefetch_schedule {
 
   /// A lease of the buffer whose end the schedule learns of. The schedule outlives it.
   template <access_mode Mode>
-  class [[nodiscard]] lease {
+  class lease {
    public:
     using buffer_lease = typename Buffer::template lease<Mode>;
 

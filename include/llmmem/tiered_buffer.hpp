@@ -101,7 +101,7 @@ class basic_tiered_buffer {
 
   /// Holds a chunk in tier 0 for as long as it lives. Movable. The buffer outlives it.
   template <access_mode Mode>
-  class [[nodiscard]] lease {
+  class lease {
    public:
     using byte_type = std::conditional_t<Mode == access_mode::read, const std::byte, std::byte>;
 

@@ -99,7 +99,7 @@ class tiered_tensors {
 
   /// Holds a part of a tensor in tier 0 for as long as it lives. Movable. The tensors outlive it.
   template <access_mode Mode>
-  class [[nodiscard]] lease {
+  class lease {
    public:
     using byte_type = std::conditional_t<Mode == access_mode::read, const std::byte, std::byte>;
 
