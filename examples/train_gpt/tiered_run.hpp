@@ -144,7 +144,8 @@ template <class Buffer>
                      sizeof(float) +
                  mib,
        .name = "workspace"});
-  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, std::move(links));
+  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, asked.update,
+                                      std::move(links));
   tiered_state<float, Buffer> state(pieces);
   tiered_activations<float, Buffer> activations(pieces);
   return train_with(

@@ -41,7 +41,7 @@ class tiered_pieces {
   static constexpr std::size_t kinds = 4;
   using schedule_type = llmmem::prefetch_schedule<Buffer, chosen_planner>;
 
-  tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind,
+  tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind, update_time when,
                 std::vector<llmmem::link_model> links)
       : buffer_(&buffer), kind_(kind), schedule_(buffer, {.links = std::move(links)}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
@@ -52,7 +52,7 @@ class tiered_pieces {
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
     first_record_ = shape.layers() * kinds;
-    find_last_uses(shape);
+    find_last_uses(step_schedule(shape, when));
   }
 
   [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
@@ -122,8 +122,8 @@ class tiered_pieces {
     schedule_.add(pieces_.back().chunk);
   }
 
-  void find_last_uses(const gpt_shape& shape) {
-    for (const step_event& event : step_schedule(shape)) {
+  void find_last_uses(const std::vector<step_event>& schedule) {
+    for (const step_event& event : schedule) {
       using enum step_event::call;
       if (event.what == acquire) {
         order_.push_back({place(event.layer, event.kind), event.mode != lease_mode::write});

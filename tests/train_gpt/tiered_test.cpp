@@ -56,6 +56,7 @@ TEST_CASE("losses and weights are those of plain memory, bit for bit, and the fi
   CHECK(plain["peak_resident_bytes"] > 5 * 1024 * 1024);
   const std::vector<std::vector<std::string>> ways{
       {"--budget-mib", "2"},
+      {"--budget-mib", "2", "--update", "after_backward"},
       {"--budget-mib", "2", "--schedule", "on_demand"},
       {"--budget-mib", "2", "--schedule", "lookahead"},
       {"--budget-mib", "2", "--host-mib", "1"},
@@ -97,6 +98,8 @@ TEST_CASE("options of tiers are asked for and refused by name") {
   CHECK(notes({"--budget-mib", "4"}) ==
         "train_gpt: --budget-mib, --host-mib, --schedule and --tier-dir are of tiers; add --memory tiered");
   CHECK(notes({"--memory", "big"}) == "train_gpt: --memory: 'big' is unknown; there are plain and tiered");
+  CHECK(notes({"--update", "never"}) ==
+        "train_gpt: --update: 'never' is unknown; there are in_backward and after_backward");
   const outcome nowhere =
       run({"--memory", "tiered", "--budget-mib", "16", "--tier-dir", "/nowhere", "--text", readme});
   CHECK(nowhere.status == exit_status::failure);
@@ -120,6 +123,7 @@ TEST_CASE("a file that fails while training ends the run with its error, not wit
     llmmem::host_space top({.budget = budget});
     buffer_type buffer({}, {top, budget}, {disk, all});
     tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, schedule_kind::next_use,
+                                             update_time::after_backward,
                                              {{.bytes_per_second = 1'000'000'000}});
     tiered_state<float, buffer_type> state(pieces);
     tiered_activations<float, buffer_type> activations(pieces);
