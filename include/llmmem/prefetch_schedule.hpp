@@ -36,6 +36,10 @@ struct prefetch_options {
   schedule_cursor::options follow{};
   /// With `on_divergence::repair`: iterations in a row that left the plan before another one is recorded.
   std::uint32_t re_record_after = 3;
+  /// So many iterations that kept to the plan are timed, and the plan is made again with their times: the
+  /// recording is of an iteration that waited for every chunk, beside caches that were cold. Planning takes
+  /// tens of milliseconds for some hundred events.
+  std::uint32_t replans = 0;
   std::string name = "prefetch_schedule";  ///< for error texts
 };
 
@@ -56,6 +60,7 @@ struct prefetch_stats {
   std::uint64_t useless = 0;     ///< steps whose effect was there already, or could no longer be had
   std::uint64_t late = 0;        ///< steps whose event came before they could begin
   std::uint64_t recordings = 0;  ///< iterations recorded and planned
+  std::uint64_t replans = 0;     ///< plans made again with the times of iterations that followed one
 };
 
 /// Stands between a program and its buffer. The program brackets its iterations and takes its leases here:
@@ -168,7 +173,8 @@ class prefetch_schedule {
   /// before was left. After `on_divergence::fall_back` had to, no change; after `by_frequency`, what the one
   /// before has used counts: O(chunks).
   void begin_iteration();
-  /// What was recorded is frozen and planned, unless it was nothing.
+  /// What was recorded is frozen and planned, unless it was nothing. With `prefetch_options::replans`, so is
+  /// what was timed.
   void end_iteration();
 
   void record();
@@ -240,6 +246,8 @@ class prefetch_schedule {
   void give_up_late(std::uint32_t event);
   void begin_plan_iteration(const plan_iteration& iteration) noexcept;
   void note_divergence();
+  [[nodiscard]] bool is_timing() const noexcept { return stats_.replans < options_.replans; }
+  void plan_anew();
   void count_use(chunk_id chunk) noexcept;
   void expect_by_frequency() noexcept;
 
@@ -257,6 +265,7 @@ class prefetch_schedule {
   std::exception_ptr thrown_;             // while a lease ended
   trace_recorder recorder_;
   std::uint64_t last_ns_ = 0;
+  std::vector<std::uint64_t> timed_ns_;  // computing before each event of the iteration that is followed
   std::optional<schedule_trace> trace_;
   std::optional<schedule_plan> plan_;
   std::vector<std::uint64_t> next_use_;  // by event of an acquire: events until the chunk's next one

@@ -363,6 +363,40 @@ TEST_CASE("a plan outlives its recording: times differ, the program does not") {
   CHECK(second.schedule->stats().on_plan == 16);
 }
 
+TEST_CASE("a plan is made again with the times of iterations that followed it, as often as was asked") {
+  device_program program(std::vector<std::uint64_t>(20, 4), 24, {.replans = 2});
+  const auto iteration = [&](std::uint64_t ns, std::size_t left_out = 20) {
+    program.schedule->begin_iteration();
+    for (std::size_t layer = 0; layer < 20; ++layer) {
+      if (layer != left_out) program.use(layer, ns);
+    }
+    program.clock.advance(7);
+    program.schedule->end_iteration();
+  };
+  const auto& schedule = *program.schedule;
+  iteration(50'000);
+  CHECK(schedule.trace().compute_ns() == 20 * 50'000 + 7);
+  const std::uint64_t fingerprint = schedule.trace().fingerprint();
+  iteration(40'000, 5);  // not what was recorded: its times are of something else
+  CHECK(schedule.stats().replans == 0);
+  iteration(10'000);  // waits for the link, which is no computing
+  CHECK(schedule.stats().replans == 1);
+  CHECK(schedule.trace().compute_ns() == 20 * 10'000 + 7);
+  CHECK(schedule.trace().tail_ns() == 7);
+  CHECK(schedule.trace().fingerprint() == fingerprint);
+  CHECK(schedule.plan().steady.forecast.compute_ns == 20 * 10'000 + 7);
+  iteration(20'000);
+  CHECK(schedule.stats().replans == 2);
+  iteration(60'000);
+  CHECK(schedule.stats().replans == 2);
+  CHECK(schedule.trace().compute_ns() == 20 * 20'000 + 7);
+  CHECK(schedule.stats().recordings == 1);
+  CHECK(schedule.stats().diverged == 0);
+  static_cast<void>(time_of(program, [&] { iteration(20'000); }));
+  CHECK(time_of(program, [&] { iteration(20'000); }) == schedule.plan().steady.forecast.iteration_ns);
+  CHECK(program.buffer.audit().empty());
+}
+
 TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   device_program program({4, 4}, 12);
   prefetch_schedule<device_program::buffer_type> fresh(program.buffer, {.links = {pcie}});
