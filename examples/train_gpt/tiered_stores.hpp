@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <utility>
 #include <variant>
@@ -32,7 +33,7 @@ struct chosen_planner {
 };
 
 /// The chunks of a model in a buffer, and the leases that are held now. A step's first run is recorded and
-/// planned; the others follow the plan.
+/// planned; the others follow the plan, which is made again with the times of the first two of them.
 ///
 /// @par Errors   what the buffer refuses is thrown (`result::value`).
 template <std::floating_point T, class Buffer>
@@ -43,7 +44,9 @@ class tiered_pieces {
 
   tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind, update_time when,
                 std::vector<llmmem::link_model> links)
-      : buffer_(&buffer), kind_(kind), schedule_(buffer, {.links = std::move(links)}, chosen_planner{kind}) {
+      : buffer_(&buffer),
+        kind_(kind),
+        schedule_(buffer, {.links = std::move(links), .replans = 2}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
       for (std::size_t kind_of_state = 0; kind_of_state < kinds; ++kind_of_state)
@@ -64,6 +67,7 @@ class tiered_pieces {
   [[nodiscard]] std::size_t elements(std::size_t at) const noexcept { return pieces_[at].elements; }
 
   [[nodiscard]] std::span<T> begin(std::size_t at, lease_mode mode) {
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
     piece& p = pieces_[at];
     switch (mode) {
       case lease_mode::read:
@@ -89,6 +93,16 @@ class tiered_pieces {
   void discard(std::size_t at) noexcept {
     pieces_[at].is_last = true;
     end(at);
+  }
+
+  /// While the trainer computes: takes note of what has arrived and left, and begins what there is room for
+  /// now. What that throws is thrown by the next lease.
+  void progress() noexcept {
+    try {
+      schedule_.progress();
+    } catch (...) {
+      thrown_ = std::current_exception();
+    }
   }
 
   void begin_step() {
@@ -154,6 +168,7 @@ class tiered_pieces {
   std::size_t first_record_ = 0;
   std::vector<use> order_;
   std::size_t next_ = 0;  // in `order_`; its end outside of steps
+  std::exception_ptr thrown_;
 };
 
 /// Weights, gradients and moments in a tiered buffer.

@@ -44,6 +44,13 @@ class worker_team {
 
   [[nodiscard]] std::size_t size() const noexcept { return threads_.size() + 1; }
 
+  /// Has `call(context)` called by the thread that shares out work, before each of its shares: a moment to
+  /// look after transfers while there is much to compute. It must not throw, and be quick. Null: nothing.
+  void before_shares(void (*call)(void*) noexcept, void* context) noexcept {
+    before_ = call;
+    context_ = context;
+  }
+
   /// Cuts 0 to `count` into at most `size()` slices whose lengths, but for the last, are multiples of
   /// `grain`, and calls `work(first, end, worker)` once for each, at the same time. Returns when all are
   /// done.
@@ -67,6 +74,7 @@ class worker_team {
   using task = void (*)(const void*, std::size_t) noexcept;
 
   void run(task call, const void* what) {
+    if (before_ != nullptr) before_(context_);
     {
       const std::lock_guard lock(mutex_);
       call_ = call;
@@ -107,6 +115,8 @@ class worker_team {
     threads_.clear();
   }
 
+  void (*before_)(void*) noexcept = nullptr;
+  void* context_ = nullptr;
   std::mutex mutex_;
   std::condition_variable start_;
   std::condition_variable done_;
