@@ -32,8 +32,8 @@ struct chosen_planner {
   }
 };
 
-/// The chunks of a model in a buffer, and the leases that are held now. A step's first run is recorded and
-/// planned; the others follow the plan, which is made again with the times of the first two of them.
+/// The chunks of a model in a buffer, and the leases that are held now. What a step does is known and planned
+/// before the first; the plan is made again with the times of the first two.
 ///
 /// @par Errors   what the buffer refuses is thrown (`result::value`).
 template <std::floating_point T, class Buffer>
@@ -55,7 +55,9 @@ class tiered_pieces {
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
     first_record_ = shape.layers() * kinds;
-    find_last_uses(step_schedule(shape, when));
+    const std::vector<step_event> schedule = step_schedule(shape, when);
+    find_last_uses(schedule);
+    if (kind_ != schedule_kind::on_demand) schedule_.foresee(known_trace(shape, schedule));
   }
 
   [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
@@ -153,6 +155,44 @@ class tiered_pieces {
       order_[i].is_last = !order_[next].needs_contents;
     }
     next_ = order_.size();
+  }
+
+  /// What `schedule` comes to as calls of the buffer, with times as if each parameter took a token an equal
+  /// time in every pass: the first steps tell better.
+  [[nodiscard]] llmmem::schedule_trace known_trace(const gpt_shape& shape,
+                                                   const std::vector<step_event>& schedule) const {
+    constexpr std::uint64_t multiplications_a_microsecond = 20'000;
+    llmmem::trace_recorder known = schedule_.recorder();
+    std::vector<bool> is_last(pieces_.size());
+    std::size_t next = 0;
+    bool forward = true;
+    for (const step_event& event : schedule) {
+      using enum step_event::call;
+      const bool of_state = event.what == acquire || event.what == release;
+      const std::size_t at = of_state ? place(event.layer, event.kind) : record(event.layer);
+      const llmmem::chunk_id chunk{static_cast<std::uint32_t>(at)};
+      forward = forward && event.what != fetch;
+      if (event.what == acquire || event.what == save || event.what == fetch) {
+        const bool reads = event.what == fetch || (of_state && event.mode == lease_mode::read);
+        known.acquire(chunk, reads                         ? llmmem::access_mode::read
+                             : order_[next].needs_contents ? llmmem::access_mode::read_write
+                                                           : llmmem::access_mode::write);
+        is_last[at] = order_[next++].is_last;
+        continue;
+      }
+      const bool computes =
+          event.what == release &&
+          ((event.kind == state_kind::weights && event.mode == lease_mode::read && forward) ||
+           (event.kind == state_kind::gradients && event.mode == lease_mode::write));
+      if (computes) {
+        known.compute((forward ? 1 : 2) * elements(place(event.layer, state_kind::weights)) * shape.tokens() *
+                      1000 / multiplications_a_microsecond);
+      }
+      known.release(chunk);
+      if (is_last[at]) known.discard(chunk);
+      is_last[at] = false;
+    }
+    return known.freeze();
   }
 
   [[nodiscard]] static std::span<T> values(const std::monostate&, std::size_t) noexcept { return {}; }

@@ -75,7 +75,13 @@ struct prefetch_stats {
 ///     }
 ///     schedule.plan().steady.regret();  // how far the plan is from what no plan could beat
 ///
-/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`.
+/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`. A program that knows its calls
+/// beforehand need not record:
+///
+///     trace_recorder known = schedule.recorder();
+///     known.acquire(schedule.add(layer_weights), access_mode::read);      // and so on, with guessed times
+///     schedule.foresee(known.freeze());                                   // then the first iteration is
+///     planned
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
 /// time (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
@@ -176,6 +182,13 @@ class prefetch_schedule {
   /// What was recorded is frozen and planned, unless it was nothing. With `prefetch_options::replans`, so is
   /// what was timed.
   void end_iteration();
+
+  /// Knows the chunks that were added, by their numbers: to write down what an iteration will do.
+  [[nodiscard]] trace_recorder recorder() const;
+  /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses, if
+  /// `prefetch_options::replans` has them measured.
+  /// @throws argument_error  when its chunks are not those of `recorder()`, or while recording.
+  const schedule_plan& foresee(schedule_trace trace);
 
   void record();
   /// Ends the recording. @throws argument_error  naming the event that cannot be, a lease that is still held

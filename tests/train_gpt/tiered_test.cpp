@@ -106,6 +106,30 @@ TEST_CASE("options of tiers are asked for and refused by name") {
   CHECK(nowhere.notes.find("/nowhere") != std::string::npos);
 }
 
+TEST_CASE("what a step does is foreseen, call by call, whenever it updates") {
+  for (const update_time when : {update_time::in_backward, update_time::after_backward}) {
+    llmmem_tests::tiny_gpt<float> tiny;
+    const std::uint64_t all = detail::rounded_bytes(tiny.shape);
+    llmmem::host_space top({.budget = 40 * 4096});
+    llmmem::host_space home({.budget = all});
+    using buffer_type =
+        llmmem::tiered_buffer<llmmem::tier<llmmem::host_space, llmmem::min_eviction>, llmmem::host_space>;
+    buffer_type buffer({}, {top, 40 * 4096}, {home, all});
+    tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, schedule_kind::next_use, when,
+                                             {{.bytes_per_second = 1'000'000'000}});
+    tiered_state<float, buffer_type> state(pieces);
+    tiered_activations<float, buffer_type> activations(pieces);
+    trainer training(tiny.model, tiny.team, state, activations, adam_options{}, when);
+    training.initialise(1);
+    for (std::uint64_t step = 0; step < 3; ++step)
+      static_cast<void>(training.step(tiny.text.batch(tiny.shape, 1, step), step));
+    const llmmem::prefetch_stats stats = pieces.schedule().stats();
+    CHECK(stats.on_plan == 3 * pieces.schedule().trace().events().size());
+    CHECK(stats.inserted + stats.skipped + stats.diverged + stats.recordings == 0);
+    CHECK(stats.replans == 2);
+  }
+}
+
 TEST_CASE("a file that fails while training ends the run with its error, not with wrong weights") {
   using engine = llmmem::testing::faulty_io<llmmem::posix_io>;
   using file = llmmem::file_space<engine>;

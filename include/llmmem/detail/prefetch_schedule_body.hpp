@@ -113,10 +113,36 @@ void prefetch_schedule<Buffer, Planner>::plan_anew() {
 }
 
 template <class Buffer, schedule_planner Planner>
-void prefetch_schedule<Buffer, Planner>::record() {
-  recorder_ = {};
+trace_recorder prefetch_schedule<Buffer, Planner>::recorder() const {
+  trace_recorder knowing;
   for (const chunk_handle each : chunks_)
-    recorder_.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+    knowing.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+  return knowing;
+}
+
+template <class Buffer, schedule_planner Planner>
+const schedule_plan& prefetch_schedule<Buffer, Planner>::foresee(schedule_trace trace) {
+  if (state_ == schedule_state::recording) {
+    throw argument_error(options_.name + ": a trace was foreseen while one is recorded; freeze() that first");
+  }
+  const auto sizes = trace.sizes();
+  bool same = sizes.size() == chunks_.size();
+  for (std::size_t i = 0; same && i < sizes.size(); ++i)
+    same = sizes[i] == buffer_->rounded_bytes(buffer_->bytes(chunks_[i]).value());
+  if (!same) {
+    throw argument_error(options_.name + ": a trace of " + std::to_string(sizes.size()) +
+                         " chunks was foreseen that are not the " + std::to_string(chunks_.size()) +
+                         " that were added; make it with recorder()");
+  }
+  state_ = schedule_state::idle;
+  trace_ = std::move(trace);
+  next_use_ = detail::next_uses(*trace_);
+  return make_plan();
+}
+
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::record() {
+  recorder_ = recorder();
   if (options_.divergence == on_divergence::by_frequency && !forecast_) forecast_.emplace(chunks_.size());
   plan_.reset();
   last_ns_ = buffer_->now_ns();
