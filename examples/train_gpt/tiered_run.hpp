@@ -145,11 +145,11 @@ template <class Pieces>
 class progress_beside_computing {
  public:
   progress_beside_computing(worker_team& team, Pieces& pieces) noexcept : team_(team) {
-    team.before_shares([](void* self) noexcept { static_cast<Pieces*>(self)->progress(); }, &pieces);
+    team.before_slices([](void* self) noexcept { static_cast<Pieces*>(self)->progress(); }, &pieces);
   }
   progress_beside_computing(const progress_beside_computing&) = delete;
   progress_beside_computing& operator=(const progress_beside_computing&) = delete;
-  ~progress_beside_computing() { team_.before_shares(nullptr, nullptr); }
+  ~progress_beside_computing() { team_.before_slices(nullptr, nullptr); }
 
  private:
   worker_team& team_;

@@ -44,9 +44,9 @@ class worker_team {
 
   [[nodiscard]] std::size_t size() const noexcept { return threads_.size() + 1; }
 
-  /// Has `call(context)` called by the thread that shares out work, before each of its shares: a moment to
-  /// look after transfers while there is much to compute. It must not throw, and be quick. Null: nothing.
-  void before_shares(void (*call)(void*) noexcept, void* context) noexcept {
+  /// Has `call(context)` called at the beginning of every `slices`, by its caller: a moment to look after
+  /// transfers while there is much to compute. It must be quick. Null: nothing.
+  void before_slices(void (*call)(void*) noexcept, void* context) noexcept {
     before_ = call;
     context_ = context;
   }
@@ -56,6 +56,7 @@ class worker_team {
   /// done.
   template <class Work>
   void slices(std::size_t count, std::size_t grain, Work&& work) {
+    if (before_ != nullptr) before_(context_);
     const std::size_t grains = (count + grain - 1) / grain;
     const std::size_t share = std::max<std::size_t>((grains + size() - 1) / size(), 1) * grain;
     const auto one = [&](std::size_t worker) noexcept {
@@ -74,7 +75,6 @@ class worker_team {
   using task = void (*)(const void*, std::size_t) noexcept;
 
   void run(task call, const void* what) {
-    if (before_ != nullptr) before_(context_);
     {
       const std::lock_guard lock(mutex_);
       call_ = call;
