@@ -23,6 +23,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/stores.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
@@ -56,6 +57,7 @@ struct command_line {
   std::optional<std::string> text_file;
   bool json = false;
   memory_kind memory = memory_kind::plain;
+  update_time update = update_time::in_backward;
   tier_options tiers;
 };
 
@@ -89,6 +91,10 @@ class training_options {
     app.add_option("--tier-dir", asked_.tiers.folder,
                    "folder for the file of the last tier (default: the system's for temporary files)")
         ->type_name("DIR");
+    app.add_option("--update", update_,
+                   "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
+                   "not depend on it)")
+        ->type_name("in_backward|after_backward");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -124,6 +130,13 @@ class training_options {
       throw example::usage_error(fmt::format("--memory: '{}' is unknown; there are plain and tiered",
                                              example::printable(memory_, 64)));
     }
+    if (update_ == "after_backward") {
+      all.update = update_time::after_backward;
+    } else if (!update_.empty() && update_ != "in_backward") {
+      throw example::usage_error(
+          fmt::format("--update: '{}' is unknown; there are in_backward and after_backward",
+                      example::printable(update_, 64)));
+    }
     if (schedule_ == "on_demand") {
       all.tiers.schedule = schedule_kind::on_demand;
     } else if (schedule_ == "lookahead") {
@@ -155,6 +168,7 @@ class training_options {
   command_line asked_;
   std::string memory_;
   std::string schedule_;
+  std::string update_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

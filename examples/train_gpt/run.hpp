@@ -34,7 +34,7 @@ struct link_traffic {
 struct memory_report {
   std::vector<tier_usage> tiers;  ///< the fastest first
   std::vector<link_traffic> links;
-  double stall_seconds = 0;              ///< compute waited for transfers
+  double stall_seconds = 0;              ///< compute waited for transfers; of a run's result: in its steps
   double stall_lower_bound_seconds = 0;  ///< no schedule could wait less
   double regret = 0;                     ///< bytes moved beyond the fewest that would do, as a share of these
 };
@@ -65,12 +65,15 @@ template <class Trainer, class Memory, class Show>
   using clock = std::chrono::steady_clock;
   run_result result;
   std::chrono::duration<double> training{0};
+  const double stalled_before = memory().stall_seconds;
+  double stalled = 0;
   for (std::uint64_t step = 0; step <= steps; ++step) {
     const token_batch batch = text.batch(shape, seed, step);
     if (step < steps) {
       const auto began = clock::now();
       result.losses.push_back(trainer.step(batch, step));
       training += clock::now() - began;
+      stalled = memory().stall_seconds - stalled_before;
       result.tokens_per_second = static_cast<double>((step + 1) * shape.tokens()) / training.count();
     } else {
       result.losses.push_back(trainer.evaluate(batch));
@@ -80,6 +83,7 @@ template <class Trainer, class Memory, class Show>
   }
   result.digest = trainer.digest();
   result.memory = memory();
+  result.memory.stall_seconds = stalled;
   return result;
 }
 

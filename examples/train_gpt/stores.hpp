@@ -44,7 +44,8 @@ struct element_range {
 /// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up what it allocates, for direct I/O, say.
-/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape)` lists, so that all
+/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape, when)` lists, so that
+/// all
 ///   transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
 ///   checkpoints) any piece may be asked for, one at a time.
 /// - **How many** at once: the four pieces of a layer, or its activations, weights and gradients;
@@ -205,13 +206,33 @@ struct step_event {
   friend constexpr bool operator==(const step_event&, const step_event&) noexcept = default;
 };
 
+/// When the optimizer changes a layer's weights. The bits are the same: a layer's gradients are of its
+/// weights before the step, and no layer's backward pass reads another one's.
+enum class update_time : std::uint8_t {
+  after_backward,  ///< when all gradients are there: to reduce, clip or accumulate them over the model
+  in_backward,     ///< when its own are there: gradients live for one layer's time, and what the optimizer
+                   ///< needs is brought up beside the backward pass; a step that fails in that pass has
+                   ///< changed the layers before (Lv et al., "Full Parameter Fine-tuning for
+                   ///< Large Language Models with Limited Resources", 2023, arXiv 2306.09782)
+};
+
 /// Every call that `trainer::step` makes, in order, the same each step: forward from the embedding to the
-/// head, backward from the head to the embedding, then the optimizer from the embedding to the head. What a
-/// store that computes activations again leases for it comes on top, between a `fetch` and what follows it.
-/// `trainer::evaluate` makes the calls of the forward pass, with `drop` for `keep`.
-[[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape) {
+/// head, backward from the head to the embedding, and the optimizer, after it from the embedding to the head
+/// or in it after each layer. What a store that computes activations again leases for it comes on top,
+/// between a `fetch` and what follows it. `trainer::evaluate` makes the calls of the forward pass, with
+/// `drop` for `keep`.
+[[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape, update_time when) {
   using enum step_event::call;
   std::vector<step_event> all;
+  const auto update = [&](layer_id layer) {
+    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
+                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
+                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
+                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
+    all.insert(all.end(), std::begin(leases), std::end(leases));
+    for (auto lease = std::rbegin(leases); lease != std::rend(leases); ++lease)
+      all.push_back({release, layer, lease->kind, lease->mode});
+  };
   for (std::size_t i = 0; i < shape.layers(); ++i) {
     const layer_id layer = shape.layer(i);
     const bool keeps = layer != shape.embedding();
@@ -233,27 +254,20 @@ struct step_event {
       all.push_back({release, layer, state_kind::weights, lease_mode::read});
       all.push_back({drop, layer});
     }
+    if (when == update_time::in_backward) update(layer);
   }
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
-    const layer_id layer = shape.layer(i);
-    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
-                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
-                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
-                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
-    all.insert(all.end(), std::begin(leases), std::end(leases));
-    for (auto lease = std::rbegin(leases); lease != std::rend(leases); ++lease)
-      all.push_back({release, layer, lease->kind, lease->mode});
-  }
+  for (std::size_t i = 0; i < shape.layers() && when == update_time::after_backward; ++i)
+    update(shape.layer(i));
   return all;
 }
 
-/// The most values leased at once in a step: a tier that computes must hold these, and whatever it prefetches
-/// on top.
+/// The most values leased at once in a step, whenever it updates: a tier that computes must hold these, and
+/// whatever it prefetches on top.
 [[nodiscard]] inline std::size_t most_leased_elements(const gpt_shape& shape) {
   using enum step_event::call;
   std::size_t now = 0;
   std::size_t most = 0;
-  for (const step_event& event : step_schedule(shape)) {
+  for (const step_event& event : step_schedule(shape, update_time::after_backward)) {
     const bool of_state = event.what == acquire || event.what == release;
     const std::size_t elements =
         (of_state ? parameter_layout(shape, event.layer) : activation_layout(shape, event.layer)).elements;

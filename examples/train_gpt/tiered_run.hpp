@@ -97,30 +97,35 @@ template <class Buffer, class Schedule>
   return report;
 }
 
-/// What plans compute with: bytes a second of the fastest of some copies before the run. One alone may have
-/// met anything.
+/// What plans compute with: bytes a second of the median of `times` copies of `bytes`. The fastest is one
+/// that met a cache.
+/// @param copy  called with the number of the copy.
 template <class Copy>
-[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, Copy copy) {
-  std::chrono::duration<double> least{1e9};
-  for (int i = 0; i < 5; ++i) {
+[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, std::size_t times, Copy copy) {
+  std::vector<double> took;
+  for (std::size_t i = 0; i < times; ++i) {
     const auto began = std::chrono::steady_clock::now();
-    copy();
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - began));
+    copy(i);
+    took.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
-  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(least.count(), 1e-6)) + 1;
+  std::sort(took.begin(), took.end());
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(took[times / 2], 1e-6)) + 1;
 }
 
+/// Copies to and from other parts of the file each, as those of a step are. @pre nothing is in the file yet.
 template <class File>
 [[nodiscard]] llmmem::link_model file_link(File& file) {
   constexpr std::uint64_t bytes = 4 * mib;
   llmmem::host_space memory({.budget = 2 * bytes});
   const llmmem::space_buffer held(memory, bytes, 4096);
   const std::span<std::byte> all = held.range().span();
-  const auto run = [&](const llmmem::file_copy& copy) {
-    return [&file, copy] { file.queue().start(copy).value().wait(); };
-  };
-  const std::uint64_t down = measured_rate(bytes, run(llmmem::write_to(file.file(), 0, all)));
-  const std::uint64_t up = measured_rate(bytes, run(llmmem::read_from(file.file(), 0, all)));
+  std::fill(all.begin(), all.end(), std::byte{1});
+  const auto times = static_cast<std::size_t>(std::clamp<std::uint64_t>(file.capacity() / bytes, 1, 15));
+  const auto run = [&](const llmmem::file_copy& copy) { file.queue().start(copy).value().wait(); };
+  const std::uint64_t down =
+      measured_rate(bytes, times, [&](std::size_t i) { run(llmmem::write_to(file.file(), i * bytes, all)); });
+  const std::uint64_t up = measured_rate(
+      bytes, times, [&](std::size_t i) { run(llmmem::read_from(file.file(), i * bytes, all)); });
   return {.bytes_per_second = up,
           .latency_ns = 50'000,
           .offload_bytes_per_second = down,
@@ -131,9 +136,24 @@ template <class File>
   const std::vector<std::byte> from(4 * mib, std::byte{1});
   std::vector<std::byte> to(from.size());
   const std::uint64_t rate =
-      measured_rate(from.size(), [&] { std::copy(from.begin(), from.end(), to.begin()); });
+      measured_rate(from.size(), 5, [&](std::size_t) { std::copy(from.begin(), from.end(), to.begin()); });
   return {.bytes_per_second = rate, .latency_ns = 1'000, .duplex = llmmem::link_duplex::half};
 }
+
+/// Lets pieces go on while the team computes, for as long as this lives.
+template <class Pieces>
+class progress_beside_computing {
+ public:
+  progress_beside_computing(worker_team& team, Pieces& pieces) noexcept : team_(team) {
+    team.before_slices([](void* self) noexcept { static_cast<Pieces*>(self)->progress(); }, &pieces);
+  }
+  progress_beside_computing(const progress_beside_computing&) = delete;
+  progress_beside_computing& operator=(const progress_beside_computing&) = delete;
+  ~progress_beside_computing() { team_.before_slices(nullptr, nullptr); }
+
+ private:
+  worker_team& team_;
+};
 
 template <class Buffer>
 [[nodiscard]] run_result train_in(Buffer& buffer, std::span<const char* const> names,
@@ -144,9 +164,11 @@ template <class Buffer>
                      sizeof(float) +
                  mib,
        .name = "workspace"});
-  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, std::move(links));
+  tiered_pieces<float, Buffer> pieces(buffer, asked.shape, asked.tiers.schedule, asked.update,
+                                      std::move(links));
   tiered_state<float, Buffer> state(pieces);
   tiered_activations<float, Buffer> activations(pieces);
+  const progress_beside_computing beside(team, pieces);
   return train_with(
       asked, team, workspace, state, activations, text,
       [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, notes);

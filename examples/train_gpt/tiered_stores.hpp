@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <utility>
 #include <variant>
@@ -31,8 +32,8 @@ struct chosen_planner {
   }
 };
 
-/// The chunks of a model in a buffer, and the leases that are held now. A step's first run is recorded and
-/// planned; the others follow the plan.
+/// The chunks of a model in a buffer, and the leases that are held now. What a step does is known and planned
+/// before the first; the plan is made again with the times of the first two.
 ///
 /// @par Errors   what the buffer refuses is thrown (`result::value`).
 template <std::floating_point T, class Buffer>
@@ -41,9 +42,11 @@ class tiered_pieces {
   static constexpr std::size_t kinds = 4;
   using schedule_type = llmmem::prefetch_schedule<Buffer, chosen_planner>;
 
-  tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind,
+  tiered_pieces(Buffer& buffer, const gpt_shape& shape, schedule_kind kind, update_time when,
                 std::vector<llmmem::link_model> links)
-      : buffer_(&buffer), kind_(kind), schedule_(buffer, {.links = std::move(links)}, chosen_planner{kind}) {
+      : buffer_(&buffer),
+        kind_(kind),
+        schedule_(buffer, {.links = std::move(links), .replans = 2}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
       for (std::size_t kind_of_state = 0; kind_of_state < kinds; ++kind_of_state)
@@ -52,7 +55,9 @@ class tiered_pieces {
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
     first_record_ = shape.layers() * kinds;
-    find_last_uses(shape);
+    const std::vector<step_event> schedule = step_schedule(shape, when);
+    find_last_uses(schedule);
+    if (kind_ != schedule_kind::on_demand) schedule_.foresee(known_trace(shape, schedule));
   }
 
   [[nodiscard]] static std::size_t place(layer_id layer, state_kind kind) noexcept {
@@ -64,6 +69,7 @@ class tiered_pieces {
   [[nodiscard]] std::size_t elements(std::size_t at) const noexcept { return pieces_[at].elements; }
 
   [[nodiscard]] std::span<T> begin(std::size_t at, lease_mode mode) {
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
     piece& p = pieces_[at];
     switch (mode) {
       case lease_mode::read:
@@ -89,6 +95,16 @@ class tiered_pieces {
   void discard(std::size_t at) noexcept {
     pieces_[at].is_last = true;
     end(at);
+  }
+
+  /// While the trainer computes: takes note of what has arrived and left, and begins what there is room for
+  /// now. What that throws is thrown by the next lease.
+  void progress() noexcept {
+    try {
+      schedule_.progress();
+    } catch (...) {
+      thrown_ = std::current_exception();
+    }
   }
 
   void begin_step() {
@@ -122,8 +138,8 @@ class tiered_pieces {
     schedule_.add(pieces_.back().chunk);
   }
 
-  void find_last_uses(const gpt_shape& shape) {
-    for (const step_event& event : step_schedule(shape)) {
+  void find_last_uses(const std::vector<step_event>& schedule) {
+    for (const step_event& event : schedule) {
       using enum step_event::call;
       if (event.what == acquire) {
         order_.push_back({place(event.layer, event.kind), event.mode != lease_mode::write});
@@ -141,6 +157,44 @@ class tiered_pieces {
     next_ = order_.size();
   }
 
+  /// What `schedule` comes to as calls of the buffer, with times as if each parameter took a token an equal
+  /// time in every pass: the first steps tell better.
+  [[nodiscard]] llmmem::schedule_trace known_trace(const gpt_shape& shape,
+                                                   const std::vector<step_event>& schedule) const {
+    constexpr std::uint64_t multiplications_a_microsecond = 20'000;
+    llmmem::trace_recorder known = schedule_.recorder();
+    std::vector<bool> is_last(pieces_.size());
+    std::size_t next = 0;
+    bool forward = true;
+    for (const step_event& event : schedule) {
+      using enum step_event::call;
+      const bool of_state = event.what == acquire || event.what == release;
+      const std::size_t at = of_state ? place(event.layer, event.kind) : record(event.layer);
+      const llmmem::chunk_id chunk{static_cast<std::uint32_t>(at)};
+      forward = forward && event.what != fetch;
+      if (event.what == acquire || event.what == save || event.what == fetch) {
+        const bool reads = event.what == fetch || (of_state && event.mode == lease_mode::read);
+        known.acquire(chunk, reads                         ? llmmem::access_mode::read
+                             : order_[next].needs_contents ? llmmem::access_mode::read_write
+                                                           : llmmem::access_mode::write);
+        is_last[at] = order_[next++].is_last;
+        continue;
+      }
+      const bool computes =
+          event.what == release &&
+          ((event.kind == state_kind::weights && event.mode == lease_mode::read && forward) ||
+           (event.kind == state_kind::gradients && event.mode == lease_mode::write));
+      if (computes) {
+        known.compute((forward ? 1 : 2) * elements(place(event.layer, state_kind::weights)) * shape.tokens() *
+                      1000 / multiplications_a_microsecond);
+      }
+      known.release(chunk);
+      if (is_last[at]) known.discard(chunk);
+      is_last[at] = false;
+    }
+    return known.freeze();
+  }
+
   [[nodiscard]] static std::span<T> values(const std::monostate&, std::size_t) noexcept { return {}; }
   template <class Lease>
   [[nodiscard]] static std::span<T> values(const Lease& lease, std::size_t elements) noexcept {
@@ -154,6 +208,7 @@ class tiered_pieces {
   std::size_t first_record_ = 0;
   std::vector<use> order_;
   std::size_t next_ = 0;  // in `order_`; its end outside of steps
+  std::exception_ptr thrown_;
 };
 
 /// Weights, gradients and moments in a tiered buffer.

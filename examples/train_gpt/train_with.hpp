@@ -50,7 +50,7 @@ template <class State, class Activations, class Memory>
                                     llmmem::host_space& workspace, State& state, Activations& activations,
                                     const corpus& text, Memory memory, std::FILE* notes) {
   gpt<float, llmmem::host_space> model(asked.shape, team, workspace);
-  trainer training(model, team, state, activations);
+  trainer training(model, team, state, activations, adam_options{}, asked.update);
   training.initialise(asked.seed);
   return run_training(training, text, asked.shape, asked.steps, asked.seed, memory,
                       progress_lines(notes, "train_gpt", asked.steps));

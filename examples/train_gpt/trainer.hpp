@@ -32,8 +32,9 @@ struct adam_options {
 /// Trains. Parameters, gradients, moments and activations are touched under leases only; between two calls it
 /// holds nothing but its options.
 ///
-/// A step is `forward_backward`, then `update`. A technique that works between the two, or that runs the
-/// first for several micro-batches, calls them itself.
+/// A step is `forward_backward`, then `update`; or the two at once, layer by layer (`update_time`), which
+/// comes to the same bits. A technique that works between the two, or that runs the first for several
+/// micro-batches, calls them itself.
 ///
 /// @par Thread safety   one caller.
 /// @par Errors          what the stores throw, see there.
@@ -45,8 +46,8 @@ class trainer {
 
   /// All outlive the trainer. The stores hold layers of `model.shape()`.
   trainer(gpt<value_type, Space>& model, worker_team& team, State& state, Activations& activations,
-          const adam_options& adam = {})
-      : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam) {}
+          const adam_options& adam = {}, update_time when = update_time::after_backward)
+      : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam), when_(when) {}
 
   /// Draws weights, the same for a seed whatever the store owns, and sets the moments to zero.
   void initialise(std::uint64_t seed) {
@@ -68,7 +69,7 @@ class trainer {
   /// The loss of a batch, and its gradients into the store.
   double forward_backward(const token_batch& batch) {
     const double loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
-    backward(batch);
+    backward(batch, [](layer_id) {});
     return loss;
   }
 
@@ -76,32 +77,23 @@ class trainer {
   /// @param step  of the run, from 0.
   void update(std::uint64_t step) {
     const adam_factors by(adam_, step);
-    for (std::size_t i = 0; i < shape().layers(); ++i) {
-      const layer_id layer = shape().layer(i);
-      const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
-      const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
-      const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
-      const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
-      const value_type* const g = gradients.values().data();
-      value_type* const w = weights.values().data();
-      value_type* const m = mean.values().data();
-      value_type* const v = variance.values().data();
-      team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
-        for (std::size_t k = first; k < end; ++k) {
-          m[k] = by.mean_decay * m[k] + by.mean_share * g[k];
-          v[k] = by.variance_decay * v[k] + by.variance_share * g[k] * g[k];
-          w[k] -= by.rate * m[k] / (std::sqrt(v[k] * by.variance_correction) + by.epsilon);
-        }
-      });
-    }
+    for (std::size_t i = 0; i < shape().layers(); ++i)
+      update_layer(shape().layer(i), by);
   }
 
   /// One step of training; the loss is that before the update.
   double step(const token_batch& batch, std::uint64_t number) {
     if constexpr (follows_steps<State>) state_->begin_step(number);
     if constexpr (follows_steps<Activations>) activations_->begin_step(number);
-    const double loss = forward_backward(batch);
-    update(number);
+    double loss = 0;
+    if (when_ == update_time::in_backward) {
+      const adam_factors by(adam_, number);
+      loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
+      backward(batch, [&](layer_id layer) { update_layer(layer, by); });
+    } else {
+      loss = forward_backward(batch);
+      update(number);
+    }
     if constexpr (follows_steps<Activations>) activations_->end_step(number);
     if constexpr (follows_steps<State>) state_->end_step(number);
     return loss;
@@ -204,7 +196,27 @@ class trainer {
     return loss;
   }
 
-  void backward(const token_batch& batch) {
+  void update_layer(layer_id layer, const adam_factors& by) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
+    const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
+    const value_type* const g = gradients.values().data();
+    value_type* const w = weights.values().data();
+    value_type* const m = mean.values().data();
+    value_type* const v = variance.values().data();
+    team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t k = first; k < end; ++k) {
+        m[k] = by.mean_decay * m[k] + by.mean_share * g[k];
+        v[k] = by.variance_decay * v[k] + by.variance_share * g[k] * g[k];
+        w[k] -= by.rate * m[k] / (std::sqrt(v[k] * by.variance_correction) + by.epsilon);
+      }
+    });
+  }
+
+  /// @param done  called with each layer whose gradients are there, and that this pass has no more use for.
+  template <class Done>
+  void backward(const token_batch& batch, Done done) {
     const rebuild_activations<value_type> rebuild(
         [](void* self, layer_id layer, std::span<value_type> activations) {
           auto& me = *static_cast<trainer*>(self);
@@ -214,17 +226,23 @@ class trainer {
         this);
     for (std::size_t i = shape().layers() - 1; i > 0; --i) {
       const layer_id layer = shape().layer(i);
-      const fetched_activations<Activations> record(*activations_, layer, rebuild);
-      const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
-      const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
-      if (layer == shape().head()) {
-        model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());
-      } else {
-        model_->block_backward(layer, weights.values(), record.values(), gradients.values());
+      {
+        const fetched_activations<Activations> record(*activations_, layer, rebuild);
+        const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
+        const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
+        if (layer == shape().head()) {
+          model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());
+        } else {
+          model_->block_backward(layer, weights.values(), record.values(), gradients.values());
+        }
       }
+      done(layer);
     }
-    const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
-    model_->embed_backward(batch.tokens, gradients.values());
+    {
+      const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
+      model_->embed_backward(batch.tokens, gradients.values());
+    }
+    done(shape().embedding());
   }
 
   gpt<value_type, Space>* model_;
@@ -232,6 +250,7 @@ class trainer {
   State* state_;
   Activations* activations_;
   adam_options adam_;
+  update_time when_;
 };
 
 }  // namespace train_gpt

@@ -44,11 +44,19 @@ class worker_team {
 
   [[nodiscard]] std::size_t size() const noexcept { return threads_.size() + 1; }
 
+  /// Has `call(context)` called at the beginning of every `slices`, by its caller: a moment to look after
+  /// transfers while there is much to compute. It must be quick. Null: nothing.
+  void before_slices(void (*call)(void*) noexcept, void* context) noexcept {
+    before_ = call;
+    context_ = context;
+  }
+
   /// Cuts 0 to `count` into at most `size()` slices whose lengths, but for the last, are multiples of
   /// `grain`, and calls `work(first, end, worker)` once for each, at the same time. Returns when all are
   /// done.
   template <class Work>
   void slices(std::size_t count, std::size_t grain, Work&& work) {
+    if (before_ != nullptr) before_(context_);
     const std::size_t grains = (count + grain - 1) / grain;
     const std::size_t share = std::max<std::size_t>((grains + size() - 1) / size(), 1) * grain;
     const auto one = [&](std::size_t worker) noexcept {
@@ -107,6 +115,8 @@ class worker_team {
     threads_.clear();
   }
 
+  void (*before_)(void*) noexcept = nullptr;
+  void* context_ = nullptr;
   std::mutex mutex_;
   std::condition_variable start_;
   std::condition_variable done_;

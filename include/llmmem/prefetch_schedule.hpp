@@ -37,6 +37,10 @@ struct prefetch_options {
   schedule_cursor::options follow{};
   /// With `on_divergence::repair`: iterations in a row that left the plan before another one is recorded.
   std::uint32_t re_record_after = 3;
+  /// So many iterations that kept to the plan are timed, and the plan is made again with their times: the
+  /// recording is of an iteration that waited for every chunk, beside caches that were cold. Planning takes
+  /// tens of milliseconds for some hundred events.
+  std::uint32_t replans = 0;
   std::string name = "prefetch_schedule";  ///< for error texts
 };
 
@@ -58,6 +62,7 @@ struct prefetch_stats {
                                  ///< could no longer be had
   std::uint64_t late = 0;        ///< steps whose event came before they could begin
   std::uint64_t recordings = 0;  ///< iterations recorded and planned
+  std::uint64_t replans = 0;     ///< plans made again with the times of iterations that followed one
 };
 
 /// Stands between a program and its buffer. The program brackets its iterations and takes its leases here:
@@ -72,7 +77,13 @@ struct prefetch_stats {
 ///     }
 ///     schedule.plan().steady.regret();  // how far the plan is from what no plan could beat
 ///
-/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`.
+/// or says by itself when to `record`, `freeze`, `make_plan` and `replay`. A program that knows its calls
+/// beforehand need not record:
+///
+///     trace_recorder known = schedule.recorder();
+///     known.acquire(schedule.add(layer_weights), access_mode::read);      // and so on, with guessed times
+///     schedule.foresee(known.freeze());                                   // then the first iteration is
+///     planned
 ///
 /// The plan is data: print it (schedule/plan_text.hpp), draw it (schedule/timeline.hpp), run it in virtual
 /// time (`simulate`), replace it by one of your own (`replay(plan)`). A step is carried out when the program
@@ -216,8 +227,16 @@ class prefetch_schedule {
   /// before was left. After `on_divergence::fall_back` had to, no change; after `by_frequency`, what the one
   /// before has used counts: O(chunks).
   void begin_iteration();
-  /// What was recorded is frozen and planned, unless it was nothing.
+  /// What was recorded is frozen and planned, unless it was nothing. With `prefetch_options::replans`, so is
+  /// what was timed.
   void end_iteration();
+
+  /// Knows the chunks that were added, by their numbers: to write down what an iteration will do.
+  [[nodiscard]] trace_recorder recorder();
+  /// Plans a trace that is known beforehand, as if it had been recorded. Its times may be guesses, if
+  /// `prefetch_options::replans` has them measured.
+  /// @throws argument_error  when its chunks are not those of `recorder()`, or while recording.
+  const schedule_plan& foresee(schedule_trace trace);
 
   void record();
   /// Ends the recording. @throws argument_error  naming the event that cannot be, a lease that is still held
@@ -323,6 +342,8 @@ class prefetch_schedule {
   void give_up_late(std::uint32_t event);
   void begin_plan_iteration(const plan_iteration& iteration) noexcept;
   void note_divergence();
+  [[nodiscard]] bool is_timing() const noexcept { return stats_.replans < options_.replans; }
+  void plan_anew();
   void count_use(chunk_id chunk) noexcept;
   void expect_by_frequency() noexcept;
 
@@ -341,6 +362,7 @@ class prefetch_schedule {
   std::exception_ptr thrown_;             // while a lease ended
   trace_recorder recorder_;
   std::uint64_t last_ns_ = 0;
+  std::vector<std::uint64_t> timed_ns_;  // computing before each event of the iteration that is followed
   std::optional<schedule_trace> trace_;
   std::optional<schedule_plan> plan_;
   std::vector<std::uint64_t> next_use_;  // by event of an acquire: events until the chunk's next one

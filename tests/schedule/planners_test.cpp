@@ -166,3 +166,55 @@ TEST_CASE("a machine that cannot hold what is leased is refused, with both numbe
       "up and one to go down, and that has 700",
       argument_error);
 }
+
+TEST_CASE("what the next contents will need room for is written back while the link has nothing to fetch") {
+  // A training step that changes each layer's weights in its backward pass: activations are written one after
+  // the other, each where something dirty lies.
+  constexpr std::uint32_t layers = 6;
+  constexpr std::uint64_t unit = 3 * 4096;
+  constexpr std::uint64_t ns = 80'000;
+  trace_recorder record;
+  std::vector<chunk_id> weights;
+  std::vector<chunk_id> gradients;
+  std::vector<chunk_id> moments;
+  std::vector<chunk_id> activations;
+  for (std::uint32_t i = 0; i < layers; ++i) {
+    weights.push_back(record.add_chunk(unit));
+    gradients.push_back(record.add_chunk(unit));
+    moments.push_back(record.add_chunk(2 * unit));
+    activations.push_back(record.add_chunk(2 * unit));
+  }
+  for (std::uint32_t i = 0; i < layers; ++i) {
+    record.acquire(activations[i], access_mode::write);
+    record.acquire(weights[i], access_mode::read);
+    record.compute(ns);
+    record.release(weights[i]);
+    record.release(activations[i]);
+  }
+  for (std::uint32_t i = layers; i-- > 0;) {
+    record.acquire(activations[i], access_mode::read);
+    record.acquire(weights[i], access_mode::read);
+    record.acquire(gradients[i], access_mode::write);
+    record.compute(2 * ns);
+    record.release(gradients[i]);
+    record.release(weights[i]);
+    record.release(activations[i]);
+    record.discard(activations[i]);
+    record.acquire(gradients[i], access_mode::read);
+    record.acquire(weights[i], access_mode::read_write);
+    record.acquire(moments[i], access_mode::read_write);
+    record.compute(ns / 5);
+    record.release(moments[i]);
+    record.release(weights[i]);
+    record.release(gradients[i]);
+    record.discard(gradients[i]);
+  }
+  const schedule_plan plan =
+      next_use{}(record.freeze(), {.budgets = {7 * unit},
+                                   .links = {{.bytes_per_second = 1'000'000'000,
+                                              .latency_ns = 500,
+                                              .offload_bytes_per_second = 2'000'000'000,
+                                              .duplex = link_duplex::half}}});
+  CHECK(plan.steady.bound.stall_ns == 45'380);
+  CHECK(plan.steady.forecast.stalls.total() == 96'532);  // 180,404 where room is made when it is asked for
+}

@@ -363,6 +363,66 @@ TEST_CASE("a plan outlives its recording: times differ, the program does not") {
   CHECK(second.schedule->stats().on_plan == 16);
 }
 
+TEST_CASE("a plan is made again with the times of iterations that followed it, as often as was asked") {
+  device_program program(std::vector<std::uint64_t>(20, 4), 24, {.replans = 2});
+  const auto iteration = [&](std::uint64_t ns, std::size_t left_out = 20) {
+    program.schedule->begin_iteration();
+    for (std::size_t layer = 0; layer < 20; ++layer) {
+      if (layer != left_out) program.use(layer, ns);
+    }
+    program.clock.advance(7);
+    program.schedule->end_iteration();
+  };
+  const auto& schedule = *program.schedule;
+  iteration(50'000);
+  CHECK(schedule.trace().compute_ns() == 20 * 50'000 + 7);
+  const std::uint64_t fingerprint = schedule.trace().fingerprint();
+  iteration(40'000, 5);  // not what was recorded: its times are of something else
+  CHECK(schedule.stats().replans == 0);
+  iteration(10'000);  // waits for the link, which is no computing
+  CHECK(schedule.stats().replans == 1);
+  CHECK(schedule.trace().compute_ns() == 20 * 10'000 + 7);
+  CHECK(schedule.trace().tail_ns() == 7);
+  CHECK(schedule.trace().fingerprint() == fingerprint);
+  CHECK(schedule.plan().steady.forecast.compute_ns == 20 * 10'000 + 7);
+  iteration(20'000);
+  CHECK(schedule.stats().replans == 2);
+  iteration(60'000);
+  CHECK(schedule.stats().replans == 2);
+  CHECK(schedule.trace().compute_ns() == 20 * 20'000 + 7);
+  CHECK(schedule.stats().recordings == 1);
+  CHECK(schedule.stats().diverged == 0);
+  static_cast<void>(time_of(program, [&] { iteration(20'000); }));
+  CHECK(time_of(program, [&] { iteration(20'000); }) == schedule.plan().steady.forecast.iteration_ns);
+  CHECK(program.buffer.audit().empty());
+}
+
+TEST_CASE("a program that knows its calls beforehand has a plan from its first iteration on") {
+  device_program program(std::vector<std::uint64_t>(20, 4), 24, {.replans = 1});
+  trace_recorder known = program.schedule->recorder();
+  for (std::uint32_t layer = 0; layer < 20; ++layer) {
+    known.acquire(chunk_id{layer}, access_mode::read);
+    known.compute(18'000);
+    known.release(chunk_id{layer});
+  }
+  const schedule_plan plan = program.schedule->foresee(known.freeze());
+  CHECK(plan == program.schedule->plan());
+  const auto iteration = [&] {
+    program.schedule->begin_iteration();
+    for (std::size_t layer = 0; layer < 20; ++layer)
+      program.use(layer, 20'000);
+    program.schedule->end_iteration();
+  };
+  // But for the first chunk, everything comes up beside computing: 4 pages and the latency.
+  CHECK(time_of(program, iteration) == 20 * 20'000 + 16'884);
+  CHECK(program.schedule->stats().on_plan == 40);
+  CHECK(program.schedule->stats().recordings == 0);
+  CHECK(program.schedule->trace().compute_ns() == 20 * 20'000);
+  iteration();
+  CHECK(time_of(program, iteration) == 20 * 20'000);
+  CHECK(program.buffer.audit().empty());
+}
+
 TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   device_program program({4, 4}, 12);
   prefetch_schedule<device_program::buffer_type> fresh(program.buffer, {.links = {pcie}});
@@ -378,7 +438,17 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   CHECK(fresh.add(program.chunks[0]) == chunk_id{0});
   refused([&] { prefetch_schedule<device_program::buffer_type>(program.buffer, {}); },
           "prefetch_schedule: prefetch_options::links is empty; give the link below each tier");
+  refused([&] { fresh.foresee(trace_recorder().freeze()); },
+          "prefetch_schedule: a trace of 0 chunks was foreseen that are not the 1 that were added; make it "
+          "with recorder()");
+  trace_recorder other;
+  other.add_chunk(page);
+  refused([&] { fresh.foresee(other.freeze()); },
+          "prefetch_schedule: a trace of 1 chunks was foreseen that are not the 1 that were added; make it "
+          "with recorder()");
   fresh.record();
+  refused([&] { fresh.foresee(fresh.recorder().freeze()); },
+          "prefetch_schedule: a trace was foreseen while one is recorded; freeze() that first");
   refused([&] { fresh.add(program.chunks[1]); },
           "prefetch_schedule: a chunk was added after recording began; add all of them first");
   const auto held = fresh.read(program.chunks[0]).value();

@@ -80,6 +80,31 @@ TEST_CASE("what a run moved is named by its links, and the first tier's peak is 
   CHECK(json["regret"] == 0.125);
 }
 
+TEST_CASE("the stall of a run is that of its steps") {
+  struct waiting_trainer {
+    double stalled = 3;  // before the run
+    double step(const token_batch&, std::uint64_t number) {
+      stalled += 0.25;
+      return static_cast<double>(number);
+    }
+    double evaluate(const token_batch&) { return stalled += 5; }
+    std::uint64_t digest() { return static_cast<std::uint64_t>(stalled += 7); }
+  } waiting;
+  const gpt_shape& shape = llmmem_tests::tiny_shape;
+  const corpus text("tiny", llmmem_tests::tiny_text(100), shape);
+  const auto memory = [&] {
+    memory_report now;
+    now.stall_seconds = waiting.stalled;
+    return now;
+  };
+  double shown = 0;
+  const run_result result = run_training(waiting, text, shape, 4, 1, memory,
+                                         [&](const run_progress& now) { shown = now.memory.stall_seconds; });
+  CHECK(result.memory.stall_seconds == 1);
+  CHECK(shown == 9);
+  CHECK(result.losses.size() == 5);
+}
+
 TEST_CASE("the figures depend on the seed and not on the threads") {
   const auto result = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--json", "--text", readme});

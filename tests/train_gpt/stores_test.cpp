@@ -50,13 +50,13 @@ const trained& in_host_memory() {
 
 /// A trainer over checking stores.
 struct checked_training : tiny_gpt<float> {
-  explicit checked_training(kept_part part = kept_part::whole) : activations(shape, log, part) {}
+  explicit checked_training(kept_part part = kept_part::whole, update_time when = update_time::after_backward)
+      : activations(shape, log, part), trainer(model, team, state, activations, {}, when) {}
 
   store_log log;
   checking_state<float> state{shape, log};
   checking_activations<float> activations;
-  train_gpt::trainer<checking_state<float>, checking_activations<float>, space> trainer{model, team, state,
-                                                                                        activations};
+  train_gpt::trainer<checking_state<float>, checking_activations<float>, space> trainer;
 
   /// Nothing found, nothing leased, nobody touched memory of a lease that had ended.
   [[nodiscard]] bool clean() {
@@ -85,9 +85,19 @@ TEST_CASE("activations computed again from a layer's input have the same bits") 
   CHECK(checked.clean());
 }
 
+TEST_CASE("layers updated in the backward pass come to the same bits, computed again or not") {
+  for (const kept_part part : {kept_part::whole, kept_part::input}) {
+    checked_training checked(part, update_time::in_backward);
+    checked.trainer.initialise(1);
+    CHECK(train(checked.trainer, checked.text) == in_host_memory());
+    CHECK(checked.clean());
+  }
+}
+
 TEST_CASE("every step makes the calls of the schedule, in its order") {
-  for (const std::size_t blocks : {1U, 2U, 5U}) {
+  for (const std::size_t blocks : {1U, 2U, 5U, 6U}) {
     CAPTURE(blocks);
+    const update_time when = blocks % 2 == 0 ? update_time::in_backward : update_time::after_backward;
     gpt_shape shape = tiny_shape;
     shape.blocks = blocks;
     tiny_gpt<float> tiny(shape);
@@ -95,12 +105,12 @@ TEST_CASE("every step makes the calls of the schedule, in its order") {
     checking_state<float> state(shape, log);
     checking_activations<float> activations(shape, log);
     trainer<checking_state<float>, checking_activations<float>, llmmem::host_space> training(
-        tiny.model, tiny.team, state, activations);
+        tiny.model, tiny.team, state, activations, {}, when);
     training.initialise(1);
     for (std::uint64_t step = 0; step < 2; ++step) {
       log.events.clear();
       training.step(tiny.text.batch(shape, 1, step), step);
-      CHECK(log.events == step_schedule(shape));
+      CHECK(log.events == step_schedule(shape, when));
     }
   }
 }

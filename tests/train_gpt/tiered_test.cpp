@@ -56,6 +56,7 @@ TEST_CASE("losses and weights are those of plain memory, bit for bit, and the fi
   CHECK(plain["peak_resident_bytes"] > 5 * 1024 * 1024);
   const std::vector<std::vector<std::string>> ways{
       {"--budget-mib", "2"},
+      {"--budget-mib", "2", "--update", "after_backward"},
       {"--budget-mib", "2", "--schedule", "on_demand"},
       {"--budget-mib", "2", "--schedule", "lookahead"},
       {"--budget-mib", "2", "--host-mib", "1"},
@@ -97,10 +98,36 @@ TEST_CASE("options of tiers are asked for and refused by name") {
   CHECK(notes({"--budget-mib", "4"}) ==
         "train_gpt: --budget-mib, --host-mib, --schedule and --tier-dir are of tiers; add --memory tiered");
   CHECK(notes({"--memory", "big"}) == "train_gpt: --memory: 'big' is unknown; there are plain and tiered");
+  CHECK(notes({"--update", "never"}) ==
+        "train_gpt: --update: 'never' is unknown; there are in_backward and after_backward");
   const outcome nowhere =
       run({"--memory", "tiered", "--budget-mib", "16", "--tier-dir", "/nowhere", "--text", readme});
   CHECK(nowhere.status == exit_status::failure);
   CHECK(nowhere.notes.find("/nowhere") != std::string::npos);
+}
+
+TEST_CASE("what a step does is foreseen, call by call, whenever it updates") {
+  for (const update_time when : {update_time::in_backward, update_time::after_backward}) {
+    llmmem_tests::tiny_gpt<float> tiny;
+    const std::uint64_t all = detail::rounded_bytes(tiny.shape);
+    llmmem::host_space top({.budget = 40 * 4096});
+    llmmem::host_space home({.budget = all});
+    using buffer_type =
+        llmmem::tiered_buffer<llmmem::tier<llmmem::host_space, llmmem::min_eviction>, llmmem::host_space>;
+    buffer_type buffer({}, {top, 40 * 4096}, {home, all});
+    tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, schedule_kind::next_use, when,
+                                             {{.bytes_per_second = 1'000'000'000}});
+    tiered_state<float, buffer_type> state(pieces);
+    tiered_activations<float, buffer_type> activations(pieces);
+    trainer training(tiny.model, tiny.team, state, activations, adam_options{}, when);
+    training.initialise(1);
+    for (std::uint64_t step = 0; step < 3; ++step)
+      static_cast<void>(training.step(tiny.text.batch(tiny.shape, 1, step), step));
+    const llmmem::prefetch_stats stats = pieces.schedule().stats();
+    CHECK(stats.on_plan == 3 * pieces.schedule().trace().events().size());
+    CHECK(stats.inserted + stats.skipped + stats.diverged + stats.recordings == 0);
+    CHECK(stats.replans == 2);
+  }
 }
 
 TEST_CASE("a file that fails while training ends the run with its error, not with wrong weights") {
@@ -120,6 +147,7 @@ TEST_CASE("a file that fails while training ends the run with its error, not wit
     llmmem::host_space top({.budget = budget});
     buffer_type buffer({}, {top, budget}, {disk, all});
     tiered_pieces<float, buffer_type> pieces(buffer, tiny.shape, schedule_kind::next_use,
+                                             update_time::after_backward,
                                              {{.bytes_per_second = 1'000'000'000}});
     tiered_state<float, buffer_type> state(pieces);
     tiered_activations<float, buffer_type> activations(pieces);

@@ -61,3 +61,26 @@ TEST_CASE("slices cover every number once, cut at multiples of the grain") {
     }
   }
 }
+
+TEST_CASE("whoever computes with a team can look after something else before each part of it") {
+  for (const std::size_t threads : {1U, 3U}) {
+    worker_team team(threads);
+    std::vector<int> done;
+    const auto note = [](void* to) noexcept {
+      auto& all = *static_cast<std::vector<int>*>(to);
+      all.push_back(static_cast<int>(all.size()));
+    };
+    std::atomic<std::size_t> before = 0;
+    team.before_slices(note, &done);
+    for (const std::size_t count : {0U, 1U, 100U}) {
+      const std::size_t calls = done.size();
+      team.slices(count, 1,
+                  [&](std::size_t, std::size_t, std::size_t) { before += done.size() == calls + 1; });
+      CHECK(done.size() == calls + 1);
+    }
+    CHECK(before == 1 + threads);  // of a slice of one, and of a hundred in as many as there are threads
+    team.before_slices(nullptr, nullptr);
+    team.slices(100, 1, [](std::size_t, std::size_t, std::size_t) {});
+    CHECK(done.size() == 3);
+  }
+}

@@ -107,6 +107,8 @@ void prefetch_schedule<Buffer, Planner>::begin_iteration() {
   if (fell_back_) return expect_by_frequency();
   if (!plan_) return record();
   if (state_ != schedule_state::replaying) return replay();
+  last_ns_ = buffer_->now_ns();
+  timed_ns_.clear();
   if (cursor_->next() == 0) return;
   // The iteration before was cut short: the program says where it is.
   cursor_->restart();
@@ -120,18 +122,67 @@ void prefetch_schedule<Buffer, Planner>::begin_iteration() {
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::end_iteration() {
   rethrow();
+  if (state_ == schedule_state::replaying && is_timing()) return plan_anew();
   if (state_ != schedule_state::recording) return;
   if (recorder_.events() == 0) return stop();
   freeze();
   make_plan();
 }
 
+/// The times of the iteration that ends become the trace's, when it was the trace from end to end.
+template <class Buffer, schedule_planner Planner>
+void prefetch_schedule<Buffer, Planner>::plan_anew() {
+  const auto events = trace_->events();
+  if (timed_ns_.size() != events.size() || cursor_->next() != 0) return;
+  trace_recorder timed;
+  for (const std::uint64_t bytes : trace_->sizes())
+    timed.add_chunk(bytes);
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    timed.compute(timed_ns_[i]);
+    if (events[i].call == trace_call::acquire) timed.acquire(events[i].chunk, events[i].mode);
+    if (events[i].call == trace_call::release) timed.release(events[i].chunk);
+    if (events[i].call == trace_call::discard) timed.discard(events[i].chunk);
+  }
+  timed.compute(buffer_->now_ns() - last_ns_);
+  state_ = schedule_state::idle;  // the next iteration begins the new plan
+  trace_ = timed.freeze();
+  make_plan();
+  ++stats_.replans;
+}
+
+template <class Buffer, schedule_planner Planner>
+trace_recorder prefetch_schedule<Buffer, Planner>::recorder() {
+  close_gaps();
+  trace_recorder knowing;
+  for (const chunk_handle each : chunks_)
+    knowing.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+  return knowing;
+}
+
+template <class Buffer, schedule_planner Planner>
+const schedule_plan& prefetch_schedule<Buffer, Planner>::foresee(schedule_trace trace) {
+  if (state_ == schedule_state::recording) {
+    throw argument_error(options_.name + ": a trace was foreseen while one is recorded; freeze() that first");
+  }
+  close_gaps();
+  const auto sizes = trace.sizes();
+  bool same = sizes.size() == chunks_.size();
+  for (std::size_t i = 0; same && i < sizes.size(); ++i)
+    same = sizes[i] == buffer_->rounded_bytes(buffer_->bytes(chunks_[i]).value());
+  if (!same) {
+    throw argument_error(options_.name + ": a trace of " + std::to_string(sizes.size()) +
+                         " chunks was foreseen that are not the " + std::to_string(chunks_.size()) +
+                         " that were added; make it with recorder()");
+  }
+  state_ = schedule_state::idle;
+  trace_ = std::move(trace);
+  next_use_ = detail::next_uses(*trace_);
+  return make_plan();
+}
+
 template <class Buffer, schedule_planner Planner>
 void prefetch_schedule<Buffer, Planner>::record() {
-  recorder_ = {};
-  close_gaps();
-  for (const chunk_handle each : chunks_)
-    recorder_.add_chunk(buffer_->rounded_bytes(buffer_->bytes(each).value()));
+  recorder_ = recorder();
   if (options_.divergence == on_divergence::by_frequency && !forecast_) forecast_.emplace(chunks_.size());
   plan_.reset();
   last_ns_ = buffer_->now_ns();
@@ -179,6 +230,9 @@ void prefetch_schedule<Buffer, Planner>::replay() {
   pending_.clear();
   pending_.reserve(2 * most);
   state_ = schedule_state::replaying;
+  last_ns_ = buffer_->now_ns();
+  timed_ns_.clear();
+  timed_ns_.reserve(is_timing() ? trace_->events().size() : 0);
   begin_plan_iteration(plan_->first);
   issue(0, plan_moment::ahead);
   try_pending();
@@ -289,6 +343,7 @@ void prefetch_schedule<Buffer, Planner>::before(trace_call what, chunk_id chunk,
   }
   if (state_ != schedule_state::replaying) return;
   if (what == trace_call::acquire && std::exchange(refused_, std::nullopt) == chunk) return;
+  const std::uint64_t computed = is_timing() ? buffer_->now_ns() - last_ns_ : 0;
   const cursor_step step = cursor_->call(what, chunk, mode);
   switch (step.verdict) {
     case cursor_verdict::diverged:
@@ -298,6 +353,7 @@ void prefetch_schedule<Buffer, Planner>::before(trace_call what, chunk_id chunk,
       return;
     case cursor_verdict::on_plan:
       ++stats_.on_plan;
+      if (is_timing() && timed_ns_.size() == step.index) timed_ns_.push_back(computed);
       break;
     case cursor_verdict::skipped:
       ++stats_.skipped;
@@ -325,6 +381,7 @@ void prefetch_schedule<Buffer, Planner>::after() {
   }
   issue(cursor_->next(), plan_moment::ahead);
   try_pending();
+  if (is_timing()) last_ns_ = buffer_->now_ns();
 }
 
 template <class Buffer, schedule_planner Planner>

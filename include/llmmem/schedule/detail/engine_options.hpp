@@ -27,6 +27,7 @@ struct engine_options {
       ~std::uint64_t{0};           ///< by time: what is used after more computing than this can wait
   std::uint64_t dirty_weight = 1;  ///< what a write-back costs, in fetches of as many bytes
   bool clean_early = false;        ///< writes back on release what the iteration before evicted dirty
+  bool clean_ahead = false;        ///< writes back what would leave tier 0 next while its link has the time
   bool cyclic = true;              ///< false: nothing comes after the iteration
 };
 

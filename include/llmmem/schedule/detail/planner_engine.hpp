@@ -159,8 +159,8 @@ class planner_engine : private evicting_engine {
         if (!prefetch_next(tier)) break;
       }
     }
-    if (!options_.clean_early) return;
-    for (std::size_t tier = 1; tier < bounded_; ++tier) {
+    if (!options_.clean_early && !options_.clean_ahead) return;
+    for (std::size_t tier = options_.clean_ahead ? 0 : 1; tier < bounded_; ++tier) {
       while (machine_.lane_free(tier, link_direction::offload) < std::max(until, machine_.now() + 1)) {
         if (!clean_next(tier)) break;
       }

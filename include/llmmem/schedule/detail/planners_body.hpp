@@ -130,14 +130,15 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
   for (std::uint64_t ahead = 0;; ahead = std::max(std::min(ahead, max_bytes / 2) * 2, largest)) {
     const bool last = ahead >= machine.budgets[0];
     for (const std::uint64_t within : {~std::uint64_t{0}, 2 * takes, takes}) {
-      for (const bool early : {true, false}) {
+      for (const auto& [early, clean] : {std::pair(true, false), {false, false}, {false, true}}) {
         for (const std::uint64_t below :
              {std::uint64_t{0}, largest, std::min(largest, max_bytes / 4) * 4, max_bytes}) {
-          if ((early && !dirty) || (below != 0 && machine.tiers() == 2)) continue;
+          if (((early || clean) && !dirty) || (below != 0 && machine.tiers() == 2)) continue;
           all.push_back({.ahead_bytes = last ? max_bytes : ahead,
                          .ahead_bytes_below = below,
                          .within_ns = within,
                          .clean_early = early,
+                         .clean_ahead = clean,
                          .cyclic = cyclic});
         }
       }
