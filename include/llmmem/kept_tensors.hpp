@@ -151,6 +151,7 @@ class kept_tensors : private tiered_tensors<Buffer> {
     return key_of_name("tensors of " + set_ + ": chunk " + std::to_string(number));
   }
   void open(other_layout on_other);
+  [[nodiscard]] std::string first_other_chunk(const tensor_table& kept) const;
   void take_chunk(std::uint32_t number, bool is_vouched_for);
   void count_tensors();
   void leave_chunks() noexcept {

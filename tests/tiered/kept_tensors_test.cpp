@@ -199,6 +199,12 @@ TEST_CASE("other tensors under the same name are refused with the first differen
           "tensor 2, \"c\", lies in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
           "options differ" +
           mends);
+  // Every part lies where it did, only the room behind the last of a chunk differs.
+  CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 4096, .unit = 1024}) ==
+        says +
+            "tensor 0, \"a\", lies in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
+            "differ" +
+            mends);
   // Nothing was touched by being refused.
   life now(path);
   CHECK(now.tensors.recovery().kept == 5);

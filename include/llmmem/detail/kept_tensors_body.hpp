@@ -69,7 +69,9 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
     recovery_.other_file = true;
     holds = false;
   }
-  if (const std::string differs = holds ? first_difference(kept, table_) : std::string(); !differs.empty()) {
+  std::string differs = holds ? first_difference(kept, table_) : std::string();
+  if (holds && differs.empty()) differs = first_other_chunk(kept);
+  if (!differs.empty()) {
     if (on_other == other_layout::refuse) {
       throw argument_error(set_ + ": other tensors are kept in " + path_ + ": " + differs +
                            "; take another name for these, or other_layout::start_over to give those up");
@@ -92,6 +94,27 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
   for (std::uint32_t i = 0; i < this->chunks_.size(); ++i)
     take_chunk(i, vouched_for[i]);
   count_tensors();
+}
+
+/// As `first_difference`, in the sizes of the chunks that have contents. They are in no table: a mapping's
+/// `unit` may change them where every part stays in its place.
+template <class Buffer>
+std::string kept_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
+  for (std::uint32_t i = 0; i < kept.tensors(); ++i) {
+    for (std::uint32_t part = kept.first_part[i]; part < kept.first_part[i + 1]; ++part) {
+      if (kept.filled[part] == 0) continue;
+      const std::uint32_t number = to_index(kept.parts[part].chunk);
+      const result<chunk_handle> found = this->buffer_->find(key_of(number));
+      if (!found) continue;
+      const std::uint64_t was = this->buffer_->bytes(*found).value();
+      const std::uint64_t is = this->mapping_.chunks()[number];
+      if (was == is) continue;
+      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) +
+             ", lies in a chunk of " + std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
+             ": the mapping's options differ";
+    }
+  }
+  return {};
 }
 
 /// Finds the chunk, or makes it anew: contents that the table does not vouch for are nobody's.
