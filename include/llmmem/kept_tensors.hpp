@@ -158,13 +158,14 @@ class kept_tensors : private tiered_tensors<Buffer> {
     for (auto& each : this->chunks_)
       each.handle = {};
   }
-  [[nodiscard]] result<void> save() { return write_tensor_table(path_, table_); }
+  [[nodiscard]] result<void> save(tensor_table now);
 
   std::string set_;
   std::string path_;  // of the table
   tensor_names names_;
   tensor_table table_;  // as it is in the file, where there is one of ours
   bool is_saved_ = false;
+  bool is_unsure_ = false;  // whether it is `table_`: a newer one may have its name
   kept_recovery recovery_;
 };
 

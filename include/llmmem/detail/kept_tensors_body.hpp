@@ -83,7 +83,7 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
       if (const auto found = this->buffer_->find(key_of(to_index(each.chunk))))
         this->buffer_->remove(*found).value();
     }
-    save().value();
+    save(table_).value();
   }
   if (holds) table_.filled = std::move(kept.filled);
   is_saved_ = holds || recovery_.started_over;
@@ -159,7 +159,7 @@ void kept_tensors<Buffer>::count_tensors() {
       ++(is_whole ? recovery_.kept : recovery_.empty);
     }
   }
-  if (differs) save().value();
+  if (differs) save(table_).value();
 }
 
 template <class Buffer>
@@ -179,10 +179,9 @@ result<void> kept_tensors<Buffer>::discard(tensor_id tensor) {
   tensor_table without = table_;
   for (std::uint32_t part = table_.first_part[index]; part < table_.first_part[index + 1]; ++part)
     differs = std::exchange(without.filled[part], std::uint8_t{0}) != 0 || differs;
-  if (differs) {
+  if (differs || is_unsure_) {
     // First: a neighbour's next `write` would leave anything where this one was.
-    if (const result<void> written = write_tensor_table(path_, without); !written) return written;
-    table_ = std::move(without);
+    if (const result<void> written = save(std::move(without)); !written) return written;
   }
   return base::discard(tensor);
 }
@@ -193,10 +192,20 @@ result<void> kept_tensors<Buffer>::persist() {
   tensor_table now = table_;
   for (std::size_t part = 0; part < now.filled.size(); ++part)
     now.filled[part] = this->parts_[part].filled ? 1 : 0;
-  if (is_saved_ && now.filled == table_.filled) return {};
-  if (const result<void> written = write_tensor_table(path_, now); !written) return written;
+  if (is_saved_ && !is_unsure_ && now.filled == table_.filled) return {};
+  return save(std::move(now));
+}
+
+/// Puts a table in the file. One that was given the file's name and may not outlast a crash leaves open which
+/// of the two a later process finds: from then on it is written though nothing differs, until that is known.
+template <class Buffer>
+result<void> kept_tensors<Buffer>::save(tensor_table now) {
+  const result<void> written = write_tensor_table(path_, now);
+  if (written.code() == errc::sync_failed) is_unsure_ = true;
+  if (!written) return written;
   table_ = std::move(now);
   is_saved_ = true;
+  is_unsure_ = false;
   return {};
 }
 
