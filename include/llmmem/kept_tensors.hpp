@@ -151,19 +151,21 @@ class kept_tensors : private tiered_tensors<Buffer> {
     return key_of_name("tensors of " + set_ + ": chunk " + std::to_string(number));
   }
   void open(other_layout on_other);
+  [[nodiscard]] std::string first_other_chunk(const tensor_table& kept) const;
   void take_chunk(std::uint32_t number, bool is_vouched_for);
   void count_tensors();
   void leave_chunks() noexcept {
     for (auto& each : this->chunks_)
       each.handle = {};
   }
-  [[nodiscard]] result<void> save() { return write_tensor_table(path_, table_); }
+  [[nodiscard]] result<void> save(tensor_table now);
 
   std::string set_;
   std::string path_;  // of the table
   tensor_names names_;
   tensor_table table_;  // as it is in the file, where there is one of ours
   bool is_saved_ = false;
+  bool is_unsure_ = false;  // whether it is `table_`: a newer one may have its name
   kept_recovery recovery_;
 };
 

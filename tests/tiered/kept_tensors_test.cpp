@@ -8,6 +8,8 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -134,6 +136,27 @@ void keep_all(const std::string& path) {
   REQUIRE(now.tensors.persist());
 }
 
+/// A folder whose files can be replaced, but that cannot itself be opened, and so not be synced.
+class unreadable_folder {
+ public:
+  explicit unreadable_folder(std::filesystem::path folder) : folder_(std::move(folder)), was_(::geteuid()) {
+    constexpr uid_t nobody = 65534;
+    if (was_ == 0) REQUIRE(::chown(folder_.c_str(), nobody, static_cast<gid_t>(-1)) == 0);
+    REQUIRE(::chmod(folder_.c_str(), 0300) == 0);
+    if (was_ == 0) REQUIRE(::seteuid(nobody) == 0);  // who may read all folders reads this one
+  }
+  unreadable_folder(const unreadable_folder&) = delete;
+  unreadable_folder& operator=(const unreadable_folder&) = delete;
+  ~unreadable_folder() {
+    CHECK(::seteuid(was_) == 0);
+    CHECK(::chmod(folder_.c_str(), 0700) == 0);
+  }
+
+ private:
+  std::filesystem::path folder_;
+  uid_t was_;
+};
+
 [[nodiscard]] std::string why_refused(const std::string& path, const std::vector<named>& all,
                                       const chunk_mapping_options& options = packed) {
   try {
@@ -199,6 +222,12 @@ TEST_CASE("other tensors under the same name are refused with the first differen
           "tensor 2, \"c\", lies in chunk 1 from byte 0 on, kept in chunk 0 from byte 384 on: the mapping's "
           "options differ" +
           mends);
+  // Every part lies where it did, only the room behind the last of a chunk differs.
+  CHECK(why_refused(path, usual, {.group_bytes = 2048, .split_bytes = 4096, .unit = 1024}) ==
+        says +
+            "tensor 0, \"a\", lies in a chunk of 2048 bytes, kept in one of 1536: the mapping's options "
+            "differ" +
+            mends);
   // Nothing was touched by being refused.
   life now(path);
   CHECK(now.tensors.recovery().kept == 5);
@@ -334,6 +363,38 @@ TEST_CASE("a discard that cannot be told to the table is refused, and the tensor
   CHECK(!now.has("a"));
   const auto held = now.tensors.read(tensor_id{1}).value();
   CHECK(now.tensors.discard(tensor_id{1}).code() == errc::chunk_leased);
+}
+
+TEST_CASE(
+    "a table of which nobody knows whether it is on the device is written again, though it is the same") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  const auto cannot_sync = [&](auto&& act) {
+    const unreadable_folder blind(folder.path());
+    const result<void> done = act();
+    CHECK(done.code() == errc::sync_failed);
+  };
+  keep_all(path);
+  {
+    life now(path);
+    // The new table has the name, and says that "alone" has nothing.
+    cannot_sync([&] { return now.tensors.discard(*now.tensors.find("alone")); });
+    CHECK(now.holds("alone", 4));
+    REQUIRE(now.tensors.persist());
+  }
+  {
+    life now(path);
+    CHECK(now.holds("alone", 4));
+    REQUIRE(now.tensors.discard(*now.tensors.find("b")));
+    now.fill("b", 7);
+    // The new table has the name, and vouches for "b".
+    cannot_sync([&] { return now.tensors.persist(); });
+    REQUIRE(now.tensors.discard(*now.tensors.find("b")));
+    REQUIRE(now.buffer.flush());
+  }
+  life now(path);
+  CHECK(!now.has("b"));
+  CHECK(now.holds("a", 1));
 }
 
 TEST_CASE("persist is refused while a tensor is written, and the table stays as it was") {

@@ -64,6 +64,23 @@ static_assert(io_engine<roomy_io>);
 using faulty_file = file_space<faulty_io<roomy_io>>;
 using side = planned_fault::side;
 
+/// The memory of a ring, which tells when it is given back.
+struct ring_memory : host_space {
+  using host_space::host_space;
+  ring_memory(const ring_memory&) = delete;
+  ring_memory& operator=(const ring_memory&) = delete;
+  ~ring_memory() { ++gone; }
+  static inline int gone = 0;
+};
+struct ring_traits : tiered_traits {
+  using bounce_space = ring_memory;
+  [[nodiscard]] static ring_memory make_bounce_space(std::uint64_t bytes) {
+    host_options options;
+    options.budget = bytes;
+    return ring_memory(options);
+  }
+};
+
 /// Memory for `top` chunks of a page over a file that has the faults of `plan`; the waiter drives the file.
 struct memory_over_file {
   temporary_folder folder;
@@ -317,6 +334,28 @@ TEST_CASE("a buffer that goes away keeps lost memory from the space, and gives t
   }
   CHECK(above.used() == 2 * page);
   CHECK(disk.used() == 0);
+}
+
+TEST_CASE("a ring that a device may still write to stays where it is when the buffer goes away") {
+  const auto gone_with_buffer = [](const std::vector<planned_fault>& plan, errc expected) {
+    const temporary_folder folder;
+    const int before = ring_memory::gone;
+    faulty_file above(folder.file("above"), {.budget = 8 * page, .queue = impatient}, plan);
+    faulty_file beneath(folder.file("beneath"), {.budget = 8 * page, .queue = impatient},
+                        std::vector<planned_fault>{});
+    {
+      basic_tiered_buffer<ring_traits, tier<faulty_file>, tier<faulty_file>> buffer(
+          {.bounce_bytes = 2 * page, .bounce_slot_bytes = page}, {above, 8 * page}, {beneath, 8 * page});
+      const chunk_handle chunk = buffer.create(page).value();
+      above.copy_in_async(buffer.write(chunk).value().range(), std::vector<std::byte>(page), {})
+          .value()
+          .wait();
+      CHECK(buffer.flush(chunk).code() == expected);
+    }
+    return ring_memory::gone - before;
+  };
+  CHECK(gone_with_buffer({}, errc::ok) == 1);
+  CHECK(gone_with_buffer({{.what = io_fault::lost, .way = side::reads}}, errc::read_failed) == 0);
 }
 
 TEST_CASE("staging memory that a device never answered for is replaced") {

@@ -69,7 +69,9 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
     recovery_.other_file = true;
     holds = false;
   }
-  if (const std::string differs = holds ? first_difference(kept, table_) : std::string(); !differs.empty()) {
+  std::string differs = holds ? first_difference(kept, table_) : std::string();
+  if (holds && differs.empty()) differs = first_other_chunk(kept);
+  if (!differs.empty()) {
     if (on_other == other_layout::refuse) {
       throw argument_error(set_ + ": other tensors are kept in " + path_ + ": " + differs +
                            "; take another name for these, or other_layout::start_over to give those up");
@@ -81,7 +83,7 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
       if (const auto found = this->buffer_->find(key_of(to_index(each.chunk))))
         this->buffer_->remove(*found).value();
     }
-    save().value();
+    save(table_).value();
   }
   if (holds) table_.filled = std::move(kept.filled);
   is_saved_ = holds || recovery_.started_over;
@@ -92,6 +94,27 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
   for (std::uint32_t i = 0; i < this->chunks_.size(); ++i)
     take_chunk(i, vouched_for[i]);
   count_tensors();
+}
+
+/// As `first_difference`, in the sizes of the chunks that have contents. They are in no table: a mapping's
+/// `unit` may change them where every part stays in its place.
+template <class Buffer>
+std::string kept_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
+  for (std::uint32_t i = 0; i < kept.tensors(); ++i) {
+    for (std::uint32_t part = kept.first_part[i]; part < kept.first_part[i + 1]; ++part) {
+      if (kept.filled[part] == 0) continue;
+      const std::uint32_t number = to_index(kept.parts[part].chunk);
+      const result<chunk_handle> found = this->buffer_->find(key_of(number));
+      if (!found) continue;
+      const std::uint64_t was = this->buffer_->bytes(*found).value();
+      const std::uint64_t is = this->mapping_.chunks()[number];
+      if (was == is) continue;
+      return "tensor " + std::to_string(i) + ", " + detail::in_quotes(kept.names[i]) +
+             ", lies in a chunk of " + std::to_string(is) + " bytes, kept in one of " + std::to_string(was) +
+             ": the mapping's options differ";
+    }
+  }
+  return {};
 }
 
 /// Finds the chunk, or makes it anew: contents that the table does not vouch for are nobody's.
@@ -136,7 +159,7 @@ void kept_tensors<Buffer>::count_tensors() {
       ++(is_whole ? recovery_.kept : recovery_.empty);
     }
   }
-  if (differs) save().value();
+  if (differs) save(table_).value();
 }
 
 template <class Buffer>
@@ -156,10 +179,9 @@ result<void> kept_tensors<Buffer>::discard(tensor_id tensor) {
   tensor_table without = table_;
   for (std::uint32_t part = table_.first_part[index]; part < table_.first_part[index + 1]; ++part)
     differs = std::exchange(without.filled[part], std::uint8_t{0}) != 0 || differs;
-  if (differs) {
+  if (differs || is_unsure_) {
     // First: a neighbour's next `write` would leave anything where this one was.
-    if (const result<void> written = write_tensor_table(path_, without); !written) return written;
-    table_ = std::move(without);
+    if (const result<void> written = save(std::move(without)); !written) return written;
   }
   return base::discard(tensor);
 }
@@ -170,10 +192,20 @@ result<void> kept_tensors<Buffer>::persist() {
   tensor_table now = table_;
   for (std::size_t part = 0; part < now.filled.size(); ++part)
     now.filled[part] = this->parts_[part].filled ? 1 : 0;
-  if (is_saved_ && now.filled == table_.filled) return {};
-  if (const result<void> written = write_tensor_table(path_, now); !written) return written;
+  if (is_saved_ && !is_unsure_ && now.filled == table_.filled) return {};
+  return save(std::move(now));
+}
+
+/// Puts a table in the file. One that was given the file's name and may not outlast a crash leaves open which
+/// of the two a later process finds: from then on it is written though nothing differs, until that is known.
+template <class Buffer>
+result<void> kept_tensors<Buffer>::save(tensor_table now) {
+  const result<void> written = write_tensor_table(path_, now);
+  if (written.code() == errc::sync_failed) is_unsure_ = true;
+  if (!written) return written;
   table_ = std::move(now);
   is_saved_ = true;
+  is_unsure_ = false;
   return {};
 }
 

@@ -94,7 +94,8 @@ class bounce_queue {
   using lower_range = typename Lower::range_type;
   static constexpr std::size_t max_after = 4;
 
-  /// The spaces outlive it.
+  /// The spaces outlive it, and `staging` the other two: a device may write to a lost slot until they are
+  /// gone.
   bounce_queue(Upper& upper, Lower& lower, Staging& staging, bounce_options options = {});
   bounce_queue(const bounce_queue&) = delete;
   bounce_queue& operator=(const bounce_queue&) = delete;

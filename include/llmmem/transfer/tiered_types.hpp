@@ -95,7 +95,8 @@ struct tiered_traits {
   /// Where the rings between two tiers lie that the host cannot touch: memory that it can, pinned for
   /// devices.
   using bounce_space = host_space;
-  /// Such a space, with room for `bytes`.
+  /// Such a space, with room for `bytes`. It outlives the buffer, for good, where a device may still write to
+  /// it.
   [[nodiscard]] static host_space make_bounce_space(std::uint64_t bytes) {
     host_options options;
     options.budget = bytes;

@@ -13,6 +13,7 @@
 #include <llmmem/version/dirty_ranges.hpp>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -83,6 +84,38 @@ class tier_link {
   Lower* lower_;
 };
 
+/// The space of a ring. A device that never answered may write to the ring when nobody else has it any more,
+/// and the spaces of the tiers outlive both: then it stays for good.
+template <class Traits>
+class ring_space {
+ public:
+  using space_type = typename Traits::bounce_space;
+
+  explicit ring_space(std::uint64_t bytes) : held_(new node(bytes)) {}
+  ring_space(const ring_space&) = delete;
+  ring_space& operator=(const ring_space&) = delete;
+  ~ring_space() {
+    if (held_->space.used() == 0) {
+      delete held_;
+      return;
+    }
+    held_->next = kept_.load(std::memory_order_relaxed);
+    while (!kept_.compare_exchange_weak(held_->next, held_, std::memory_order_release)) {
+    }
+  }
+  [[nodiscard]] space_type& operator*() const noexcept { return held_->space; }
+
+ private:
+  struct node {
+    explicit node(std::uint64_t bytes) : space(Traits::make_bounce_space(bytes)) {}
+    space_type space;
+    node* next = nullptr;
+  };
+  static inline std::atomic<node*> kept_{nullptr};  // reachable, so that it is no leak to those who look
+
+  node* held_;
+};
+
 /// Where the host can touch neither: through a ring of memory that it can.
 template <class Traits, class Upper, class Lower>
   requires(!Upper::is_host_accessible && !Lower::is_host_accessible)
@@ -94,8 +127,7 @@ class tier_link<Traits, Upper, Lower> {
   using fence_type = typename queue_type::fence_type;
 
   explicit tier_link(const tier_edge_setup<Upper, Lower>& setup)
-      : staging_(Traits::make_bounce_space(setup.bounce_bytes)),
-        queue_(setup.upper, setup.lower, staging_, options(setup)) {}
+      : staging_(setup.bounce_bytes), queue_(setup.upper, setup.lower, *staging_, options(setup)) {}
 
   [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
                                         urgency how, bounce_checksum* sum) {
@@ -122,7 +154,7 @@ class tier_link<Traits, Upper, Lower> {
     return all;
   }
 
-  staging_type staging_;
+  ring_space<Traits> staging_;
   queue_type queue_;
 };
 
