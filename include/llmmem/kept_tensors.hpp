@@ -51,6 +51,9 @@ struct kept_recovery {
 ///
 /// - **What is kept** is what was there at the last `persist`, or what was stored of it since. A tensor that
 ///   was first written after it has no contents in the next process.
+/// - **Each tensor by itself**: of tensors that change in place some come back newer than others. State that
+///   must be of one step goes into two sets by turns, each with a tensor that is discarded before the set
+///   changes and written last (docs/tiered_tensors.md).
 /// - **Told apart**: tensors that were persisted and are not there (`recovery().missing`), those that never
 ///   were, and other tensors than these under the same name: refused with the first difference, or given up
 ///   (`other_layout::start_over`).

@@ -30,8 +30,10 @@ namespace llmmem::inline v0 {
 
 /// How a schedule is set up.
 struct prefetch_options {
-  /// The links between the buffer's tiers, as `schedule_machine` has them; its budgets are the buffer's.
+  /// The links between the buffer's tiers, as `schedule_machine` has them; its budgets are the buffer's. One
+  /// for each pair of neighbours, the one below tier 0 first: three tiers have two.
   std::vector<link_model> links{};
+  /// Which link each pair has, where two share one; empty: each its own.
   std::vector<std::uint32_t> edges{};
   on_divergence divergence = on_divergence::repair;
   schedule_cursor::options follow{};
@@ -57,10 +59,10 @@ struct prefetch_stats {
   std::uint64_t skipped = 0;     ///< calls that were a later event
   std::uint64_t inserted = 0;    ///< calls that are not in the trace there
   std::uint64_t diverged = 0;    ///< times the plan was given up
-  std::uint64_t steps = 0;       ///< of plans, carried out
+  std::uint64_t steps = 0;       ///< of plans, carried out; no `useless` or `late` ones among them
   std::uint64_t useless = 0;     ///< steps whose effect was there already (a drop of what was discarded), or
                                  ///< could no longer be had
-  std::uint64_t late = 0;        ///< steps whose event came before they could begin
+  std::uint64_t late = 0;        ///< steps whose event came before they could begin: left to the lease
   std::uint64_t recordings = 0;  ///< iterations recorded and planned
   std::uint64_t replans = 0;     ///< plans made again with the times of iterations that followed one
 };
@@ -75,7 +77,7 @@ struct prefetch_stats {
 ///       ...
 ///       schedule.end_iteration();
 ///     }
-///     schedule.plan().steady.regret();  // how far the plan is from what no plan could beat
+///     schedule.plan().steady.regret();  // stall_ns and bytes above what no plan could beat
 ///
 /// or says by itself when to `record`, `freeze`, `make_plan` and `replay`. A program that knows its calls
 /// beforehand need not record:

@@ -167,7 +167,8 @@ class tiered_tensors {
   [[nodiscard]] const chunk_mapping& mapping() const noexcept { return mapping_; }
   [[nodiscard]] result<std::uint64_t> bytes(tensor_id tensor) const noexcept;
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
-  /// Whether all of it was written, and not discarded since.
+  /// Whether all of it was written, and not discarded since. The answer is the `value()`: the result itself
+  /// only converts to whether there is one.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
   /// The same of one part.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor, std::uint32_t part) const noexcept;

@@ -101,7 +101,9 @@ TEST_CASE("a machine that is none is refused by tier or link and number") {
                        "schedule_machine: tier 0 has a budget of 0 bytes; it must be 1 to 2^63 - 1",
                        argument_error);
   CHECK_THROWS_WITH_AS((schedule_machine{.budgets = {1, 1}, .links = {link}}.check()),
-                       "schedule_machine: the edge below tier 1 has link 1; there are 1", argument_error);
+                       "schedule_machine: the edge below tier 1 has link 1, of 1 given; give one for each "
+                       "of the 2 pairs of neighbours, or name theirs in edges",
+                       argument_error);
   CHECK_THROWS_WITH_AS((schedule_machine{.budgets = {1}, .links = {link_model{}}}.check()),
                        "schedule_machine: link 0: a bandwidth of 0 bytes a second; it must be 1 to 2^60",
                        argument_error);

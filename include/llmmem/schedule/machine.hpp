@@ -66,7 +66,8 @@ struct schedule_machine {
     for (std::size_t i = 0; i < budgets.size(); ++i) {
       if (link_below(i) >= links.size()) {
         refuse("the edge below tier " + std::to_string(i) + " has link " + std::to_string(link_below(i)) +
-               "; there are " + std::to_string(links.size()));
+               ", of " + std::to_string(links.size()) + " given; give one for each of the " +
+               std::to_string(budgets.size()) + " pairs of neighbours, or name theirs in edges");
       }
     }
   }
