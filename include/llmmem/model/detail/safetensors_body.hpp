@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 
 namespace llmmem::inline v0 {
 
@@ -86,6 +87,22 @@ void refuse_twice(const Entries& entries, NameOf name_of_entry, const char* kind
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end())
     throw format_error(what + ": " + kind + " \"" + std::string(*twice) + "\" occurs twice");
+}
+
+/// In the order of the file; of tensors without bytes in the same place, in that of the header.
+inline void sort_by_offset(std::vector<safetensors_entry>& entries) {
+  std::vector<std::size_t> order(entries.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const auto place = [&](std::size_t i) { return std::tuple(entries[i].begin, entries[i].end, i); };
+    return place(a) < place(b);
+  });
+  std::vector<safetensors_entry> sorted;
+  sorted.reserve(entries.size());
+  for (const std::size_t each : order)
+    sorted.push_back(std::move(entries[each]));
+  entries = std::move(sorted);
 }
 
 /// Whether sizes and offsets fit each other and the file.
@@ -177,10 +194,7 @@ inline safetensors_header read_safetensors(std::span<const std::byte> begin, std
       what);
   detail::refuse_twice(
       header.metadata, [](const auto& each) -> std::string_view { return each.first; }, "metadata", what);
-  std::stable_sort(header.entries.begin(), header.entries.end(),
-                   [](const safetensors_entry& a, const safetensors_entry& b) {
-                     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-                   });
+  detail::sort_by_offset(header.entries);
   detail::check_safetensors(header, what);
   return header;
 }
