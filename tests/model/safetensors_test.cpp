@@ -88,7 +88,7 @@ TEST_CASE("wide types come first, then names in order, and metadata before all")
 
 TEST_CASE("data begins at the alignment asked for") {
   constexpr std::string_view json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
-  for (const std::uint64_t alignment : {8, 16, 24, 4096, 65536}) {
+  for (const std::uint64_t alignment : {8U, 16U, 24U, 4096U, 65536U}) {
     CAPTURE(alignment);
     const safetensors_layout made = lay_out_safetensors({{"w", safetensors_type::f32, {2}}}, {}, alignment);
     CHECK(made.head.size() == alignment * ((8 + json.size() + alignment - 1) / alignment));
@@ -237,6 +237,7 @@ TEST_CASE("a length that is too short, too long or past the file's end is refuse
   };
   CHECK(has(refused("1234567", 7), "7 bytes, where 8 tell"));
   CHECK(has(refused(file_of("{}").substr(0, 9), 9), "takes 10 bytes, there are 9"));
+  CHECK(has(refused(file_of("{}").substr(0, 9), 20), "takes 10 bytes, there are 9"));
   CHECK(has(refused(file_of("{}"), 9), "takes 10 bytes, there are 9"));
   const std::string huge("\x01\xE1\xF5\x05\0\0\0\0", 8);  // 100,000,001
   CHECK(has(refused(huge, ~std::uint64_t{0}), "a header of 100000001 bytes, at most 100000000"));
