@@ -58,6 +58,12 @@ class io_error : public error {
   using error::error;
 };
 
+/// Bytes that are not what a format asks for; the text carries the file, the place and what is wrong there.
+class format_error : public error {
+ public:
+  using error::error;
+};
+
 /// The largest byte count the library computes with: 2^63 - 1, so that a difference of two fits a signed
 /// integer.
 inline constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;

@@ -42,6 +42,7 @@
 #include <llmmem/model/dtype.hpp>
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/presets.hpp>
+#include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/arena.hpp>
@@ -145,6 +146,7 @@
 #include <llmmem/transfer/model_file_space.hpp>
 #include <llmmem/transfer/persistent_file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/safetensors_file.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 #include <llmmem/transfer/striped_space.hpp>
 #include <llmmem/transfer/tensor_table.hpp>

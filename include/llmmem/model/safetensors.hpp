@@ -1,0 +1,134 @@
+/// @file
+/// safetensors, the file format of model weights: its header read with suspicion and written to the byte.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Element types of the format, in its own order: a writer puts tensors of later ones first.
+enum class safetensors_type : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+inline constexpr std::size_t safetensors_types = 22;
+
+/// As files write it: `"BF16"`.
+[[nodiscard]] std::string_view name_of(safetensors_type type) noexcept;
+/// The type that files call so, if there is one.
+[[nodiscard]] std::optional<safetensors_type> safetensors_type_of(std::string_view name) noexcept;
+/// Bits of one element: 4 and 6 for the smallest.
+[[nodiscard]] std::uint64_t bits_of(safetensors_type type) noexcept;
+
+/// A tensor to be written.
+struct safetensors_tensor {
+  std::string name;
+  safetensors_type type = safetensors_type::f32;
+  std::vector<std::uint64_t> shape{};  ///< row-major; none: one element; a 0: no bytes
+};
+
+/// A tensor in a file.
+struct safetensors_entry {
+  std::string name;
+  safetensors_type type = safetensors_type::f32;
+  std::vector<std::uint64_t> shape{};
+  std::uint64_t begin = 0;  ///< of its bytes, from the beginning of the data
+  std::uint64_t end = 0;
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return end - begin; }
+  friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
+};
+
+/// Strings beside the tensors, by key.
+using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
+
+/// What a file's header says.
+struct safetensors_header {
+  std::vector<safetensors_entry> entries{};  ///< as they lie in the file
+  safetensors_metadata metadata{};           ///< in the header's order
+  std::uint64_t data_begin = 0;              ///< of the data, in the file: behind the header
+  std::uint64_t data_bytes = 0;
+
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept { return data_begin + data_bytes; }
+  friend bool operator==(const safetensors_header&, const safetensors_header&) = default;
+};
+
+/// Longest header, without its length: of the reference reader and writer.
+inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
+
+/// Bytes of the header of a file that begins so, its length included; what to read before `read_safetensors`.
+/// @param what  names the file, for error texts.
+/// @throws format_error  for less than 8 bytes, and a length beyond `max_safetensors_header`.
+[[nodiscard]] std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin,
+                                                     const std::string& what);
+
+/// Reads a header. It believes nothing: names and metadata must be UTF-8 and occur once; types be known;
+/// shapes, sizes and offsets fit each other, without holes, overlaps or overflow, and end where the file
+/// does. What a writer may add does no harm: white space before, in and behind the JSON, keys of a tensor
+/// that are not known, nested at most 32 deep.
+///
+/// @param begin       the file's beginning, the header's bytes at least.
+/// @param file_bytes  the whole file's length.
+/// @param what        names the file, for error texts.
+/// @throws format_error  which names the byte of the file, or the tensor, and what is wrong with it.
+/// @par Complexity   O(header), and O(n log n) for n tensors.
+/// @par Source   huggingface/safetensors, README.md and `tensor.rs` at 24b0b28 (2026-05): as lenient as that
+///      reader, but for keys that occur twice, which it takes the last of.
+[[nodiscard]] safetensors_header read_safetensors(std::span<const std::byte> begin, std::uint64_t file_bytes,
+                                                  const std::string& what);
+
+/// Where tensors will lie, and the bytes before them.
+struct safetensors_layout {
+  std::string head;             ///< the file's first bytes: length, JSON, spaces
+  safetensors_header header{};  ///< the same, as it will be read
+
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept { return header.file_bytes(); }
+};
+
+/// Lays out a file of these tensors as the reference writer does: by type, the widest first, then by name;
+/// metadata first, by key.
+///
+/// @param data_alignment  of the data in the file, by spaces behind the JSON; a multiple of 8, which is what
+///                        the reference writer takes. 4096 lets data be read directly, and mapped pages
+///                        begin with it.
+/// @throws argument_error  for names or metadata keys that occur twice or are not UTF-8, a tensor called
+///      `__metadata__`, elements of less than a byte that fill no whole bytes, an alignment that is no
+///      multiple of 8.
+/// @throws length_error    for a shape whose bytes pass 2^63 - 1, or a header that is too long.
+[[nodiscard]] safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> tensors,
+                                                     safetensors_metadata metadata = {},
+                                                     std::uint64_t data_alignment = 4096);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/model/detail/safetensors_body.hpp>

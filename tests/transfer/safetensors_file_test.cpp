@@ -1,0 +1,125 @@
+#include <llmmem/space/host.hpp>
+#include <llmmem/tiered_buffer.hpp>
+#include <llmmem/transfer/model_file_space.hpp>
+#include <llmmem/transfer/safetensors_file.hpp>
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+/// A file of two tensors, and what is in them.
+struct written_file {
+  explicit written_file(std::uint64_t alignment = 4096)
+      : path(folder.file("model.safetensors")),
+        layout(lay_out_safetensors({{"h.0.weight", safetensors_type::bf16, {300, 7}},
+                                    {"h.0.bias", safetensors_type::f32, {33}},
+                                    {"none", safetensors_type::i8, {0}}},
+                                   {{"format", "pt"}}, alignment)) {
+    random_numbers random(3);
+    data.resize(layout.header.data_bytes);
+    for (char& each : data)
+      each = static_cast<char>(random.below(256U));
+    std::ofstream(path, std::ios::binary) << layout.head << data;
+  }
+  [[nodiscard]] std::span<const std::byte> contents(const safetensors_entry& entry) const {
+    return std::as_bytes(std::span(data)).subspan(entry.begin, entry.bytes());
+  }
+
+  temporary_folder folder;
+  std::string path;
+  safetensors_layout layout;
+  std::string data;
+};
+
+template <class Error>
+[[nodiscard]] std::string refusal(const std::string& path) {
+  try {
+    const safetensors_file file(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+}  // namespace
+
+TEST_CASE("tensors are found by name, and lie where the file has them") {
+  const written_file written;
+  safetensors_file file(written.path);
+  CHECK(file.header() == written.layout.header);
+  for (const safetensors_entry& each : written.layout.header.entries) {
+    const safetensors_entry* const found = file.find(each.name);
+    REQUIRE(found != nullptr);
+    CHECK(*found == each);
+    CHECK(std::ranges::equal(file.bytes(*found), written.contents(each)));
+    CHECK(file.is_aligned(*found));
+  }
+  CHECK(file.find("h.0") == nullptr);
+  CHECK(file.find("zzz") == nullptr);
+  CHECK(file.offset(*file.find("h.0.bias")) == 4096);
+
+  const std::byte* const where = file.bytes(*file.find("h.0.weight")).data();
+  safetensors_file moved(std::move(file));
+  CHECK(moved.bytes(*moved.find("h.0.weight")).data() == where);
+  safetensors_file other(written.path);
+  other = std::move(moved);
+  CHECK(other.bytes(*other.find("h.0.weight")).data() == where);
+}
+
+TEST_CASE("a header of odd length leaves elements where they cannot be read as such, and says so") {
+  const temporary_folder folder;
+  const std::string path = folder.file("odd.safetensors");
+  const std::string json = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} )";
+  std::string length(8, '\0');
+  length[0] = static_cast<char>(json.size());
+  std::ofstream(path, std::ios::binary) << length << json << "1234";
+  const safetensors_file file(path);
+  CHECK(file.is_aligned(*file.find("a")) == ((8 + json.size()) % 4 == 0));
+  CHECK_FALSE(file.is_aligned(*file.find("a")));
+}
+
+TEST_CASE("what cannot be opened or is no such file is refused by its path") {
+  const written_file written;
+  CHECK(refusal<io_error>(written.folder.file("absent")).find("absent: cannot be opened: No such file") !=
+        std::string::npos);
+  CHECK(refusal<io_error>(written.folder.path().string()).find("no regular file") != std::string::npos);
+  CHECK(refusal<io_error>(written.path + std::string("\0x", 2)).find("zero byte") != std::string::npos);
+  const std::string pipe = written.folder.file("pipe");
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(refusal<io_error>(pipe).find("no regular file") != std::string::npos);
+  const std::string empty = written.folder.file("empty");
+  std::ofstream(empty, std::ios::binary).flush();
+  CHECK(refusal<format_error>(empty).find("empty: 0 bytes, where 8 tell") != std::string::npos);
+  std::filesystem::resize_file(written.path, written.layout.file_bytes() - 1);
+  CHECK(refusal<format_error>(written.path).find("the tensors end at byte") != std::string::npos);
+}
+
+TEST_CASE("a tensor of the file is leased through tiers where it lies") {
+  const written_file written;
+  const safetensors_file file(written.path);
+  host_space memory({.budget = 1 << 20});
+  model_file_space<> model(written.path);
+  tiered_buffer<host_space, model_file_space<>> buffer({}, {memory, 1 << 19}, {model, model.capacity(), 1});
+  for (const safetensors_entry& each : file.header().entries) {
+    if (each.bytes() == 0) continue;
+    const chunk_handle chunk = buffer.adopt(file.offset(each), each.bytes()).value();
+    CHECK(std::ranges::equal(buffer.read(chunk).value().span(), written.contents(each)));
+  }
+}
