@@ -160,7 +160,7 @@ class tiered_pieces {
   /// What `schedule` comes to as calls of the buffer, with times as if each parameter took a token an equal
   /// time in every pass: the first steps tell better.
   [[nodiscard]] llmmem::schedule_trace known_trace(const gpt_shape& shape,
-                                                   const std::vector<step_event>& schedule) const {
+                                                   const std::vector<step_event>& schedule) {
     constexpr std::uint64_t multiplications_a_microsecond = 20'000;
     llmmem::trace_recorder known = schedule_.recorder();
     std::vector<bool> is_last(pieces_.size());
