@@ -385,8 +385,9 @@ inline std::string failure::message() const {
       return who + ": another process holds the file; end that, or take another path";
     case errc::not_opened:
       return who +
-             ": it was opened only to be read; open it with open_mode::update or create (a "
-             "model_file_space is never written to)";
+             ": it was opened only to be read; open it with open_mode::update or open_mode::create (a "
+             "model_file_space is never written to: adopt what lies there, and keep what changes in another "
+             "buffer)";
     case errc::cancelled:
       return who + ": cancelled after " + n(found) + " of " + n(wanted) + " bytes";
     case errc::completion_lost:

@@ -153,10 +153,10 @@ constexpr std::array refusals{
             "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
     refusal{errc::file_locked, raises::io_error,
             "kv: another process holds the file; end that, or take another path"},
-    refusal{
-        errc::not_opened, raises::argument_error,
-        "kv: it was opened only to be read; open it with open_mode::update or create (a model_file_space is "
-        "never written to)"},
+    refusal{errc::not_opened, raises::argument_error,
+            "kv: it was opened only to be read; open it with open_mode::update or open_mode::create (a "
+            "model_file_space is never written to: adopt what lies there, "
+            "and keep what changes in another buffer)"},
     refusal{errc::cancelled, raises::io_error, "kv: cancelled after 12 of 30 bytes"},
     refusal{errc::completion_lost, raises::io_error,
             "kv: the device never answered for 30 bytes at offset 12; keep that memory as it is until the "

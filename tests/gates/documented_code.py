@@ -1,4 +1,5 @@
-"""documented_code.py COMPILER: compiles every C++ block with an #include in README.md and docs/, warnings as errors.
+"""documented_code.py COMPILER [PAGE...]: compiles every C++ block with an #include in README.md and docs/, or in these
+pages alone; warnings are errors.
 
 Such a block is a whole file, as a reader would paste it. Others are excerpts, and not looked at. Run from the root.
 """
@@ -11,8 +12,12 @@ import tempfile
 
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-Iinclude", "-fsyntax-only"]
 
+if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
 compiler = sys.argv[1]
-pages = [pathlib.Path("README.md"), *sorted(pathlib.Path("docs").rglob("*.md"))]
+pages = [pathlib.Path(each) for each in sys.argv[2:]]
+if not pages:
+    pages = [pathlib.Path("README.md"), *sorted(pathlib.Path("docs").rglob("*.md"))]
 compiled = failed = 0
 with tempfile.TemporaryDirectory() as folder:
     block_file = pathlib.Path(folder, "block.hpp")

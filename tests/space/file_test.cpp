@@ -80,8 +80,9 @@ TEST_CASE("each mode opens, makes, keeps and refuses what it says") {
   CHECK(text_of(seen, 0, 9) == "kept");
   const std::string refused =
       path +
-      ": it was opened only to be read; open it with open_mode::update or create (a model_file_space is "
-      "never written to)";
+      ": it was opened only to be read; open it with open_mode::update or open_mode::create (a "
+      "model_file_space is never written to: adopt what lies there, "
+      "and keep what changes in another buffer)";
   CHECK(seen.resize(9).error().message() == refused);
   CHECK(seen.reserve(0, 9).error().message() == refused);
   CHECK(seen.punch(0, 2).error().message() == refused);
