@@ -135,7 +135,8 @@ class kept_tensors : private tiered_tensors<Buffer> {
   /// tensor is written, or anything in a shared chunk is leased; the table is then as it was.
   result<void> persist();
   /// Reads each chunk that rests in the last tier only, and discards the tensors that have any contents in
-  /// one whose bytes are damaged, all parts of them; how many. They join `recovery().missing`.
+  /// one whose bytes are damaged, all parts of them; how many. They join `recovery().missing`. The buffer's
+  /// own `check_kept` removes such chunks, after which their tensors are refused until this one is called.
   result<std::uint64_t> check_kept();
   /// @}
 

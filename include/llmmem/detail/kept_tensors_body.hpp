@@ -218,7 +218,15 @@ result<std::uint64_t> kept_tensors<Buffer>::check_kept() {
     const result<std::size_t> tier = this->buffer_->tier_of(this->chunks_[number].handle);
     return tier && *tier + 1 == Buffer::tiers;
   };
-  for (std::size_t i = 0; i < this->chunks_.size(); ++i) {
+  for (std::uint32_t i = 0; i < this->chunks_.size(); ++i) {
+    auto& held = this->chunks_[i];
+    if (!this->buffer_->bytes(held.handle)) {
+      // The buffer's own check has removed it.
+      const result<chunk_handle> anew = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
+      if (!anew) return anew.error();
+      held.handle = *anew;
+    }
+    if (held.filled != 0 && !this->buffer_->tier_of(held.handle)) damaged[i] = any = true;
     if (!rests(i)) continue;
     if (i + 1 < this->chunks_.size() && rests(i + 1))
       static_cast<void>(this->buffer_->prefetch(this->chunks_[i + 1].handle));
