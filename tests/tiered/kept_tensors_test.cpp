@@ -497,6 +497,24 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
       io_error);
 }
 
+TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  keep_all(path);
+  {
+    process both(path);
+    tensors_type other(both.buffer, both.disk, "biases", names_of(usual), mapping_of(usual));
+    static_cast<void>(other.write(tensor_id{0}).value());
+    REQUIRE(other.persist());
+  }
+  std::filesystem::remove(path + ".weights.tensors");
+  const std::vector<named> fewer(usual.begin(), usual.begin() + 3);
+  life now(path, fewer);
+  CHECK(now.tensors.recovery().removed == 5);
+  CHECK(now.disk.index().size() == 1);  // the other set's
+  CHECK(now.buffer.stats().tiers[1].chunks == 2);
+}
+
 TEST_CASE("two sets of tensors lie in one file, and each knows its own") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
