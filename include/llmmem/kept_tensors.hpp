@@ -65,7 +65,8 @@ struct kept_recovery {
 ///   `persist` too.
 ///
 /// @tparam Buffer  a `tiered_buffer` whose last tier is a `persistent_file_space`.
-/// @par Complexity      as `tiered_tensors`. Opening and `persist` allocate, and are O(tensors + chunks).
+/// @par Complexity      as `tiered_tensors`. Opening and `persist` allocate, and are O(tensors + chunks);
+///                      opening without a table also O(most chunks in the tier's index).
 /// @par Thread safety   as the buffer.
 /// @par Errors          the constructor throws `argument_error` for other tensors than those that were kept,
 /// a
@@ -93,8 +94,8 @@ class kept_tensors : private tiered_tensors<Buffer> {
   template <io_engine Engine>
   kept_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
                tensor_names called, chunk_mapping placed, other_layout on_other = other_layout::refuse)
-      : kept_tensors(buffer, home.file().path(), home.file_id(), std::move(set), std::move(called),
-                     std::move(placed), on_other) {}
+      : kept_tensors(buffer, home.file().path(), home.file_id(), home.index().capacity(), std::move(set),
+                     std::move(called), std::move(placed), on_other) {}
   /// Leaves the chunks to the buffer. @pre no lease is held.
   ~kept_tensors() { leave_chunks(); }
   kept_tensors(const kept_tensors&) = delete;
@@ -138,7 +139,8 @@ class kept_tensors : private tiered_tensors<Buffer> {
   /// tensor is written, or anything in a shared chunk is leased; the table is then as it was.
   result<void> persist();
   /// Reads each chunk that rests in the last tier only, and discards the tensors that have any contents in
-  /// one whose bytes are damaged, all parts of them; how many. They join `recovery().missing`.
+  /// one whose bytes are damaged, all parts of them; how many. They join `recovery().missing`. The buffer's
+  /// own `check_kept` removes such chunks, after which their tensors are refused until this one is called.
   result<std::uint64_t> check_kept();
   /// @}
 
@@ -146,14 +148,16 @@ class kept_tensors : private tiered_tensors<Buffer> {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
-  kept_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id, std::string set,
-               tensor_names called, chunk_mapping placed, other_layout on_other);
+  kept_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id, std::uint64_t most_chunks,
+               std::string set, tensor_names called, chunk_mapping placed, other_layout on_other);
   [[nodiscard]] static std::string checked(std::string set);
   /// The key of a chunk of these tensors.
   [[nodiscard]] chunk_key key_of(std::uint32_t number) const {
     return key_of_name("tensors of " + set_ + ": chunk " + std::to_string(number));
   }
-  void open(other_layout on_other);
+  void open(other_layout on_other, std::uint64_t most_chunks);
+  /// @param most_chunks  that the tier's index can hold.
+  void remove_others(std::uint64_t most_chunks);
   [[nodiscard]] std::string first_other_chunk(const tensor_table& kept) const;
   void take_chunk(std::uint32_t number, bool is_vouched_for);
   void count_tensors();

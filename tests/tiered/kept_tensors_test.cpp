@@ -435,6 +435,27 @@ TEST_CASE("check_kept gives up the tensors in damaged chunks, and tells which") 
   CHECK(now.tensors.recovery().kept == 1);
 }
 
+TEST_CASE("check_kept makes the chunks anew that the buffer's own check has removed") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  keep_all(path);
+  {
+    life now(path);
+    now.damage("b");
+    REQUIRE(now.buffer.check_kept().value() == 1);
+    CHECK(now.tensors.write(*now.tensors.find("b")).code() == errc::stale_handle);
+    CHECK(now.tensors.check_kept().value() == 3);
+    CHECK(now.tensors.recovery().missing == std::vector<tensor_id>{tensor_id{0}, tensor_id{1}, tensor_id{2}});
+    CHECK(now.tensors.without_contents() == now.tensors.recovery().missing);
+    now.fill("b", 7);
+    CHECK(now.holds("alone", 4));
+    REQUIRE(now.tensors.persist());
+  }
+  life now(path);
+  CHECK(now.holds("b", 7));
+  CHECK(!now.has("a"));
+}
+
 TEST_CASE("a table that is damaged, or of another file, vouches for nothing; what is no table is refused") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
@@ -474,6 +495,24 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
                "away, or take another name for the tensors")
           .c_str(),
       io_error);
+}
+
+TEST_CASE("without a table no chunk of an earlier, larger set keeps its room") {
+  const temporary_folder folder;
+  const std::string path = folder.file("tier");
+  keep_all(path);
+  {
+    process both(path);
+    tensors_type other(both.buffer, both.disk, "biases", names_of(usual), mapping_of(usual));
+    static_cast<void>(other.write(tensor_id{0}).value());
+    REQUIRE(other.persist());
+  }
+  std::filesystem::remove(path + ".weights.tensors");
+  const std::vector<named> fewer(usual.begin(), usual.begin() + 3);
+  life now(path, fewer);
+  CHECK(now.tensors.recovery().removed == 5);
+  CHECK(now.disk.index().size() == 1);  // the other set's
+  CHECK(now.buffer.stats().tiers[1].chunks == 2);
 }
 
 TEST_CASE("two sets of tensors lie in one file, and each knows its own") {

@@ -35,8 +35,8 @@ std::string kept_tensors<Buffer>::checked(std::string set) {
 
 template <class Buffer>
 kept_tensors<Buffer>::kept_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id,
-                                   std::string set, tensor_names called, chunk_mapping placed,
-                                   other_layout on_other)
+                                   std::uint64_t most_chunks, std::string set, tensor_names called,
+                                   chunk_mapping placed, other_layout on_other)
     : base(typename base::without_chunks{}, buffer, std::move(placed), set),
       set_(checked(std::move(set))),
       path_(file + "." + set_ + ".tensors"),
@@ -47,7 +47,7 @@ kept_tensors<Buffer>::kept_tensors(Buffer& buffer, const std::string& file, cons
   }
   table_ = tensor_table::of(file_id, names_, this->mapping_);
   try {
-    open(on_other);
+    open(on_other, most_chunks);
   } catch (...) {
     for (auto& each : this->chunks_) {
       if (each.handle != chunk_handle{} && !this->buffer_->tier_of(each.handle))
@@ -59,7 +59,7 @@ kept_tensors<Buffer>::kept_tensors(Buffer& buffer, const std::string& file, cons
 }
 
 template <class Buffer>
-void kept_tensors<Buffer>::open(other_layout on_other) {
+void kept_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_chunks) {
   tensor_table kept;
   const table_state state = read_tensor_table(path_, kept);
   recovery_.is_new = state == table_state::absent;
@@ -87,6 +87,7 @@ void kept_tensors<Buffer>::open(other_layout on_other) {
   }
   if (holds) table_.filled = std::move(kept.filled);
   is_saved_ = holds || recovery_.started_over;
+  if (!is_saved_) remove_others(most_chunks);
   std::vector<bool> vouched_for(this->chunks_.size());
   for (std::size_t part = 0; part < table_.parts.size(); ++part) {
     if (table_.filled[part] != 0) vouched_for[to_index(table_.parts[part].chunk)] = true;
@@ -132,6 +133,18 @@ void kept_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for)
     if (has_any) ++recovery_.removed;
   }
   state.handle = this->buffer_->create(size, key_of(number)).value();
+}
+
+/// Where no table tells how many chunks there were, those behind these are sought by their keys: nobody else
+/// would ever give up their room.
+template <class Buffer>
+void kept_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
+  for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {
+    const result<chunk_handle> found = this->buffer_->find(key_of(static_cast<std::uint32_t>(i)));
+    if (!found) continue;
+    if (this->buffer_->tier_of(*found)) ++recovery_.removed;
+    this->buffer_->remove(*found).value();
+  }
 }
 
 /// Which tensors are there, by the table and by their chunks. What is missing is so in the table, too, before
@@ -218,7 +231,15 @@ result<std::uint64_t> kept_tensors<Buffer>::check_kept() {
     const result<std::size_t> tier = this->buffer_->tier_of(this->chunks_[number].handle);
     return tier && *tier + 1 == Buffer::tiers;
   };
-  for (std::size_t i = 0; i < this->chunks_.size(); ++i) {
+  for (std::uint32_t i = 0; i < this->chunks_.size(); ++i) {
+    auto& held = this->chunks_[i];
+    if (!this->buffer_->bytes(held.handle)) {
+      // The buffer's own check has removed it.
+      const result<chunk_handle> anew = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
+      if (!anew) return anew.error();
+      held.handle = *anew;
+    }
+    if (held.filled != 0 && !this->buffer_->tier_of(held.handle)) damaged[i] = any = true;
     if (!rests(i)) continue;
     if (i + 1 < this->chunks_.size() && rests(i + 1))
       static_cast<void>(this->buffer_->prefetch(this->chunks_[i + 1].handle));
