@@ -61,6 +61,25 @@ class roomy_io {
 };
 static_assert(io_engine<roomy_io>);
 
+/// Takes requests, and is of no use any more once it is told so.
+class dying_io {
+ public:
+  explicit dying_io(const bool& dead) noexcept : dead_(&dead) {}
+  [[nodiscard]] io_caps caps() const noexcept { return engine_.caps(); }
+  [[nodiscard]] std::uint32_t in_flight() const noexcept { return engine_.in_flight(); }
+  [[nodiscard]] bool try_queue(const io_request& request) noexcept { return engine_.try_queue(request); }
+  [[nodiscard]] result<std::size_t> reap(std::span<io_completion> out, const io_wait& wait) noexcept {
+    if (*dead_) return failure{.code = errc::engine_failed, .index = EIO, .where = "dying_io"};
+    return engine_.reap(out, wait);
+  }
+  void wake() noexcept { engine_.wake(); }
+
+ private:
+  const bool* dead_;
+  posix_io engine_;
+};
+static_assert(io_engine<dying_io>);
+
 using faulty_file = file_space<faulty_io<roomy_io>>;
 using side = planned_fault::side;
 
@@ -269,6 +288,29 @@ TEST_CASE("damaged bytes are told from what left, each time they come damaged, a
   }
   CHECK(world.holds(chunk, 5));
   world.audited();
+}
+
+TEST_CASE("memory that an engine had under way when it failed is not given out again") {
+  const temporary_folder folder;
+  bool dead = false;
+  host_space above({.budget = 2 * page});
+  file_space<dying_io> disk(folder.file("tier"), {.budget = 8 * page, .queue = {.driver = drive_by::waiters}},
+                            dead);
+  tiered_buffer<host_space, file_space<dying_io>> buffer({}, {above, 2 * page}, {disk, 8 * page});
+  const chunk_handle chunk = buffer.create(page).value();
+  {
+    const auto lease = buffer.write(chunk).value();
+  }
+  REQUIRE(buffer.evict(chunk));
+  REQUIRE(buffer.flush(chunk));
+  dead = true;
+  CHECK(buffer.read(chunk).code() == errc::completion_lost);
+  CHECK(buffer.stats().tiers[0].lost == page);
+  // What does not begin takes nothing with it.
+  CHECK_FALSE(buffer.read(chunk));
+  CHECK(buffer.stats().tiers[0].lost <= 2 * page);
+  for (const std::string& broken : buffer.audit())
+    FAIL_CHECK(broken);
 }
 
 TEST_CASE("memory that a device was to fill and never answered for is not given out again") {

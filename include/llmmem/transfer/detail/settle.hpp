@@ -14,13 +14,22 @@
 
 namespace llmmem::inline v0::detail {
 
+/// Of an engine that failed with requests under way nobody will hear what became of them: the device may go
+/// on for as long as it likes, as with one whose answer was lost.
+[[nodiscard]] inline result<void> or_lost(const result<void>& outcome) noexcept {
+  if (outcome.code() != errc::engine_failed) return outcome;
+  failure why = outcome.error();
+  why.code = errc::completion_lost;
+  return why;
+}
+
 /// Waits for a copy, and says how it went where its fence can tell.
 template <fence F>
 [[nodiscard]] result<void> settle(const F& fence) {
   if constexpr (requires { fence.conclude(); }) {
-    return fence.conclude();
+    return or_lost(fence.conclude());
   } else if constexpr (requires { fence.settled(); }) {
-    return fence.settled();
+    return or_lost(fence.settled());
   } else {
     fence.wait();
     return {};
