@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -327,7 +326,7 @@ inline std::string failure::message() const {
                                         "the index of chunks with keys"};
       constexpr const char* raise[] = {"the max_ option for it", "tiered_options::max_chunks",
                                        "tier_place::max_pieces", "persistent_file_options::max_chunks"};
-      const std::size_t table = index < std::size(tables) ? index : 0;
+      const std::size_t table = index < sizeof(tables) / sizeof(*tables) ? index : 0;
       return who + ": " + tables[table] + " is full: " + n(wanted) + " entries needed, " + n(found) +
              " free; raise " + raise[table];
     }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace llmmem::inline v0::detail {
 
@@ -51,8 +52,8 @@ namespace llmmem::inline v0::detail {
 class json_reader {
  public:
   /// @param begin  of `text` in the file, for error texts.
-  json_reader(std::string_view text, std::uint64_t begin, const std::string& what) noexcept
-      : text_(text), begin_(begin), what_(what) {}
+  json_reader(std::string_view text, std::uint64_t begin, std::string what) noexcept
+      : text_(text), begin_(begin), what_(std::move(what)) {}
 
   /// The next character that is no white space; '\0' at the end.
   [[nodiscard]] char next() noexcept {

@@ -52,7 +52,7 @@ class safetensors_file {
       by_name_.resize(header_.entries.size());
       for (std::uint32_t i = 0; i < by_name_.size(); ++i)
         by_name_[i] = i;
-      std::sort(by_name_.begin(), by_name_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      std::ranges::sort(by_name_, [&](std::uint32_t a, std::uint32_t b) {
         return header_.entries[a].name < header_.entries[b].name;
       });
     } catch (...) {
@@ -83,9 +83,8 @@ class safetensors_file {
   [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
   /// The tensor of that name, or null.
   [[nodiscard]] const safetensors_entry* find(std::string_view name) const noexcept {
-    const auto found = std::lower_bound(
-        by_name_.begin(), by_name_.end(), name,
-        [&](std::uint32_t i, std::string_view wanted) { return header_.entries[i].name < wanted; });
+    const auto name_of_entry = [&](std::uint32_t i) -> std::string_view { return header_.entries[i].name; };
+    const auto found = std::ranges::lower_bound(by_name_, name, {}, name_of_entry);
     if (found == by_name_.end() || header_.entries[*found].name != name) return nullptr;
     return &header_.entries[*found];
   }

@@ -83,8 +83,8 @@ void refuse_twice(const Entries& entries, NameOf name_of_entry, const char* kind
   names.reserve(entries.size());
   for (const auto& each : entries)
     names.push_back(name_of_entry(each));
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
+  std::ranges::sort(names);
+  const auto twice = std::ranges::adjacent_find(names);
   if (twice != names.end())
     throw format_error(what + ": " + kind + " \"" + std::string(*twice) + "\" occurs twice");
 }
@@ -94,7 +94,7 @@ inline void sort_by_offset(std::vector<safetensors_entry>& entries) {
   std::vector<std::size_t> order(entries.size());
   for (std::size_t i = 0; i < order.size(); ++i)
     order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
     const auto place = [&](std::size_t i) { return std::tuple(entries[i].begin, entries[i].end, i); };
     return place(a) < place(b);
   });
@@ -109,19 +109,21 @@ inline void sort_by_offset(std::vector<safetensors_entry>& entries) {
 inline void check_safetensors(const safetensors_header& header, const std::string& what) {
   std::uint64_t at = 0;
   for (const safetensors_entry& each : header.entries) {
-    const std::string tensor = what + ": tensor \"" + each.name + "\"";
+    const auto refuse = [&](const std::string& why) {
+      throw format_error(what + ": tensor \"" + each.name + "\" has " + why);
+    };
     const auto wanted = safetensors_bytes(each.type, each.shape);
-    if (!wanted)
-      throw format_error(tensor + " has a shape whose bytes pass 2^63 - 1, or are no whole number");
-    const std::string offsets = "[" + std::to_string(each.begin) + ", " + std::to_string(each.end) + "]";
+    if (!wanted) refuse("a shape whose bytes pass 2^63 - 1, or are no whole number");
+    std::string offsets =
+        "data_offsets [" + std::to_string(each.begin) + ", " + std::to_string(each.end) + "], ";
     if (each.end < each.begin || each.end - each.begin != *wanted) {
-      throw format_error(tensor + " has data_offsets " + offsets + ", its shape takes " +
-                         std::to_string(*wanted) + " bytes");
+      offsets += "its shape takes " + std::to_string(*wanted) + " bytes";
+      refuse(offsets);
     }
     if (each.begin != at) {
-      throw format_error(tensor + " has data_offsets " + offsets + ", " +
-                         (each.begin < at ? "which another reaches into" : "behind a hole") +
-                         ": it must begin at " + std::to_string(at));
+      offsets += each.begin < at ? "which another reaches into" : "behind a hole";
+      offsets += ": it must begin at " + std::to_string(at);
+      refuse(offsets);
     }
     at = each.end;
   }
@@ -206,10 +208,10 @@ inline safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> te
     throw argument_error(what + ": a data alignment of " + std::to_string(data_alignment) +
                          "; it must be a multiple of 8");
   }
-  std::sort(tensors.begin(), tensors.end(), [](const safetensors_tensor& a, const safetensors_tensor& b) {
+  std::ranges::sort(tensors, [](const safetensors_tensor& a, const safetensors_tensor& b) {
     return a.type != b.type ? a.type > b.type : a.name < b.name;
   });
-  std::sort(metadata.begin(), metadata.end());
+  std::ranges::sort(metadata);
   safetensors_layout made;
   for (safetensors_tensor& each : tensors) {
     if (each.name == "__metadata__")
@@ -254,9 +256,9 @@ inline safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> te
   for (const safetensors_entry& each : made.header.entries) {
     if (json.size() > 1) json += ',';
     detail::append_json_string(json, each.name);
-    json += ":{\"dtype\":\"";
+    json += R"(:{"dtype":")";
     json += name_of(each.type);
-    json += "\",\"shape\":[";
+    json += R"(","shape":[)";
     for (std::size_t i = 0; i < each.shape.size(); ++i) {
       if (i != 0) json += ',';
       json += std::to_string(each.shape[i]);
