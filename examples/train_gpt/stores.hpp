@@ -45,8 +45,7 @@ struct element_range {
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up what it allocates, for direct I/O, say.
 /// - **Order** is known, too: every step acquires and releases as `step_schedule(shape, when)` lists, so that
-/// all
-///   transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
+///   all transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
 ///   checkpoints) any piece may be asked for, one at a time.
 /// - **How many** at once: the four pieces of a layer, or its activations, weights and gradients;
 ///   `most_leased_elements(shape)` is what the tier that computes cannot do without.

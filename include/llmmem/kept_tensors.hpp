@@ -69,8 +69,7 @@ struct kept_recovery {
 ///                      opening without a table also O(most chunks in the tier's index).
 /// @par Thread safety   as the buffer.
 /// @par Errors          the constructor throws `argument_error` for other tensors than those that were kept,
-/// a
-///                      set's name that is no part of a file's, and as many names as there are not tensors;
+///                      a set's name that is no part of a file's, and as many names as there are not tensors;
 ///                      `io_error` for a table that cannot be read; and what `create` refuses. Everything
 ///                      else is a value.
 template <class Buffer>
