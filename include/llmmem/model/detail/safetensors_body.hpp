@@ -110,7 +110,9 @@ inline void check_safetensors(const safetensors_header& header, const std::strin
   std::uint64_t at = 0;
   for (const safetensors_entry& each : header.entries) {
     const auto refuse = [&](const std::string& why) {
-      throw format_error(what + ": tensor \"" + each.name + "\" has " + why);
+      std::string text = what;
+      text.append(": tensor \"").append(each.name).append("\" has ").append(why);
+      throw format_error(text);
     };
     const auto wanted = safetensors_bytes(each.type, each.shape);
     if (!wanted) refuse("a shape whose bytes pass 2^63 - 1, or are no whole number");
