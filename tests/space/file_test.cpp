@@ -7,13 +7,16 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/temporary_folder.hpp"
@@ -187,6 +190,31 @@ TEST_CASE("the reason for the page cache can be asked for, and being required it
         "the file system says that it has no direct I/O for this file");
   CHECK(to_string(fallback_reason::rejected) ==
         "the file system refused a direct transfer that was aligned as it asks");
+}
+
+TEST_CASE("a lock that ends with its object ends though others have the open file, but in no child") {
+  const temporary_folder folder;
+  const std::string path = folder.file("data");
+  const auto try_lock = [&path] { return io_file(path).lock().code(); };
+  std::optional<io_file> file(std::in_place, path);
+  REQUIRE(file->lock());
+  file->unlock_at_end();
+  CHECK(in_a_child([&] {
+          file.reset();
+          return 0;
+        }) == 0);
+  CHECK(try_lock() == errc::file_locked);
+  const int other = ::dup(file->buffered());  // as a ring has it
+  file.reset();
+  CHECK(try_lock() == errc::ok);
+  ::close(other);
+
+  file.emplace(path);
+  REQUIRE(file->lock());
+  const int another = ::dup(file->buffered());
+  file.reset();
+  CHECK(try_lock() == errc::file_locked);
+  ::close(another);
 }
 
 TEST_CASE("a lock is one object's, among processes and within one, and ends with it") {

@@ -107,6 +107,7 @@ class io_file {
   io_file(const io_file&) = delete;
   io_file& operator=(const io_file&) = delete;
   ~io_file() {
+    if (unlocks_ && locked_by_ == ::getpid()) ::flock(buffered_, LOCK_UN);
     if (direct_ >= 0) ::close(direct_);
     if (buffered_ >= 0) ::close(buffered_);
   }
@@ -199,8 +200,13 @@ class io_file {
       if (errno == EINTR) continue;
       return failed(errno == EWOULDBLOCK ? errc::file_locked : errc::not_opened, errno, 0, 0);
     }
+    locked_by_ = ::getpid();
     return {};
   }
+  /// The lock ends with the object, whoever else still has the open file: a kernel lets go of the files of an
+  /// I/O ring some time after the ring. Not for a file to which a device may still write. In a forked child
+  /// no change.
+  void unlock_at_end() noexcept { unlocks_ = true; }
 
  private:
   [[nodiscard]] failure failed(errc code, int error, std::uint64_t bytes,
@@ -231,6 +237,8 @@ class io_file {
   int buffered_ = -1;
   int direct_ = -1;
   bool writable_ = false;
+  bool unlocks_ = false;
+  ::pid_t locked_by_ = -1;
   fallback_reason fallback_ = fallback_reason::none;
   int fallback_errno_ = 0;
   mutable std::atomic<bool> rejected_{false};

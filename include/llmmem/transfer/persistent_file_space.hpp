@@ -102,6 +102,13 @@ class persistent_file_space : public file_space<Engine> {
     take_whole();
   }
 
+  persistent_file_space(const persistent_file_space&) = delete;
+  persistent_file_space& operator=(const persistent_file_space&) = delete;
+  /// The next one may lock the file at once, unless a request was never answered.
+  ~persistent_file_space() {
+    if (this->queue().stats().lost == 0) this->file().unlock_at_end();
+  }
+
   /// The beginning of the one range there is; its bytes are what they were.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const std::uint64_t left = is_given_ ? 0 : whole_.bytes;
