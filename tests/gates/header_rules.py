@@ -8,7 +8,7 @@ ROOT = pathlib.Path("include/llmmem")
 UMBRELLA = ROOT / "llmmem.hpp"
 FORBIDDEN = {"iostream", "functional", "regex"}
 # Costly to include, or not for a memory library's core: only where the work is about files or threads.
-RESTRICTED = {"filesystem": ("transfer/", "comm/", "async_checkpointer"), "thread": ("transfer/", "comm/", "async_checkpointer")}
+RESTRICTED = {"filesystem": ("transfer/", "comm/", "checkpoint/", "async_checkpointer"), "thread": ("transfer/", "comm/", "checkpoint/", "async_checkpointer")}
 
 # Macros of others that must be defined before their header is included.
 CONFIGURES = {"XXH_INLINE_ALL", "ZSTD_STATIC_LINKING_ONLY"}
