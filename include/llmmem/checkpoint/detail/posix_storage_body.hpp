@@ -1,0 +1,285 @@
+/// @file
+/// The calls of `posix_storage`.
+#pragma once
+
+#include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/space/folder.hpp>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+inline void check_storage_path(storage_call call, const std::string& path) {
+  if (path.find('\0') != std::string::npos)
+    throw storage_error(call, std::string(path.c_str()), 0, "the path goes on behind a zero byte");
+}
+
+/// Opens and closes, so that a refusal is told with its number. Without waiting for whoever might write to a
+/// pipe of that name.
+inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions) {
+  check_storage_path(call, path);
+  const int file = open_again(path.c_str(), flags | O_NONBLOCK, permissions);
+  if (file < 0) throw storage_error(call, path, errno);
+  struct ::stat seen{};
+  const bool is_regular = ::fstat(file, &seen) == 0 && S_ISREG(seen.st_mode);
+  ::close(file);
+  if (!is_regular)
+    throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is no regular file");
+}
+
+/// Fills `into` from one descriptor, as far as the file goes.
+[[nodiscard]] inline int read_through(int file, std::uint64_t offset, std::span<std::byte> into,
+                                      std::size_t& done) noexcept {
+  while (done < into.size()) {
+    const ssize_t got =
+        ::pread(file, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) return 0;
+    done += static_cast<std::size_t>(got);
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+template <io_engine Engine>
+posix_storage<Engine>::posix_storage(const std::string& root, posix_storage_options options)
+    : options_(std::move(options)) {
+  detail::check_storage_path(storage_call::make_folder, root);
+  if (options_.missing == missing_root::make) make_root(root);
+  char* const absolute = ::realpath(root.c_str(), nullptr);
+  if (absolute == nullptr) throw storage_error(storage_call::open, root, errno);
+  root_ = absolute;
+  ::free(absolute);
+  struct ::stat seen{};
+  if (::stat(root_.c_str(), &seen) != 0) throw storage_error(storage_call::open, root_, errno);
+  if (!S_ISDIR(seen.st_mode)) throw storage_error(storage_call::open, root_, ENOTDIR);
+  queue_ = std::make_unique<file_queue<Engine>>(options_.queue);
+}
+
+/// Each folder's name is durable before anything in it is.
+template <io_engine Engine>
+void posix_storage<Engine>::make_root(const std::string& root) {
+  for (std::size_t slash = 0; slash != std::string::npos && !root.empty();) {
+    slash = root.find('/', slash + 1);
+    const std::string part = root.substr(0, slash);
+    if (::mkdir(part.c_str(), static_cast<mode_t>(options_.folder_permissions)) == 0) {
+      if (const result<void> synced = sync_folder_of(part); !synced)
+        throw storage_error(storage_call::sync_folder, part, static_cast<int>(synced.error().index));
+    } else if (errno != EEXIST) {
+      // Above a folder that is there nothing need be allowed.
+      const int number = errno;
+      struct ::stat seen{};
+      if (::stat(part.c_str(), &seen) != 0) throw storage_error(storage_call::make_folder, part, number);
+    }
+  }
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::make_folder(const std::string& below) {
+  const std::string whole = path(below);
+  if (::mkdir(whole.c_str(), static_cast<mode_t>(options_.folder_permissions)) != 0)
+    throw storage_error(storage_call::make_folder, whole, errno);
+}
+
+template <io_engine Engine>
+auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes) -> output {
+  const std::string whole = path(below);
+  detail::try_open(storage_call::create, whole, O_RDWR | O_CREAT | O_EXCL, options_.file_permissions);
+  auto file = std::make_unique<io_file>(whole, file_options{open_mode::update, options_.direct});
+  if (const result<void> reserved = file->reserve(0, bytes); !reserved) {
+    file.reset();
+    ::unlink(whole.c_str());
+    throw storage_error(storage_call::reserve, whole, static_cast<int>(reserved.error().index),
+                        std::to_string(bytes) + " bytes");
+  }
+  return output(*queue_, std::move(file));
+}
+
+template <io_engine Engine>
+auto posix_storage<Engine>::open(const std::string& below) -> input {
+  const std::string whole = path(below);
+  detail::try_open(storage_call::open, whole, O_RDONLY, 0);
+  input opened(std::make_unique<io_file>(whole, file_options{open_mode::read, options_.direct}));
+  const result<std::uint64_t> size = opened.file_->size();
+  if (!size) throw storage_error(storage_call::open, whole, static_cast<int>(size.error().index));
+  opened.bytes_ = *size;
+  return opened;
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::rename(const std::string& from, const std::string& to) {
+  const std::string old_name = path(from);
+  const std::string new_name = path(to);
+  if (::renameat2(AT_FDCWD, old_name.c_str(), AT_FDCWD, new_name.c_str(), RENAME_NOREPLACE) != 0)
+    throw storage_error(storage_call::rename, new_name, errno, "it has that of " + old_name);
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::replace(const std::string& from, const std::string& to) {
+  const std::string whole = path(to);
+  if (::rename(path(from).c_str(), whole.c_str()) != 0)
+    throw storage_error(storage_call::replace, whole, errno);
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::link(const std::string& from, const std::string& to) {
+  const std::string whole = path(to);
+  if (::link(path(from).c_str(), whole.c_str()) != 0)
+    throw storage_error(storage_call::link, whole, errno, "to " + path(from));
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::remove(const std::string& below) {
+  const std::string whole = path(below);
+  if (::unlink(whole.c_str()) != 0) throw storage_error(storage_call::remove, whole, errno);
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::remove_folder(const std::string& below) {
+  const std::string whole = path(below);
+  if (::rmdir(whole.c_str()) != 0) throw storage_error(storage_call::remove_folder, whole, errno);
+}
+
+template <io_engine Engine>
+std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below) {
+  const std::string whole = path(below);
+  std::vector<storage_entry> found;
+  std::error_code error;
+  using std::filesystem::file_type;
+  for (std::filesystem::directory_iterator at(whole, error), end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;  // gone since: neither
+    const file_type type = at->symlink_status(ignored).type();
+    found.push_back({at->path().filename().string(), type == file_type::regular ? storage_entry::kind::file
+                                                     : type == file_type::directory
+                                                         ? storage_entry::kind::folder
+                                                         : storage_entry::kind::other});
+  }
+  if (error) throw storage_error(storage_call::list, whole, error.value());
+  return found;
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::sync_folder(const std::string& below) {
+  const std::string whole = path(below);
+  if (const result<void> synced = sync_folder_of(whole + "/"); !synced)
+    throw storage_error(storage_call::sync_folder, whole, static_cast<int>(synced.error().index));
+}
+
+template <io_engine Engine>
+auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<lock_type> {
+  const std::string whole = path(below);
+  for (;;) {
+    detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
+    auto file = std::make_unique<io_file>(
+        whole, file_options{open_mode::create, direct_io::never, options_.file_permissions});
+    if (const result<void> locked = file->lock(); !locked) {
+      if (locked.error().code == errc::file_locked) return std::nullopt;
+      throw storage_error(storage_call::lock, whole, static_cast<int>(locked.error().index));
+    }
+    // Between opening and locking it may have been removed: then the lock is of nothing.
+    lock_type held(std::move(file));
+    if (held.is_held()) return held;
+  }
+}
+
+template <io_engine Engine>
+std::uint64_t posix_storage<Engine>::nonce() {
+  std::uint64_t drawn = 0;
+  while (::getrandom(&drawn, sizeof drawn, 0) != static_cast<ssize_t>(sizeof drawn)) {
+    if (errno != EINTR) throw system_error(root_ + ": no random number: " + std::strerror(errno));
+  }
+  return drawn;
+}
+
+template <io_engine Engine>
+auto posix_storage<Engine>::output::begin_write(std::uint64_t offset, std::span<const std::byte> bytes)
+    -> write_token {
+  const result<transfer_fence> begun = queue_->start(write_to(*file_, offset, bytes), urgency::write_back);
+  if (!begun) told(begun.error());
+  pending_.push_back(*begun);
+  return *begun;
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::output::finish_write(const write_token& token) {
+  for (std::size_t i = 0; i < pending_.size(); ++i) {
+    if (pending_[i] != token) continue;
+    pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
+    return told(token.conclude());
+  }
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::output::sync() {
+  while (!pending_.empty()) {
+    const transfer_fence last = pending_.back();
+    pending_.pop_back();
+    told(last.conclude());
+  }
+  if (failed_) throw storage_error(storage_call::sync, file_->path(), 0, "a write to it failed before");
+  if (const result<void> synced = file_->sync(); !synced)
+    throw storage_error(storage_call::sync, file_->path(), static_cast<int>(synced.error().index));
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::output::told(const result<void>& how) {
+  if (how) return;
+  failed_ = true;
+  const failure& why = how.error();
+  // Failures of the queue itself have no number of the system's.
+  const bool of_file = why.code == errc::write_failed;
+  throw storage_error(
+      storage_call::write, file_->path(), of_file ? static_cast<int>(why.index) : 0,
+      of_file ? std::to_string(why.wanted) + " bytes at offset " + std::to_string(why.found) : why.message());
+}
+
+template <io_engine Engine>
+void posix_storage<Engine>::input::read(std::uint64_t offset, std::span<std::byte> into) const {
+  const auto failed = [&](int number, std::string detail) {
+    return storage_error(
+        storage_call::read, file_->path(), number,
+        std::to_string(into.size()) + " bytes at offset " + std::to_string(offset) + std::move(detail));
+  };
+  if (offset > bytes_ || into.size() > bytes_ - offset)
+    throw failed(0, ", but the file ends at " + std::to_string(bytes_));
+  std::size_t done = 0;
+  const direct_limits& limits = file_->limits();
+  const auto address = reinterpret_cast<std::uintptr_t>(into.data());
+  if (file_->direct() >= 0 && offset % limits.offset_alignment == 0 &&
+      address % limits.memory_alignment == 0) {
+    const std::size_t whole = into.size() / limits.offset_alignment * limits.offset_alignment;
+    const int number = detail::read_through(file_->direct(), offset, into.first(whole), done);
+    if (number == EINVAL) {
+      file_->reject_direct();
+    } else if (number != 0) {
+      throw failed(number, {});
+    }
+  }
+  if (const int number = detail::read_through(file_->buffered(), offset, into, done); number != 0)
+    throw failed(number, {});
+  if (done < into.size()) throw failed(0, ", but the file was cut while it was read");
+}
+
+template <io_engine Engine>
+bool posix_storage<Engine>::lock_type::is_held() const noexcept {
+  struct ::stat ours{};
+  struct ::stat named{};
+  return ::fstat(file_->buffered(), &ours) == 0 && ::stat(file_->path().c_str(), &named) == 0 &&
+         ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+}
+
+}  // namespace llmmem::inline v0

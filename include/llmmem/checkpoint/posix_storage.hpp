@@ -1,0 +1,150 @@
+/// @file
+/// `posix_storage`: checkpoints in a folder of a real file system.
+#pragma once
+
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/space/file.hpp>
+#include <llmmem/transfer/file_queue.hpp>
+
+#if !defined(__linux__)
+#error "llmmem/checkpoint/posix_storage.hpp needs Linux: renameat2, fallocate and folders that can be synced."
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What to do where the folder is not there.
+enum class missing_root : std::uint8_t { make, refuse };
+
+/// How files of a checkpoint are made.
+struct posix_storage_options {
+  missing_root missing = missing_root::make;  ///< with its parents
+  direct_io direct = direct_io::preferred;  ///< past the page cache, which a checkpoint would only drive out
+  std::uint32_t file_permissions = 0644;    ///< before the umask
+  std::uint32_t folder_permissions = 0755;  ///< likewise
+  /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.
+  file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
+};
+
+/// A `checkpoint_storage` on a folder.
+///
+///     posix_storage storage("/checkpoints/run-7");
+///
+/// Writes go through a `file_queue<Engine>` with a thread of its own, so that they go on while the next bytes
+/// are copied and checked; reads are the caller's. Bytes at aligned offsets from aligned memory go past the
+/// page cache. Where the file system cannot rename without replacing (`RENAME_NOREPLACE`), `rename` links
+/// files, and for folders refuses with EINVAL: see `checkpoint_commit` for what is done then.
+///
+/// @tparam Engine       `posix_io` is always there; `uring_io` has several writes under way.
+/// @par Thread safety   as the concept asks.
+/// @par Errors          `storage_error`; the constructor also throws what `file_queue`'s does.
+template <io_engine Engine = posix_io>
+class posix_storage {
+ public:
+  class output;
+  class input;
+  class lock_type;
+
+  explicit posix_storage(const std::string& root, posix_storage_options options = {});
+  posix_storage(const posix_storage&) = delete;
+  posix_storage& operator=(const posix_storage&) = delete;
+
+  void make_folder(const std::string& path);
+  [[nodiscard]] output create(const std::string& path, std::uint64_t bytes);
+  [[nodiscard]] input open(const std::string& path);
+  void rename(const std::string& from, const std::string& to);
+  void replace(const std::string& from, const std::string& to);
+  void link(const std::string& from, const std::string& to);
+  void remove(const std::string& path);
+  void remove_folder(const std::string& path);
+  [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
+  void sync_folder(const std::string& path);
+  [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
+  [[nodiscard]] std::uint64_t nonce();
+  [[nodiscard]] std::string path(const std::string& below) const {
+    return below.empty() ? root_ : root_ + "/" + below;
+  }
+
+  /// What the writing queue did.
+  [[nodiscard]] file_queue_stats stats() const noexcept { return queue_->stats(); }
+
+ private:
+  void make_root(const std::string& root);
+
+  posix_storage_options options_;
+  std::string root_;  // absolute: the process may go elsewhere
+  std::unique_ptr<file_queue<Engine>> queue_;
+};
+
+/// A new file: see `storage_output`.
+template <io_engine Engine>
+class posix_storage<Engine>::output {
+ public:
+  using write_token = transfer_fence;
+
+  output(output&&) noexcept = default;
+  output& operator=(output&&) = delete;
+  ~output() {
+    for (const transfer_fence& each : pending_)
+      static_cast<void>(each.conclude());
+  }
+
+  [[nodiscard]] write_token begin_write(std::uint64_t offset, std::span<const std::byte> bytes);
+  void finish_write(const write_token& token);
+  void sync();
+
+ private:
+  friend class posix_storage;
+  output(file_queue<Engine>& queue, std::unique_ptr<io_file> file) : queue_(&queue), file_(std::move(file)) {}
+  void told(const result<void>& how);
+
+  file_queue<Engine>* queue_;
+  std::unique_ptr<io_file> file_;
+  std::vector<transfer_fence> pending_;
+  bool failed_ = false;  // a write did: what is in the file is not what was to be
+};
+
+/// A file that is there: see `storage_input`.
+template <io_engine Engine>
+class posix_storage<Engine>::input {
+ public:
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  void read(std::uint64_t offset, std::span<std::byte> into) const;
+
+ private:
+  friend class posix_storage;
+  explicit input(std::unique_ptr<io_file> file) : file_(std::move(file)) {}
+
+  std::unique_ptr<io_file> file_;
+  std::uint64_t bytes_ = 0;
+};
+
+/// A lock that this process holds (flock on a file of that name, which stays).
+template <io_engine Engine>
+class posix_storage<Engine>::lock_type {
+ public:
+  /// Whether the name is still that of the file that is locked: somebody may have removed or replaced it.
+  [[nodiscard]] bool is_held() const noexcept;
+
+ private:
+  friend class posix_storage;
+  explicit lock_type(std::unique_ptr<io_file> file) : file_(std::move(file)) {}
+
+  std::unique_ptr<io_file> file_;
+};
+
+static_assert(checkpoint_storage<posix_storage<>>);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/checkpoint/detail/posix_storage_body.hpp>
