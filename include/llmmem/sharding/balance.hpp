@@ -1,0 +1,67 @@
+/// @file
+/// Who writes what everybody holds: replicated items dealt out so that all ranks write about as much.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/sharding/ids.hpp>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Gives each item whole to one rank: the largest first, each to the rank that writes least so far (LPT;
+/// Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
+///
+/// Where nothing else is written, the rank with the most has at most 4/3 - 1/(3 world) times what the best
+/// assignment would give it. The rank with the most, if it was given an item at all, is ahead of the one with
+/// the least by no more than that item: so while no item is above a tenth of what the least comes to, the two
+/// are within 1.1. Where an item is larger, `cut_writes`.
+///
+/// @param item_bytes  of each replicated item.
+/// @param already     bytes that each rank writes besides: one a rank, so that its size is the world.
+/// @returns the rank of each item. The same input, the same answer: ties go to the lower item and rank.
+/// @par Complexity   O(items x log items + items x log world).
+/// @throws argument_error  when `already` is empty; length_error when the bytes together pass 2^63 - 1.
+[[nodiscard]] std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_bytes,
+                                                  std::span<const std::uint64_t> already);
+
+/// An item that may be cut between elements.
+struct cuttable_item {
+  std::uint64_t elements = 0;
+  std::uint32_t element_bytes = 1;
+};
+
+/// Elements `first` to `first + count - 1` of an item, which `rank` writes.
+struct write_share {
+  std::uint32_t item = 0;
+  rank_id rank{};
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+
+  friend constexpr bool operator==(const write_share&, const write_share&) noexcept = default;
+};
+
+/// Cuts the items, laid end to end, into one range a rank, so that all ranks come to write the same. There
+/// are fewer cuts than ranks, and each rank writes one stretch; the cuts are rounded to the next multiple of
+/// `alignment` elements of their item, or to its end.
+///
+/// With `a` = `alignment` x the largest `element_bytes`, and `level` = all bytes, `already` included, divided
+/// by the world: when no rank already writes more than `level`, and `level` is 32 `a` or more, no rank writes
+/// more than 1.1 times what another does. (Two cuts are each at most a / 2 off, so that a rank is at most
+/// a + 1 off the level.) A rank that already writes more than that gets nothing, and the others become even.
+///
+/// @param alignment  elements, at least 1: of a file system block, so that two ranks never share one.
+/// @param already    as for `assign_writers`.
+/// @returns shares that are not empty, sorted by item, then element; they cover each item once.
+/// @par Complexity   O(items + world x log world).
+/// @throws argument_error  when `already` is empty or `alignment` 0.
+/// @throws length_error    when the bytes together pass 2^63 - 1, or items 2^32.
+[[nodiscard]] std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
+                                                  std::span<const std::uint64_t> already,
+                                                  std::uint64_t alignment = 1);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/sharding/detail/balance_body.hpp>

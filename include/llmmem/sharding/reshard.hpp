@@ -1,0 +1,100 @@
+/// @file
+/// Resharding: from the pieces that are stored to the pieces that are wanted, as a plan that is plain data.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/sharding/concepts.hpp>
+#include <llmmem/sharding/element_runs.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/reshard_plan.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// The most runs a plan is made over for one tensor whose pieces do not share one row length.
+inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
+
+/// The plan that gives each wanted piece its elements, each read once, in as few copies as follow from:
+///
+/// - Where several pieces hold an element, that of the holder the destination prefers is read; else the one
+///   that reaches furthest is, so that a row takes the fewest copies; else, when all these are replicas of
+///   one another, that of the holder with the least bytes to read so far.
+/// - Ranges that adjoin in both pieces are one copy; so are runs at equal distances.
+///
+/// Where a stored layout and a wanted one are both plain lists, neither knows of the other: that a
+/// checkpoint's layout should not bind the one it is loaded into is ByteCheckpoint's (arXiv 2407.20143) and
+/// Universal Checkpointing's (arXiv 2406.18820).
+///
+/// @param tensors  the catalogue that both lists number their tensors by.
+/// @param stored   in any order; pieces may be empty, overlap, and repeat one another.
+/// @param wanted   in any order; pieces may be empty or overlap. Each is filled for itself.
+///
+/// @par Complexity   O(p log p + c log c) for p pieces and c copies, where the pieces of a tensor that are
+///                   strided are bands of one matrix (equal strides, no run across the end of a row): the
+///                   rows in which nothing begins or ends are planned as one. For a tensor with others, with
+///                   the runs of all its pieces for p.
+/// @throws argument_error  when a piece names no tensor of the catalogue or is no canonical set, or when
+///                         nobody has an element that is wanted: with the tensor and the first such element.
+/// @throws length_error    when a piece passes its tensor, pieces 2^32, bytes 2^63 - 1, or the runs of a
+/// tensor
+///                         of the second kind `max_reshard_runs`.
+[[nodiscard]] reshard_plan make_reshard(std::span<const tensor_facts> tensors,
+                                        std::span<const stored_piece> stored,
+                                        std::span<const wanted_piece> wanted);
+
+/// What a checkpoint of `from` holds: each element once, with its owner, holder = rank. By tensor, then rank;
+/// pieces without elements are left out.
+/// @par Complexity   O(tensors x world).
+template <partition From>
+[[nodiscard]] std::vector<stored_piece> owned_pieces(const From& from) {
+  std::vector<stored_piece> pieces;
+  for (std::uint32_t t = 0; t < from.tensors(); ++t) {
+    for (std::uint32_t r = 0; r < to_number(from.world()); ++r) {
+      const element_runs elements = from.owned(tensor_id{t}, rank_id{r});
+      if (!elements.empty()) pieces.push_back({tensor_id{t}, holder_id{r}, elements});
+    }
+  }
+  return pieces;
+}
+
+/// What the ranks of `from` hold while they live, replicas included, holder = rank. As `owned_pieces` else.
+template <partition From>
+[[nodiscard]] std::vector<stored_piece> held_pieces(const From& from) {
+  std::vector<stored_piece> pieces;
+  for (std::uint32_t t = 0; t < from.tensors(); ++t) {
+    for (std::uint32_t r = 0; r < to_number(from.world()); ++r) {
+      const element_runs elements = from.local(tensor_id{t}, rank_id{r});
+      if (!elements.empty()) pieces.push_back({tensor_id{t}, holder_id{r}, elements});
+    }
+  }
+  return pieces;
+}
+
+/// Where a wanted piece is read first.
+enum class read_first : std::uint8_t {
+  anywhere,
+  own_number,  ///< from the holder that has the rank's own number: a rank that stays
+};
+
+/// What the ranks of `to` are to hold. As `owned_pieces` else.
+template <partition To>
+[[nodiscard]] std::vector<wanted_piece> wanted_pieces(const To& to, read_first first = read_first::anywhere) {
+  std::vector<wanted_piece> pieces;
+  for (std::uint32_t t = 0; t < to.tensors(); ++t) {
+    for (std::uint32_t r = 0; r < to_number(to.world()); ++r) {
+      const element_runs elements = to.local(tensor_id{t}, rank_id{r});
+      if (elements.empty()) continue;
+      const holder_id prefers = first == read_first::own_number ? holder_id{r} : no_holder;
+      pieces.push_back({tensor_id{t}, rank_id{r}, elements, prefers});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/sharding/detail/reshard_body.hpp>
