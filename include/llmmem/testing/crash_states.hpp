@@ -1,0 +1,219 @@
+/// @file
+/// Every state that a device may be in after a crash of a `simulated_storage`, and every moment of one.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/testing/detail/simulated_tree.hpp>
+#include <llmmem/testing/simulated_storage.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::testing {
+
+/// How far to go through the states after one crash.
+struct crash_limits {
+  std::size_t exhaustive_up_to = 12;  ///< pending effects of which every subset is tried; at most 24
+  std::size_t samples = 64;           ///< random subsets where there are more, beside the extremes
+  std::uint64_t seed = 1;             ///< of those
+  std::size_t tears = 3;  ///< places a write is torn at: all, or, of more, the first, the last and between
+};
+
+/// What was gone through.
+struct crash_visits {
+  std::uint64_t states = 0;  ///< no two of one crash the same
+  bool exhaustive = true;    ///< all that there are
+};
+
+namespace detail {
+
+/// Where to tear a write: the bytes that are left of it.
+struct tear_places {
+  std::vector<std::uint64_t> bytes;
+  bool all = true;
+};
+[[nodiscard]] inline tear_places tears_of(const pending_effect& effect, std::uint64_t sector,
+                                          std::size_t most) {
+  const std::uint64_t first = sector - effect.offset % sector;
+  if (first >= effect.bytes) return {};
+  const std::uint64_t count = (effect.bytes - first - 1) / sector + 1;
+  tear_places places;
+  const std::uint64_t taken = std::min<std::uint64_t>(count, most);
+  places.all = taken == count;
+  for (std::uint64_t i = 0; i < taken; ++i) {
+    const std::uint64_t at = taken == 1 ? 0 : i * (count - 1) / (taken - 1);
+    places.bytes.push_back(first + at * sector);
+  }
+  return places;
+}
+
+/// Visits states of one crash, each once.
+template <class Visit>
+class crash_walk {
+ public:
+  crash_walk(const simulated_storage& storage, const crash_limits& limits, Visit& visit)
+      : storage_(storage), limits_(limits), visit_(visit), pending_(storage.pending()) {
+    const std::uint64_t sector = storage.options().sector_bytes;
+    for (const pending_effect& each : pending_) {
+      tears_.push_back(tears_of(each, sector, limits.tears));
+      if (!tears_.back().all) visits_.exhaustive = false;
+    }
+  }
+
+  crash_visits every() {
+    for (std::uint64_t mask = 0; mask < std::uint64_t{1} << pending_.size(); ++mask) {
+      std::vector<bool> survives(pending_.size());
+      for (std::size_t i = 0; i < pending_.size(); ++i)
+        survives[i] = (mask >> i & 1) != 0;
+      if (!is_possible(survives)) continue;
+      look({survives, std::nullopt});
+      look_at_tears(survives);
+    }
+    return visits_;
+  }
+
+  crash_visits some() {
+    visits_.exhaustive = false;
+    const std::size_t count = pending_.size();
+    look({{}, std::nullopt});
+    const std::vector<bool> all(count, true);
+    look({all, std::nullopt});
+    look_at_tears(all);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::vector<bool> alone_lost(count, true);
+      alone_lost[i] = false;
+      close(alone_lost);
+      look({alone_lost, std::nullopt});
+      std::vector<bool> alone_there(count);
+      bring(alone_there, i);
+      look({alone_there, std::nullopt});
+    }
+    for (std::size_t sample = 0; sample < limits_.samples; ++sample) {
+      // Few, half or most of them: a fair coin for each would hardly ever lose just two of a hundred.
+      const std::uint64_t of_eight = 1 + random() % 7;
+      std::vector<bool> survives(count);
+      for (std::size_t i = 0; i < count; ++i)
+        survives[i] = random() % 8 < of_eight;
+      close(survives);
+      look({survives, std::nullopt});
+      const std::size_t torn = random() % count;
+      if (!survives[torn] || tears_[torn].bytes.empty()) continue;
+      look({survives,
+            crash_choice::torn_write{torn, tears_[torn].bytes[random() % tears_[torn].bytes.size()]}});
+    }
+    return visits_;
+  }
+
+  [[nodiscard]] std::size_t effects() const noexcept { return pending_.size(); }
+
+ private:
+  [[nodiscard]] bool is_possible(const std::vector<bool>& survives) const {
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+      for (const std::size_t each : pending_[i].needs) {
+        if (survives[i] && !survives[each]) return false;
+      }
+    }
+    return true;
+  }
+  /// Takes away what lacks something that it needs.
+  void close(std::vector<bool>& survives) const {
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+      for (const std::size_t each : pending_[i].needs)
+        survives[i] = survives[i] && survives[each];
+    }
+  }
+  /// Adds an effect, and what it needs.
+  void bring(std::vector<bool>& survives, std::size_t effect) const {
+    std::vector<std::size_t> wanted{effect};
+    while (!wanted.empty()) {
+      const std::size_t each = wanted.back();
+      wanted.pop_back();
+      survives[each] = true;
+      wanted.insert(wanted.end(), pending_[each].needs.begin(), pending_[each].needs.end());
+    }
+  }
+  void look_at_tears(const std::vector<bool>& survives) {
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+      if (!survives[i]) continue;
+      for (const std::uint64_t bytes : tears_[i].bytes)
+        look({survives, crash_choice::torn_write{i, bytes}});
+    }
+  }
+  void look(const crash_choice& choice) {
+    simulated_storage after = storage_.after_crash(choice);
+    if (!met_.insert(after.fingerprint()).second) return;
+    ++visits_.states;
+    visit_(after);
+  }
+  [[nodiscard]] std::uint64_t random() noexcept { return spread(limits_.seed * 0x1'0000'0001ULL + drawn_++); }
+
+  const simulated_storage& storage_;
+  const crash_limits& limits_;
+  Visit& visit_;
+  std::vector<pending_effect> pending_;
+  std::vector<tear_places> tears_;
+  std::set<std::uint64_t> met_;
+  std::uint64_t drawn_ = 0;
+  crash_visits visits_;
+};
+
+}  // namespace detail
+
+/// Calls `visit(simulated_storage& after)` for what a device may have if the machine stopped now: every
+/// state, when few effects are pending; else nothing survives, all, all but each one (and what needs it),
+/// each one alone (with what it needs), each write torn, and a seeded sample. States that look the same are
+/// visited once. `after` is the visitor's own, to recover in and to crash again; `after.trace()` says what
+/// was done and what survived.
+///
+/// @par Complexity   2^effects x tears x bytes of the files when exhaustive.
+/// @par Errors   `argument_error` when `exhaustive_up_to` passes 24; what `visit` throws.
+template <class Visit>
+crash_visits visit_crash_states(const simulated_storage& storage, const crash_limits& limits, Visit&& visit) {
+  if (limits.exhaustive_up_to > 24) {
+    throw argument_error("visit_crash_states: 2^" + std::to_string(limits.exhaustive_up_to) +
+                         " states would be visited; exhaustive_up_to is at most 24");
+  }
+  detail::crash_walk walk(storage, limits, visit);
+  return walk.effects() <= limits.exhaustive_up_to ? walk.every() : walk.some();
+}
+
+/// What a sweep went through.
+struct power_cut_sweep {
+  std::uint64_t power_cuts = 0;  ///< one for each call of the run, and one after the last
+  std::uint64_t states = 0;      ///< after all of them
+  bool exhaustive = true;        ///< every state of every cut
+};
+
+/// Runs `run(simulated_storage&)` to its end, and again with a power cut before its first call, before its
+/// second, ... and calls `check(simulated_storage& after)` for the states after each, the last one's too.
+/// Each run has a fresh copy of `start`, with all that is pending there; a run that is not the same each time
+/// is cut at other places, that is all. What the run has acknowledged so far it notes for `check` outside of
+/// the storage; it clears the notes as it begins.
+///
+/// `power_cut` goes through `run`; nothing in it may swallow it.
+template <class Run, class Check>
+power_cut_sweep sweep_power_cuts(const simulated_storage& start, Run&& run, Check&& check,
+                                 const crash_limits& limits = {}) {
+  power_cut_sweep sweep;
+  for (bool ended = false; !ended;) {
+    simulated_storage storage = start.after_crash(start.all_survives());
+    storage.cut_power_at(++sweep.power_cuts);
+    try {
+      run(storage);
+      ended = !storage.power_is_off();
+    } catch (const power_cut&) {
+    }
+    const crash_visits visits = visit_crash_states(storage, limits, check);
+    sweep.states += visits.states;
+    sweep.exhaustive = sweep.exhaustive && visits.exhaustive;
+  }
+  return sweep;
+}
+
+}  // namespace llmmem::inline v0::testing

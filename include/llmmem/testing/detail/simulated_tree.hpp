@@ -1,0 +1,160 @@
+/// @file
+/// The folders and files of a `simulated_storage`, and the effects that a device may have or not have.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::testing::detail {
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection, so counted inputs never meet.
+[[nodiscard]] constexpr std::uint64_t spread(std::uint64_t x) noexcept {
+  x += 0x9E37'79B9'7F4A'7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
+  return x ^ (x >> 31);
+}
+
+/// A file or a folder, apart from its names.
+struct simulated_node {
+  enum class kind : std::uint8_t { file, folder } what = kind::file;
+  std::uint64_t size = 0;                      ///< of a file
+  std::vector<std::byte> data;                 ///< may end before `size` or past it: what was written
+  std::map<std::string, std::uint64_t> names;  ///< of a folder: name to node
+
+  [[nodiscard]] bool is_folder() const noexcept { return what == kind::folder; }
+};
+
+/// What is done to a node. Neither half of one is ever there without the other.
+struct simulated_effect {
+  enum class kind : std::uint8_t { data, size, names } what = kind::data;
+  std::uint64_t node = 0;
+  std::uint64_t offset = 0;                                  ///< of data; or the size
+  std::vector<std::byte> bytes;                              ///< of data
+  std::vector<std::pair<std::string, std::uint64_t>> names;  ///< each with its node from now on; 0: gone
+  std::string text;
+};
+
+/// Nodes by number. Those that no name leads to are there until somebody prunes.
+struct simulated_tree {
+  static constexpr std::uint64_t root = 1;
+  std::map<std::uint64_t, simulated_node> nodes;
+
+  simulated_tree() { nodes[root].what = simulated_node::kind::folder; }
+
+  /// @param fill   what bytes hold that nobody wrote
+  /// @param bytes  how much of the data there is: all, or the first of a torn write
+  void apply(const simulated_effect& effect, std::byte fill,
+             std::uint64_t bytes = static_cast<std::uint64_t>(-1)) {
+    simulated_node& node = nodes[effect.node];
+    switch (effect.what) {
+      case simulated_effect::kind::size:
+        node.size = effect.offset;
+        return;
+      case simulated_effect::kind::data: {
+        bytes = std::min<std::uint64_t>(bytes, effect.bytes.size());
+        if (bytes == 0) return;
+        if (node.data.size() < effect.offset + bytes) node.data.resize(effect.offset + bytes, fill);
+        std::copy_n(effect.bytes.begin(), bytes,
+                    node.data.begin() + static_cast<std::ptrdiff_t>(effect.offset));
+        return;
+      }
+      case simulated_effect::kind::names:
+        for (const auto& [name, target] : effect.names) {
+          if (target == 0) {
+            node.names.erase(name);
+          } else {
+            node.names[name] = target;
+          }
+        }
+    }
+  }
+
+  /// Calls `visit(path, number, node)` for what names lead to, folders before what is in them, by name. A
+  /// file with two names comes twice.
+  template <class Visit>
+  void walk(Visit&& visit, std::uint64_t from = root, const std::string& at = {}) const {
+    for (const auto& [name, number] : nodes.at(from).names) {
+      const simulated_node& node = nodes.at(number);
+      const std::string path = at.empty() ? name : at + "/" + name;
+      visit(path, number, node);
+      if (node.is_folder()) walk(visit, number, path);
+    }
+  }
+
+  /// Leaves what names lead to, each file with as many bytes as its size.
+  void prune(std::byte fill) {
+    std::map<std::uint64_t, bool> named{{root, true}};
+    walk([&](const std::string&, std::uint64_t number, const simulated_node&) { named[number] = true; });
+    for (auto each = nodes.begin(); each != nodes.end();) {
+      if (!named.contains(each->first)) {
+        each = nodes.erase(each);
+        continue;
+      }
+      each->second.data.resize(each->second.size, fill);
+      ++each;
+    }
+  }
+
+  /// Bytes of all files that have a name.
+  [[nodiscard]] std::uint64_t used() const {
+    std::map<std::uint64_t, std::uint64_t> sizes;
+    walk([&](const std::string&, std::uint64_t number, const simulated_node& node) {
+      sizes[number] = node.size;
+    });
+    std::uint64_t sum = 0;
+    for (const auto& [number, size] : sizes)
+      sum += size;
+    return sum;
+  }
+
+  /// Equal for trees that no caller of a storage can tell apart. Of a pruned tree.
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t hash = 0;
+    const auto take = [&hash](std::uint64_t word) { hash = spread(hash ^ word); };
+    const auto take_bytes = [&take](const auto* data, std::size_t count) {
+      take(count);
+      for (std::size_t i = 0; i < count; i += 8) {
+        std::uint64_t word = 0;
+        for (std::size_t k = i; k < std::min(i + 8, count); ++k)
+          word = word << 8 | static_cast<unsigned char>(data[k]);
+        take(word);
+      }
+    };
+    std::map<std::uint64_t, std::uint64_t> met;  // nodes in the order in which they are met: two names of one
+    walk([&](const std::string& path, std::uint64_t number, const simulated_node& node) {
+      take_bytes(path.data(), path.size());
+      const auto [where, fresh] = met.emplace(number, met.size());
+      take(where->second);
+      take(node.is_folder() ? 1 : 0);
+      if (fresh) take_bytes(node.data.data(), node.data.size());
+    });
+    return hash;
+  }
+};
+
+/// For each effect, the earlier one that must have come to the device before it: the last that touched one of
+/// its names. An effect with two names may need two.
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> needs_of(
+    std::span<const simulated_effect> effects) {
+  std::vector<std::vector<std::size_t>> needs(effects.size());
+  std::map<std::pair<std::uint64_t, std::string>, std::size_t> last;
+  for (std::size_t i = 0; i < effects.size(); ++i) {
+    for (const auto& [name, target] : effects[i].names) {
+      const auto [found, fresh] = last.try_emplace({effects[i].node, name}, i);
+      if (!fresh) needs[i].push_back(std::exchange(found->second, i));
+    }
+  }
+  return needs;
+}
+
+}  // namespace llmmem::inline v0::testing::detail

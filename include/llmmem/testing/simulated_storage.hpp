@@ -1,0 +1,263 @@
+/// @file
+/// `simulated_storage`: a file system in memory whose power can be cut, and which then has anything that a
+/// real device might have.
+#pragma once
+
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::testing {
+
+namespace detail {
+struct simulated_disk;
+}
+
+/// Thrown by every call once the power is off. No `llmmem::error` and no `std::exception`, so that a handler
+/// of errors does not take it for one and run on: nothing runs on.
+struct power_cut {
+  std::uint64_t call = 0;  ///< the call at which it went off, counted from 1
+};
+
+/// When the power goes off.
+enum class power_cut_when : std::uint8_t {
+  before_call,  ///< that call has no effect
+  after_call,   ///< it has its effect, and its caller never learns of it
+};
+
+/// When a write reads its caller's memory. The contract leaves all the time until `finish_write`, `sync` or
+/// the output's end: code that is right passes with both.
+enum class simulated_writes : std::uint8_t {
+  at_once,   ///< in `begin_write`
+  deferred,  ///< as late as may be: memory that is used again too early shows in the file
+};
+
+/// A call that fails, and which.
+struct storage_fault {
+  static constexpr std::uint64_t for_ever = std::numeric_limits<std::uint64_t>::max();
+  enum class kind : std::uint8_t {
+    refused,   ///< nothing is done
+    reported,  ///< it is done all the same, and called a failure
+    lost,  ///< of a sync: what it was to make durable never will be, though reads still see it until a crash;
+           ///< of a sync of a folder: no later one will do; of others: refused
+  };
+
+  std::optional<storage_call> call{};  ///< only these are counted; all calls without
+  std::uint64_t first = 1;             ///< number of the first that fails, counted from 1
+  std::uint64_t every = 0;             ///< and of each `every` after it; 0: that one only
+  std::uint64_t count = 1;             ///< how many fail at most
+  int number = EIO;                    ///< as `errno` has them
+  kind what = kind::refused;
+};
+
+/// How a simulated storage is set up.
+struct simulated_storage_options {
+  std::string name = "simulated";      ///< the root, as error texts have it
+  std::uint64_t sector_bytes = 512;    ///< what a device writes wholly or not at all; smaller: smaller tests
+  std::byte unwritten{0xDB};           ///< what bytes hold that never came to the device
+  std::uint64_t capacity = max_bytes;  ///< bytes of all files that have a name
+  simulated_writes writes = simulated_writes::at_once;
+  bool links_allowed = true;       ///< else `link` fails with EOPNOTSUPP
+  bool rename_allowed = true;      ///< else `rename` and `replace` do, as on mounts of object stores
+  std::uint64_t power_cut_at = 0;  ///< number of the call, counted from 1; 0: never
+  power_cut_when cut = power_cut_when::before_call;
+  std::vector<storage_fault> faults{};
+  std::uint64_t seed = 1;  ///< of nonces
+};
+
+/// Something that was done and that no sync has covered yet.
+struct pending_effect {
+  std::string text{};                ///< "data of 'a': 512 bytes at 0"
+  std::vector<std::size_t> needs{};  ///< effects, by index, without which this one cannot have survived
+  std::uint64_t offset = 0;          ///< of a write
+  std::uint64_t bytes = 0;           ///< of a write; 0: it is none, and cannot be torn
+};
+
+/// What of the pending effects a device has after a crash.
+struct crash_choice {
+  /// By index in `pending()`; what it does not reach is lost.
+  std::vector<bool> survives{};
+
+  struct torn_write {
+    std::size_t effect = 0;   ///< one that survives
+    std::uint64_t bytes = 0;  ///< as far as it came: up to a sector's beginning
+  };
+  std::optional<torn_write> torn{};
+};
+
+/// A `checkpoint_storage` that keeps two accounts: what running code sees, which is everything done so far,
+/// and what the device has for certain, which is what syncs have covered. The difference is *pending*. For
+/// engines whose files must outlast a crash: run the code, cut the power anywhere, recover from every state
+/// that a device could be in, compare. `crash_states.hpp` enumerates them; docs/crash_testing.md shows how.
+///
+/// What is pending, and until when:
+/// - a file's data, each `begin_write` an effect of its own, and its size, from `create` or a write past the
+///   end: until `output.sync()`;
+/// - a name that was made, removed or changed: until `sync_folder` of the folder that it is in, and of no
+///   other. A rename, or a replacement, is one effect: both names or neither.
+///
+/// What a crash leaves (`after_crash`): all that is not pending, and **any subset of what is, in which**
+/// **no name's effect is there without the one before it on the same name**. So "create a, rename a to b"
+/// may leave nothing, a, or b, but not b where a was never made; that much every file system keeps. It keeps
+/// nothing else here: no order between two names, two files, data and size, or a file and its name; a name
+/// says nothing of its file's bytes, a file's sync nothing of its name, a folder's sync nothing of its own
+/// name, and renaming does not flush. At most one write is torn: a prefix of it that ends where a sector
+/// begins, in the file. A file whose size did not come has 0 bytes (or its last size that did); bytes within
+/// it that did not come are `unwritten`, and so are those, even for running code, that were never written.
+///
+/// @par Not modelled   sectors of one write in any order (only prefixes), several torn writes at once, bytes
+/// rotting by themselves (see `flip`), names torn, permissions, time, and room that removed files still take
+/// while they are open. Names stay in their folder: `rename` and `replace` to another fail with EXDEV.
+/// `replace` where there is no `to` renames, as POSIX does.
+///
+/// @par Thread safety   as the concept asks; one mutex. Outputs, inputs and locks keep what they need alive.
+/// @par Errors   `storage_error`; `power_cut`; `argument_error` from what is not part of the concept.
+/// @par Source   after ALICE (Pillai et al., OSDI 2014) and SQLite's and LazyFS's crash tests.
+class simulated_storage {
+ public:
+  class output;
+  class input;
+  class lock_type;
+
+  /// Throws `argument_error` for sectors of 0 bytes.
+  explicit simulated_storage(simulated_storage_options options = {});
+  // A copy would be a second name for the same disk; `after_crash(all_survives())` makes another.
+  simulated_storage(simulated_storage&&) noexcept = default;
+  simulated_storage& operator=(simulated_storage&&) noexcept = default;
+  ~simulated_storage() = default;
+
+  // The concept.
+  void make_folder(const std::string& path);
+  /// Counts as two calls when `bytes` is not 0: `create` and `reserve`. When the second fails, the file goes
+  /// again, and that is two pending effects.
+  [[nodiscard]] output create(const std::string& path, std::uint64_t bytes);
+  [[nodiscard]] input open(const std::string& path);
+  void rename(const std::string& from, const std::string& to);
+  void replace(const std::string& from, const std::string& to);
+  void link(const std::string& from, const std::string& to);
+  void remove(const std::string& path);
+  void remove_folder(const std::string& path);
+  [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
+  void sync_folder(const std::string& path);
+  [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
+  /// A function of the seed and of how many there were; others after each crash. Not counted as a call.
+  [[nodiscard]] std::uint64_t nonce();
+  [[nodiscard]] std::string path(const std::string& below) const;
+
+  // Crashes.
+  /// Calls so far: each of the concept's, and `begin_write`, `finish_write`, `sync` and `read`.
+  [[nodiscard]] std::uint64_t calls() const;
+  /// Cuts the power at that call, counted as `calls()` does; 0: never. One that is past: at the next.
+  void cut_power_at(std::uint64_t call, power_cut_when when = power_cut_when::before_call);
+  [[nodiscard]] bool power_is_off() const;
+  /// What was done and is not durable, oldest first. Writes under way are among it.
+  [[nodiscard]] std::vector<pending_effect> pending() const;
+  /// The storage as it is when the machine is on again: the same options, but no faults and no power cut; no
+  /// locks; nothing pending. This one stays as it is. Throws `argument_error` for a choice that cannot be.
+  [[nodiscard]] simulated_storage after_crash(const crash_choice& choice = {}) const;
+  /// The choice of all that is pending: what an orderly end leaves.
+  [[nodiscard]] crash_choice all_survives() const;
+
+  // Faults.
+  /// From now on these, and their counts from 1 again.
+  void set_faults(std::vector<storage_fault> faults);
+  /// Turns a bit of a file at rest, on the device too; `bit` counts from the file's first byte's lowest.
+  void flip(const std::string& path, std::uint64_t bit);
+  /// Cuts a file at rest to that many bytes, fewer than it has.
+  void truncate(const std::string& path, std::uint64_t bytes);
+  /// Makes a file at rest that long, longer than it is, with `unwritten` bytes.
+  void grow(const std::string& path, std::uint64_t bytes);
+
+  // What running code sees. None of these counts as a call, and all work while the power is off.
+  /// Each file with its bytes, by path.
+  [[nodiscard]] std::map<std::string, std::vector<std::byte>> files() const;
+  /// Each folder, by path, without the root.
+  [[nodiscard]] std::vector<std::string> folders() const;
+  /// Equal for storages with the same folders, files and links between them (or by a chance of 2^-64).
+  [[nodiscard]] std::uint64_t fingerprint() const;
+  /// What was done, a line a call: "sync_folder 'step-1'", and how it failed. After a crash: what was done
+  /// before it, too, and which effects it left.
+  [[nodiscard]] std::vector<std::string> trace() const;
+  [[nodiscard]] simulated_storage_options options() const;
+
+ private:
+  simulated_storage(std::in_place_t /*made*/, std::shared_ptr<detail::simulated_disk> disk)
+      : disk_(std::move(disk)) {}
+  std::shared_ptr<detail::simulated_disk> disk_;
+};
+
+/// A file that is being written; see `storage_output`.
+class simulated_storage::output {
+ public:
+  /// Names a write under way.
+  struct write_token {
+    std::uint64_t number = 0;
+  };
+
+  output(output&&) noexcept = default;
+  output& operator=(output&&) = delete;
+  ~output();
+
+  /// Fails with EINVAL where bytes of a write under way are written.
+  write_token begin_write(std::uint64_t offset, std::span<const std::byte> bytes);
+  void finish_write(const write_token& token);
+  void sync();
+
+ private:
+  friend simulated_storage;
+  output(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
+  std::shared_ptr<detail::simulated_disk> disk_;
+  std::uint64_t node_;
+  std::string path_;
+};
+
+/// A file that is there; see `storage_input`.
+class simulated_storage::input {
+ public:
+  [[nodiscard]] std::uint64_t bytes() const;
+  void read(std::uint64_t offset, std::span<std::byte> into) const;
+
+ private:
+  friend simulated_storage;
+  input(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
+  std::shared_ptr<detail::simulated_disk> disk_;
+  std::uint64_t node_;
+  std::string path_;
+};
+
+/// A lock on a name; it ends with this object, and with the power.
+class simulated_storage::lock_type {
+ public:
+  lock_type(lock_type&&) noexcept = default;
+  lock_type& operator=(lock_type&&) = delete;
+  ~lock_type();
+
+  /// Whether the name still leads to the file that was locked. Never throws, and is no call: false when the
+  /// power is off.
+  [[nodiscard]] bool is_held() const;
+
+ private:
+  friend simulated_storage;
+  lock_type(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
+  std::shared_ptr<detail::simulated_disk> disk_;
+  std::uint64_t node_;
+  std::string path_;
+};
+
+static_assert(checkpoint_storage<simulated_storage>);
+
+}  // namespace llmmem::inline v0::testing
+
+#include <llmmem/testing/detail/simulated_storage_body.hpp>
