@@ -276,4 +276,19 @@ inline void append_json_string(std::string& to, std::string_view text) {
   to += '"';
 }
 
+/// A name for an error text, as JSON would have it; long ones cut.
+[[nodiscard]] inline std::string quoted(std::string_view name) {
+  if (!is_utf8(name)) return "(a name that is not UTF-8)";
+  constexpr std::size_t most = 200;
+  std::size_t shown = name.size();
+  if (shown > most) {
+    shown = 0;
+    while (shown < most)
+      shown += utf8_length(name.substr(shown));
+  }
+  std::string text;
+  append_json_string(text, name.substr(0, shown));
+  return shown == name.size() ? text : text + "...";
+}
+
 }  // namespace llmmem::inline v0::detail

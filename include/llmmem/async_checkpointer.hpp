@@ -1,0 +1,241 @@
+/// @file
+/// `async_checkpointer`: saves a training run's state beside the training, and says what became of it.
+#pragma once
+
+#include <llmmem/checkpoint/commit_ticket.hpp>
+#include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/file_plan.hpp>
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/state_view.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/version/snapshot_gate.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What to do with a snapshot that begins while as many as may are still being written.
+enum class when_busy : std::uint8_t {
+  wait,  ///< until one is over: every checkpoint is made, at the price of a stall
+  skip,  ///< it is not made, and its ticket says so: training is never held up by a slow disk
+};
+
+/// How a checkpointer is set up.
+struct checkpointer_options {
+  std::uint64_t ring_bytes = std::uint64_t{64} << 20;  ///< staging memory, all it ever takes; see below
+  std::uint64_t chunk_bytes = std::uint64_t{4}
+                              << 20;              ///< copied, checked and written at once; has a checksum
+  std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of a file, see `file_plan_options`
+  std::uint32_t max_pending = 2;                  ///< snapshots begun and not over
+  when_busy busy = when_busy::wait;
+  /// A snapshot that holds a step up for longer is given up: a disk that hangs does not stop the training.
+  std::chrono::nanoseconds max_stall = std::chrono::hours(1);
+  std::string name = "async_checkpointer";  ///< for error texts
+};
+
+/// Counters of a checkpointer.
+struct checkpointer_stats {
+  std::uint64_t begun = 0;
+  std::uint64_t committed = 0;
+  std::uint64_t failed = 0;     ///< not committed, for whatever reason, those skipped among them
+  std::uint64_t uncertain = 0;  ///< durability uncertain
+  std::uint64_t skipped = 0;    ///< because it was busy
+  std::uint64_t stall_ns = 0;   ///< callers waited: to begin, and to change the state
+  std::uint64_t staged_bytes = 0;
+  std::uint64_t stage_ns = 0;  ///< copying, less what it waited for room
+  std::uint64_t persisted_bytes = 0;
+  std::uint64_t persist_ns = 0;     ///< from the first chunk that was taken to the commit, of those committed
+  std::uint64_t staging_bytes = 0;  ///< in the ring now
+  std::uint64_t staging_peak = 0;   ///< and at most
+  std::uint64_t ring_bytes = 0;     ///< all of it
+  std::uint64_t last_step = 0;      ///< of the last that was committed
+  std::uint64_t last_generation = 0;  ///< likewise; 0: none was
+  std::string last_trouble{};         ///< why the last one that failed did, or what tidying met
+
+  /// Bytes a second, from a snapshot's first chunk to its commit.
+  [[nodiscard]] double bandwidth() const noexcept {
+    return persist_ns == 0 ? 0 : static_cast<double>(persisted_bytes) * 1e9 / static_cast<double>(persist_ns);
+  }
+};
+
+/// How far the oldest checkpoint that is pending has come.
+struct checkpoint_progress {
+  std::uint64_t step = 0;
+  std::uint64_t bytes = 0;      ///< of all files; 0: none is pending
+  std::uint64_t staged = 0;     ///< copied out of the state
+  std::uint64_t persisted = 0;  ///< written
+};
+
+/// What an `async_checkpointer` is made of: inherit and shadow.
+struct checkpointer_traits {
+  using storage_type = posix_storage<>;
+  using coordinator_type = solo_coordinator<storage_type>;
+  using view_type = host_state_view;
+  using staging_space = host_space;  ///< must be accessible to the host
+};
+
+template <class Traits>
+class async_checkpointer;
+
+/// A snapshot that was begun. While it is not staged, the state must stay as it is; the gate sees to that. It
+/// waits for that when it goes, so that the state may go after it.
+class [[nodiscard]] snapshot_guard {
+ public:
+  snapshot_guard(snapshot_guard&& other) noexcept
+      : gate_(std::exchange(other.gate_, nullptr)), ticket_(std::move(other.ticket_)) {}
+  snapshot_guard& operator=(snapshot_guard&&) = delete;
+  ~snapshot_guard() {
+    if (gate_ != nullptr) gate_->wait();
+  }
+
+  [[nodiscard]] const commit_ticket& ticket() const noexcept { return ticket_; }
+  [[nodiscard]] bool is_staged() const noexcept { return gate_ == nullptr || !gate_->is_frozen(); }
+  /// Returns when the state may change.
+  void wait_staged() const noexcept {
+    if (gate_ != nullptr) gate_->wait();
+  }
+  /// The same, with the permit to do so. The guard has no more to do.
+  [[nodiscard]] mutation_permit mutate() && noexcept { return std::exchange(gate_, nullptr)->mutate(); }
+
+ private:
+  template <class Traits>
+  friend class async_checkpointer;
+  snapshot_guard(snapshot_gate& gate, commit_ticket ticket) noexcept
+      : gate_(&gate), ticket_(std::move(ticket)) {}
+
+  snapshot_gate* gate_;
+  commit_ticket ticket_;
+};
+
+/// Checkpoints of a state, written behind the training.
+///
+///     posix_storage storage("/checkpoints/run-7");
+///     solo_coordinator coordinator(storage, keep_last_and_every{.last = 3, .every_steps = 1000});
+///     async_checkpointer<> checkpointer(coordinator, tensors, {.ring_bytes = 256 << 20});
+///
+///     snapshot_guard guard = checkpointer.begin_snapshot(step, host_state_view(spans), extras);
+///     ...                                                   // forward and backward pass: they only read
+///     optimizer.step(std::move(guard).mutate());            // waits until all is copied
+///     if (guard_ticket.wait() == commit_status::committed)  // whenever one wants to know
+///
+/// `begin_snapshot` copies nothing but the extras. From then on bytes go through a ring of `ring_bytes`, the
+/// only memory this takes: out of the state chunk by chunk, each with a CRC-32C, into safetensors files,
+/// which are synced and committed (`checkpoint_folder`). A ring as large as the state holds a step up for no
+/// longer than copying the state takes; with a smaller one for as long as it takes to write the rest. Whoever
+/// changes the state takes a `mutation_permit`, from the guard or from `gate()`: without it his function does
+/// not compile, and it is not given while a snapshot is being copied.
+///
+/// A checkpoint that fails, for whatever reason, ends no training and is never silent: its ticket, and
+/// `stats().last_trouble`, say why. The next one begins anew.
+///
+/// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).
+/// @par Thread safety   `begin_snapshot`, `gate` and guards by the thread that owns the state; the rest any.
+///                      Two threads of its own (one where the view is not concurrent).
+/// @par Errors          the constructor throws what `plan_files` does, `length_error` for a ring of less than
+///                      two chunks, and `out_of_memory`.
+/// @par Source          two phases, snapshot and persist: Mohan et al., "CheckFreq", FAST 2021.
+template <class Traits = checkpointer_traits>
+class async_checkpointer {
+ public:
+  using storage_type = typename Traits::storage_type;
+  using coordinator_type = typename Traits::coordinator_type;
+  using view_type = typename Traits::view_type;
+  static_assert(checkpoint_coordinator<coordinator_type> && state_view<view_type>);
+
+  /// @param coordinator  outlives the checkpointer, which alone calls it.
+  /// @param tensors      of every snapshot; the view numbers them in this order.
+  async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors,
+                     checkpointer_options options = {});
+  async_checkpointer(const async_checkpointer&) = delete;
+  async_checkpointer& operator=(const async_checkpointer&) = delete;
+  /// Waits for all that is pending.
+  ~async_checkpointer();
+
+  /// Begins a checkpoint of the state as it is now. @pre what `view` refers to stays as it is until the guard
+  /// says that it is staged.
+  /// @throws argument_error  while a permit of the gate is alive, and for extras with bad names.
+  snapshot_guard begin_snapshot(std::uint64_t step, view_type view,
+                                std::vector<checkpoint_extra> extras = {});
+
+  /// Who changes the state asks here, whether or not a snapshot was begun.
+  [[nodiscard]] snapshot_gate& gate() noexcept { return gate_; }
+
+  /// Returns once nothing is pending, or after `most`: whether nothing is. For the end of a run, and for a
+  /// process that was told to go.
+  bool flush(std::chrono::nanoseconds most);
+
+  /// What the files will be, whatever the state.
+  [[nodiscard]] const file_plan& plan() const noexcept { return plan_; }
+  [[nodiscard]] checkpointer_stats stats() const;
+  [[nodiscard]] checkpoint_progress progress() const;
+
+ private:
+  struct job;
+  struct filled_chunk {
+    std::size_t slot = 0;
+    std::uint64_t bytes = 0;
+    bool is_end = false;  // nothing more comes of this snapshot
+  };
+  using clock = std::chrono::steady_clock;
+
+  [[nodiscard]] static checkpointer_options checked(checkpointer_options options);
+  [[nodiscard]] std::span<std::byte> slot(std::size_t at) noexcept;
+  [[nodiscard]] static std::uint64_t ns_since(clock::time_point began) noexcept {
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - began).count());
+  }
+
+  // Staging.
+  void run_stager();
+  [[nodiscard]] job* unstaged() noexcept;
+  [[nodiscard]] bool stage_some(job& of, std::unique_lock<std::mutex>& lock);
+  static void fill(job& of, const planned_file& file, std::uint64_t begin, std::span<std::byte> into);
+  void end_staging(job& of, std::string why);
+  void pump(std::unique_lock<std::mutex>& lock, clock::time_point until);
+  void hold_up();
+
+  // Persisting.
+  void run_persister();
+  void persist(job& of);
+  [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
+  [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);
+  [[nodiscard]] filled_chunk take(job& of);
+  [[nodiscard]] bool has_filled() const;
+  void release(std::span<const std::size_t> slots);
+  void drain(job& of);
+  void conclude(job& of, commit_status how, const std::string& why);
+
+  coordinator_type* coordinator_;
+  checkpointer_options options_;
+  file_plan plan_;
+  snapshot_gate gate_;
+  typename Traits::staging_space space_;
+  space_buffer<typename Traits::staging_space> ring_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<job>> jobs_;  // pending, the oldest first
+  std::deque<filled_chunk> filled_;
+  std::vector<std::size_t> free_;  // slots
+  bool ends_ = false;
+  checkpointer_stats stats_;
+  std::thread persister_;
+  std::thread stager_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/detail/async_checkpointer_body.hpp>

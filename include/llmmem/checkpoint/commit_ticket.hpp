@@ -1,0 +1,114 @@
+/// @file
+/// `commit_ticket`: what has become of a checkpoint that was asked for.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// How far a checkpoint has come. All but `pending` are final.
+enum class commit_status : std::uint8_t {
+  pending,               ///< being copied or written
+  committed,             ///< it outlasts any crash
+  not_committed,         ///< it is not there, and will not be
+  durability_uncertain,  ///< it is there, whole; the system would not say that it lasts
+};
+
+[[nodiscard]] constexpr std::string_view to_string(commit_status status) noexcept {
+  switch (status) {
+    case commit_status::pending:
+      return "pending";
+    case commit_status::committed:
+      return "committed";
+    case commit_status::not_committed:
+      return "not committed";
+    case commit_status::durability_uncertain:
+      return "durability uncertain";
+  }
+  return "unknown";
+}
+
+namespace detail {
+
+/// What tickets of one checkpoint share with who writes it.
+struct commit_record {
+  explicit commit_record(std::uint64_t of_step) noexcept : step(of_step) {}
+
+  void settle(commit_status how, std::string reason) {
+    const std::scoped_lock lock(mutex);
+    if (status != commit_status::pending) return;
+    status = how;
+    why = std::move(reason);
+    settled.notify_all();
+  }
+
+  std::uint64_t step;
+  std::mutex mutex{};
+  std::condition_variable settled{};
+  commit_status status = commit_status::pending;
+  std::string why{};
+  std::uint64_t generation = 0;
+};
+
+}  // namespace detail
+
+/// A checkpoint that was asked for; copies are of the same. Outlives the checkpointer.
+///
+/// @par Thread safety   any threads.
+class commit_ticket {
+ public:
+  /// Of nothing: not committed.
+  commit_ticket() = default;
+  explicit commit_ticket(std::shared_ptr<detail::commit_record> record) noexcept
+      : record_(std::move(record)) {}
+
+  [[nodiscard]] commit_status status() const {
+    if (record_ == nullptr) return commit_status::not_committed;
+    const std::scoped_lock lock(record_->mutex);
+    return record_->status;
+  }
+  [[nodiscard]] bool is_committed() const { return status() == commit_status::committed; }
+  /// Why it is not committed, or not surely; empty while there is nothing to say.
+  [[nodiscard]] std::string why() const {
+    if (record_ == nullptr) return "no checkpoint was asked for";
+    const std::scoped_lock lock(record_->mutex);
+    return record_->why;
+  }
+  [[nodiscard]] std::uint64_t step() const noexcept { return record_ == nullptr ? 0 : record_->step; }
+  /// The checkpoint's number; 0 until it has one.
+  [[nodiscard]] std::uint64_t generation() const {
+    if (record_ == nullptr) return 0;
+    const std::scoped_lock lock(record_->mutex);
+    return record_->generation;
+  }
+
+  /// Returns once the status is final, and what it is.
+  commit_status wait() const {
+    if (record_ == nullptr) return commit_status::not_committed;
+    std::unique_lock lock(record_->mutex);
+    record_->settled.wait(lock, [&] { return record_->status != commit_status::pending; });
+    return record_->status;
+  }
+  /// The same, or `pending` when that takes longer.
+  commit_status wait_for(std::chrono::nanoseconds most) const {
+    if (record_ == nullptr) return commit_status::not_committed;
+    std::unique_lock lock(record_->mutex);
+    static_cast<void>(
+        record_->settled.wait_for(lock, most, [&] { return record_->status != commit_status::pending; }));
+    return record_->status;
+  }
+
+ private:
+  std::shared_ptr<detail::commit_record> record_;
+};
+
+}  // namespace llmmem::inline v0

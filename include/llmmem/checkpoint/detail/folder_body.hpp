@@ -1,0 +1,225 @@
+/// @file
+/// The commit protocol.
+#pragma once
+
+#include <llmmem/checkpoint/folder.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+template <checkpoint_storage Storage>
+checkpoint_folder<Storage>::checkpoint_folder(Storage& storage) : storage_(&storage) {
+  take_lock();
+  for (const storage_entry& each : storage_->list("")) {
+    if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
+  }
+  remove_left_over();
+  probe();
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::take_lock() {
+  const std::string name(checkpoint_names::lock);
+  lock_ = storage_->try_lock(name);
+  if (!lock_) {
+    throw io_error(storage_->path(name) +
+                   ": another process commits to this folder; stop it, or take another folder");
+  }
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::check_lock() const {
+  if (lock_->is_held()) return;
+  throw fenced(storage_->path(std::string(checkpoint_names::lock)) +
+               ": it was removed or replaced while this process held it: another one may commit to the "
+               "folder now; nothing was committed");
+}
+
+/// Whether a folder can be renamed here.
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::probe() {
+  const std::string from = std::string(checkpoint_names::probe) + std::to_string(storage_->nonce());
+  const std::string to = from + "-renamed";
+  storage_->make_folder(from);
+  try {
+    storage_->rename(from, to);
+  } catch (const storage_error& error) {
+    const int number = error.number();
+    if (number != EINVAL && number != ENOSYS && number != EOPNOTSUPP && number != EPERM && number != EXDEV)
+      throw;
+    method_ = commit_method::manifest;
+    storage_->remove_folder(from);
+    return;
+  }
+  storage_->remove_folder(to);
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::remove_left_over() {
+  for (const storage_entry& each : storage_->list("")) {
+    if (!is_left_over(each.name)) continue;
+    if (each.what == storage_entry::kind::folder) {
+      remove_tree(each.name);
+    } else {
+      storage_->remove(each.name);
+    }
+  }
+}
+
+/// What is gone already is no error: so is what was wanted.
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::remove_if_there(const std::string& path) {
+  try {
+    storage_->remove(path);
+  } catch (const storage_error& error) {
+    if (error.number() != ENOENT) throw;
+  }
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::remove_tree(const std::string& folder) {
+  try {
+    for (const storage_entry& each : storage_->list(folder)) {
+      const std::string path = folder + "/" + each.name;
+      if (each.what == storage_entry::kind::folder) {
+        remove_tree(path);
+      } else {
+        remove_if_there(path);
+      }
+    }
+    storage_->remove_folder(folder);
+  } catch (const storage_error& error) {
+    if (error.number() != ENOENT) throw;
+  }
+}
+
+template <checkpoint_storage Storage>
+checkpoint_draft checkpoint_folder<Storage>::begin(std::uint64_t step) {
+  check_lock();
+  checkpoint_draft draft{{step, ++generation_}, {}};
+  draft.folder = folder_name(draft.id);
+  // By a number of its own as well: a process that was left behind by another run writes to its own draft.
+  if (method_ == commit_method::rename)
+    draft.folder =
+        std::string(checkpoint_names::in_the_making) + draft.folder + "-" + std::to_string(storage_->nonce());
+  storage_->make_folder(draft.folder);
+  return draft;
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::write_file(const std::string& path, std::string_view text) {
+  auto output = storage_->create(path, text.size());
+  static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
+  output.sync();
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest) {
+  if (manifest.step != draft.id.step || manifest.generation != draft.id.generation) {
+    throw argument_error("checkpoint_folder: a manifest of step " + std::to_string(manifest.step) +
+                         ", generation " + std::to_string(manifest.generation) + " for the draft of step " +
+                         std::to_string(draft.id.step) + ", generation " +
+                         std::to_string(draft.id.generation));
+  }
+  const std::string text = to_json(manifest);
+  const auto uncertain = [&](const storage_error& error) {
+    uncertain_.push_back(draft.id.generation);
+    return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
+                                " is whole, and may be gone after a crash");
+  };
+  if (method_ == commit_method::manifest) {
+    storage_->sync_folder(draft.folder);
+    storage_->sync_folder("");
+    check_lock();
+    write_file(draft.path(checkpoint_names::manifest), text);
+    try {
+      storage_->sync_folder(draft.folder);
+    } catch (const storage_error& error) {
+      throw uncertain(error);
+    }
+    return;
+  }
+  write_file(draft.path(checkpoint_names::manifest), text);
+  storage_->sync_folder(draft.folder);
+  check_lock();
+  storage_->rename(draft.folder, folder_name(draft.id));
+  try {
+    storage_->sync_folder("");
+  } catch (const storage_error& error) {
+    throw uncertain(error);
+  }
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::abandon(const checkpoint_draft& draft) noexcept {
+  try {
+    remove_tree(draft.folder);
+  } catch (...) {  // what is left goes when the folder is opened next
+  }
+}
+
+template <checkpoint_storage Storage>
+template <retention_policy Retention>
+std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retention& retention) {
+  std::vector<checkpoint_id> all;
+  std::uint64_t newer = 0;
+  for (const checkpoint_id& id : list_checkpoints(*storage_)) {
+    if (std::find(uncertain_.begin(), uncertain_.end(), id.generation) != uncertain_.end()) continue;
+    try {
+      static_cast<void>(open_checkpoint(*storage_, id, verification::sizes));
+    } catch (const error&) {  // not whole: it must not count, and is somebody's to look into
+      continue;
+    }
+    if (newer >= 2 && !retention.keeps(id, newer)) all.push_back(id);
+    ++newer;
+  }
+  return all;
+}
+
+template <checkpoint_storage Storage>
+template <retention_policy Retention>
+std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& retention) {
+  check_lock();
+  const std::vector<checkpoint_id> listed = list_checkpoints(*storage_);
+  if (!listed.empty()) hint_at(listed.front());
+  const std::vector<checkpoint_id> gone = superfluous(retention);
+  std::vector<std::string> trash;
+  for (const checkpoint_id& id : gone) {
+    const std::string name = folder_name(id);
+    if (method_ == commit_method::rename) {
+      trash.push_back(std::string(checkpoint_names::trash) + name);
+      storage_->rename(name, trash.back());
+    } else {
+      trash.push_back(name);
+      storage_->remove(name + "/" + std::string(checkpoint_names::manifest));
+      storage_->sync_folder(name);
+    }
+  }
+  // Before their files go: none is called a checkpoint any more that is not whole.
+  if (!trash.empty() && method_ == commit_method::rename) storage_->sync_folder("");
+  for (const std::string& each : trash)
+    remove_tree(each);
+  return gone;
+}
+
+/// Nobody relies on it: it is not synced.
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::hint_at(const checkpoint_id& id) {
+  const std::string latest(checkpoint_names::latest);
+  const bool renames = method_ == commit_method::rename;
+  const std::string path =
+      renames ? std::string(checkpoint_names::hint) + std::to_string(storage_->nonce()) : latest;
+  if (!renames) remove_if_there(latest);
+  const std::string text = folder_name(id) + "\n";
+  {
+    auto output = storage_->create(path, text.size());
+    output.finish_write(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
+  }
+  if (renames) storage_->replace(path, latest);
+}
+
+}  // namespace llmmem::inline v0

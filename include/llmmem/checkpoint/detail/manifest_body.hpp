@@ -1,0 +1,403 @@
+/// @file
+/// Manifests to and from JSON.
+#pragma once
+
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/detail/json_reader.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+inline constexpr std::string_view manifest_format = "llmmem-checkpoint-1";
+
+inline void append_hex(std::string& to, std::uint32_t value) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  for (int shift = 28; shift >= 0; shift -= 4)
+    to += digits[(value >> shift) & 0xFU];
+}
+
+/// Eight lower-case hexadecimal digits.
+[[nodiscard]] inline std::optional<std::uint32_t> read_hex(std::string_view text) noexcept {
+  if (text.size() != 8) return std::nullopt;
+  std::uint32_t value = 0;
+  for (const char c : text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit && !(c >= 'a' && c <= 'f')) return std::nullopt;
+    value = value << 4 | static_cast<std::uint32_t>(is_digit ? c - '0' : c - 'a' + 10);
+  }
+  return value;
+}
+
+/// A manifest's last line: `"crc32c":"01234567"}`, of all before it.
+inline constexpr std::string_view manifest_key = "\"crc32c\":\"";
+inline constexpr std::string_view manifest_tail = "\"}\n";
+
+[[nodiscard]] inline std::uint32_t crc32c_of(std::string_view text) noexcept {
+  return crc32c(0, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+/// A name that cannot lead out of its folder, nor be one of ours.
+[[nodiscard]] inline bool is_plain_name(std::string_view name) noexcept {
+  return !name.empty() && name.size() <= 255 && name.front() != '.' && is_utf8(name) &&
+         name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos &&
+         name != "MANIFEST.json";
+}
+
+/// The first of `names` that occurs again, if one does.
+[[nodiscard]] inline std::optional<std::string_view> first_repeated(std::vector<std::string_view> names) {
+  std::sort(names.begin(), names.end());
+  const auto found = std::adjacent_find(names.begin(), names.end());
+  if (found == names.end()) return std::nullopt;
+  return *found;
+}
+
+[[nodiscard]] inline std::uint64_t chunks_in(std::uint64_t bytes, std::uint64_t chunk_bytes) noexcept {
+  return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
+}
+
+/// The file's checksum, of its chunks': see `crc32c_combine`, here with one product a chunk.
+[[nodiscard]] inline std::uint32_t combined_crc32c(const checkpoint_file& file,
+                                                   std::uint64_t chunk_bytes) noexcept {
+  if (file.chunks.empty()) return 0;
+  const std::uint32_t past_a_chunk = crc32c_combine(0x8000'0000U, 0, chunk_bytes);
+  std::uint32_t sum = 0;
+  for (std::size_t i = 0; i + 1 < file.chunks.size(); ++i)
+    sum = crc32c_product(past_a_chunk, sum) ^ file.chunks[i];
+  return crc32c_combine(sum, file.chunks.back(), file.bytes - (file.chunks.size() - 1) * chunk_bytes);
+}
+
+inline void check_checkpoint_file(const checkpoint_manifest& manifest, const checkpoint_file& file,
+                                  const std::string& what) {
+  const auto wrong = [&](const std::string& why) {
+    throw argument_error(what + ": file " + quoted(file.name) + ": " + why);
+  };
+  if (!is_plain_name(file.name)) wrong("the name must be plain: UTF-8, without '/', no '.' first");
+  if (file.bytes > max_bytes) wrong("more than 2^63 - 1 bytes");
+  if (file.rank >= manifest.world)
+    wrong("rank " + std::to_string(file.rank) + " of " + std::to_string(manifest.world));
+  if (const std::uint64_t chunks = chunks_in(file.bytes, manifest.chunk_bytes); chunks != file.chunks.size())
+    wrong(std::to_string(file.chunks.size()) + " checksums for " + std::to_string(chunks) + " chunks");
+  if (combined_crc32c(file, manifest.chunk_bytes) != file.crc32c)
+    wrong("its checksum is not that of its chunks");
+}
+
+inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const checkpoint_tensor& tensor,
+                                    const std::string& what) {
+  const std::string named = what + ": tensor " + quoted(tensor.name);
+  if (!is_utf8(tensor.name)) throw argument_error(named + ": the name must be UTF-8");
+  std::uint64_t elements = 0;
+  try {
+    elements = elements_of(tensor);
+  } catch (const length_error& error) {
+    throw argument_error(named + ": " + error.what());
+  }
+  for (const checkpoint_piece& piece : tensor.pieces) {
+    if (piece.file >= manifest.files.size()) {
+      throw argument_error(named + ": a piece in file " + std::to_string(piece.file) + " of " +
+                           std::to_string(manifest.files.size()));
+    }
+    if (!is_utf8(piece.entry)) throw argument_error(named + ": the name of a piece must be UTF-8");
+    try {
+      piece.runs.validate(elements, "a piece in file " + std::to_string(piece.file));
+    } catch (const error& error) {
+      throw argument_error(named + ": " + error.what());
+    }
+  }
+}
+
+}  // namespace detail
+
+inline std::uint64_t elements_of(const checkpoint_tensor& tensor) {
+  for (const std::uint64_t each : tensor.shape) {
+    if (each == 0) return 0;
+  }
+  std::uint64_t elements = 1;
+  for (const std::uint64_t each : tensor.shape)
+    elements = checked_multiply(elements, each, "elements of a tensor");
+  return elements;
+}
+
+inline void check_manifest(const checkpoint_manifest& manifest, const std::string& what) {
+  if (manifest.world == 0) throw argument_error(what + ": a world of no ranks");
+  if (manifest.chunk_bytes == 0 || manifest.chunk_bytes > max_checkpoint_chunk) {
+    throw argument_error(what + ": chunks of " + std::to_string(manifest.chunk_bytes) +
+                         " bytes; they have 1 to " + std::to_string(max_checkpoint_chunk));
+  }
+  std::vector<std::string_view> names;
+  for (const checkpoint_file& each : manifest.files) {
+    detail::check_checkpoint_file(manifest, each, what);
+    names.push_back(each.name);
+  }
+  if (const auto twice = detail::first_repeated(std::move(names)))
+    throw argument_error(what + ": file " + detail::quoted(std::string(*twice)) + " twice");
+  names.clear();
+  for (const checkpoint_tensor& each : manifest.tensors) {
+    detail::check_checkpoint_tensor(manifest, each, what);
+    names.push_back(each.name);
+  }
+  if (const auto twice = detail::first_repeated(std::move(names)))
+    throw argument_error(what + ": tensor " + detail::quoted(std::string(*twice)) + " twice");
+}
+
+inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
+                           const std::string& what) {
+  const auto same = [&](const char* name, std::uint64_t have, std::uint64_t got) {
+    if (have != got) {
+      throw argument_error(what + ": its " + name + " is " + std::to_string(got) + ", the others' is " +
+                           std::to_string(have));
+    }
+  };
+  same("generation", into.generation, part.generation);
+  same("step", into.step, part.step);
+  same("world", into.world, part.world);
+  same("chunk size", into.chunk_bytes, part.chunk_bytes);
+  const auto first_file = static_cast<std::uint32_t>(into.files.size());
+  checkpoint_manifest merged = into;
+  merged.files.insert(merged.files.end(), part.files.begin(), part.files.end());
+  std::vector<std::size_t> by_name(into.tensors.size());
+  for (std::size_t i = 0; i < by_name.size(); ++i)
+    by_name[i] = i;
+  const auto name_of = [&](std::size_t i) -> std::string_view { return into.tensors[i].name; };
+  std::ranges::sort(by_name, {}, name_of);
+  for (const checkpoint_tensor& each : part.tensors) {
+    const auto found = std::ranges::lower_bound(by_name, std::string_view(each.name), {}, name_of);
+    checkpoint_tensor added = each;
+    for (checkpoint_piece& piece : added.pieces)
+      piece.file += first_file;
+    if (found == by_name.end() || name_of(*found) != each.name) {
+      merged.tensors.push_back(std::move(added));
+      continue;
+    }
+    checkpoint_tensor& there = merged.tensors[*found];
+    if (there.type != each.type || there.shape != each.shape) {
+      throw argument_error(what + ": tensor " + detail::quoted(each.name) +
+                           " has another type or shape than other ranks have it");
+    }
+    there.pieces.insert(there.pieces.end(), added.pieces.begin(), added.pieces.end());
+  }
+  check_manifest(merged, what);
+  into = std::move(merged);
+}
+
+inline std::string to_json(const checkpoint_manifest& manifest) {
+  check_manifest(manifest, "manifest");
+  std::string text = "{\"format\":\"";
+  text += detail::manifest_format;
+  const auto number = [&](const char* name, std::uint64_t value) {
+    text += ",\"" + std::string(name) + "\":" + std::to_string(value);
+  };
+  text += '"';
+  number("generation", manifest.generation);
+  number("step", manifest.step);
+  number("world", manifest.world);
+  number("chunk_bytes", manifest.chunk_bytes);
+  text += ",\"files\":[";
+  for (const checkpoint_file& each : manifest.files) {
+    text += &each == manifest.files.data() ? "\n{\"name\":" : ",\n{\"name\":";
+    detail::append_json_string(text, each.name);
+    number("bytes", each.bytes);
+    number("rank", each.rank);
+    text += ",\"crc32c\":\"";
+    detail::append_hex(text, each.crc32c);
+    text += "\",\"chunks\":\"";
+    for (const std::uint32_t chunk : each.chunks)
+      detail::append_hex(text, chunk);
+    text += "\"}";
+  }
+  text += "],\"tensors\":[";
+  for (const checkpoint_tensor& each : manifest.tensors) {
+    text += &each == manifest.tensors.data() ? "\n{\"name\":" : ",\n{\"name\":";
+    detail::append_json_string(text, each.name);
+    text += ",\"type\":\"" + std::string(name_of(each.type)) + "\",\"shape\":[";
+    for (std::size_t i = 0; i < each.shape.size(); ++i)
+      text += (i == 0 ? "" : ",") + std::to_string(each.shape[i]);
+    text += "],\"pieces\":[";
+    for (std::size_t i = 0; i < each.pieces.size(); ++i) {
+      const checkpoint_piece& piece = each.pieces[i];
+      text += (i == 0 ? "{\"file\":" : ",{\"file\":") + std::to_string(piece.file) + ",\"entry\":";
+      detail::append_json_string(text, piece.entry);
+      text += ",\"runs\":[" + std::to_string(piece.runs.begin) + "," + std::to_string(piece.runs.run) + "," +
+              std::to_string(piece.runs.stride) + "," + std::to_string(piece.runs.count) + "]}";
+    }
+    text += "]}";
+  }
+  text += "],\n";
+  const std::uint32_t sum = detail::crc32c_of(text);
+  text += detail::manifest_key;
+  detail::append_hex(text, sum);
+  text += detail::manifest_tail;
+  return text;
+}
+
+namespace detail {
+
+/// Takes the members of an object, each at most once.
+class manifest_members {
+ public:
+  explicit manifest_members(json_reader& json) noexcept : json_(&json) {}
+
+  /// Whether `key` is `name`, the `bit`th of them, and new.
+  [[nodiscard]] bool is(const std::string& key, std::string_view name, unsigned bit) {
+    if (key != name) return false;
+    if ((seen_ & 1U << bit) != 0) json_->refuse("'" + std::string(name) + "' twice");
+    seen_ |= 1U << bit;
+    return true;
+  }
+  void need(unsigned count) const {
+    if (seen_ != (1U << count) - 1) json_->refuse("the object that ends here lacks a member");
+  }
+
+ private:
+  json_reader* json_;
+  unsigned seen_ = 0;
+};
+
+[[nodiscard]] inline std::uint32_t read_crc(json_reader& json) {
+  const std::optional<std::uint32_t> sum = read_hex(json.string());
+  if (!sum) json.refuse("a checksum has eight lower-case hexadecimal digits");
+  return *sum;
+}
+
+[[nodiscard]] inline std::uint32_t read_number32(json_reader& json) {
+  const std::uint64_t value = json.number();
+  if (value > ~std::uint32_t{0}) json.refuse("a number of more than 32 bits");
+  return static_cast<std::uint32_t>(value);
+}
+
+[[nodiscard]] inline checkpoint_file read_checkpoint_file(json_reader& json) {
+  checkpoint_file file;
+  manifest_members members(json);
+  json.object([&](const std::string& key) {
+    if (members.is(key, "name", 0)) {
+      file.name = json.string();
+    } else if (members.is(key, "bytes", 1)) {
+      file.bytes = json.number();
+    } else if (members.is(key, "rank", 2)) {
+      file.rank = read_number32(json);
+    } else if (members.is(key, "crc32c", 3)) {
+      file.crc32c = read_crc(json);
+    } else if (members.is(key, "chunks", 4)) {
+      const std::string all = json.string();
+      for (std::size_t at = 0; at < all.size(); at += 8) {
+        const std::optional<std::uint32_t> sum = read_hex(std::string_view(all).substr(at, 8));
+        if (!sum) json.refuse("checksums of chunks have eight lower-case hexadecimal digits each");
+        file.chunks.push_back(*sum);
+      }
+    } else {
+      json.skip(8);
+    }
+  });
+  members.need(5);
+  return file;
+}
+
+[[nodiscard]] inline checkpoint_piece read_checkpoint_piece(json_reader& json) {
+  checkpoint_piece piece;
+  manifest_members members(json);
+  json.object([&](const std::string& key) {
+    if (members.is(key, "file", 0)) {
+      piece.file = read_number32(json);
+    } else if (members.is(key, "entry", 1)) {
+      piece.entry = json.string();
+    } else if (members.is(key, "runs", 2)) {
+      std::array<std::uint64_t, 4> runs{};
+      std::size_t count = 0;
+      json.array([&] {
+        const std::uint64_t value = json.number();
+        if (count == runs.size()) json.refuse("runs are four numbers");
+        runs[count++] = value;
+      });
+      if (count != runs.size()) json.refuse("runs are four numbers");
+      piece.runs = {runs[0], runs[1], runs[2], runs[3]};
+    } else {
+      json.skip(8);
+    }
+  });
+  members.need(3);
+  return piece;
+}
+
+[[nodiscard]] inline checkpoint_tensor read_checkpoint_tensor(json_reader& json) {
+  checkpoint_tensor tensor;
+  manifest_members members(json);
+  json.object([&](const std::string& key) {
+    if (members.is(key, "name", 0)) {
+      tensor.name = json.string();
+    } else if (members.is(key, "type", 1)) {
+      const std::string name = json.string();
+      const std::optional<safetensors_type> type = safetensors_type_of(name);
+      if (!type) json.refuse("no type is called " + quoted(name));
+      tensor.type = *type;
+    } else if (members.is(key, "shape", 2)) {
+      json.array([&] { tensor.shape.push_back(json.number()); });
+    } else if (members.is(key, "pieces", 3)) {
+      json.array([&] { tensor.pieces.push_back(read_checkpoint_piece(json)); });
+    } else {
+      json.skip(8);
+    }
+  });
+  members.need(4);
+  return tensor;
+}
+
+}  // namespace detail
+
+inline checkpoint_manifest read_manifest(std::string_view text, const std::string& what) {
+  constexpr std::size_t tail = detail::manifest_key.size() + 8 + detail::manifest_tail.size();
+  if (text.size() > max_manifest_bytes) {
+    throw format_error(what + ": " + std::to_string(text.size()) + " bytes, a manifest has at most " +
+                       std::to_string(max_manifest_bytes));
+  }
+  if (text.size() < tail ||
+      text.substr(text.size() - tail, detail::manifest_key.size()) != detail::manifest_key)
+    throw format_error(what + ": it does not end as a manifest does: it was cut, or is something else");
+  const std::string_view body = text.substr(0, text.size() - tail);
+  const std::optional<std::uint32_t> told =
+      detail::read_hex(text.substr(body.size() + detail::manifest_key.size(), 8));
+  if (!told || *told != detail::crc32c_of(body))
+    throw format_error(what + ": its checksum differs: it is damaged");
+  detail::json_reader json(text, 0, what);
+  checkpoint_manifest manifest;
+  detail::manifest_members members(json);
+  json.object([&](const std::string& key) {
+    if (members.is(key, "format", 0)) {
+      if (const std::string format = json.string(); format != detail::manifest_format)
+        json.refuse("its format is " + detail::quoted(format) + ", not one that is known here");
+    } else if (members.is(key, "generation", 1)) {
+      manifest.generation = json.number();
+    } else if (members.is(key, "step", 2)) {
+      manifest.step = json.number();
+    } else if (members.is(key, "world", 3)) {
+      manifest.world = detail::read_number32(json);
+    } else if (members.is(key, "chunk_bytes", 4)) {
+      manifest.chunk_bytes = json.number();
+    } else if (members.is(key, "files", 5)) {
+      json.array([&] { manifest.files.push_back(detail::read_checkpoint_file(json)); });
+    } else if (members.is(key, "tensors", 6)) {
+      json.array([&] { manifest.tensors.push_back(detail::read_checkpoint_tensor(json)); });
+    } else if (members.is(key, "crc32c", 7)) {
+      static_cast<void>(json.string());
+    } else {
+      json.skip(8);
+    }
+  });
+  json.expect_end();
+  members.need(8);
+  try {
+    check_manifest(manifest, what);
+  } catch (const argument_error& error) {
+    throw format_error(error.what());
+  }
+  return manifest;
+}
+
+}  // namespace llmmem::inline v0

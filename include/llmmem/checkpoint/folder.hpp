@@ -1,0 +1,131 @@
+/// @file
+/// `checkpoint_folder`: checkpoints that are there whole or not at all, whatever happens meanwhile.
+#pragma once
+
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/retention.hpp>
+#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A commit went as far as others can see, and then the system would not say that it lasts: after a crash the
+/// checkpoint may be there or not, whole in either case.
+class durability_uncertain : public io_error {
+ public:
+  using io_error::io_error;
+};
+
+/// Somebody else took the folder over: this one may not commit to it any more.
+class fenced : public io_error {
+ public:
+  using io_error::io_error;
+};
+
+/// What makes a checkpoint visible.
+enum class commit_method : std::uint8_t {
+  rename,    ///< its folder gets its name, at once
+  manifest,  ///< its manifest is written last, where folders cannot be renamed; readers ignore what has none
+};
+
+[[nodiscard]] constexpr std::string_view to_string(commit_method how) noexcept {
+  return how == commit_method::rename ? "by rename" : "by a manifest written last";
+}
+
+/// A checkpoint in the making. Its files are made by `Storage::create(draft.path(name), bytes)`, by any
+/// process, and synced.
+struct checkpoint_draft {
+  checkpoint_id id{};
+  std::string folder{};
+
+  [[nodiscard]] std::string path(std::string_view file) const { return folder + "/" + std::string(file); }
+};
+
+/// The writing side of a folder of checkpoints.
+///
+///     checkpoint_folder folder(storage);                  // takes the lock, removes what a crash left
+///     const checkpoint_draft draft = folder.begin(step);
+///     ...                                                 // files are written and synced, their sums taken
+///     folder.commit(draft, manifest);                     // returns: it outlasts any crash from here on
+///     folder.tidy(keep_last_and_every{.last = 3});
+///
+/// A commit is, in order: the files are there and synced (by the caller); the manifest is written and synced;
+/// the names in the draft's folder are synced; that folder is renamed to what a checkpoint is called, never
+/// onto another; the folder of checkpoints is synced. Only then `commit` returns. At any moment, and after
+/// any crash, whatever is called `step-...` is a whole checkpoint. Where folders cannot be renamed, the draft
+/// has its name from the beginning, and is a checkpoint once its manifest is there, which is written last
+/// (`method()` tells); there one without a manifest is none.
+///
+/// @par Complexity      a commit makes 7 calls of the storage, four of them syncs, beside the files' own.
+/// @par Thread safety   one thread at a time. Any number of processes may read meanwhile (`find_checkpoint`).
+/// @par Errors          `storage_error` and what is said below; a failed call leaves no checkpoint behind.
+/// @par Source          the order of calls: Pillai et al., "All File Systems Are Not Created Equal", OSDI
+/// 2014;
+///      no sync is asked for twice after a failure: Rebello et al., 2020.
+template <checkpoint_storage Storage>
+class checkpoint_folder {
+ public:
+  /// Takes the lock, learns the highest generation, finds out how to commit, and removes drafts and trash.
+  /// @throws io_error  when another process holds the lock.
+  explicit checkpoint_folder(Storage& storage);
+  checkpoint_folder(const checkpoint_folder&) = delete;
+  checkpoint_folder& operator=(const checkpoint_folder&) = delete;
+
+  /// A new draft, with a generation and a folder that were never used.
+  [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
+
+  /// Makes it a checkpoint. @pre each file of the manifest is there and synced.
+  /// @throws durability_uncertain  when it can be seen, but may not outlast a crash.
+  /// @throws fenced                when the lock was taken away.
+  /// @throws argument_error        for a manifest of something else.
+  /// @throws storage_error         whatever else: nothing was committed, and the draft should be abandoned.
+  void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
+
+  /// Removes a draft, as far as that goes.
+  void abandon(const checkpoint_draft& draft) noexcept;
+
+  /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
+  /// by a reader.
+  /// @return the checkpoints that were removed.
+  /// @throws storage_error
+  template <retention_policy Retention>
+  std::vector<checkpoint_id> tidy(const Retention& retention);
+
+  /// Which `tidy` would remove.
+  template <retention_policy Retention>
+  [[nodiscard]] std::vector<checkpoint_id> superfluous(const Retention& retention);
+
+  [[nodiscard]] commit_method method() const noexcept { return method_; }
+  /// Of the last draft.
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
+  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+
+ private:
+  void take_lock();
+  void check_lock() const;
+  void probe();
+  void remove_left_over();
+  void remove_if_there(const std::string& path);
+  void remove_tree(const std::string& folder);
+  void write_file(const std::string& path, std::string_view text);
+  void hint_at(const checkpoint_id& id);
+
+  Storage* storage_;
+  std::optional<typename Storage::lock_type> lock_;
+  commit_method method_ = commit_method::rename;
+  std::uint64_t generation_ = 0;
+  std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/checkpoint/detail/folder_body.hpp>

@@ -1,0 +1,90 @@
+/// @file
+/// What a checkpoint says of itself: its files and their checksums, its tensors and where their parts lie.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/model/safetensors.hpp>
+#include <llmmem/sharding/element_runs.hpp>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A file of a checkpoint.
+struct checkpoint_file {
+  std::string name{};  ///< in the checkpoint's folder
+  std::uint64_t bytes = 0;
+  std::uint32_t rank = 0;               ///< who wrote it
+  std::uint32_t crc32c = 0;             ///< of all of it
+  std::vector<std::uint32_t> chunks{};  ///< CRC-32C of each `chunk_bytes` of it, the last may be shorter
+
+  friend bool operator==(const checkpoint_file&, const checkpoint_file&) = default;
+};
+
+/// Part of a tensor, or all of it, as one tensor of a file.
+struct checkpoint_piece {
+  std::uint32_t file = 0;  ///< number among the files
+  std::string entry{};     ///< the tensor's name in that file
+  element_runs runs{};     ///< which of the tensor's elements, in the order in which the file has them
+
+  friend bool operator==(const checkpoint_piece&, const checkpoint_piece&) = default;
+};
+
+/// A tensor of the state that was saved.
+struct checkpoint_tensor {
+  std::string name{};
+  safetensors_type type = safetensors_type::f32;
+  std::vector<std::uint64_t> shape{};
+  std::vector<checkpoint_piece> pieces{};  ///< one, unless ranks hold parts; elements may be in several
+
+  friend bool operator==(const checkpoint_tensor&, const checkpoint_tensor&) = default;
+};
+
+/// What is in a checkpoint. The same, of one rank's files only, is how that rank says that they are durable.
+struct checkpoint_manifest {
+  std::uint64_t generation = 0;  ///< counts commits to one folder: the highest that is whole is the newest
+  std::uint64_t step = 0;        ///< of training, as the caller counts
+  std::uint32_t world = 1;       ///< ranks that wrote it
+  std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
+  std::vector<checkpoint_file> files{};
+  std::vector<checkpoint_tensor> tensors{};
+
+  friend bool operator==(const checkpoint_manifest&, const checkpoint_manifest&) = default;
+};
+
+/// Most bytes of a chunk: whoever checks one reads it whole.
+inline constexpr std::uint64_t max_checkpoint_chunk = std::uint64_t{1} << 30;
+
+/// Most bytes of a manifest that is read: some ten million chunks.
+inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{256} << 20;
+
+/// As a file has it: JSON, a line for every file and tensor, and behind it all a CRC-32C of what comes
+/// before.
+/// @throws argument_error  as `check_manifest`.
+[[nodiscard]] std::string to_json(const checkpoint_manifest& manifest);
+
+/// Reads one, believing nothing: the checksum first; then what `check_manifest` asks.
+/// @param what  names the file, for error texts.
+/// @throws format_error  which says where and what is wrong.
+[[nodiscard]] checkpoint_manifest read_manifest(std::string_view text, const std::string& what);
+
+/// That it fits together: names of files are plain, and they and the tensors' occur once; sizes, chunks and
+/// ranks agree; every piece is of a file that is there, and inside its tensor.
+/// @throws argument_error  which names the file or tensor, and what is wrong with it.
+void check_manifest(const checkpoint_manifest& manifest, const std::string& what);
+
+/// Adds another rank's part: its files behind those that are there, its pieces to the tensors of their names.
+/// @throws argument_error  when step, generation, world or chunks differ, when a tensor's type or shape does,
+///      or a file's name is taken.
+void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, const std::string& what);
+
+/// Elements of a tensor. @throws length_error  past 2^63 - 1.
+[[nodiscard]] std::uint64_t elements_of(const checkpoint_tensor& tensor);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/checkpoint/detail/manifest_body.hpp>

@@ -1,0 +1,53 @@
+/// @file
+/// Where a snapshot's bytes come from: `state_view`, and the one for memory of the host.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+/// A state whose tensors were described to the checkpointer (`state_tensor`), and whose bytes it copies.
+///
+/// - `copy_out(tensor, offset, into)`  fills `into` with what the tensor's part has from byte `offset` on.
+///                                     Tensors are numbered as they were described. What it throws ends the
+///                                     checkpoint, and is its reason.
+/// - `is_concurrent`                   whether another thread may call it while the state's owner reads the
+///                                     state and computes. If not, the owner's thread copies, when it waits.
+///
+/// Copied when a snapshot begins: a handle, not the state.
+template <class V>
+concept state_view = std::copy_constructible<V> && requires(V& view, std::uint32_t tensor,
+                                                            std::uint64_t offset, std::span<std::byte> into) {
+  view.copy_out(tensor, offset, into);
+  requires std::same_as<std::remove_cv_t<decltype(V::is_concurrent)>, bool>;
+};
+
+/// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged.
+class host_state_view {
+ public:
+  static constexpr bool is_concurrent = true;
+
+  /// @param tensors  the bytes of each, in the order in which they were described. The array lives as long as
+  ///                 the view is used.
+  explicit host_state_view(std::span<const std::span<const std::byte>> tensors) noexcept
+      : tensors_(tensors) {}
+
+  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const noexcept {
+    std::memcpy(into.data(), tensors_[tensor].data() + offset, into.size());
+  }
+  [[nodiscard]] std::span<const std::span<const std::byte>> tensors() const noexcept { return tensors_; }
+
+ private:
+  std::span<const std::span<const std::byte>> tensors_;
+};
+
+static_assert(state_view<host_state_view>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,456 @@
+/// @file
+/// The two halves of `async_checkpointer`: out of the state into the ring, and from there to the storage.
+#pragma once
+
+#include <llmmem/async_checkpointer.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// A snapshot that is pending. What is below the line is under the mutex.
+template <class Traits>
+struct async_checkpointer<Traits>::job {
+  job(std::uint64_t step, view_type of_state, file_plan beside)
+      : view(std::move(of_state)),
+        extras(std::move(beside)),
+        record(std::make_shared<detail::commit_record>(step)) {}
+
+  view_type view;
+  file_plan extras;
+  std::shared_ptr<detail::commit_record> record;
+  std::vector<const planned_file*> files{};
+  std::uint64_t bytes = 0;
+  clock::time_point began_to_persist{};
+  //
+  std::size_t file = 0;  // where staging is
+  std::uint64_t begin = 0;
+  std::uint64_t staged = 0;
+  std::uint64_t persisted = 0;
+  bool is_staged = false;   // or given up
+  bool is_drained = false;  // all that was staged has been taken
+  bool is_over = false;     // what is staged is of no use any more
+  std::string why{};        // it was given up
+  std::optional<clock::time_point> stall_began{};
+};
+
+template <class Traits>
+checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options options) {
+  const auto wrong = [&](const std::string& why) { throw length_error(options.name + ": " + why); };
+  if (options.chunk_bytes == 0 || options.chunk_bytes > max_checkpoint_chunk) {
+    wrong("chunks of " + std::to_string(options.chunk_bytes) + " bytes; they have 1 to " +
+          std::to_string(max_checkpoint_chunk));
+  }
+  if (options.ring_bytes / 2 < options.chunk_bytes) {
+    wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
+          std::to_string(options.chunk_bytes) + "; it needs room for two of them");
+  }
+  if (options.max_pending == 0) wrong("max_pending is 0; one snapshot at least must be allowed");
+  return options;
+}
+
+template <class Traits>
+async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
+                                               std::vector<state_tensor> tensors,
+                                               checkpointer_options options)
+    : coordinator_(&coordinator),
+      options_(checked(std::move(options))),
+      plan_(plan_files(tensors, {.max_shard_bytes = options_.max_shard_bytes,
+                                 .rank = coordinator.rank(),
+                                 .world = coordinator.world()})),
+      space_({.budget = options_.ring_bytes, .name = options_.name + " ring"}) {
+  std::uint64_t chunks = 2;  // for extras
+  for (const planned_file& each : plan_.files)
+    chunks += detail::chunks_in(each.bytes, options_.chunk_bytes);
+  const std::uint64_t slots = std::min(options_.ring_bytes / options_.chunk_bytes, chunks);
+  ring_ = {space_, slots * options_.chunk_bytes, detail::aligned_bytes::alignment};
+  std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
+  for (std::size_t i = static_cast<std::size_t>(slots); i-- > 0;)
+    free_.push_back(i);
+  stats_.ring_bytes = slots * options_.chunk_bytes;
+  persister_ = std::thread([this] { run_persister(); });
+  if constexpr (view_type::is_concurrent) stager_ = std::thread([this] { run_stager(); });
+}
+
+template <class Traits>
+async_checkpointer<Traits>::~async_checkpointer() {
+  {
+    std::unique_lock lock(mutex_);
+    while (!jobs_.empty())
+      pump(lock, clock::time_point::max());
+    ends_ = true;
+    changed_.notify_all();
+  }
+  persister_.join();
+  if (stager_.joinable()) stager_.join();
+}
+
+template <class Traits>
+std::span<std::byte> async_checkpointer<Traits>::slot(std::size_t at) noexcept {
+  const std::size_t bytes = static_cast<std::size_t>(options_.chunk_bytes);
+  return {ring_.range().data + at * bytes, bytes};
+}
+
+template <class Traits>
+snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, view_type view,
+                                                          std::vector<checkpoint_extra> extras) {
+  const file_plan_options placed{.rank = coordinator_->rank(), .world = coordinator_->world()};
+  auto made = std::make_unique<job>(step, std::move(view), plan_extras(extras, placed));
+  for (const planned_file& each : plan_.files)
+    made->files.push_back(&each);
+  for (const planned_file& each : made->extras.files)
+    made->files.push_back(&each);
+  made->bytes = plan_.bytes + made->extras.bytes;
+  commit_ticket ticket(made->record);
+
+  std::unique_lock lock(mutex_);
+  ++stats_.begun;
+  if (jobs_.size() >= options_.max_pending && options_.busy == when_busy::skip) {
+    ++stats_.skipped;
+    lock.unlock();
+    conclude(*made, commit_status::not_committed,
+             options_.name + ": " + std::to_string(options_.max_pending) +
+                 " snapshots before it are still being written");
+    return {gate_, std::move(ticket)};
+  }
+  const auto began = clock::now();
+  while (jobs_.size() >= options_.max_pending)
+    pump(lock, clock::time_point::max());
+  stats_.stall_ns += ns_since(began);
+  gate_.freeze([](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); }, this);
+  jobs_.push_back(std::move(made));
+  changed_.notify_all();
+  return {gate_, std::move(ticket)};
+}
+
+template <class Traits>
+bool async_checkpointer<Traits>::flush(std::chrono::nanoseconds most) {
+  const auto now = clock::now();
+  const auto until = most > clock::time_point::max() - now ? clock::time_point::max() : now + most;
+  std::unique_lock lock(mutex_);
+  while (!jobs_.empty() && clock::now() < until)
+    pump(lock, until);
+  return jobs_.empty();
+}
+
+template <class Traits>
+checkpointer_stats async_checkpointer<Traits>::stats() const {
+  const std::scoped_lock lock(mutex_);
+  checkpointer_stats now = stats_;
+  now.stall_ns += gate_.waited_ns();
+  return now;
+}
+
+template <class Traits>
+checkpoint_progress async_checkpointer<Traits>::progress() const {
+  const std::scoped_lock lock(mutex_);
+  if (jobs_.empty()) return {};
+  const job& oldest = *jobs_.front();
+  return {oldest.record->step, oldest.bytes, oldest.staged, oldest.persisted};
+}
+
+// --- out of the state
+
+template <class Traits>
+auto async_checkpointer<Traits>::unstaged() noexcept -> job* {
+  for (const std::unique_ptr<job>& each : jobs_) {
+    if (!each->is_staged) return each.get();
+  }
+  return nullptr;
+}
+
+template <class Traits>
+void async_checkpointer<Traits>::run_stager() {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    job* const next = unstaged();
+    if (next == nullptr || !stage_some(*next, lock)) changed_.wait(lock);
+  }
+}
+
+/// Copies a chunk, without the lock. Nothing when there is no room for it.
+template <class Traits>
+bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
+  if (of.is_over) {
+    end_staging(of, {});
+    return true;
+  }
+  if (free_.empty()) return false;
+  const std::size_t at = free_.back();
+  free_.pop_back();
+  const planned_file& file = *of.files[of.file];
+  const std::uint64_t bytes = std::min(options_.chunk_bytes, file.bytes - of.begin);
+  stats_.staging_bytes += options_.chunk_bytes;
+  stats_.staging_peak = std::max(stats_.staging_peak, stats_.staging_bytes);
+  lock.unlock();
+  const auto began = clock::now();
+  std::string why;
+  try {
+    fill(of, file, of.begin, slot(at).first(static_cast<std::size_t>(bytes)));
+  } catch (const std::exception& error) {
+    why = std::string("the state could not be copied: ") + error.what();
+  } catch (...) {
+    why = "the state could not be copied";
+  }
+  const std::uint64_t took = ns_since(began);
+  lock.lock();
+  stats_.stage_ns += took;
+  filled_.push_back({at, bytes, false});
+  stats_.staged_bytes += bytes;
+  of.staged += bytes;
+  of.begin += bytes;
+  if (of.begin == file.bytes) {
+    of.begin = 0;
+    ++of.file;
+  }
+  if (!why.empty() || of.file == of.files.size()) end_staging(of, std::move(why));
+  changed_.notify_all();
+  return true;
+}
+
+/// The bytes of a file from `begin` on: its head, and what the state has.
+template <class Traits>
+void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::uint64_t begin,
+                                      std::span<std::byte> into) {
+  const std::uint64_t end = begin + into.size();
+  if (begin < file.head.size()) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(file.head.size(), end) - begin;
+    std::memcpy(into.data(), file.head.data() + begin, static_cast<std::size_t>(bytes));
+  }
+  auto span = std::partition_point(file.spans.begin(), file.spans.end(), [&](const planned_span& each) {
+    return each.begin + each.bytes <= begin;
+  });
+  for (; span != file.spans.end() && span->begin < end; ++span) {
+    const std::uint64_t first = std::max(begin, span->begin);
+    const std::uint64_t last = std::min(end, span->begin + span->bytes);
+    of.view.copy_out(
+        span->tensor, span->offset + (first - span->begin),
+        into.subspan(static_cast<std::size_t>(first - begin), static_cast<std::size_t>(last - first)));
+  }
+}
+
+/// @pre the lock is held.
+template <class Traits>
+void async_checkpointer<Traits>::end_staging(job& of, std::string why) {
+  of.is_staged = true;
+  of.why = std::move(why);
+  filled_.push_back({0, 0, true});
+  gate_.thaw();
+  changed_.notify_all();
+}
+
+/// What a thread of the caller's does while it waits.
+template <class Traits>
+void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, clock::time_point until) {
+  if constexpr (!view_type::is_concurrent) {
+    job* const next = unstaged();
+    if (next != nullptr && stage_some(*next, lock)) return;
+  }
+  if (until == clock::time_point::max()) {
+    changed_.wait(lock);
+  } else {
+    changed_.wait_until(lock, until);
+  }
+}
+
+/// Waits, on behalf of the gate, for a snapshot to be staged; not for ever.
+template <class Traits>
+void async_checkpointer<Traits>::hold_up() {
+  std::unique_lock lock(mutex_);
+  job* const staging = unstaged();
+  if (staging == nullptr) return;
+  const auto now = clock::now();
+  if (!staging->stall_began) staging->stall_began = now;
+  const auto since = now - *staging->stall_began;
+  if (since >= options_.max_stall && !staging->is_over) {
+    staging->is_over = true;
+    staging->why = "it held the training up for longer than max_stall";
+    changed_.notify_all();
+  }
+  pump(lock,
+       since >= options_.max_stall ? clock::time_point::max() : *staging->stall_began + options_.max_stall);
+}
+
+// --- to the storage
+
+template <class Traits>
+void async_checkpointer<Traits>::run_persister() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    while (jobs_.empty() && !ends_)
+      changed_.wait(lock);
+    if (jobs_.empty()) return;
+    job& next = *jobs_.front();
+    lock.unlock();
+    persist(next);
+    lock.lock();
+    jobs_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+template <class Traits>
+void async_checkpointer<Traits>::persist(job& of) {
+  std::optional<checkpoint_draft> draft;
+  commit_status how = commit_status::not_committed;
+  std::string why;
+  try {
+    draft = coordinator_->begin(of.record->step);
+    {
+      const std::scoped_lock lock(of.record->mutex);
+      of.record->generation = draft->id.generation;
+    }
+    const checkpoint_manifest part = write_files(of, *draft);
+    coordinator_->commit(*draft, part);
+    how = commit_status::committed;
+  } catch (const durability_uncertain& error) {
+    how = commit_status::durability_uncertain;
+    why = error.what();
+  } catch (const std::exception& error) {
+    why = error.what();
+  } catch (...) {
+    why = "an exception that is none of the standard library's";
+  }
+  conclude(of, how, why);
+  if (how != commit_status::not_committed) {
+    const std::string trouble = coordinator_->tidy();
+    if (trouble.empty()) return;
+    const std::scoped_lock lock(mutex_);
+    stats_.last_trouble = trouble;
+    return;
+  }
+  drain(of);
+  if (draft) coordinator_->abandon(*draft);
+}
+
+template <class Traits>
+void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std::string& why) {
+  {
+    const std::scoped_lock lock(mutex_);
+    of.is_over = true;
+    if (how == commit_status::committed) {
+      ++stats_.committed;
+      stats_.last_step = of.record->step;
+      stats_.last_generation = of.record->generation;
+      stats_.persist_ns += ns_since(of.began_to_persist);
+      stats_.persisted_bytes += of.bytes;
+    } else {
+      ++(how == commit_status::not_committed ? stats_.failed : stats_.uncertain);
+      stats_.last_trouble = why;
+    }
+    changed_.notify_all();
+  }
+  of.record->settle(how, why);
+}
+
+template <class Traits>
+checkpoint_manifest async_checkpointer<Traits>::write_files(job& of, const checkpoint_draft& draft) {
+  checkpoint_manifest part{.generation = draft.id.generation,
+                           .step = draft.id.step,
+                           .world = coordinator_->world(),
+                           .chunk_bytes = options_.chunk_bytes,
+                           .files = {},
+                           .tensors = plan_.tensors};
+  of.began_to_persist = clock::now();
+  for (const planned_file* each : of.files)
+    part.files.push_back(write_file(of, draft, *each));
+  if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
+  const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
+  for (checkpoint_tensor each : of.extras.tensors) {
+    for (checkpoint_piece& piece : each.pieces)
+      piece.file += of_state;
+    part.tensors.push_back(std::move(each));
+  }
+  return part;
+}
+
+template <class Traits>
+checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint_draft& draft,
+                                                       const planned_file& file) {
+  using token = typename storage_type::output::write_token;
+  struct in_flight {
+    std::size_t slot;
+    token written;
+  };
+  // Slots go back after the file is closed, which waits for what is being written from them.
+  struct lent_slots {
+    async_checkpointer* self;
+    std::vector<std::size_t> slots{};
+    ~lent_slots() { self->release(slots); }
+  } lent{this};
+  const std::size_t depth =
+      std::clamp<std::size_t>(static_cast<std::size_t>(stats_.ring_bytes / options_.chunk_bytes / 2), 1, 8);
+  auto output = coordinator_->storage().create(draft.path(file.name), file.bytes);
+  std::deque<in_flight> writes;
+  const auto finish_oldest = [&] {
+    const in_flight oldest = writes.front();
+    writes.pop_front();
+    output.finish_write(oldest.written);
+    lent.slots.erase(std::find(lent.slots.begin(), lent.slots.end(), oldest.slot));
+    release({&oldest.slot, 1});
+  };
+  checkpoint_file made{file.name, file.bytes, coordinator_->rank(), 0, {}};
+  for (std::uint64_t begin = 0; begin < file.bytes;) {
+    while (!writes.empty() && (writes.size() >= depth || !has_filled()))
+      finish_oldest();
+    const filled_chunk chunk = take(of);
+    if (chunk.is_end) {
+      const std::scoped_lock lock(mutex_);
+      throw io_error(options_.name + ": step " + std::to_string(of.record->step) +
+                     " was given up: " + of.why);
+    }
+    lent.slots.push_back(chunk.slot);
+    const std::span<const std::byte> bytes = slot(chunk.slot).first(static_cast<std::size_t>(chunk.bytes));
+    made.chunks.push_back(crc32c(0, bytes));
+    writes.push_back({chunk.slot, output.begin_write(begin, bytes)});
+    begin += chunk.bytes;
+    const std::scoped_lock lock(mutex_);
+    of.persisted += chunk.bytes;
+  }
+  while (!writes.empty())
+    finish_oldest();
+  output.sync();
+  made.crc32c = detail::combined_crc32c(made, options_.chunk_bytes);
+  return made;
+}
+
+template <class Traits>
+bool async_checkpointer<Traits>::has_filled() const {
+  const std::scoped_lock lock(mutex_);
+  return !filled_.empty();
+}
+
+template <class Traits>
+auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
+  std::unique_lock lock(mutex_);
+  while (filled_.empty())
+    changed_.wait(lock);
+  const filled_chunk next = filled_.front();
+  filled_.pop_front();
+  of.is_drained = next.is_end;
+  return next;
+}
+
+template <class Traits>
+void async_checkpointer<Traits>::release(std::span<const std::size_t> slots) {
+  const std::scoped_lock lock(mutex_);
+  free_.insert(free_.end(), slots.begin(), slots.end());
+  stats_.staging_bytes -= slots.size() * options_.chunk_bytes;
+  changed_.notify_all();
+}
+
+/// What was staged of a snapshot that failed, and may still be until its staging has noticed.
+template <class Traits>
+void async_checkpointer<Traits>::drain(job& of) {
+  while (!of.is_drained) {
+    const filled_chunk next = take(of);
+    if (!next.is_end) release({&next.slot, 1});
+  }
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,155 @@
+/// @file
+/// `snapshot_gate`: state is changed or copied, never both; and who changes it has to show that he may.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+class snapshot_gate;
+
+/// The right to change what a gate protects, for as long as it lives. Only `snapshot_gate::mutate` makes one,
+/// so that a function which takes one cannot be called by somebody who forgot to wait for a snapshot:
+///
+///     void optimizer::step(const mutation_permit& permit);
+class [[nodiscard]] mutation_permit {
+ public:
+  mutation_permit(mutation_permit&& other) noexcept : gate_(std::exchange(other.gate_, nullptr)) {}
+  mutation_permit& operator=(mutation_permit&&) = delete;
+  ~mutation_permit();
+
+  /// Whether it is of that gate. One that was moved from is of none.
+  [[nodiscard]] bool is_of(const snapshot_gate& gate) const noexcept { return gate_ == &gate; }
+
+ private:
+  friend class snapshot_gate;
+  explicit mutation_permit(snapshot_gate& gate) noexcept : gate_(&gate) {}
+
+  snapshot_gate* gate_;
+};
+
+/// Between those who change a state and those who copy it. Any number of copies may be under way, or any
+/// number of permits be alive, not both.
+///
+/// A permit waits for copies; a copy does not wait for permits: it is begun between two steps, by the thread
+/// that takes the permits, and one that meets a permit is a defect of the program, which is told as such.
+///
+/// @par Complexity      O(1), without system calls where nobody waits.
+/// @par Thread safety   `thaw`, `is_frozen` and `waited_ns` from any thread; the rest from one.
+class snapshot_gate {
+ public:
+  /// Called by a thread that waits, to do some of what it waits for. Without one it sleeps.
+  using pump_function = void (*)(void* context);
+
+  snapshot_gate() noexcept = default;
+  snapshot_gate(const snapshot_gate&) = delete;
+  snapshot_gate& operator=(const snapshot_gate&) = delete;
+
+  /// Waits until nothing is being copied. Afterwards the state may be changed, while the permit lives.
+  mutation_permit mutate() noexcept {
+    wait();
+    permits_ += 1;
+    return mutation_permit(*this);
+  }
+
+  /// A copy begins: no permit is given until as many have ended.
+  /// @param pump  see `pump_function`; of this copy, until it ends.
+  /// @throws argument_error  while a permit is alive.
+  void freeze(pump_function pump = nullptr, void* context = nullptr) {
+    if (permits_ != 0) {
+      throw argument_error(
+          "snapshot_gate: a snapshot begins while the state is being changed: " + std::to_string(permits_) +
+          " permits are alive; begin it between two steps, or end them first");
+    }
+    pump_ = pump;
+    context_ = context;
+    copies_.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// A copy has ended: what was read for it is read.
+  void thaw() noexcept {
+    if (copies_.fetch_sub(1, std::memory_order_release) == 1) copies_.notify_all();
+  }
+
+  [[nodiscard]] bool is_frozen() const noexcept { return copies_.load(std::memory_order_acquire) != 0; }
+
+  /// Returns when nothing is being copied, without asking for a permit.
+  void wait() noexcept {
+    if (!is_frozen()) return;
+    const std::uint64_t began = now_ns();
+    for (std::uint32_t seen = copies_.load(std::memory_order_acquire); seen != 0;
+         seen = copies_.load(std::memory_order_acquire)) {
+      if (pump_ != nullptr) {
+        pump_(context_);
+      } else {
+        copies_.wait(seen, std::memory_order_acquire);
+      }
+    }
+    waited_ns_.fetch_add(now_ns() - began, std::memory_order_relaxed);
+  }
+
+  /// How long `mutate` and `wait` have waited in all.
+  [[nodiscard]] std::uint64_t waited_ns() const noexcept {
+    return waited_ns_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  friend class mutation_permit;
+
+  [[nodiscard]] static std::uint64_t now_ns() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  }
+
+  std::atomic<std::uint32_t> copies_{0};
+  std::uint32_t permits_ = 0;
+  std::atomic<std::uint64_t> waited_ns_{0};
+  pump_function pump_ = nullptr;
+  void* context_ = nullptr;
+};
+
+inline mutation_permit::~mutation_permit() {
+  if (gate_ != nullptr) gate_->permits_ -= 1;
+}
+
+/// A value that can be read by anyone, and changed with a permit of its gate.
+///
+///     guarded<weights> state(gate, ...);
+///     state.read();                      // const
+///     const mutation_permit permit = gate.mutate();    // waits for snapshots; nothing else makes one
+///     state.write(permit).scale(0.5F);
+///
+/// @par Thread safety   as the value's.
+template <class T>
+class guarded {
+ public:
+  template <class... Args>
+  explicit guarded(snapshot_gate& gate, Args&&... value)
+      : gate_(&gate), value_(std::forward<Args>(value)...) {}
+
+  [[nodiscard]] const T& read() const noexcept { return value_; }
+  /// The reference is of use while the permit lives.
+  /// @throws argument_error  for a permit of another gate.
+  [[nodiscard]] T& write(const mutation_permit& permit) {
+    if (!permit.is_of(*gate_))
+      throw argument_error("guarded: the permit is of another gate, or was moved from");
+    return value_;
+  }
+  /// A permit that ends with the expression would leave the reference without one.
+  T& write(mutation_permit&& permit) = delete;
+  [[nodiscard]] snapshot_gate& gate() const noexcept { return *gate_; }
+
+ private:
+  snapshot_gate* gate_;
+  T value_;
+};
+
+}  // namespace llmmem::inline v0
