@@ -110,7 +110,6 @@ class checkpoint_folder {
   [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
 
  private:
-  void take_lock();
   void check_lock() const;
   void probe();
   void remove_left_over();

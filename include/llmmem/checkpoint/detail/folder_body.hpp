@@ -12,23 +12,17 @@
 namespace llmmem::inline v0 {
 
 template <checkpoint_storage Storage>
-checkpoint_folder<Storage>::checkpoint_folder(Storage& storage) : storage_(&storage) {
-  take_lock();
+checkpoint_folder<Storage>::checkpoint_folder(Storage& storage)
+    : storage_(&storage), lock_(storage.try_lock(std::string(checkpoint_names::lock))) {
+  if (!lock_) {
+    throw io_error(storage_->path(std::string(checkpoint_names::lock)) +
+                   ": another process commits to this folder; stop it, or take another folder");
+  }
   for (const storage_entry& each : storage_->list("")) {
     if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
   }
   remove_left_over();
   probe();
-}
-
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::take_lock() {
-  const std::string name(checkpoint_names::lock);
-  lock_ = storage_->try_lock(name);
-  if (!lock_) {
-    throw io_error(storage_->path(name) +
-                   ": another process commits to this folder; stop it, or take another folder");
-  }
 }
 
 template <checkpoint_storage Storage>
@@ -135,7 +129,18 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
     storage_->sync_folder(draft.folder);
     storage_->sync_folder("");
     check_lock();
-    write_file(draft.path(checkpoint_names::manifest), text);
+    const std::string path = draft.path(checkpoint_names::manifest);
+    try {
+      write_file(path, text);
+    } catch (const storage_error& error) {
+      // Written and not synced: others may have seen a whole one. Now it is none, if that can be had.
+      try {
+        remove_if_there(path);
+      } catch (const storage_error&) {
+        if (error.call() == storage_call::sync) throw uncertain(error);
+      }
+      throw;
+    }
     try {
       storage_->sync_folder(draft.folder);
     } catch (const storage_error& error) {

@@ -1,0 +1,336 @@
+#include <llmmem/checkpoint/folder.hpp>
+#include <llmmem/testing/crash_states.hpp>
+#include <llmmem/testing/simulated_storage.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "support/checkpoint_world.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::crash_limits;
+using llmmem::testing::power_cut;
+using llmmem::testing::simulated_storage;
+using llmmem::testing::simulated_storage_options;
+using llmmem::testing::simulated_writes;
+using llmmem::testing::storage_fault;
+using llmmem::testing::sweep_power_cuts;
+
+namespace {
+
+simulated_storage_options tiny(bool rename_allowed = true) {
+  simulated_storage_options options;
+  options.sector_bytes = 8;
+  options.rename_allowed = rename_allowed;
+  return options;
+}
+
+/// Saves some steps, each acknowledged once it is committed, and tidies behind each.
+void run(simulated_storage& storage, const checkpoint_world& world, std::vector<std::uint64_t> steps,
+         acknowledged& told) {
+  checkpoint_folder folder(storage);
+  for (const std::uint64_t step : steps) {
+    save_step(folder, world, step);
+    told.step = step;
+    static_cast<void>(folder.tidy(keep_last_and_every{}));
+  }
+}
+
+/// A folder after some checkpoints, at rest.
+simulated_storage settled(const checkpoint_world& world, std::vector<std::uint64_t> steps,
+                          const simulated_storage_options& options) {
+  simulated_storage storage(options);
+  acknowledged told;
+  run(storage, world, std::move(steps), told);
+  return storage.after_crash(storage.all_survives());
+}
+
+/// Every name that is there, in order.
+std::vector<std::string> names_in(simulated_storage& storage) {
+  std::vector<std::string> names;
+  for (const storage_entry& each : storage.list(""))
+    names.push_back(each.name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+template <class Work>
+std::string text_of(Work work) {
+  try {
+    work();
+  } catch (const error& failure) {
+    return failure.what();
+  }
+  return "none";
+}
+
+}  // namespace
+
+TEST_SUITE("checkpoint_folder") {
+  TEST_CASE("a checkpoint is found with the bytes that were saved") {
+    const checkpoint_world world{.ranks = 3, .files = 2, .file_bytes = 1000, .write_bytes = 300};
+    simulated_storage storage;
+    acknowledged told;
+    run(storage, world, {10, 20}, told);
+    const checkpoint_search search = find_checkpoint(storage);
+    REQUIRE(search.found);
+    CHECK(search.found->id == checkpoint_id{20, 2});
+    CHECK(search.skipped.empty());
+    CHECK(search.message() == "step-0000000020-g00000002");
+    CHECK(has_its_bytes(storage, world, *search.found));
+    CHECK(names_in(storage) == std::vector<std::string>{"LATEST", "LOCK", "step-0000000010-g00000001",
+                                                        "step-0000000020-g00000002"});
+    CHECK(storage.files().at("LATEST").size() == std::string("step-0000000020-g00000002\n").size());
+  }
+
+  // The proof: two ranks with two files each, a first checkpoint, and a third with a second and an older one
+  // there, cut off at every call, and after each cut every state that a device could be in.
+  TEST_CASE("after any crash, what was acknowledged is there, whole, and all that has its name is whole") {
+    const checkpoint_world world;
+    for (const bool renames : {true, false}) {
+      for (const bool is_first : {true, false}) {
+        CAPTURE(renames);
+        CAPTURE(is_first);
+        const simulated_storage start =
+            is_first ? simulated_storage(tiny(renames)) : settled(world, {10, 20}, tiny(renames));
+        acknowledged told;
+        std::uint64_t recovered = 0;
+        const auto sweep = sweep_power_cuts(
+            start,
+            [&](simulated_storage& storage) {
+              told.step = is_first ? std::nullopt : std::optional<std::uint64_t>(20);
+              run(storage, world, {30}, told);
+            },
+            [&](simulated_storage& after) {
+              const std::string lost = what_is_lost(after, world, told);
+              if (!lost.empty()) FAIL(lost);
+              const std::string torn =
+                  what_is_torn(after, world, renames ? commit_method::rename : commit_method::manifest);
+              if (!torn.empty()) FAIL(torn);
+              recovered += find_checkpoint(after).found ? 1 : 0;
+            },
+            crash_limits{.exhaustive_up_to = 14, .samples = 64, .seed = 1, .tears = 2});
+        MESSAGE(sweep.power_cuts << " cuts, " << sweep.states << " states, " << recovered
+                                 << " with a checkpoint");
+        CHECK(sweep.power_cuts > 30);
+        CHECK(recovered > 0);
+      }
+    }
+  }
+
+  TEST_CASE("after any crash the folder can be gone on with, and what was left behind is gone") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    const simulated_storage start = settled(world, {10, 20}, tiny());
+    acknowledged told;
+    const auto sweep = sweep_power_cuts(
+        start,
+        [&](simulated_storage& storage) {
+          told.step = 20;
+          run(storage, world, {30}, told);
+        },
+        [&](simulated_storage& after) {
+          run(after, world, {40}, told);
+          REQUIRE(what_is_lost(after, world, acknowledged{40}).empty());
+          for (const std::string& name : names_in(after))
+            REQUIRE((!is_left_over(name) && name != ""));
+          told.step = 30;  // at most: of this run
+        },
+        crash_limits{.exhaustive_up_to = 8, .samples = 16, .seed = 1, .tears = 1});
+    CHECK(sweep.states > 100);
+  }
+
+  // A second crash, in the run that goes on after the first.
+  TEST_CASE("a crash while the folder is put in order again loses nothing") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage torn = settled(world, {10, 20}, tiny());
+    torn.cut_power_at(torn.calls() + 16);
+    acknowledged told;
+    try {
+      run(torn, world, {30}, told);
+    } catch (const power_cut&) {
+    }
+    REQUIRE(!told.step);
+    const simulated_storage start = torn.after_crash(torn.all_survives());
+    sweep_power_cuts(
+        start,
+        [&](simulated_storage& storage) {
+          told.step = 20;
+          run(storage, world, {30}, told);
+        },
+        [&](simulated_storage& after) {
+          const std::string lost =
+              what_is_lost(after, world, told) + what_is_torn(after, world, commit_method::rename);
+          if (!lost.empty()) FAIL(lost);
+        },
+        crash_limits{.exhaustive_up_to = 8, .samples = 16, .seed = 1, .tears = 1});
+  }
+
+  TEST_CASE("a call that fails leaves no checkpoint of its step, and all that were there") {
+    const checkpoint_world world{.ranks = 1, .files = 2};
+    for (const bool renames : {true, false}) {
+      const simulated_storage start = settled(world, {10, 20}, tiny(renames));
+      for (const auto what : {storage_fault::kind::refused, storage_fault::kind::lost}) {
+        for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::for_ever}) {
+          bool ended = false;
+          for (std::uint64_t first = 1; !ended; ++first) {
+            CAPTURE(first);
+            simulated_storage storage = start.after_crash(start.all_survives());
+            checkpoint_folder folder(storage);
+            storage.set_faults({storage_fault{
+                .call = {}, .first = first, .every = 1, .count = count, .number = ENOSPC, .what = what}});
+            bool committed = false;
+            bool uncertain = false;
+            try {
+              save_step(folder, world, 30);
+              committed = true;
+            } catch (const durability_uncertain&) {
+              uncertain = true;
+            } catch (const error&) {
+            }
+            ended = committed;
+            storage.set_faults({});
+            const checkpoint_search search = find_checkpoint(storage);
+            REQUIRE(search.found);
+            if (committed || uncertain) {
+              CHECK(search.found->id.step == 30);
+            } else {
+              CHECK(search.found->id.step == 20);
+            }
+            CHECK(has_its_bytes(storage, world, *search.found));
+            // Whatever became of it, the next one works; but for a folder that lost names: no sync of it
+            // can be believed any more, and each says so.
+            try {
+              save_step(folder, world, 40);
+              simulated_storage after = storage.after_crash();
+              CHECK(what_is_lost(after, world, acknowledged{40}) == "");
+            } catch (const error&) {
+              CHECK(what == storage_fault::kind::lost);
+              CHECK(!committed);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a checkpoint whose durability is uncertain does not count as one that stays") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    for (const std::uint64_t step : {10, 20, 30}) {
+      if (step == 30) storage.set_faults({{.call = storage_call::sync_folder, .first = 2}});
+      if (step == 30) {
+        CHECK(text_of([&] { save_step(folder, world, step); }) ==
+              "simulated: the folder cannot be synced: names in it may be lost: Input/output error; "
+              "a planned fault; step-0000000030-g00000003 is whole, and may be gone after a crash");
+      } else {
+        save_step(folder, world, step);
+      }
+    }
+    storage.set_faults({});
+    CHECK(folder.tidy(keep_last_and_every{.last = 1}).empty());
+    CHECK(list_checkpoints(storage).size() == 3);
+    save_step(folder, world, 40);
+    CHECK(folder.tidy(keep_last_and_every{.last = 1}) == std::vector<checkpoint_id>{{10, 1}});
+  }
+
+  TEST_CASE("a second writer is refused, and one whose lock was taken away commits nothing") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    CHECK(text_of([&] { const checkpoint_folder second(storage); }) ==
+          "simulated/LOCK: another process commits to this folder; stop it, or take another folder");
+    for (const bool renames : {true, false}) {
+      simulated_storage shared(tiny(renames));
+      checkpoint_folder first(shared);
+      save_step(first, world, 10);
+      const checkpoint_draft draft = first.begin(20);
+      const checkpoint_manifest all = write_rank(shared, world, draft, 0);
+      shared.remove("LOCK");
+      const auto taken = shared.try_lock("LOCK");
+      REQUIRE(taken);
+      const std::string text =
+          "simulated/LOCK: it was removed or replaced while this process held it: another one may commit to "
+          "the folder now; nothing was committed";
+      CHECK_THROWS_WITH_AS(first.commit(draft, all), text.c_str(), fenced);
+      CHECK_THROWS_WITH_AS(static_cast<void>(first.begin(30)), text.c_str(), fenced);
+      CHECK_THROWS_WITH_AS(static_cast<void>(first.tidy(keep_last_and_every{})), text.c_str(), fenced);
+      CHECK(find_checkpoint(shared).found->id.step == 10);
+    }
+  }
+
+  TEST_CASE("the last few stay, every so many steps one for good, and never fewer than two") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    for (std::uint64_t step = 10; step <= 100; step += 10) {
+      save_step(folder, world, step);
+      static_cast<void>(folder.tidy(keep_last_and_every{.last = 3, .every_steps = 40}));
+    }
+    std::vector<std::uint64_t> steps;
+    for (const checkpoint_id& id : list_checkpoints(storage))
+      steps.push_back(id.step);
+    CHECK(steps == std::vector<std::uint64_t>{100, 90, 80, 40});
+    static_cast<void>(folder.tidy(keep_last_and_every{.last = 0}));
+    CHECK(list_checkpoints(storage).size() == 2);
+  }
+
+  TEST_CASE("one that is damaged does not count, and is not removed") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    for (const std::uint64_t step : {10, 20, 30})
+      save_step(folder, world, step);
+    storage.flip("step-0000000030-g00000003/MANIFEST.json", 100);
+    CHECK(folder.tidy(keep_last_and_every{.last = 2}).empty());
+    const checkpoint_search search = find_checkpoint(storage);
+    REQUIRE(search.found);
+    CHECK(search.message() ==
+          "step-0000000020-g00000002; passed over step-0000000030-g00000003: "
+          "simulated/step-0000000030-g00000003/MANIFEST.json: its checksum differs: it is damaged");
+  }
+
+  TEST_CASE("going back to an earlier step makes the newest checkpoint one of that step") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    for (const std::uint64_t step : {10, 20, 10})
+      save_step(folder, world, step);
+    CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
+  }
+
+  TEST_CASE("no generation is given twice, whatever a crash has left") {
+    simulated_storage storage;
+    storage.make_folder(".tmp-step-0000000010-g00000007-12345");
+    storage.make_folder(".trash-step-0000000010-g00000004");
+    storage.make_folder("step-0000000001-g00000002");
+    storage.make_folder("step-1-g9");  // not as we write it: none of ours
+    checkpoint_folder folder(storage);
+    CHECK(folder.generation() == 7);
+    CHECK(folder.begin(20).id.generation == 8);
+    CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
+  }
+
+  TEST_CASE("a manifest of another draft is refused") {
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    const checkpoint_draft draft = folder.begin(20);
+    CHECK(text_of([&] { folder.commit(draft, {.generation = 1, .step = 10}); }) ==
+          "checkpoint_folder: a manifest of step 10, generation 1 for the draft of step 20, generation 1");
+  }
+
+  TEST_CASE("a folder that cannot be written to is refused with what the system says") {
+    simulated_storage storage;
+    storage.set_faults(
+        {{.call = {}, .first = 1, .every = 1, .count = storage_fault::for_ever, .number = EROFS}});
+    CHECK(text_of([&] { const checkpoint_folder folder(storage); }) ==
+          "simulated/LOCK: cannot be locked: Read-only file system; a planned fault");
+  }
+}
