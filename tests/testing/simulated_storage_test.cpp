@@ -139,6 +139,31 @@ TEST_CASE("replace gives the name where there is none, and two names of one file
   CHECK(storage.files().size() == 2);
 }
 
+TEST_CASE("fingerprints are equal for what looks the same, and for nothing else") {
+  const auto made = [](auto&& work) {
+    simulated_storage storage;
+    written(storage, "a", filled(3, 1));
+    work(storage);
+    return storage.fingerprint();
+  };
+  const auto one = made([](simulated_storage&) {});
+  CHECK(one == made([](simulated_storage& storage) {
+          written(storage, "b", filled(3, 2));
+          storage.remove("b");
+        }));
+  const std::set<std::uint64_t> all{
+      one,
+      made([](simulated_storage& storage) { storage.link("a", "b"); }),
+      made([](simulated_storage& storage) { written(storage, "b", filled(3, 1)); }),
+      made([](simulated_storage& storage) { written(storage, "b", {}); }),
+      made([](simulated_storage& storage) { storage.make_folder("b"); }),
+      made([](simulated_storage& storage) { storage.rename("a", "b"); }),
+      made([](simulated_storage& storage) { storage.flip("a", 0); }),
+      made([](simulated_storage& storage) { storage.truncate("a", 2); }),
+  };
+  CHECK(all.size() == 8);
+}
+
 TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothing") {
   simulated_storage storage({.name = "disk"});
   storage.make_folder("folder");
@@ -794,8 +819,13 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
   storage.set_faults({{.call = storage_call::write, .number = ENOSPC}});
   CHECK(number_of([&] { file.finish_write(token); }) == ENOSPC);
   bytes.reset();
+  // One that is called a failure as it begins is not looked at again, either.
+  bytes = filled(2, 2);
+  storage.set_faults({{.call = storage_call::write, .what = storage_fault::kind::reported}});
+  CHECK(number_of([&] { file.begin_write(2, *bytes); }) == EIO);
+  bytes.reset();
   file.sync();
-  CHECK(storage.files().at("a") == filled(4, 0xDB));
+  CHECK(storage.files().at("a") == std::vector<std::byte>{poison, poison, std::byte{2}, std::byte{2}});
 }
 
 TEST_CASE("a storage is full when its files are, and removed files give their room back") {

@@ -23,7 +23,11 @@ namespace llmmem::inline v0::testing {
 
 namespace detail {
 struct simulated_disk;
-}
+struct simulated_crash;
+struct simulated_tree;
+template <class Visit>
+class crash_walk;
+}  // namespace detail
 
 /// Thrown by every call once the power is off. No `llmmem::error` and no `std::exception`, so that a handler
 /// of errors does not take it for one and run on: nothing runs on.
@@ -193,8 +197,13 @@ class simulated_storage {
   [[nodiscard]] simulated_storage_options options() const;
 
  private:
+  template <class Visit>
+  friend class detail::crash_walk;
   simulated_storage(std::in_place_t /*made*/, std::shared_ptr<detail::simulated_disk> disk)
       : disk_(std::move(disk)) {}
+  [[nodiscard]] detail::simulated_crash crash_now() const;
+  [[nodiscard]] simulated_storage restarted(const detail::simulated_crash& crash, const crash_choice& choice,
+                                            detail::simulated_tree tree) const;
   std::shared_ptr<detail::simulated_disk> disk_;
 };
 
