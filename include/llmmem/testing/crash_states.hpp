@@ -7,7 +7,6 @@
 #include <llmmem/testing/detail/simulated_tree.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -45,7 +44,7 @@ struct tear_places {
   if (first >= effect.bytes.size()) return {};
   const std::uint64_t count = (effect.bytes.size() - first - 1) / sector + 1;
   tear_places places;
-  const std::uint64_t taken = std::min<std::uint64_t>(count, most);
+  const std::uint64_t taken = count < most ? count : most;
   places.all = taken == count;
   for (std::uint64_t i = 0; i < taken; ++i) {
     const std::uint64_t at = taken == 1 ? 0 : i * (count - 1) / (taken - 1);

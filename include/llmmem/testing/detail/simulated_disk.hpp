@@ -6,9 +6,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/testing/detail/simulated_tree.hpp>
-#include <llmmem/testing/simulated_storage.hpp>
+#include <llmmem/testing/simulated_storage_options.hpp>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -91,7 +90,8 @@ struct simulated_disk {
     at.node = simulated_tree::root;
     std::size_t begin = 0;
     while (!path.empty()) {
-      const std::size_t end = std::min(path.find('/', begin), path.size());
+      std::size_t end = path.find('/', begin);
+      if (end == std::string::npos) end = path.size();
       at.folder = at.node;
       at.name = path.substr(begin, end - begin);
       if (at.name.empty() || at.name == "." || at.name == "..") {
@@ -280,6 +280,7 @@ struct simulated_disk {
   std::uint64_t calls = 0;
   std::uint64_t nonces = 0;
   bool off = false;
+  std::uint64_t users = 1;  ///< storages, outputs, inputs and locks
 };
 
 }  // namespace llmmem::inline v0::testing::detail

@@ -6,12 +6,10 @@
 #include <llmmem/testing/detail/simulated_tree.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -22,6 +20,22 @@
 namespace llmmem::inline v0::testing {
 
 namespace detail {
+
+inline simulated_disk_handle::simulated_disk_handle(const simulated_disk_handle& other) : disk_(other.disk_) {
+  if (disk_ == nullptr) return;
+  const std::lock_guard lock(disk_->mutex);
+  ++disk_->users;
+}
+
+inline simulated_disk_handle::~simulated_disk_handle() {
+  if (disk_ == nullptr) return;
+  bool last = false;
+  {
+    const std::lock_guard lock(disk_->mutex);
+    last = --disk_->users == 0;
+  }
+  if (last) delete disk_;
+}
 
 [[nodiscard]] inline std::string quoted(const std::string& path) {
   return "'" + path + "'";
@@ -152,7 +166,7 @@ void damage(simulated_disk& disk, const std::string& path, const std::string& wh
 }  // namespace detail
 
 inline simulated_storage::simulated_storage(simulated_storage_options options)
-    : disk_(std::make_shared<detail::simulated_disk>(std::move(options))) {}
+    : disk_(new detail::simulated_disk(std::move(options))) {}
 
 inline void simulated_storage::make_folder(const std::string& path) {
   disk_->call(storage_call::make_folder, path, "make_folder " + detail::quoted(path), [&] {
@@ -234,15 +248,22 @@ inline void simulated_storage::remove_folder(const std::string& path) {
 }
 
 inline std::vector<storage_entry> simulated_storage::list(const std::string& path) {
-  std::vector<storage_entry> entries;
+  std::map<std::pair<std::uint64_t, std::string>, storage_entry> entries;
   disk_->call(storage_call::list, path, "list " + detail::quoted(path), [&] {
     for (const auto& [name, node] :
          disk_->seen.nodes.at(disk_->find_folder(storage_call::list, path)).names) {
-      entries.push_back(
-          {name, disk_->is_folder(node) ? storage_entry::kind::folder : storage_entry::kind::file});
+      // Sorted names would hide that somebody counts on them.
+      std::uint64_t place = detail::spread(disk_->options.seed);
+      for (const char each : name)
+        place = detail::spread(place ^ static_cast<unsigned char>(each));
+      const auto what = disk_->is_folder(node) ? storage_entry::kind::folder : storage_entry::kind::file;
+      entries.emplace(std::pair(place, name), storage_entry{name, what});
     }
   });
-  return entries;
+  std::vector<storage_entry> listed;
+  for (auto& [place, entry] : entries)
+    listed.push_back(std::move(entry));
+  return listed;
 }
 
 inline void simulated_storage::sync_folder(const std::string& path) {
@@ -337,7 +358,7 @@ inline simulated_storage simulated_storage::restarted(const detail::simulated_cr
   simulated_storage_options options = disk_->options;
   options.faults.clear();
   options.power_cut_at = 0;
-  auto after = std::make_shared<detail::simulated_disk>(std::move(options));
+  detail::simulated_disk_handle after(new detail::simulated_disk(std::move(options)));
   after->trace = disk_->trace;
   after->trace.emplace_back("-- crash --");
   for (std::size_t i = 0; i < crash.effects.size(); ++i) {
@@ -387,7 +408,7 @@ inline void simulated_storage::truncate(const std::string& path, std::uint64_t b
       throw argument_error(where + ": is to be cut to " + std::to_string(bytes) + " bytes and has " +
                            std::to_string(file.size));
     }
-    file.size = std::min<std::uint64_t>(file.size, bytes);
+    if (bytes < file.size) file.size = bytes;
     file.data.resize(file.size);
   });
 }
@@ -398,7 +419,7 @@ inline void simulated_storage::grow(const std::string& path, std::uint64_t bytes
       throw argument_error(where + ": is to grow to " + std::to_string(bytes) + " bytes and has " +
                            std::to_string(file.size));
     }
-    file.size = std::max<std::uint64_t>(file.size, bytes);
+    if (bytes > file.size) file.size = bytes;
     file.data.resize(file.size, disk_->options.unwritten);
   });
 }
@@ -440,12 +461,12 @@ inline simulated_storage_options simulated_storage::options() const {
   return disk_->options;
 }
 
-inline simulated_storage::output::output(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node,
+inline simulated_storage::output::output(detail::simulated_disk_handle disk, std::uint64_t node,
                                          std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
 inline simulated_storage::output::~output() {
-  if (disk_ == nullptr) return;
+  if (!disk_) return;
   const std::lock_guard lock(disk_->mutex);
   try {
     disk_->land_all_of(node_);
@@ -517,7 +538,7 @@ inline void simulated_storage::output::sync() {
   }
 }
 
-inline simulated_storage::input::input(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node,
+inline simulated_storage::input::input(detail::simulated_disk_handle disk, std::uint64_t node,
                                        std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
@@ -544,18 +565,18 @@ inline void simulated_storage::input::read(std::uint64_t offset, std::span<std::
               });
 }
 
-inline simulated_storage::lock_type::lock_type(std::shared_ptr<detail::simulated_disk> disk,
-                                               std::uint64_t node, std::string path)
+inline simulated_storage::lock_type::lock_type(detail::simulated_disk_handle disk, std::uint64_t node,
+                                               std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
 inline simulated_storage::lock_type::~lock_type() {
-  if (disk_ == nullptr) return;
+  if (!disk_) return;
   const std::lock_guard lock(disk_->mutex);
   disk_->locks.erase(node_);
 }
 
 inline bool simulated_storage::lock_type::is_held() const {
-  if (disk_ == nullptr) return false;
+  if (!disk_) return false;
   const std::lock_guard lock(disk_->mutex);
   try {
     return !disk_->off && disk_->find(storage_call::lock, path_).node == node_;
