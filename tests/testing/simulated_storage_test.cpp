@@ -708,6 +708,23 @@ TEST_CASE("a storage after a crash has no faults, no power cut, no locks and not
   CHECK(storage.files().contains("a"));
 }
 
+TEST_CASE("a sweep cuts before each call and after the last, and counts states that differ") {
+  std::vector<std::uint64_t> folders;
+  const auto sweep = sweep_power_cuts(
+      simulated_storage(),
+      [](simulated_storage& storage) {
+        storage.make_folder("a");
+        storage.make_folder("b");
+        storage.remove_folder("b");
+      },
+      [&](simulated_storage& after) { folders.push_back(after.folders().size()); });
+  CHECK(sweep.power_cuts == 4);
+  CHECK(sweep.exhaustive);
+  // Nothing; with and without "a"; any of both; and the same again, since a removal may be undone.
+  CHECK(sweep.states == 1 + 2 + 4 + 4);
+  CHECK(std::count(folders.begin(), folders.end(), 2) == 2);
+}
+
 TEST_CASE("recovery itself can be cut, and what it did is pending in its turn") {
   const simulated_storage empty;
   int nested = 0;
