@@ -111,7 +111,9 @@ TEST_CASE("running code sees all that it did, as a map of paths would") {
   CHECK(storage.files() == all_files{{"a/b/z", bytes}, {"y", whole}});
   storage.rename("a", "c");
   CHECK(storage.folders() == std::vector<std::string>{"c", "c/b"});
-  CHECK(storage.list("") ==
+  auto listed = storage.list("");
+  std::sort(listed.begin(), listed.end(), [](const auto& x, const auto& y) { return x.name < y.name; });
+  CHECK(listed ==
         std::vector<storage_entry>{{"c", storage_entry::kind::folder}, {"y", storage_entry::kind::file}});
 
   const auto input = storage.open("y");
@@ -129,6 +131,22 @@ TEST_CASE("running code sees all that it did, as a map of paths would") {
   CHECK(storage.path("") == "disk");
 }
 
+TEST_CASE("lists come in no order, and in the same one again") {
+  const auto listed = [](std::uint64_t seed) {
+    simulated_storage storage({.seed = seed});
+    std::string names;
+    for (const char each : std::string("abcdefgh"))
+      storage.make_folder({each});
+    for (const auto& each : storage.list(""))
+      names += each.name;
+    return names;
+  };
+  CHECK(listed(1).size() == 8);
+  CHECK(listed(1) != "abcdefgh");
+  CHECK(listed(1) == listed(1));
+  CHECK(listed(1) != listed(2));
+}
+
 TEST_CASE("replace gives the name where there is none, and two names of one file both stay") {
   simulated_storage storage;
   written(storage, "a", filled(1, 1));
@@ -137,6 +155,31 @@ TEST_CASE("replace gives the name where there is none, and two names of one file
   storage.link("b", "c");
   storage.replace("b", "c");
   CHECK(storage.files().size() == 2);
+}
+
+TEST_CASE("fingerprints are equal for what looks the same, and for nothing else") {
+  const auto made = [](auto&& work) {
+    simulated_storage storage;
+    written(storage, "a", filled(3, 1));
+    work(storage);
+    return storage.fingerprint();
+  };
+  const auto one = made([](simulated_storage&) {});
+  CHECK(one == made([](simulated_storage& storage) {
+          written(storage, "b", filled(3, 2));
+          storage.remove("b");
+        }));
+  const std::set<std::uint64_t> all{
+      one,
+      made([](simulated_storage& storage) { storage.link("a", "b"); }),
+      made([](simulated_storage& storage) { written(storage, "b", filled(3, 1)); }),
+      made([](simulated_storage& storage) { written(storage, "b", {}); }),
+      made([](simulated_storage& storage) { storage.make_folder("b"); }),
+      made([](simulated_storage& storage) { storage.rename("a", "b"); }),
+      made([](simulated_storage& storage) { storage.flip("a", 0); }),
+      made([](simulated_storage& storage) { storage.truncate("a", 2); }),
+  };
+  CHECK(all.size() == 8);
 }
 
 TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothing") {
@@ -271,7 +314,7 @@ TEST_CASE("a write is torn where sectors of the file begin, and one at most") {
   const auto two = filled(10, 2);
   file.finish_write(file.begin_write(2, two));  // sectors begin at 4 and 8
   std::set<all_files> expected;
-  for (const std::size_t there : {0, 2, 6, 10}) {
+  for (const int there : {0, 2, 6, 10}) {
     auto bytes = filled(16, 0xDB);
     std::fill_n(bytes.begin() + 2, there, std::byte{2});
     expected.insert({{"a", filled(12, 1)}, {"b", filled(12, 1)}, {"c", bytes}});
@@ -665,6 +708,23 @@ TEST_CASE("a storage after a crash has no faults, no power cut, no locks and not
   CHECK(storage.files().contains("a"));
 }
 
+TEST_CASE("a sweep cuts before each call and after the last, and counts states that differ") {
+  std::vector<std::uint64_t> folders;
+  const auto sweep = sweep_power_cuts(
+      simulated_storage(),
+      [](simulated_storage& storage) {
+        storage.make_folder("a");
+        storage.make_folder("b");
+        storage.remove_folder("b");
+      },
+      [&](simulated_storage& after) { folders.push_back(after.folders().size()); });
+  CHECK(sweep.power_cuts == 4);
+  CHECK(sweep.exhaustive);
+  // Nothing; with and without "a"; any of both; and the same again, since a removal may be undone.
+  CHECK(sweep.states == 1 + 2 + 4 + 4);
+  CHECK(std::count(folders.begin(), folders.end(), 2) == 2);
+}
+
 TEST_CASE("recovery itself can be cut, and what it did is pending in its turn") {
   const simulated_storage empty;
   int nested = 0;
@@ -794,8 +854,13 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
   storage.set_faults({{.call = storage_call::write, .number = ENOSPC}});
   CHECK(number_of([&] { file.finish_write(token); }) == ENOSPC);
   bytes.reset();
+  // One that is called a failure as it begins is not looked at again, either.
+  bytes = filled(2, 2);
+  storage.set_faults({{.call = storage_call::write, .what = storage_fault::kind::reported}});
+  CHECK(number_of([&] { file.begin_write(2, *bytes); }) == EIO);
+  bytes.reset();
   file.sync();
-  CHECK(storage.files().at("a") == filled(4, 0xDB));
+  CHECK(storage.files().at("a") == std::vector<std::byte>{poison, poison, std::byte{2}, std::byte{2}});
 }
 
 TEST_CASE("a storage is full when its files are, and removed files give their room back") {

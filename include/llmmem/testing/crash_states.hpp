@@ -7,9 +7,9 @@
 #include <llmmem/testing/detail/simulated_tree.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,13 +38,13 @@ struct tear_places {
   std::vector<std::uint64_t> bytes;
   bool all = true;
 };
-[[nodiscard]] inline tear_places tears_of(const pending_effect& effect, std::uint64_t sector,
+[[nodiscard]] inline tear_places tears_of(const simulated_effect& effect, std::uint64_t sector,
                                           std::size_t most) {
   const std::uint64_t first = sector - effect.offset % sector;
-  if (first >= effect.bytes) return {};
-  const std::uint64_t count = (effect.bytes - first - 1) / sector + 1;
+  if (first >= effect.bytes.size()) return {};
+  const std::uint64_t count = (effect.bytes.size() - first - 1) / sector + 1;
   tear_places places;
-  const std::uint64_t taken = std::min<std::uint64_t>(count, most);
+  const std::uint64_t taken = count < most ? count : most;
   places.all = taken == count;
   for (std::uint64_t i = 0; i < taken; ++i) {
     const std::uint64_t at = taken == 1 ? 0 : i * (count - 1) / (taken - 1);
@@ -58,29 +58,71 @@ template <class Visit>
 class crash_walk {
  public:
   crash_walk(const simulated_storage& storage, const crash_limits& limits, Visit& visit)
-      : storage_(storage), limits_(limits), visit_(visit), pending_(storage.pending()) {
-    const std::uint64_t sector = storage.options().sector_bytes;
-    for (const pending_effect& each : pending_) {
-      tears_.push_back(tears_of(each, sector, limits.tears));
+      : storage_(storage), limits_(limits), visit_(visit), crash_(storage.crash_now()) {
+    for (const simulated_effect& each : crash_.effects) {
+      tears_.push_back(tears_of(each, crash_.sector_bytes, limits.tears));
       if (!tears_.back().all) visits_.exhaustive = false;
     }
   }
 
-  crash_visits every() {
-    for (std::uint64_t mask = 0; mask < std::uint64_t{1} << pending_.size(); ++mask) {
-      std::vector<bool> survives(pending_.size());
-      for (std::size_t i = 0; i < pending_.size(); ++i)
-        survives[i] = (mask >> i & 1) != 0;
-      if (!is_possible(survives)) continue;
-      look({survives, std::nullopt});
-      look_at_tears(survives);
+  [[nodiscard]] crash_visits run() {
+    if (crash_.effects.size() <= limits_.exhaustive_up_to) {
+      every();
+    } else {
+      some();
     }
     return visits_;
   }
 
-  crash_visits some() {
+ private:
+  using kind = simulated_effect::kind;
+
+  /// Names are chosen first, then sizes, then data: so that a choice that nobody could see is never made,
+  /// such as data of a file without a name, or past its size. It would look like the same one without.
+  void every() {
+    std::vector<std::size_t> order;
+    for (const kind each : {kind::names, kind::size, kind::data}) {
+      for (std::size_t i = 0; i < crash_.effects.size(); ++i) {
+        if (crash_.effects[i].what == each) order.push_back(i);
+      }
+    }
+    std::vector<bool> survives(order.size());
+    choose(order, 0, survives, crash_.device);
+  }
+  void choose(const std::vector<std::size_t>& order, std::size_t at, std::vector<bool>& survives,
+              const simulated_tree& tree) {
+    if (at == order.size()) {
+      look({survives, std::nullopt});
+      look_at_tears(survives);
+      return;
+    }
+    choose(order, at + 1, survives, tree);
+    const simulated_effect& effect = crash_.effects[order[at]];
+    if (!has_needs(survives, order[at]) || !shows(tree, effect)) return;
+    survives[order[at]] = true;
+    if (effect.what == kind::data) {  // no later choice looks at data
+      choose(order, at + 1, survives, tree);
+    } else {
+      simulated_tree with = tree;
+      with.apply(effect, crash_.fill);
+      choose(order, at + 1, survives, with);
+    }
+    survives[order[at]] = false;
+  }
+  /// Whether an effect changes what can be seen of a tree.
+  [[nodiscard]] static bool shows(const simulated_tree& tree, const simulated_effect& effect) {
+    if (effect.what == kind::names) return true;
+    if (effect.what == kind::data && effect.offset >= tree.nodes.at(effect.node).size) return false;
+    bool named = false;
+    tree.walk([&](const std::string&, std::uint64_t number, const simulated_node&) {
+      named = named || number == effect.node;
+    });
+    return named;
+  }
+
+  void some() {
     visits_.exhaustive = false;
-    const std::size_t count = pending_.size();
+    const std::size_t count = crash_.effects.size();
     look({{}, std::nullopt});
     const std::vector<bool> all(count, true);
     look({all, std::nullopt});
@@ -94,7 +136,7 @@ class crash_walk {
       bring(alone_there, i);
       look({alone_there, std::nullopt});
     }
-    for (std::size_t sample = 0; sample < limits_.samples; ++sample) {
+    for (std::size_t sample = 0; sample < limits_.samples && count != 0; ++sample) {
       // Few, half or most of them: a fair coin for each would hardly ever lose just two of a hundred.
       const std::uint64_t of_eight = 1 + random() % 7;
       std::vector<bool> survives(count);
@@ -103,30 +145,22 @@ class crash_walk {
       close(survives);
       look({survives, std::nullopt});
       const std::size_t torn = random() % count;
-      if (!survives[torn] || tears_[torn].bytes.empty()) continue;
-      look({survives,
-            crash_choice::torn_write{torn, tears_[torn].bytes[random() % tears_[torn].bytes.size()]}});
+      const auto& places = tears_[torn].bytes;
+      if (!survives[torn] || places.empty()) continue;
+      look({survives, crash_choice::torn_write{torn, places[random() % places.size()]}});
     }
-    return visits_;
   }
 
-  [[nodiscard]] std::size_t effects() const noexcept { return pending_.size(); }
-
- private:
-  [[nodiscard]] bool is_possible(const std::vector<bool>& survives) const {
-    for (std::size_t i = 0; i < pending_.size(); ++i) {
-      for (const std::size_t each : pending_[i].needs) {
-        if (survives[i] && !survives[each]) return false;
-      }
+  [[nodiscard]] bool has_needs(const std::vector<bool>& survives, std::size_t effect) const {
+    for (const std::size_t each : crash_.needs[effect]) {
+      if (!survives[each]) return false;
     }
     return true;
   }
   /// Takes away what lacks something that it needs.
   void close(std::vector<bool>& survives) const {
-    for (std::size_t i = 0; i < pending_.size(); ++i) {
-      for (const std::size_t each : pending_[i].needs)
-        survives[i] = survives[i] && survives[each];
-    }
+    for (std::size_t i = 0; i < survives.size(); ++i)
+      survives[i] = survives[i] && has_needs(survives, i);
   }
   /// Adds an effect, and what it needs.
   void bring(std::vector<bool>& survives, std::size_t effect) const {
@@ -135,20 +169,21 @@ class crash_walk {
       const std::size_t each = wanted.back();
       wanted.pop_back();
       survives[each] = true;
-      wanted.insert(wanted.end(), pending_[each].needs.begin(), pending_[each].needs.end());
+      wanted.insert(wanted.end(), crash_.needs[each].begin(), crash_.needs[each].end());
     }
   }
   void look_at_tears(const std::vector<bool>& survives) {
-    for (std::size_t i = 0; i < pending_.size(); ++i) {
+    for (std::size_t i = 0; i < survives.size(); ++i) {
       if (!survives[i]) continue;
       for (const std::uint64_t bytes : tears_[i].bytes)
         look({survives, crash_choice::torn_write{i, bytes}});
     }
   }
   void look(const crash_choice& choice) {
-    simulated_storage after = storage_.after_crash(choice);
-    if (!met_.insert(after.fingerprint()).second) return;
+    simulated_tree tree = crash_.tree(choice);
+    if (!met_.insert(tree.fingerprint()).second) return;
     ++visits_.states;
+    simulated_storage after = storage_.restarted(crash_, choice, std::move(tree));
     visit_(after);
   }
   [[nodiscard]] std::uint64_t random() noexcept { return spread(limits_.seed * 0x1'0000'0001ULL + drawn_++); }
@@ -156,7 +191,7 @@ class crash_walk {
   const simulated_storage& storage_;
   const crash_limits& limits_;
   Visit& visit_;
-  std::vector<pending_effect> pending_;
+  simulated_crash crash_;
   std::vector<tear_places> tears_;
   std::set<std::uint64_t> met_;
   std::uint64_t drawn_ = 0;
@@ -179,8 +214,7 @@ crash_visits visit_crash_states(const simulated_storage& storage, const crash_li
     throw argument_error("visit_crash_states: 2^" + std::to_string(limits.exhaustive_up_to) +
                          " states would be visited; exhaustive_up_to is at most 24");
   }
-  detail::crash_walk walk(storage, limits, visit);
-  return walk.effects() <= limits.exhaustive_up_to ? walk.every() : walk.some();
+  return detail::crash_walk(storage, limits, visit).run();
 }
 
 /// What a sweep went through.

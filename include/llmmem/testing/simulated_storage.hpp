@@ -5,14 +5,11 @@
 
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/error.hpp>
+#include <llmmem/testing/simulated_storage_options.hpp>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,59 +20,32 @@ namespace llmmem::inline v0::testing {
 
 namespace detail {
 struct simulated_disk;
-}
+struct simulated_crash;
+struct simulated_tree;
+template <class Visit>
+class crash_walk;
 
-/// Thrown by every call once the power is off. No `llmmem::error` and no `std::exception`, so that a handler
-/// of errors does not take it for one and run on: nothing runs on.
-struct power_cut {
-  std::uint64_t call = 0;  ///< the call at which it went off, counted from 1
+/// Shared ownership of a disk: what outputs, inputs and locks keep alive. <memory> would bring 15,000 lines.
+class simulated_disk_handle {
+ public:
+  explicit simulated_disk_handle(simulated_disk* owned) noexcept : disk_(owned) {}
+  simulated_disk_handle(const simulated_disk_handle& other);
+  simulated_disk_handle(simulated_disk_handle&& other) noexcept
+      : disk_(std::exchange(other.disk_, nullptr)) {}
+  simulated_disk_handle& operator=(simulated_disk_handle other) noexcept {
+    std::swap(disk_, other.disk_);
+    return *this;
+  }
+  ~simulated_disk_handle();
+
+  [[nodiscard]] simulated_disk* operator->() const noexcept { return disk_; }
+  [[nodiscard]] simulated_disk& operator*() const noexcept { return *disk_; }
+  explicit operator bool() const noexcept { return disk_ != nullptr; }
+
+ private:
+  simulated_disk* disk_;
 };
-
-/// When the power goes off.
-enum class power_cut_when : std::uint8_t {
-  before_call,  ///< that call has no effect
-  after_call,   ///< it has its effect, and its caller never learns of it
-};
-
-/// When a write reads its caller's memory. The contract leaves all the time until `finish_write`, `sync` or
-/// the output's end: code that is right passes with both.
-enum class simulated_writes : std::uint8_t {
-  at_once,   ///< in `begin_write`
-  deferred,  ///< as late as may be: memory that is used again too early shows in the file
-};
-
-/// A call that fails, and which.
-struct storage_fault {
-  static constexpr std::uint64_t for_ever = std::numeric_limits<std::uint64_t>::max();
-  enum class kind : std::uint8_t {
-    refused,   ///< nothing is done
-    reported,  ///< it is done all the same, and called a failure
-    lost,  ///< of a sync: what it was to make durable never will be, though reads still see it until a crash;
-           ///< of a sync of a folder: no later one will do; of others: refused
-  };
-
-  std::optional<storage_call> call{};  ///< only these are counted; all calls without
-  std::uint64_t first = 1;             ///< number of the first that fails, counted from 1
-  std::uint64_t every = 0;             ///< and of each `every` after it; 0: that one only
-  std::uint64_t count = 1;             ///< how many fail at most
-  int number = EIO;                    ///< as `errno` has them
-  kind what = kind::refused;
-};
-
-/// How a simulated storage is set up.
-struct simulated_storage_options {
-  std::string name = "simulated";      ///< the root, as error texts have it
-  std::uint64_t sector_bytes = 512;    ///< what a device writes wholly or not at all; smaller: smaller tests
-  std::byte unwritten{0xDB};           ///< what bytes hold that never came to the device
-  std::uint64_t capacity = max_bytes;  ///< bytes of all files that have a name
-  simulated_writes writes = simulated_writes::at_once;
-  bool links_allowed = true;       ///< else `link` fails with EOPNOTSUPP
-  bool rename_allowed = true;      ///< else `rename` and `replace` do, as on mounts of object stores
-  std::uint64_t power_cut_at = 0;  ///< number of the call, counted from 1; 0: never
-  power_cut_when cut = power_cut_when::before_call;
-  std::vector<storage_fault> faults{};
-  std::uint64_t seed = 1;  ///< of nonces
-};
+}  // namespace detail
 
 /// Something that was done and that no sync has covered yet.
 struct pending_effect {
@@ -149,6 +119,7 @@ class simulated_storage {
   void link(const std::string& from, const std::string& to);
   void remove(const std::string& path);
   void remove_folder(const std::string& path);
+  /// In an order that only the seed knows.
   [[nodiscard]] std::vector<storage_entry> list(const std::string& path);
   void sync_folder(const std::string& path);
   [[nodiscard]] std::optional<lock_type> try_lock(const std::string& path);
@@ -193,9 +164,13 @@ class simulated_storage {
   [[nodiscard]] simulated_storage_options options() const;
 
  private:
-  simulated_storage(std::in_place_t /*made*/, std::shared_ptr<detail::simulated_disk> disk)
-      : disk_(std::move(disk)) {}
-  std::shared_ptr<detail::simulated_disk> disk_;
+  template <class Visit>
+  friend class detail::crash_walk;
+  simulated_storage(std::in_place_t /*made*/, detail::simulated_disk_handle disk) : disk_(std::move(disk)) {}
+  [[nodiscard]] detail::simulated_crash crash_now() const;
+  [[nodiscard]] simulated_storage restarted(const detail::simulated_crash& crash, const crash_choice& choice,
+                                            detail::simulated_tree tree) const;
+  detail::simulated_disk_handle disk_;
 };
 
 /// A file that is being written; see `storage_output`.
@@ -217,8 +192,8 @@ class simulated_storage::output {
 
  private:
   friend simulated_storage;
-  output(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
-  std::shared_ptr<detail::simulated_disk> disk_;
+  output(detail::simulated_disk_handle disk, std::uint64_t node, std::string path);
+  detail::simulated_disk_handle disk_;
   std::uint64_t node_;
   std::string path_;
 };
@@ -231,8 +206,8 @@ class simulated_storage::input {
 
  private:
   friend simulated_storage;
-  input(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
-  std::shared_ptr<detail::simulated_disk> disk_;
+  input(detail::simulated_disk_handle disk, std::uint64_t node, std::string path);
+  detail::simulated_disk_handle disk_;
   std::uint64_t node_;
   std::string path_;
 };
@@ -250,8 +225,8 @@ class simulated_storage::lock_type {
 
  private:
   friend simulated_storage;
-  lock_type(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node, std::string path);
-  std::shared_ptr<detail::simulated_disk> disk_;
+  lock_type(detail::simulated_disk_handle disk, std::uint64_t node, std::string path);
+  detail::simulated_disk_handle disk_;
   std::uint64_t node_;
   std::string path_;
 };

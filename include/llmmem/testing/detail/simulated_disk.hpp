@@ -6,9 +6,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/testing/detail/simulated_tree.hpp>
-#include <llmmem/testing/simulated_storage.hpp>
+#include <llmmem/testing/simulated_storage_options.hpp>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -91,7 +90,8 @@ struct simulated_disk {
     at.node = simulated_tree::root;
     std::size_t begin = 0;
     while (!path.empty()) {
-      const std::size_t end = std::min(path.find('/', begin), path.size());
+      std::size_t end = path.find('/', begin);
+      if (end == std::string::npos) end = path.size();
       at.folder = at.node;
       at.name = path.substr(begin, end - begin);
       if (at.name.empty() || at.name == "." || at.name == "..") {
@@ -180,6 +180,16 @@ struct simulated_disk {
           "data of '" + flight.path + "': " + std::to_string(flight.bytes.size()) + " bytes at " +
               std::to_string(flight.offset)});
   }
+  /// The write of that number, no longer under way; one that has landed when there is none.
+  [[nodiscard]] simulated_flight take_out(std::uint64_t number) {
+    simulated_flight flight;
+    flight.now = simulated_flight::state::landed;
+    std::erase_if(flights, [&](const simulated_flight& each) {
+      if (each.number == number) flight = each;
+      return each.number == number;
+    });
+    return flight;
+  }
   /// Lands all writes of a file and forgets them: their memory is its owner's again.
   void land_all_of(std::uint64_t node) {
     std::vector<simulated_flight> mine;
@@ -207,9 +217,9 @@ struct simulated_disk {
     off = true;
     trace.emplace_back("-- power cut --");
     // Writes under way may have come to the device with what their memory holds now; nobody may look later.
-    while (!flights.empty()) {
-      simulated_flight each = flights.back();
-      flights.pop_back();
+    std::vector<simulated_flight> last;
+    std::swap(last, flights);
+    for (simulated_flight& each : last) {
       try {
         land(each);
       } catch (const storage_error&) {  // no room: so it did not come
@@ -270,6 +280,7 @@ struct simulated_disk {
   std::uint64_t calls = 0;
   std::uint64_t nonces = 0;
   bool off = false;
+  std::uint64_t users = 1;  ///< storages, outputs, inputs and locks
 };
 
 }  // namespace llmmem::inline v0::testing::detail

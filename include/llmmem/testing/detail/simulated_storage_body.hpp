@@ -6,12 +6,10 @@
 #include <llmmem/testing/detail/simulated_tree.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -22,6 +20,22 @@
 namespace llmmem::inline v0::testing {
 
 namespace detail {
+
+inline simulated_disk_handle::simulated_disk_handle(const simulated_disk_handle& other) : disk_(other.disk_) {
+  if (disk_ == nullptr) return;
+  const std::lock_guard lock(disk_->mutex);
+  ++disk_->users;
+}
+
+inline simulated_disk_handle::~simulated_disk_handle() {
+  if (disk_ == nullptr) return;
+  bool last = false;
+  {
+    const std::lock_guard lock(disk_->mutex);
+    last = --disk_->users == 0;
+  }
+  if (last) delete disk_;
+}
 
 [[nodiscard]] inline std::string quoted(const std::string& path) {
   return "'" + path + "'";
@@ -82,34 +96,53 @@ inline void move_name(simulated_disk& disk, storage_call what, const std::string
   return effects;
 }
 
-/// Throws `argument_error` where a device could not have come to it.
-inline void check_choice(const simulated_disk& disk, const std::vector<simulated_effect>& effects,
-                         const crash_choice& choice) {
-  const auto refuse = [&](const std::string& why) {
-    throw argument_error("simulated_storage '" + disk.options.name + "': a crash that cannot be: " + why);
-  };
-  const auto survives = [&](std::size_t i) { return i < choice.survives.size() && choice.survives[i]; };
-  if (choice.survives.size() > effects.size()) {
-    refuse(std::to_string(choice.survives.size()) + " effects are chosen among " +
-           std::to_string(effects.size()));
+/// A moment at which the machine stops: what the device has, and what it may have.
+struct simulated_crash {
+  std::string name;  ///< the storage's
+  simulated_tree device;
+  std::vector<simulated_effect> effects;
+  std::vector<std::vector<std::size_t>> needs;
+  std::byte fill{};
+  std::uint64_t sector_bytes = 1;
+
+  /// What is left. @pre `check(choice)` passes.
+  [[nodiscard]] simulated_tree tree(const crash_choice& choice) const {
+    simulated_tree left = device;
+    for (std::size_t i = 0; i < choice.survives.size(); ++i) {
+      if (!choice.survives[i]) continue;
+      const bool torn = choice.torn && choice.torn->effect == i;
+      left.apply(effects[i], fill, torn ? choice.torn->bytes : effects[i].bytes.size());
+    }
+    left.prune(fill);
+    return left;
   }
-  const auto needs = needs_of(effects);
-  for (std::size_t i = 0; i < effects.size(); ++i) {
-    for (const std::size_t each : needs[i]) {
-      if (survives(i) && !survives(each)) {
-        refuse("'" + effects[i].text + "' survives without '" + effects[each].text + "'");
+  /// Throws `argument_error` where a device could not have come to it.
+  void check(const crash_choice& choice) const {
+    const auto survives = [&](std::size_t i) { return i < choice.survives.size() && choice.survives[i]; };
+    if (choice.survives.size() > effects.size()) {
+      refuse(std::to_string(choice.survives.size()) + " effects are chosen among " +
+             std::to_string(effects.size()));
+    }
+    for (std::size_t i = 0; i < effects.size(); ++i) {
+      for (const std::size_t each : needs[i]) {
+        if (survives(i) && !survives(each)) {
+          refuse("'" + effects[i].text + "' survives without '" + effects[each].text + "'");
+        }
       }
     }
+    if (!choice.torn) return;
+    const auto [index, bytes] = *choice.torn;
+    if (index >= effects.size() || !survives(index)) refuse("the torn write is none that survives");
+    const simulated_effect& torn = effects[index];
+    if (bytes == 0 || bytes >= torn.bytes.size() || (torn.offset + bytes) % sector_bytes != 0) {
+      refuse("'" + torn.text + "' is torn at " + std::to_string(bytes) + " bytes, where no sector of " +
+             std::to_string(sector_bytes) + " bytes begins");
+    }
   }
-  if (!choice.torn) return;
-  const auto [index, bytes] = *choice.torn;
-  if (index >= effects.size() || !survives(index)) refuse("the torn write is none that survives");
-  const simulated_effect& torn = effects[index];
-  if (bytes == 0 || bytes >= torn.bytes.size() || (torn.offset + bytes) % disk.options.sector_bytes != 0) {
-    refuse("'" + torn.text + "' is torn at " + std::to_string(bytes) + " bytes, where no sector of " +
-           std::to_string(disk.options.sector_bytes) + " bytes begins");
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw argument_error("simulated_storage '" + name + "': a crash that cannot be: " + why);
   }
-}
+};
 
 /// The file at `path`, for damage; throws `argument_error`. Calls `change(node)` for what running code sees
 /// and for what the device has.
@@ -133,7 +166,7 @@ void damage(simulated_disk& disk, const std::string& path, const std::string& wh
 }  // namespace detail
 
 inline simulated_storage::simulated_storage(simulated_storage_options options)
-    : disk_(std::make_shared<detail::simulated_disk>(std::move(options))) {}
+    : disk_(new detail::simulated_disk(std::move(options))) {}
 
 inline void simulated_storage::make_folder(const std::string& path) {
   disk_->call(storage_call::make_folder, path, "make_folder " + detail::quoted(path), [&] {
@@ -215,15 +248,22 @@ inline void simulated_storage::remove_folder(const std::string& path) {
 }
 
 inline std::vector<storage_entry> simulated_storage::list(const std::string& path) {
-  std::vector<storage_entry> entries;
+  std::map<std::pair<std::uint64_t, std::string>, storage_entry> entries;
   disk_->call(storage_call::list, path, "list " + detail::quoted(path), [&] {
     for (const auto& [name, node] :
          disk_->seen.nodes.at(disk_->find_folder(storage_call::list, path)).names) {
-      entries.push_back(
-          {name, disk_->is_folder(node) ? storage_entry::kind::folder : storage_entry::kind::file});
+      // Sorted names would hide that somebody counts on them.
+      std::uint64_t place = detail::spread(disk_->options.seed);
+      for (const char each : name)
+        place = detail::spread(place ^ static_cast<unsigned char>(each));
+      const auto what = disk_->is_folder(node) ? storage_entry::kind::folder : storage_entry::kind::file;
+      entries.emplace(std::pair(place, name), storage_entry{name, what});
     }
   });
-  return entries;
+  std::vector<storage_entry> listed;
+  for (auto& [place, entry] : entries)
+    listed.push_back(std::move(entry));
+  return listed;
 }
 
 inline void simulated_storage::sync_folder(const std::string& path) {
@@ -299,35 +339,46 @@ inline std::vector<pending_effect> simulated_storage::pending() const {
   return texts;
 }
 
-inline simulated_storage simulated_storage::after_crash(const crash_choice& choice) const {
+inline detail::simulated_crash simulated_storage::crash_now() const {
   const std::lock_guard lock(disk_->mutex);
-  const auto effects = detail::pending_now(*disk_);
-  detail::check_choice(*disk_, effects, choice);
+  detail::simulated_crash crash;
+  crash.name = disk_->options.name;
+  crash.device = disk_->device;
+  crash.effects = detail::pending_now(*disk_);
+  crash.needs = detail::needs_of(crash.effects);
+  crash.fill = disk_->options.unwritten;
+  crash.sector_bytes = disk_->options.sector_bytes;
+  return crash;
+}
 
+inline simulated_storage simulated_storage::restarted(const detail::simulated_crash& crash,
+                                                      const crash_choice& choice,
+                                                      detail::simulated_tree tree) const {
+  const std::lock_guard lock(disk_->mutex);
   simulated_storage_options options = disk_->options;
   options.faults.clear();
   options.power_cut_at = 0;
-  auto after = std::make_shared<detail::simulated_disk>(std::move(options));
+  detail::simulated_disk_handle after(new detail::simulated_disk(std::move(options)));
   after->trace = disk_->trace;
   after->trace.emplace_back("-- crash --");
-  after->device = disk_->device;
-  for (std::size_t i = 0; i < effects.size(); ++i) {
-    if (i >= choice.survives.size() || !choice.survives[i]) {
-      after->trace.push_back("lost: " + effects[i].text);
-      continue;
-    }
+  for (std::size_t i = 0; i < crash.effects.size(); ++i) {
+    const bool survived = i < choice.survives.size() && choice.survives[i];
     const bool torn = choice.torn && choice.torn->effect == i;
-    const std::uint64_t bytes = torn ? choice.torn->bytes : effects[i].bytes.size();
-    after->device.apply(effects[i], disk_->options.unwritten, bytes);
-    after->trace.push_back("survived: " + effects[i].text +
-                           (torn ? ", torn after " + std::to_string(bytes) : ""));
+    after->trace.push_back((survived ? "survived: " : "lost: ") + crash.effects[i].text +
+                           (torn ? ", torn after " + std::to_string(choice.torn->bytes) : ""));
   }
-  after->device.prune(disk_->options.unwritten);
-  after->seen = after->device;
+  after->seen = tree;
+  after->device = std::move(tree);
   after->next_node = disk_->next_node;
   // Far enough on that neither meets the other's.
   after->nonces = disk_->nonces + (std::uint64_t{1} << 32);
   return {std::in_place, std::move(after)};
+}
+
+inline simulated_storage simulated_storage::after_crash(const crash_choice& choice) const {
+  const detail::simulated_crash crash = crash_now();
+  crash.check(choice);
+  return restarted(crash, choice, crash.tree(choice));
 }
 
 inline crash_choice simulated_storage::all_survives() const {
@@ -357,7 +408,7 @@ inline void simulated_storage::truncate(const std::string& path, std::uint64_t b
       throw argument_error(where + ": is to be cut to " + std::to_string(bytes) + " bytes and has " +
                            std::to_string(file.size));
     }
-    file.size = std::min<std::uint64_t>(file.size, bytes);
+    if (bytes < file.size) file.size = bytes;
     file.data.resize(file.size);
   });
 }
@@ -368,7 +419,7 @@ inline void simulated_storage::grow(const std::string& path, std::uint64_t bytes
       throw argument_error(where + ": is to grow to " + std::to_string(bytes) + " bytes and has " +
                            std::to_string(file.size));
     }
-    file.size = std::max<std::uint64_t>(file.size, bytes);
+    if (bytes > file.size) file.size = bytes;
     file.data.resize(file.size, disk_->options.unwritten);
   });
 }
@@ -410,12 +461,12 @@ inline simulated_storage_options simulated_storage::options() const {
   return disk_->options;
 }
 
-inline simulated_storage::output::output(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node,
+inline simulated_storage::output::output(detail::simulated_disk_handle disk, std::uint64_t node,
                                          std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
 inline simulated_storage::output::~output() {
-  if (disk_ == nullptr) return;
+  if (!disk_) return;
   const std::lock_guard lock(disk_->mutex);
   try {
     disk_->land_all_of(node_);
@@ -427,48 +478,41 @@ inline simulated_storage::output::write_token simulated_storage::output::begin_w
     std::uint64_t offset, std::span<const std::byte> bytes) {
   constexpr auto what = storage_call::write;
   write_token token;
-  disk_->call(what, path_,
-              "begin_write " + detail::quoted(path_) + " " + std::to_string(bytes.size()) + " bytes at " +
-                  std::to_string(offset),
-              [&] {
-                if (offset > max_bytes || bytes.size() > max_bytes - offset) disk_->fail(what, path_, EFBIG);
-                for (const auto& each : disk_->flights) {
-                  if (each.node != node_ || offset + bytes.size() <= each.offset ||
-                      each.offset + each.bytes.size() <= offset) {
-                    continue;
-                  }
-                  disk_->fail(what, path_, EINVAL,
-                              std::to_string(bytes.size()) + " bytes at " + std::to_string(offset) +
-                                  " meet a write under way of " + std::to_string(each.bytes.size()) +
-                                  " bytes at " + std::to_string(each.offset));
-                }
-                detail::simulated_flight flight{disk_->next_write++, node_, offset, bytes, path_};
-                if (disk_->options.writes == simulated_writes::at_once) disk_->land(flight);
-                token.number = flight.number;
-                disk_->flights.push_back(std::move(flight));
-              });
+  const std::string extent = std::to_string(bytes.size()) + " bytes at " + std::to_string(offset);
+  try {
+    disk_->call(what, path_, "begin_write " + detail::quoted(path_) + " " + extent, [&] {
+      if (offset > max_bytes || bytes.size() > max_bytes - offset) disk_->fail(what, path_, EFBIG);
+      for (const auto& each : disk_->flights) {
+        const bool apart = offset + bytes.size() <= each.offset || each.offset + each.bytes.size() <= offset;
+        if (each.node != node_ || apart) continue;
+        disk_->fail(what, path_, EINVAL,
+                    extent + " meet a write under way of " + std::to_string(each.bytes.size()) +
+                        " bytes at " + std::to_string(each.offset));
+      }
+      detail::simulated_flight flight{disk_->next_write++, node_, offset, bytes, path_};
+      if (disk_->options.writes == simulated_writes::at_once) disk_->land(flight);
+      token.number = flight.number;
+      disk_->flights.push_back(std::move(flight));
+    });
+  } catch (const storage_error&) {
+    // Its caller has no token to wait with: the memory is his own again.
+    const std::lock_guard lock(disk_->mutex);
+    auto flight = disk_->take_out(token.number);
+    disk_->land(flight);
+    throw;
+  }
   return token;
 }
 
 inline void simulated_storage::output::finish_write(const write_token& token) {
-  // A refused one, too, is over: its memory is the caller's again.
-  const auto taken_out = [&] {
-    detail::simulated_flight flight;
-    flight.now = detail::simulated_flight::state::landed;
-    std::erase_if(disk_->flights, [&](const auto& each) {
-      if (each.number != token.number) return false;
-      flight = each;
-      return true;
-    });
-    return flight;
-  };
   disk_->call(
       storage_call::write, path_, "finish_write " + detail::quoted(path_),
       [&] {
-        auto flight = taken_out();
+        auto flight = disk_->take_out(token.number);
         disk_->land(flight);
       },
-      [&](bool) { (void)taken_out(); });
+      // A refused one is over, too.
+      [&](bool) { (void)disk_->take_out(token.number); });
 }
 
 inline void simulated_storage::output::sync() {
@@ -494,7 +538,7 @@ inline void simulated_storage::output::sync() {
   }
 }
 
-inline simulated_storage::input::input(std::shared_ptr<detail::simulated_disk> disk, std::uint64_t node,
+inline simulated_storage::input::input(detail::simulated_disk_handle disk, std::uint64_t node,
                                        std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
@@ -521,18 +565,18 @@ inline void simulated_storage::input::read(std::uint64_t offset, std::span<std::
               });
 }
 
-inline simulated_storage::lock_type::lock_type(std::shared_ptr<detail::simulated_disk> disk,
-                                               std::uint64_t node, std::string path)
+inline simulated_storage::lock_type::lock_type(detail::simulated_disk_handle disk, std::uint64_t node,
+                                               std::string path)
     : disk_(std::move(disk)), node_(node), path_(std::move(path)) {}
 
 inline simulated_storage::lock_type::~lock_type() {
-  if (disk_ == nullptr) return;
+  if (!disk_) return;
   const std::lock_guard lock(disk_->mutex);
   disk_->locks.erase(node_);
 }
 
 inline bool simulated_storage::lock_type::is_held() const {
-  if (disk_ == nullptr) return false;
+  if (!disk_) return false;
   const std::lock_guard lock(disk_->mutex);
   try {
     return !disk_->off && disk_->find(storage_call::lock, path_).node == node_;

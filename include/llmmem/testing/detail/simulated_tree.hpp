@@ -4,9 +4,9 @@
 
 #include <llmmem/config.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <span>
@@ -61,11 +61,10 @@ struct simulated_tree {
         node.size = effect.offset;
         return;
       case simulated_effect::kind::data: {
-        bytes = std::min<std::uint64_t>(bytes, effect.bytes.size());
+        if (bytes > effect.bytes.size()) bytes = effect.bytes.size();
         if (bytes == 0) return;
         if (node.data.size() < effect.offset + bytes) node.data.resize(effect.offset + bytes, fill);
-        std::copy_n(effect.bytes.begin(), bytes,
-                    node.data.begin() + static_cast<std::ptrdiff_t>(effect.offset));
+        std::memcpy(node.data.data() + effect.offset, effect.bytes.data(), bytes);
         return;
       }
       case simulated_effect::kind::names:
@@ -125,7 +124,7 @@ struct simulated_tree {
       take(count);
       for (std::size_t i = 0; i < count; i += 8) {
         std::uint64_t word = 0;
-        for (std::size_t k = i; k < std::min(i + 8, count); ++k)
+        for (std::size_t k = i; k < i + 8 && k < count; ++k)
           word = word << 8 | static_cast<unsigned char>(data[k]);
         take(word);
       }
