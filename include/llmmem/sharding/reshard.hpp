@@ -23,7 +23,8 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// - Where several pieces hold an element, that of the holder the destination prefers is read; else the one
 ///   that reaches furthest is, so that a row takes the fewest copies; else, when all these are replicas of
 ///   one another, that of the holder with the least bytes to read so far.
-/// - Ranges that adjoin in both pieces are one copy; so are runs at equal distances.
+/// - Ranges that adjoin in both pieces are one copy; so are runs at equal distances. (Where the preferred
+///   holder has the middle of each row, what is read around it may be cut where rows end.)
 ///
 /// Where a stored layout and a wanted one are both plain lists, neither knows of the other: that a
 /// checkpoint's layout should not bind the one it is loaded into is ByteCheckpoint's (arXiv 2407.20143) and

@@ -123,9 +123,10 @@ inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
     std::uint64_t first = 0;
     while (first < item.elements) {
       std::uint64_t until = item.elements;
-      const bool is_last = rank + 1 == more.size();
-      const bool goes_on = is_last || covered + more[rank] >= ends || item.element_bytes == 0;
-      if (!goes_on) until = detail::nearest_cut(item, covered + more[rank] - begins, alignment);
+      const std::uint64_t cut = covered + more[rank];
+      const bool goes_on = rank + 1 == more.size() || cut >= ends || item.element_bytes == 0;
+      // A cut may lie before the item, when the one before it was rounded up to the item's beginning.
+      if (!goes_on) until = cut <= begins ? 0 : detail::nearest_cut(item, cut - begins, alignment);
       if (until > first) {
         shares.push_back(
             {static_cast<std::uint32_t>(i), rank_id{static_cast<std::uint32_t>(rank)}, first, until - first});
