@@ -33,8 +33,9 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)
     by_load[i] = static_cast<std::uint32_t>(i);
-  std::stable_sort(by_load.begin(), by_load.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return already[a] < already[b]; });
+  std::sort(by_load.begin(), by_load.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return already[a] != already[b] ? already[a] < already[b] : a < b;
+  });
   // The ranks below the water: the fewest for whom the next one is no lower than where the water then stands.
   std::uint64_t sum = bytes;
   std::size_t wet = 0;
@@ -71,8 +72,9 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
   std::vector<std::size_t> by_size(item_bytes.size());
   for (std::size_t i = 0; i < by_size.size(); ++i)
     by_size[i] = i;
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](std::size_t a, std::size_t b) { return item_bytes[a] > item_bytes[b]; });
+  std::sort(by_size.begin(), by_size.end(), [&](std::size_t a, std::size_t b) {
+    return item_bytes[a] != item_bytes[b] ? item_bytes[a] > item_bytes[b] : a < b;
+  });
 
   struct load {
     std::uint64_t bytes = 0;
