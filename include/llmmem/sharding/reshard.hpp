@@ -23,7 +23,8 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// - Where several pieces hold an element, that of the holder the destination prefers is read; else the one
 ///   that reaches furthest is, so that a row takes the fewest copies; else, when all these are replicas of
 ///   one another, that of the holder with the least bytes to read so far.
-/// - Ranges that adjoin in both pieces are one copy; so are runs at equal distances.
+/// - Ranges that adjoin in both pieces are one copy; so are runs at equal distances. (Where the preferred
+///   holder has the middle of each row, what is read around it may be cut where rows end.)
 ///
 /// Where a stored layout and a wanted one are both plain lists, neither knows of the other: that a
 /// checkpoint's layout should not bind the one it is loaded into is ByteCheckpoint's (arXiv 2407.20143) and
@@ -33,15 +34,15 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
 /// @param stored   in any order; pieces may be empty, overlap, and repeat one another.
 /// @param wanted   in any order; pieces may be empty or overlap. Each is filled for itself.
 ///
-/// @par Complexity   O(p log p + c log c) for p pieces and c copies, where the pieces of a tensor that are
-///                   strided are bands of one matrix (equal strides, no run across the end of a row): the
-///                   rows in which nothing begins or ends are planned as one. For a tensor with others, with
-///                   the runs of all its pieces for p.
+/// @par Complexity   O(p log p + c log c) for p pieces and c copies, and an O(1) for each replica a copy may
+///                   come from. Where the strided pieces of a tensor are bands of one matrix (equal strides,
+///                   no run across the end of a row), the rows in which nothing begins or ends are planned
+///                   as one, and each other row costs the pieces in it. For any other strided pieces, their
+///                   runs count for p.
 /// @throws argument_error  when a piece names no tensor of the catalogue or is no canonical set, or when
 ///                         nobody has an element that is wanted: with the tensor and the first such element.
-/// @throws length_error    when a piece passes its tensor, pieces 2^32, bytes 2^63 - 1, or the runs of a
-/// tensor
-///                         of the second kind `max_reshard_runs`.
+/// @throws length_error    when a piece passes its tensor, pieces 2^32, bytes 2^63 - 1, or the runs of other
+///                         strided pieces `max_reshard_runs`.
 [[nodiscard]] reshard_plan make_reshard(std::span<const tensor_facts> tensors,
                                         std::span<const stored_piece> stored,
                                         std::span<const wanted_piece> wanted);

@@ -33,8 +33,9 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)
     by_load[i] = static_cast<std::uint32_t>(i);
-  std::stable_sort(by_load.begin(), by_load.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return already[a] < already[b]; });
+  std::sort(by_load.begin(), by_load.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return already[a] != already[b] ? already[a] < already[b] : a < b;
+  });
   // The ranks below the water: the fewest for whom the next one is no lower than where the water then stands.
   std::uint64_t sum = bytes;
   std::size_t wet = 0;
@@ -71,8 +72,9 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
   std::vector<std::size_t> by_size(item_bytes.size());
   for (std::size_t i = 0; i < by_size.size(); ++i)
     by_size[i] = i;
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](std::size_t a, std::size_t b) { return item_bytes[a] > item_bytes[b]; });
+  std::sort(by_size.begin(), by_size.end(), [&](std::size_t a, std::size_t b) {
+    return item_bytes[a] != item_bytes[b] ? item_bytes[a] > item_bytes[b] : a < b;
+  });
 
   struct load {
     std::uint64_t bytes = 0;
@@ -123,9 +125,10 @@ inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
     std::uint64_t first = 0;
     while (first < item.elements) {
       std::uint64_t until = item.elements;
-      const bool is_last = rank + 1 == more.size();
-      const bool goes_on = is_last || covered + more[rank] >= ends || item.element_bytes == 0;
-      if (!goes_on) until = detail::nearest_cut(item, covered + more[rank] - begins, alignment);
+      const std::uint64_t cut = covered + more[rank];
+      const bool goes_on = rank + 1 == more.size() || cut >= ends || item.element_bytes == 0;
+      // A cut may lie before the item, when the one before it was rounded up to the item's beginning.
+      if (!goes_on) until = cut <= begins ? 0 : detail::nearest_cut(item, cut - begins, alignment);
       if (until > first) {
         shares.push_back(
             {static_cast<std::uint32_t>(i), rank_id{static_cast<std::uint32_t>(rank)}, first, until - first});

@@ -1,0 +1,184 @@
+#include <llmmem/sharding/balance.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using llmmem_tests::random_numbers;
+using llmmem_tests::seeds;
+
+namespace {
+
+std::vector<std::uint64_t> with_whole(const std::vector<std::uint64_t>& items,
+                                      std::vector<std::uint64_t> loads, const std::vector<rank_id>& writers) {
+  REQUIRE(writers.size() == items.size());
+  for (std::size_t i = 0; i < items.size(); ++i)
+    loads.at(to_index(writers[i])) += items[i];
+  return loads;
+}
+
+std::uint64_t most(const std::vector<std::uint64_t>& loads) {
+  return *std::max_element(loads.begin(), loads.end());
+}
+std::uint64_t least(const std::vector<std::uint64_t>& loads) {
+  return *std::min_element(loads.begin(), loads.end());
+}
+
+/// The least that the busiest rank can have, by trying everything.
+std::uint64_t best_of(const std::vector<std::uint64_t>& items, std::vector<std::uint64_t>& loads,
+                      std::size_t next = 0) {
+  if (next == items.size()) return most(loads);
+  std::uint64_t best = ~std::uint64_t{0};
+  for (auto& each : loads) {
+    each += items[next];
+    best = std::min(best, best_of(items, loads, next + 1));
+    each -= items[next];
+  }
+  return best;
+}
+
+/// Checks that the shares cover the items, each element once and in order, with cuts where they may be.
+std::vector<std::uint64_t> with_shares(const std::vector<cuttable_item>& items,
+                                       std::vector<std::uint64_t> loads, std::uint64_t alignment,
+                                       const std::vector<write_share>& shares) {
+  std::size_t next = 0;
+  rank_id rank{0};
+  for (std::uint32_t i = 0; i < items.size(); ++i) {
+    std::uint64_t covered = 0;
+    while (next < shares.size() && shares[next].item == i) {
+      const write_share& share = shares[next++];
+      REQUIRE(share.count != 0);
+      REQUIRE(share.first == covered);
+      REQUIRE(share.rank >= rank);  // one stretch for each rank
+      REQUIRE(share.first % alignment == 0);
+      rank = share.rank;
+      covered += share.count;
+      loads.at(to_index(share.rank)) += share.count * items[i].element_bytes;
+    }
+    REQUIRE(covered == items[i].elements);
+  }
+  REQUIRE(next == shares.size());
+  return loads;
+}
+
+}  // namespace
+
+TEST_CASE("the busiest rank has at most 4/3 - 1/(3 world) of what it has at best") {
+  for (const auto seed : seeds(200)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t world = 1 + random.below(std::uint64_t{4});
+    std::vector<std::uint64_t> items(random.below(std::uint64_t{8}));
+    for (auto& each : items)
+      each = random.below(std::uint64_t{20});
+    std::vector<std::uint64_t> none(world, 0);
+    const auto loads = with_whole(items, none, assign_writers(items, none));
+    REQUIRE(3 * world * most(loads) <= (4 * world - 1) * best_of(items, none));
+  }
+}
+
+TEST_CASE("items of which none is large make ranks write within 1.1 of each other") {
+  for (const auto seed : seeds(300)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t world = 1 + random.below(std::uint64_t{16});
+    std::vector<std::uint64_t> items(40 * world);
+    for (auto& each : items)
+      each = 1 + random.below(std::uint64_t{1} << 30);
+    // What ranks write already differs, but by less than the items are in all.
+    std::vector<std::uint64_t> already(world);
+    for (auto& each : already)
+      each = random.below(std::uint64_t{4} << 30);
+    const auto loads = with_whole(items, already, assign_writers(items, already));
+    REQUIRE(10 * most(loads) <= 11 * least(loads));
+  }
+}
+
+TEST_CASE("writers are the same each time, and ties go to the lower item and rank") {
+  const std::vector<std::uint64_t> items{5, 7, 5, 7, 0};
+  const std::vector<std::uint64_t> already{1, 0, 0};
+  CHECK(assign_writers(items, already) ==
+        std::vector{rank_id{0}, rank_id{1}, rank_id{0}, rank_id{2}, rank_id{1}});
+  CHECK(assign_writers({}, already).empty());
+}
+
+TEST_CASE("cut items make ranks write within 1.1 of each other from 32 alignments a rank on") {
+  std::uint64_t bound = 0;
+  for (const auto seed : seeds(3000)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t world = 1 + random.below(std::uint64_t{12});
+    const std::uint64_t alignment = random.once_in(3) ? 1 : 1 + random.below(std::uint64_t{64});
+    std::vector<cuttable_item> items(random.below(std::uint64_t{12}));
+    std::uint64_t widest = 1;
+    std::uint64_t bytes = 0;
+    for (auto& each : items) {
+      // Tiny ones, and ones too large for any rank.
+      each.elements = random.below(random.once_in(2) ? std::uint64_t{5} : 100 * alignment * world);
+      each.element_bytes = 1U << random.below(4U);
+      widest = std::max<std::uint64_t>(widest, each.element_bytes);
+      bytes += each.elements * each.element_bytes;
+    }
+    std::vector<std::uint64_t> already(world, 0);
+    if (random.once_in(2)) {
+      for (auto& each : already)
+        each = random.below(bytes / world + 2);
+    }
+    const auto shares = cut_writes(items, already, alignment);
+    const auto loads = with_shares(items, already, alignment, shares);
+    REQUIRE(shares.size() <= items.size() + world - 1);
+    const std::uint64_t level = std::accumulate(loads.begin(), loads.end(), std::uint64_t{0}) / world;
+    if (most(already) > level || level < 32 * alignment * widest) continue;
+    ++bound;
+    REQUIRE(10 * most(loads) <= 11 * least(loads));
+  }
+  CHECK(bound > 1000);
+}
+
+TEST_CASE("a rank that writes more than the rest ever will gets nothing, and the rest become even") {
+  const std::vector<cuttable_item> items{{.elements = 90, .element_bytes = 1}};
+  const std::vector<std::uint64_t> already{500, 10, 0, 20};
+  CHECK(with_shares(items, already, 1, cut_writes(items, already)) ==
+        std::vector<std::uint64_t>{500, 40, 40, 40});
+}
+
+TEST_CASE("a cut is at the nearest multiple of the alignment, or at the item's end") {
+  const std::vector<std::uint64_t> three(3, 0);
+  const std::vector<cuttable_item> items{{.elements = 100, .element_bytes = 4}};
+  CHECK(cut_writes(items, three, 8) ==
+        std::vector<write_share>{{0, rank_id{0}, 0, 32}, {0, rank_id{1}, 32, 32}, {0, rank_id{2}, 64, 36}});
+  // 66 is nearer to 70, the end, than to 56.
+  const std::vector<cuttable_item> two{{.elements = 70}, {.elements = 62}};
+  CHECK(cut_writes(two, std::vector<std::uint64_t>(2, 0), 28) ==
+        std::vector<write_share>{{0, rank_id{0}, 0, 70}, {1, rank_id{1}, 0, 62}});
+}
+
+TEST_CASE("writers for nobody, and bytes past counting, are refused") {
+  CHECK_THROWS_WITH_AS(assign_writers({}, {}),
+                       "assign_writers: `already` has no ranks; it has one number for each", argument_error);
+  CHECK_THROWS_WITH_AS(cut_writes({}, {}), "cut_writes: `already` has no ranks; it has one number for each",
+                       argument_error);
+  const std::vector<std::uint64_t> one(1, 1);
+  CHECK_THROWS_WITH_AS(cut_writes({}, one, 0), "cut_writes: an alignment of 0 elements; 1 cuts anywhere",
+                       argument_error);
+  const std::vector<std::uint64_t> huge{max_bytes};
+  CHECK_THROWS_WITH_AS(
+      assign_writers(huge, one),
+      "assign_writers: bytes: 1 + 9223372036854775807 passes the limit of 2^63 - 1 bytes; lower one "
+      "of the two",
+      length_error);
+  const std::vector<cuttable_item> item{{.elements = max_bytes, .element_bytes = 2}};
+  CHECK_THROWS_WITH_AS(
+      cut_writes(item, one),
+      "cut_writes: elements x bytes: 9223372036854775807 x 2 passes the limit of 2^63 - 1 bytes; "
+      "lower one of the two",
+      length_error);
+}
