@@ -1,0 +1,328 @@
+/// @file
+/// How a checkpoint is read: what to copy from which file, chunk by chunk.
+#pragma once
+
+#include <llmmem/checkpoint/detail/file_plan_body.hpp>
+#include <llmmem/checkpoint/load.hpp>
+#include <llmmem/detail/json_reader.hpp>
+#include <llmmem/model/safetensors.hpp>
+#include <llmmem/sharding/reshard.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Runs of bytes of a file that go to runs of a wanted part.
+struct load_copy {
+  std::uint64_t begin = 0;  // of the first run, in the file
+  std::uint64_t run = 0;    // bytes
+  std::uint64_t count = 0;
+  std::uint64_t stride = 0;  // in the file
+  std::uint32_t wanted = 0;
+  std::uint64_t to = 0;  // of the first run, in the part
+  std::uint64_t to_stride = 0;
+
+  [[nodiscard]] std::uint64_t end() const noexcept { return begin + (count - 1) * stride + run; }
+
+  /// Calls `visit(begin in the file, bytes, offset in the part)` for what lies in `[first, last)`.
+  template <class Visit>
+  void each_within(std::uint64_t first, std::uint64_t last, Visit visit) const {
+    std::uint64_t i = first <= begin + run - 1 ? 0 : (first - begin - run) / stride + 1;
+    for (; i < count && begin + i * stride < last; ++i) {
+      const std::uint64_t run_begin = begin + i * stride;
+      const std::uint64_t from = std::max(run_begin, first);
+      const std::uint64_t until = std::min(run_begin + run, last);
+      if (from < until) visit(from, until - from, to + i * to_stride + (from - run_begin));
+    }
+  }
+};
+
+/// What is read of a file.
+struct load_file {
+  std::uint32_t file = 0;
+  std::vector<load_copy> copies{};
+};
+
+/// The catalogue, pieces and wishes that a plan is made of.
+struct load_wishes {
+  std::vector<tensor_facts> catalogue{};
+  std::vector<stored_piece> stored{};
+  std::vector<const checkpoint_piece*> pieces{};  // of the stored ones
+  std::vector<std::uint32_t> tensors{};           // in the manifest, of the catalogue's
+  std::vector<wanted_piece> wanted{};
+};
+
+[[nodiscard]] inline const checkpoint_tensor& tensor_of(const found_checkpoint& from,
+                                                        const wanted_tensor& wanted,
+                                                        const std::vector<std::uint32_t>& by_name) {
+  const auto name_of_tensor = [&](std::uint32_t i) -> std::string_view {
+    return from.manifest.tensors[i].name;
+  };
+  const auto found = std::ranges::lower_bound(by_name, std::string_view(wanted.name), {}, name_of_tensor);
+  const std::string named = from.folder + ": tensor " + quoted(wanted.name);
+  if (found == by_name.end() || name_of_tensor(*found) != wanted.name)
+    throw argument_error(named + " is not in this checkpoint");
+  const checkpoint_tensor& tensor = from.manifest.tensors[*found];
+  if (wanted.type && *wanted.type != tensor.type) {
+    throw argument_error(named + " is of type " + std::string(name_of(tensor.type)) + ", wanted is " +
+                         std::string(name_of(*wanted.type)));
+  }
+  if (wanted.shape && *wanted.shape != tensor.shape) {
+    const auto text = [](const std::vector<std::uint64_t>& shape) {
+      std::string all;
+      for (const std::uint64_t each : shape)
+        all += (all.empty() ? "" : " x ") + std::to_string(each);
+      return all.empty() ? std::string("a single element") : all;
+    };
+    throw argument_error(named + " is " + text(tensor.shape) + ", wanted is " + text(*wanted.shape));
+  }
+  return tensor;
+}
+
+[[nodiscard]] inline load_wishes make_wishes(const found_checkpoint& from,
+                                             std::span<const wanted_tensor> wanted) {
+  std::vector<std::uint32_t> by_name(from.manifest.tensors.size());
+  for (std::uint32_t i = 0; i < by_name.size(); ++i)
+    by_name[i] = i;
+  std::ranges::sort(by_name, {},
+                    [&](std::uint32_t i) -> std::string_view { return from.manifest.tensors[i].name; });
+  load_wishes wishes;
+  constexpr std::uint32_t unseen = ~std::uint32_t{0};
+  std::vector<std::uint32_t> places(from.manifest.tensors.size(), unseen);
+  for (const wanted_tensor& each : wanted) {
+    const checkpoint_tensor& tensor = tensor_of(from, each, by_name);
+    const auto number = static_cast<std::uint32_t>(&tensor - from.manifest.tensors.data());
+    const tensor_shape shape = tensor_shape::of(tensor.shape);
+    if (each.part) each.part->validate(shape.elements(), from.folder + ": tensor " + quoted(each.name));
+    if (places[number] == unseen) {
+      places[number] = static_cast<std::uint32_t>(wishes.catalogue.size());
+      const tensor_id id{places[number]};
+      wishes.catalogue.push_back({from.folder + ": tensor " + quoted(tensor.name), shape, 1});
+      wishes.tensors.push_back(number);
+      for (const checkpoint_piece& piece : tensor.pieces) {
+        wishes.stored.push_back({id, holder_id{piece.file}, piece.runs});
+        wishes.pieces.push_back(&piece);
+      }
+    }
+    wishes.wanted.push_back({tensor_id{places[number]}, rank_id{0},
+                             each.part.value_or(element_runs::all_of(shape.elements())), no_holder});
+  }
+  return wishes;
+}
+
+/// Reads a file's header, by whole chunks that are held to their checksums where that is asked for.
+template <storage_input Input>
+[[nodiscard]] safetensors_header read_header(const Input& input, const found_checkpoint& from,
+                                             const checkpoint_file& file, verification how,
+                                             const std::string& path, std::uint64_t& read_bytes) {
+  std::vector<std::byte> begin;
+  const auto extend_to = [&](std::uint64_t bytes) {
+    const std::uint64_t chunk_bytes = from.manifest.chunk_bytes;
+    while (begin.size() < bytes) {
+      const std::size_t at = begin.size();
+      const std::size_t chunk = at / static_cast<std::size_t>(chunk_bytes);
+      if (how == verification::sizes) {
+        begin.resize(static_cast<std::size_t>(bytes));
+        input.read(at, std::span(begin).subspan(at));
+      } else {
+        begin.resize(at + static_cast<std::size_t>(chunk_bytes_of(file, chunk_bytes, chunk)));
+        read_chunk(input, file, chunk_bytes, chunk, std::span(begin).subspan(at), path);
+      }
+      read_bytes += begin.size() - at;
+    }
+  };
+  extend_to(std::min<std::uint64_t>(8, file.bytes));
+  const std::uint64_t header_bytes = safetensors_header_bytes(begin, path);
+  if (header_bytes > file.bytes)
+    throw format_error(path + ": a header of " + std::to_string(header_bytes) + " bytes in a file of " +
+                       std::to_string(file.bytes));
+  extend_to(header_bytes);
+  return read_safetensors(std::span(begin).first(static_cast<std::size_t>(header_bytes)), file.bytes, path);
+}
+
+/// Where a piece's bytes begin in its file, whose header must agree with the manifest.
+[[nodiscard]] inline std::uint64_t find_piece(const safetensors_header& header, const checkpoint_piece& piece,
+                                              const checkpoint_tensor& tensor, const std::string& path) {
+  for (const safetensors_entry& each : header.entries) {
+    if (each.name != piece.entry) continue;
+    if (each.type != tensor.type || each.bytes() != bytes_of(tensor.type, piece.runs.elements(), path))
+      throw format_error(path + ": tensor " + quoted(piece.entry) +
+                         " has another type or size than the manifest says");
+    return header.data_begin + each.begin;
+  }
+  throw format_error(path + ": the manifest says that tensor " + quoted(piece.entry) +
+                     " is in it, which it is not");
+}
+
+/// Elements to bytes, of types that may share one.
+[[nodiscard]] inline std::uint64_t whole_bytes(std::uint64_t elements, std::uint64_t bits,
+                                               const std::string& what) {
+  const std::uint64_t rest = elements % 8 * bits;
+  if (rest % 8 != 0)
+    throw argument_error(what + ": a part of it begins or ends inside a byte; take parts of whole bytes");
+  return elements / 8 * bits + rest / 8;
+}
+
+/// Reads the files of a plan, several readers at once.
+template <class Storage, class Sink>
+class checkpoint_reader {
+ public:
+  checkpoint_reader(Storage& storage, const found_checkpoint& from, Sink& sink, const load_options& options)
+      : storage_(&storage), from_(&from), sink_(&sink), options_(&options) {}
+
+  void read(const load_file& file, const typename Storage::input& input) {
+    const checkpoint_file& described = from_->manifest.files[file.file];
+    const std::string path = storage_->path(from_->folder + "/" + described.name);
+    next_.store(0);
+    const auto work = [&] {
+      try {
+        if (options_->how == verification::checksums) {
+          read_chunks(file, described, input, path);
+        } else {
+          read_runs(file, input);
+        }
+      } catch (...) {
+        const std::scoped_lock lock(mutex_);
+        if (!failed_) failed_ = std::current_exception();
+        next_.store(none_left);
+      }
+    };
+    std::vector<std::thread> readers;
+    const std::size_t useful = std::min<std::size_t>(options_->readers, described.chunks.size());
+    for (std::size_t i = 1; i < useful; ++i)
+      readers.emplace_back(work);
+    work();
+    for (std::thread& each : readers)
+      each.join();
+    if (failed_) std::rethrow_exception(failed_);
+  }
+
+  [[nodiscard]] std::uint64_t read_bytes() const noexcept { return read_bytes_.load(); }
+
+ private:
+  static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
+
+  void read_chunks(const load_file& file, const checkpoint_file& described,
+                   const typename Storage::input& input, const std::string& path) {
+    const std::uint64_t chunk_bytes = from_->manifest.chunk_bytes;
+    aligned_bytes memory(static_cast<std::size_t>(std::min(described.bytes, chunk_bytes)));
+    for (std::uint64_t i = next_.fetch_add(1); i < described.chunks.size(); i = next_.fetch_add(1)) {
+      const std::uint64_t begin = i * chunk_bytes;
+      const std::uint64_t end = std::min(begin + chunk_bytes, described.bytes);
+      const auto is_wanted = [&](const load_copy& each) { return each.begin < end && each.end() > begin; };
+      if (std::none_of(file.copies.begin(), file.copies.end(), is_wanted)) continue;
+      const auto bytes = memory.span().first(static_cast<std::size_t>(end - begin));
+      read_chunk(input, described, chunk_bytes, static_cast<std::size_t>(i), bytes, path);
+      read_bytes_.fetch_add(bytes.size());
+      for (const load_copy& each : file.copies) {
+        if (!is_wanted(each)) continue;
+        each.each_within(begin, end, [&](std::uint64_t at, std::uint64_t count, std::uint64_t to) {
+          (*sink_)(each.wanted, to,
+                   std::span<const std::byte>(
+                       bytes.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(count))));
+        });
+      }
+    }
+  }
+
+  void read_runs(const load_file& file, const typename Storage::input& input) {
+    constexpr std::uint64_t most = std::uint64_t{4} << 20;
+    aligned_bytes memory(static_cast<std::size_t>(most));
+    for (std::uint64_t i = next_.fetch_add(1); i < file.copies.size(); i = next_.fetch_add(1)) {
+      const load_copy& copy = file.copies[static_cast<std::size_t>(i)];
+      copy.each_within(copy.begin, copy.end(), [&](std::uint64_t at, std::uint64_t count, std::uint64_t to) {
+        for (std::uint64_t done = 0; done < count;) {
+          const auto part = memory.span().first(static_cast<std::size_t>(std::min(most, count - done)));
+          input.read(at + done, part);
+          read_bytes_.fetch_add(part.size());
+          (*sink_)(copy.wanted, to + done, std::span<const std::byte>(part));
+          done += part.size();
+        }
+      });
+    }
+  }
+
+  Storage* storage_;
+  const found_checkpoint* from_;
+  Sink* sink_;
+  const load_options* options_;
+  std::atomic<std::uint64_t> next_{0};
+  std::atomic<std::uint64_t> read_bytes_{0};
+  std::mutex mutex_;
+  std::exception_ptr failed_;
+};
+
+}  // namespace detail
+
+template <checkpoint_storage Storage, class Sink>
+load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
+                            std::span<const wanted_tensor> wanted, Sink&& sink, const load_options& options) {
+  const detail::load_wishes wishes = detail::make_wishes(from, wanted);
+  const reshard_plan plan = make_reshard(wishes.catalogue, wishes.stored, wishes.wanted);
+  load_report report;
+  std::vector<std::vector<const reshard_copy*>> by_file(from.manifest.files.size());
+  for (const reshard_copy& each : plan.copies)
+    by_file[to_index(wishes.stored[to_index(each.source)].holder)].push_back(&each);
+  detail::checkpoint_reader<Storage, std::remove_reference_t<Sink>> reader(storage, from, sink, options);
+  for (std::uint32_t file = 0; file < by_file.size(); ++file) {
+    if (by_file[file].empty()) continue;
+    const checkpoint_file& described = from.manifest.files[file];
+    const std::string path = from.folder + "/" + described.name;
+    const auto input = storage.open(path);
+    if (input.bytes() != described.bytes) {
+      throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
+                         " bytes, the manifest says " + std::to_string(described.bytes));
+    }
+    const safetensors_header header =
+        detail::read_header(input, from, described, options.how, storage.path(path), report.read_bytes);
+    detail::load_file todo{file, {}};
+    for (const reshard_copy* const copy : by_file[file]) {
+      const std::uint32_t source = to_index(copy->source);
+      const checkpoint_tensor& tensor = from.manifest.tensors[wishes.tensors[to_index(copy->tensor)]];
+      const std::uint64_t begin =
+          detail::find_piece(header, *wishes.pieces[source], tensor, storage.path(path));
+      const auto bytes = [&](std::uint64_t elements) {
+        return detail::whole_bytes(elements, bits_of(tensor.type), storage.path(path) + ": " + tensor.name);
+      };
+      todo.copies.push_back({begin + bytes(copy->source_offset), bytes(copy->run), copy->count,
+                             bytes(copy->source_stride), to_index(copy->destination),
+                             bytes(copy->destination_offset), bytes(copy->destination_stride)});
+      report.bytes += bytes(copy->run) * copy->count;
+    }
+    std::sort(todo.copies.begin(), todo.copies.end(),
+              [](const detail::load_copy& a, const detail::load_copy& b) { return a.begin < b.begin; });
+    reader.read(todo, input);
+    ++report.files;
+  }
+  report.read_bytes += reader.read_bytes();
+  return report;
+}
+
+template <checkpoint_storage Storage>
+std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_checkpoint& from,
+                                                 std::uint32_t rank, std::string_view name) {
+  const std::string called = extra_name(rank, name);
+  for (const checkpoint_tensor& each : from.manifest.tensors) {
+    if (each.name != called) continue;
+    std::vector<std::byte> bytes(
+        static_cast<std::size_t>(bytes_of(each.type, elements_of(each), from.folder + ": " + called)));
+    const wanted_tensor wanted[] = {{.name = called}};
+    load_checkpoint(storage, from, wanted,
+                    [&](std::uint32_t, std::uint64_t offset, std::span<const std::byte> part) {
+                      std::memcpy(bytes.data() + offset, part.data(), part.size());
+                    },
+                    {.readers = 1});
+    return bytes;
+  }
+  return std::nullopt;
+}
+
+}  // namespace llmmem::inline v0
