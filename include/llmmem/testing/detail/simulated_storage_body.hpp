@@ -517,10 +517,9 @@ inline void simulated_storage::output::finish_write(const write_token& token) {
 
 inline void simulated_storage::output::sync() {
   constexpr auto what = storage_call::sync;
-  const auto fail_for_good = [&](bool lost) {
+  const auto refused = [&](bool lost) {
     disk_->land_all_of(node_);
     if (lost) disk_->forget(node_);
-    disk_->dead.insert(node_);
   };
   try {
     disk_->call(
@@ -530,7 +529,7 @@ inline void simulated_storage::output::sync() {
           if (disk_->dead.contains(node_)) disk_->fail(what, path_, EIO, "a sync of it has failed before");
           disk_->settle(node_);
         },
-        fail_for_good);
+        refused);
   } catch (const storage_error&) {
     const std::lock_guard lock(disk_->mutex);
     disk_->dead.insert(node_);
