@@ -25,7 +25,7 @@ namespace detail {
   if (x == 0 || x == never_s) return x;
   // Half the exponent is a start within a few per cent; the first step lands above the root, the rest fall.
   const auto bits = std::bit_cast<std::uint64_t>(x);
-  double root = std::bit_cast<double>((bits >> 1) + (std::uint64_t{0x1FF8} << 48));
+  auto root = std::bit_cast<double>((bits >> 1) + (std::uint64_t{0x1FF8} << 48));
   root = (root + x / root) / 2;
   for (;;) {
     const double next = (root + x / root) / 2;

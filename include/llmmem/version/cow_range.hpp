@@ -34,7 +34,7 @@ struct copy_on_write {
   /// with its release, is lost in the copy; at 4 KiB it adds half (docs/versions.md). 64 KiB leaves a margin,
   /// and a reader that is in the page holds up its writer for some microseconds only. Smaller pages pay where
   /// writes are sparse.
-  std::uint64_t page_bytes = 64 * 1024;
+  std::uint64_t page_bytes = 65'536;
   std::uint32_t max_snapshots = 8;  ///< live at once; pins of one version count once
   metadata_source metadata{};       ///< 16 bytes a page of the range, 24 a page of the pool
 
@@ -178,7 +178,7 @@ class cow_range {
   }
 
   /// The same; when the pool is short, `reclaim(missing_bytes)` is called until there is room or it returns
-  /// false. It may release snapshots.
+  /// false. It may release snapshots, and do nothing else with this range.
   template <class Reclaim>
     requires std::is_invocable_r_v<bool, Reclaim&, std::uint64_t>
   result<std::span<std::byte>> write(std::uint64_t offset, std::uint64_t bytes, Reclaim&& reclaim) noexcept(

@@ -77,16 +77,13 @@ namespace detail {
 
 /// See `delta`. `T` is trivially copyable, or a contiguous range of such, whose length never changes.
 ///
-/// @par Complexity      publish O(bytes of the value); pin of the newest O(views), of an older version
-/// O(bytes of
-///      the value and of the differences back to it). Nothing is allocated after construction unless copying
-///      a `T` does.
+/// @par Complexity   publish O(bytes of the value); pin of the newest O(views), of an older version O(bytes
+///      of the value and of the differences back to it). Nothing is allocated after construction unless
+///      copying or moving a `T` does.
 /// @par Thread safety   as `version_slots`, but differences are applied and recorded under its mutex: a pin
-/// of
-///      an older version holds up the others.
-/// @par Errors          `errc::size_mismatch` for a value of another length than the newest, which
-/// `publish_in_place`
-///      finds when it has been written; `errc::table_full` when all views are taken.
+///      of an older version holds up the others.
+/// @par Errors   `errc::size_mismatch` for a value of another length, which `publish_in_place` finds when it
+///      has been written; `errc::table_full` when all views are taken.
 template <class T>
 class delta_state : public version_slots<T, delta> {
   using base = version_slots<T, delta>;

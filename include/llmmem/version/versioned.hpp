@@ -9,15 +9,13 @@ namespace llmmem::inline v0 {
 
 /// A piece of state with versions, of which `Retain` says which stay:
 ///
-/// | `Retain`         | keeps                                    | memory                                |
-/// header |
-/// |---|---|---|---|
-/// | `latest`         | the newest, and what is pinned           | as many values as it is given         |
-/// version/latest.hpp | | `double_buffer`  | the same, with one slot to write into    | two values |
-/// version/double_buffer.hpp | | `stash<n>`       | the newest n                             | n values |
-/// version/stash.hpp | | `delta`          | as many as their differences have room   | two values, one a
-/// view, a hard budget | version/delta.hpp | | `copy_on_write`  | snapshots of bytes written where they lie |
-/// pages written since, a hard budget   | version/cow_range.hpp |
+/// | `Retain`        | keeps                                     | header             |
+/// |---|---|---|
+/// | `latest`        | the newest, and what is pinned            | latest.hpp         |
+/// | `double_buffer` | the same, in two slots                    | double_buffer.hpp  |
+/// | `stash<n>`      | the newest n                              | stash.hpp          |
+/// | `delta`         | as many as their differences have room    | delta.hpp          |
+/// | `copy_on_write` | snapshots of bytes written where they lie | cow_range.hpp      |
 ///
 ///     versioned<weights, stash<3>> kept({}, initial_weights);
 ///     const version_id used = kept.publish(initial_weights).value();
