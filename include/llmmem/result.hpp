@@ -103,10 +103,14 @@ enum class errc : std::uint8_t {
   tensor_in_parts,  ///< found = parts it has, of which only one at a time can be had
   // Of places in a range
   place_taken,  ///< wanted = the first byte asked for that another piece has, found = end of such bytes
+  // Of versions
+  no_such_version,  ///< wanted = version asked for, found = the newest, 0 when there is none
+  version_gone,     ///< wanted = version asked for, found = the oldest there is
+  version_pinned,   ///< wanted = the version whose slot is needed, index = its pins, found = slots there are
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::place_taken;
+inline constexpr errc last_errc = errc::version_pinned;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -432,6 +436,15 @@ inline std::string failure::message() const {
              " of its range are another's; name bytes that nobody has, or end what has them first (pieces "
              "take "
              "whole multiples of the granularity)";
+    case errc::no_such_version:
+      return who + ": version " + n(wanted) + " was never published, the newest is " + n(found) +
+             " (0: none); publish first";
+    case errc::version_gone:
+      return who + ": version " + n(wanted) + " is gone, the oldest that is kept is " + n(found) +
+             " (0: none); pin it earlier, or keep more versions";
+    case errc::version_pinned:
+      return who + ": version " + n(wanted) + " is pinned " + n(index) + " times, and none of the " +
+             n(found) + " slots is free; release it first, or give it more slots";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -452,6 +465,7 @@ inline void failure::raise() const {
     case errc::reserve_refused:
     case errc::map_refused:
     case errc::out_of_group_blocks:
+    case errc::version_pinned:
       throw out_of_memory(message());
     case errc::null_handle:
     case errc::foreign_handle:

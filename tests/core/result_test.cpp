@@ -193,6 +193,14 @@ constexpr std::array refusals{
             "kv: bytes 30 to 11 of its range are another's; name bytes that nobody has, or end what has them "
             "first "
             "(pieces take whole multiples of the granularity)"},
+    refusal{errc::no_such_version, raises::argument_error,
+            "kv: version 30 was never published, the newest is 12 (0: none); publish first"},
+    refusal{errc::version_gone, raises::argument_error,
+            "kv: version 30 is gone, the oldest that is kept is 12 (0: none); pin it earlier, or keep more "
+            "versions"},
+    refusal{errc::version_pinned, raises::out_of_memory,
+            "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
+            "it more slots"},
 };
 
 }  // namespace

@@ -1,0 +1,310 @@
+/// @file
+/// How often to save: Young's, Daly's and the availability-optimal interval, and `interval_tuner`, which
+/// answers "every k steps" from what it measures.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace llmmem::inline v0 {
+
+/// Never: an interval of no save at all.
+inline constexpr double never_s = std::numeric_limits<double>::infinity();
+inline constexpr std::uint64_t never_steps = ~std::uint64_t{0};
+
+namespace detail {
+
+/// Square root by Newton's iteration, because `std::sqrt` is no constant expression in C++20. Within two
+/// units in the last place of a normal number. @pre `x >= 0`.
+[[nodiscard]] constexpr double newton_sqrt(double x) noexcept {
+  if (x == 0 || x == never_s) return x;
+  // Half the exponent is a start within a few per cent; the first step lands above the root, the rest fall.
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  auto root = std::bit_cast<double>((bits >> 1) + (std::uint64_t{0x1FF8} << 48));
+  root = (root + x / root) / 2;
+  for (;;) {
+    const double next = (root + x / root) / 2;
+    if (next >= root) return root;
+    root = next;
+  }
+}
+
+/// e^x - 1 without loss for small x. @pre `x >= 0`.
+[[nodiscard]] constexpr double exp_minus_one(double x) noexcept {
+  if (x > 710) return never_s;
+  int doublings = 0;
+  while (x > 0.25) {
+    x /= 2;
+    ++doublings;
+  }
+  double sum = 0;
+  for (int i = 14; i > 0; --i)
+    sum = x / i * (1 + sum);
+  for (; doublings > 0; --doublings)
+    sum *= sum + 2;  // e^2x - 1 = (e^x - 1)(e^x + 1)
+  return sum;
+}
+
+/// `value`, or the refusal of one that is no duration. Infinity is one, for `mtbf_s`.
+constexpr double checked_seconds(double value, const char* who, const char* what) {
+  if (!(value >= 0)) {
+    throw argument_error(std::string(who) + ": " + what + " is " + std::to_string(value) +
+                         "; give seconds, 0 or more");
+  }
+  return value;
+}
+constexpr double checked_finite(double value, const char* who, const char* what) {
+  checked_seconds(value, who, what);
+  if (value == never_s) {
+    throw argument_error(std::string(who) + ": " + what + " is infinite; give finite seconds");
+  }
+  return value;
+}
+constexpr double checked_mtbf(double value, const char* who) {
+  checked_seconds(value, who, "mtbf_s");
+  if (value == 0) {
+    throw argument_error(std::string(who) + ": mtbf_s is 0; a job that always fails cannot be saved");
+  }
+  return value;
+}
+
+/// The least integer from `x` on; `never_steps` past 2^63.
+[[nodiscard]] constexpr std::uint64_t ceil_steps(double x) noexcept {
+  if (x >= 9.0e18) return never_steps;
+  const auto whole = static_cast<std::uint64_t>(x);
+  return static_cast<double>(whole) < x ? whole + 1 : whole;
+}
+
+}  // namespace detail
+
+// What follows takes and gives seconds. `save_s` is how long the application stands still for one save (for
+// an asynchronous one: the stall, not the time until it is durable), `mtbf_s` the mean time between failures
+// of the whole job, `recovery_s` from a failure until it computes again, `work_s` the computing between two
+// saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and infinite times but mtbf.
+//
+// A save that costs nothing gives 0: save at every step. A job that never fails (`never_s`) gives `never_s`,
+// unless saves cost nothing.
+
+/// Work between two saves that loses least, to first order: sqrt(2 save mtbf) (J. W. Young, CACM 17(9),
+/// 1974). Right while saves are short against the mtbf; beyond that too long, see `daly_interval`.
+[[nodiscard]] constexpr double young_interval(double save_s, double mtbf_s) {
+  detail::checked_finite(save_s, "young_interval", "save_s");
+  detail::checked_mtbf(mtbf_s, "young_interval");
+  if (save_s == 0) return 0;
+  return detail::newton_sqrt(2 * save_s) * detail::newton_sqrt(mtbf_s);
+}
+
+/// Work between two saves that loses least, to higher order (J. T. Daly, Future Generation Computer Systems
+/// 22(3), 2006): with x = save / (2 mtbf), sqrt(2 save mtbf) (1 + sqrt(x) / 3 + x / 9) - save; the mtbf
+/// itself where a save takes two of them or more.
+[[nodiscard]] constexpr double daly_interval(double save_s, double mtbf_s) {
+  detail::checked_finite(save_s, "daly_interval", "save_s");
+  detail::checked_mtbf(mtbf_s, "daly_interval");
+  if (save_s == 0) return 0;
+  if (mtbf_s == never_s) return never_s;
+  if (save_s / 2 >= mtbf_s) return mtbf_s;
+  const double x = save_s / 2 / mtbf_s;
+  return young_interval(save_s, mtbf_s) * (1 + detail::newton_sqrt(x) / 3 + x / 9) - save_s;
+}
+
+/// The period, from the begin of one save to the begin of the next, that gives most availability:
+/// save + sqrt(2 (mtbf + recovery) save + save^2) (Saxena et al., arXiv 2410.18124). It is where
+/// (1 - save / period) mtbf / (mtbf + recovery + period / 2) is largest. Less the save it is comparable with
+/// the two above.
+[[nodiscard]] constexpr double availability_period(double save_s, double mtbf_s, double recovery_s) {
+  detail::checked_finite(save_s, "availability_period", "save_s");
+  detail::checked_mtbf(mtbf_s, "availability_period");
+  detail::checked_finite(recovery_s, "availability_period", "recovery_s");
+  if (save_s == 0) return 0;
+  if (mtbf_s == never_s) return never_s;
+  return save_s + detail::newton_sqrt(save_s) * detail::newton_sqrt(2 * (mtbf_s + recovery_s) + save_s);
+}
+
+/// The part of all time that ends as saved work, when failures come at random at a constant rate, also while
+/// saving and recovering: work / (mtbf e^(recovery / mtbf) (e^((work + save) / mtbf) - 1)), Daly's complete
+/// model. Exact for saves that hold up the work; no work is 0 unless saves are free, endless work is 0 unless
+/// nothing fails.
+[[nodiscard]] constexpr double expected_availability(double work_s, double save_s, double mtbf_s,
+                                                     double recovery_s) {
+  detail::checked_seconds(work_s, "expected_availability", "work_s");
+  detail::checked_finite(save_s, "expected_availability", "save_s");
+  detail::checked_mtbf(mtbf_s, "expected_availability");
+  detail::checked_finite(recovery_s, "expected_availability", "recovery_s");
+  if (mtbf_s == never_s) {
+    if (work_s == never_s || save_s == 0) return 1;
+    return work_s / (work_s + save_s);
+  }
+  if (work_s == never_s || (work_s == 0 && save_s > 0)) return 0;
+  const double recovering = 1 + detail::exp_minus_one(recovery_s / mtbf_s);
+  if (work_s == 0) return 1 / recovering;
+  return work_s / (mtbf_s * recovering * detail::exp_minus_one((work_s + save_s) / mtbf_s));
+}
+
+/// What saving alone adds to the time of the work: save / work. Infinite for saves without work between them.
+[[nodiscard]] constexpr double save_overhead(double work_s, double save_s) {
+  detail::checked_seconds(work_s, "save_overhead", "work_s");
+  detail::checked_finite(save_s, "save_overhead", "save_s");
+  if (save_s == 0) return 0;
+  return work_s == 0 ? never_s : save_s / work_s;
+}
+
+/// What an `interval_tuner` goes by until it has measured, and what it must keep to.
+struct interval_options {
+  double step_s = 1;            ///< of one training step; above 0
+  double stall_s = 0;           ///< that a save holds up the steps
+  double durable_s = 0;         ///< from the begin of a save until it outlives a crash
+  double mtbf_s = 24 * 3600.0;  ///< expected before any failure was seen; `never_s` is one that never is
+  /// How many failures `mtbf_s` counts for. 1: the second failure already weighs as much; more: slower to
+  /// learn.
+  double prior_failures = 1;
+  double recovery_s = 0;  ///< after a failure, for the expected availability
+  /// The most that saving may add to the time of the steps. The default is the bound that CheckFreq keeps to
+  /// (Mohan, Phanishayee, Chidambaram, FAST 2021). Above 0.
+  double overhead_cap = 0.035;
+};
+
+/// What decided an interval.
+enum class interval_bound : std::uint8_t {
+  failures,    ///< the optimum for the failure rate
+  overhead,    ///< the cap on overhead asks for fewer saves
+  durability,  ///< the save before has to be durable first
+};
+
+/// Save every `steps` steps.
+struct save_interval {
+  std::uint64_t steps = 1;  ///< at least 1; `never_steps` when nothing ever fails and saves cost something
+  interval_bound bound = interval_bound::failures;
+  double work_s = 0;        ///< what these steps take
+  double overhead = 0;      ///< that saving adds, see `save_overhead`
+  double availability = 0;  ///< see `expected_availability`; what a save under way would lose is not in it
+};
+
+/// Says how often to save, from measured steps and saves and the failures seen.
+///
+/// The optimum is Daly's, for the stall: an asynchronous save costs only that, and how long it takes to
+/// become durable moves what a failure loses, but not where the optimum is. Then the interval is lengthened
+/// until saving stays within the cap and the next save does not begin before the last is durable. Steps and
+/// stalls are running means (an eighth of each new value), of stall and durable time the last if it is
+/// larger. The failure rate is that of a gamma prior: (prior failures + seen) / (prior failures x mtbf +
+/// observed time).
+///
+/// A plain value; the same observations give the same answers. O(1) each, nothing is allocated.
+///
+/// @par Thread safety   as a plain value.
+/// @par Errors          `argument_error` for times that are none; the tuner is as it was.
+class interval_tuner {
+ public:
+  explicit constexpr interval_tuner(const interval_options& options) : options_(options) {
+    const char* const who = "interval_tuner";
+    detail::checked_finite(options.step_s, who, "step_s");
+    detail::checked_finite(options.stall_s, who, "stall_s");
+    detail::checked_finite(options.durable_s, who, "durable_s");
+    detail::checked_mtbf(options.mtbf_s, who);
+    detail::checked_finite(options.recovery_s, who, "recovery_s");
+    if (options.step_s == 0) throw argument_error("interval_tuner: step_s is 0; give the time of a step");
+    if (!(options.prior_failures > 0) || options.prior_failures == never_s) {
+      throw argument_error("interval_tuner: prior_failures is " + std::to_string(options.prior_failures) +
+                           "; give a finite number above 0");
+    }
+    if (!(options.overhead_cap > 0)) {
+      throw argument_error("interval_tuner: overhead_cap is " + std::to_string(options.overhead_cap) +
+                           "; give a part of the time above 0, such as 0.035");
+    }
+  }
+
+  /// A step took `seconds`, saves not counted. Steps of 0 are left out.
+  constexpr void observe_step(double seconds) {
+    detail::checked_finite(seconds, "interval_tuner", "a step");
+    if (seconds == 0) return;
+    options_.step_s = steps_seen_ == 0 ? seconds : options_.step_s + (seconds - options_.step_s) / 8;
+    if (steps_seen_ == 0) steps_seen_ = 1;
+  }
+
+  /// A save held up the steps for `stall_s`, and was durable `durable_s` after it began.
+  constexpr void observe_save(double stall_s, double durable_s) {
+    detail::checked_finite(stall_s, "interval_tuner", "stall_s");
+    detail::checked_finite(durable_s, "interval_tuner", "durable_s");
+    options_.stall_s = saves_seen_ == 0 ? stall_s : options_.stall_s + (stall_s - options_.stall_s) / 8;
+    options_.durable_s =
+        saves_seen_ == 0 ? durable_s : options_.durable_s + (durable_s - options_.durable_s) / 8;
+    saves_seen_ = 1;
+    last_stall_s_ = stall_s;
+    last_durable_s_ = durable_s;
+  }
+
+  /// The job ran for `seconds`, in which it failed `failures` times.
+  constexpr void observe_run(double seconds, std::uint64_t failures) {
+    detail::checked_finite(seconds, "interval_tuner", "a run");
+    observed_s_ += seconds;
+    failures_ += static_cast<double>(failures);
+  }
+
+  /// The mean time between failures, as far as is known.
+  [[nodiscard]] constexpr double mtbf_s() const noexcept {
+    if (options_.mtbf_s == never_s) return failures_ == 0 ? never_s : observed_s_ / failures_;
+    return (options_.prior_failures * options_.mtbf_s + observed_s_) / (options_.prior_failures + failures_);
+  }
+  [[nodiscard]] constexpr double step_s() const noexcept { return options_.step_s; }
+  /// The larger of the last stall and their mean; likewise the time until durable.
+  [[nodiscard]] constexpr double stall_s() const noexcept { return larger(options_.stall_s, last_stall_s_); }
+  [[nodiscard]] constexpr double durable_s() const noexcept {
+    return larger(options_.durable_s, last_durable_s_);
+  }
+
+  /// How often to save now.
+  [[nodiscard]] constexpr save_interval every() const {
+    const double step = step_s();
+    const double stall = stall_s();
+    // A rate that was seen with prior `never_s` in no time at all: as often as can be.
+    const double mtbf = larger(mtbf_s(), std::numeric_limits<double>::min());
+    save_interval found{};
+    found.steps = best_steps(step, stall, mtbf);
+    const auto at_least = [&](std::uint64_t steps, interval_bound bound) {
+      if (steps > found.steps) {
+        found.steps = steps;
+        found.bound = bound;
+      }
+    };
+    at_least(steps_of(durable_s(), step), interval_bound::durability);
+    at_least(steps_of(stall / options_.overhead_cap, step), interval_bound::overhead);
+    found.work_s = found.steps == never_steps ? never_s : static_cast<double>(found.steps) * step;
+    found.overhead = save_overhead(found.work_s, stall);
+    found.availability = expected_availability(found.work_s, stall, mtbf, options_.recovery_s);
+    return found;
+  }
+
+ private:
+  [[nodiscard]] static constexpr double larger(double a, double b) noexcept { return a > b ? a : b; }
+
+  // The fewest steps that take `seconds`, and not one too few for the rounding of a division.
+  [[nodiscard]] static constexpr std::uint64_t steps_of(double seconds, double step) noexcept {
+    const std::uint64_t steps = detail::ceil_steps(seconds / step);
+    return steps != never_steps && static_cast<double>(steps) * step < seconds ? steps + 1 : steps;
+  }
+
+  // The better of the two numbers of steps beside Daly's interval.
+  [[nodiscard]] constexpr std::uint64_t best_steps(double step, double stall, double mtbf) const {
+    const std::uint64_t above = detail::ceil_steps(daly_interval(stall, mtbf) / step);
+    if (above <= 1) return 1;
+    if (above == never_steps) return never_steps;
+    const auto at = [&](std::uint64_t steps) {
+      return expected_availability(static_cast<double>(steps) * step, stall, mtbf, options_.recovery_s);
+    };
+    return at(above - 1) >= at(above) ? above - 1 : above;
+  }
+
+  interval_options options_;  // its times are running means from the first observation on
+  double last_stall_s_ = 0;
+  double last_durable_s_ = 0;
+  double observed_s_ = 0;
+  double failures_ = 0;
+  std::uint8_t steps_seen_ = 0;
+  std::uint8_t saves_seen_ = 0;
+};
+
+}  // namespace llmmem::inline v0

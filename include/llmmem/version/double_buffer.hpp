@@ -1,0 +1,33 @@
+/// @file
+/// `double_buffer`: readers hold one slot, the writer fills the other.
+#pragma once
+
+#include <llmmem/version/concepts.hpp>
+#include <llmmem/version/detail/version_slots.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// Two slots: the published version, and the one that is filled next, which readers of the version before may
+/// still hold.
+///
+/// For state of which a second copy is affordable and a third is not: staging of a snapshot that is written
+/// out while the next step computes. Publishing never waits: while the other slot is pinned it is refused
+/// with `errc::version_pinned`, which names the version in the way. A version is gone when the next is
+/// published and nobody has it pinned. Take `latest` when readers may fall behind by more than one.
+///
+/// Complexity, thread safety and errors: `detail::version_slots`.
+struct double_buffer {
+  static constexpr const char* usual_name = "double_buffer";
+
+  [[nodiscard]] static constexpr std::uint32_t slots() noexcept { return 2; }
+  [[nodiscard]] static constexpr std::uint32_t kept() noexcept { return 1; }
+
+  template <class T>
+  using state = detail::version_slots<T, double_buffer>;
+};
+
+static_assert(retain_policy<double_buffer, int>);
+
+}  // namespace llmmem::inline v0
