@@ -277,7 +277,7 @@ inline void append_json_string(std::string& to, std::string_view text) {
 }
 
 /// A name for an error text, as JSON would have it; long ones cut.
-[[nodiscard]] inline std::string quoted(std::string_view name) {
+[[nodiscard]] inline std::string json_quoted(std::string_view name) {
   if (!is_utf8(name)) return "(a name that is not UTF-8)";
   constexpr std::size_t most = 200;
   std::size_t shown = name.size();

@@ -80,19 +80,19 @@ inline void check_state_tensors(std::span<const state_tensor> tensors, const fil
   }
   std::vector<std::string_view> names;
   for (const state_tensor& each : tensors) {
-    const std::string named = "file plan: tensor " + quoted(each.name);
+    const std::string named = "file plan: tensor " + json_quoted(each.name);
     if (!is_utf8(each.name)) throw argument_error(named + ": the name must be UTF-8");
     if (each.name.rfind("rank.", 0) == 0)
       throw argument_error(named + ": names that begin with \"rank.\" are those of extras");
     if (!is_plain_name(each.group) || each.group.size() > 64 || each.group == "extra")
-      throw argument_error(named + ": group " + quoted(each.group) +
+      throw argument_error(named + ": group " + json_quoted(each.group) +
                            " cannot name a file: take a plain name of at most 64 bytes, not \"extra\"");
     const std::uint64_t elements = tensor_shape::of(each.shape).elements();
     if (each.part) each.part->validate(elements, named);
     names.push_back(each.name);
   }
   if (const auto twice = first_repeated(std::move(names)))
-    throw argument_error("file plan: tensor " + quoted(*twice) + " twice");
+    throw argument_error("file plan: tensor " + json_quoted(*twice) + " twice");
 }
 
 /// Tensors that share a file.
@@ -176,7 +176,7 @@ inline file_plan plan_files(std::span<const state_tensor> tensors, const file_pl
   for (const state_tensor& each : tensors) {
     const std::uint64_t elements = tensor_shape::of(each.shape).elements();
     bytes.push_back(bytes_of(each.type, each.part ? each.part->elements() : elements,
-                             "file plan: tensor " + detail::quoted(each.name)));
+                             "file plan: tensor " + detail::json_quoted(each.name)));
     if (std::find(groups.begin(), groups.end(), each.group) == groups.end()) groups.push_back(each.group);
     plan.tensors.push_back({each.name, each.type, each.shape, {}});
   }

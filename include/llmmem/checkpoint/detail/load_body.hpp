@@ -67,7 +67,7 @@ struct load_wishes {
     return from.manifest.tensors[i].name;
   };
   const auto found = std::ranges::lower_bound(by_name, std::string_view(wanted.name), {}, name_of_tensor);
-  const std::string named = from.folder + ": tensor " + quoted(wanted.name);
+  const std::string named = from.folder + ": tensor " + json_quoted(wanted.name);
   if (found == by_name.end() || name_of_tensor(*found) != wanted.name)
     throw argument_error(named + " is not in this checkpoint");
   const checkpoint_tensor& tensor = from.manifest.tensors[*found];
@@ -101,11 +101,11 @@ struct load_wishes {
     const checkpoint_tensor& tensor = tensor_of(from, each, by_name);
     const auto number = static_cast<std::uint32_t>(&tensor - from.manifest.tensors.data());
     const tensor_shape shape = tensor_shape::of(tensor.shape);
-    if (each.part) each.part->validate(shape.elements(), from.folder + ": tensor " + quoted(each.name));
+    if (each.part) each.part->validate(shape.elements(), from.folder + ": tensor " + json_quoted(each.name));
     if (places[number] == unseen) {
       places[number] = static_cast<std::uint32_t>(wishes.catalogue.size());
       const tensor_id id{places[number]};
-      wishes.catalogue.push_back({from.folder + ": tensor " + quoted(tensor.name), shape, 1});
+      wishes.catalogue.push_back({from.folder + ": tensor " + json_quoted(tensor.name), shape, 1});
       wishes.tensors.push_back(number);
       for (const checkpoint_piece& piece : tensor.pieces) {
         wishes.stored.push_back({id, holder_id{piece.file}, piece.runs});
@@ -154,11 +154,11 @@ template <storage_input Input>
   for (const safetensors_entry& each : header.entries) {
     if (each.name != piece.entry) continue;
     if (each.type != tensor.type || each.bytes() != bytes_of(tensor.type, piece.runs.elements(), path))
-      throw format_error(path + ": tensor " + quoted(piece.entry) +
+      throw format_error(path + ": tensor " + json_quoted(piece.entry) +
                          " has another type or size than the manifest says");
     return header.data_begin + each.begin;
   }
-  throw format_error(path + ": the manifest says that tensor " + quoted(piece.entry) +
+  throw format_error(path + ": the manifest says that tensor " + json_quoted(piece.entry) +
                      " is in it, which it is not");
 }
 

@@ -78,7 +78,7 @@ inline constexpr std::string_view manifest_tail = "\"}\n";
 inline void check_checkpoint_file(const checkpoint_manifest& manifest, const checkpoint_file& file,
                                   const std::string& what) {
   const auto wrong = [&](const std::string& why) {
-    throw argument_error(what + ": file " + quoted(file.name) + ": " + why);
+    throw argument_error(what + ": file " + json_quoted(file.name) + ": " + why);
   };
   if (!is_plain_name(file.name)) wrong("the name must be plain: UTF-8, without '/', no '.' first");
   if (file.bytes > max_bytes) wrong("more than 2^63 - 1 bytes");
@@ -92,7 +92,7 @@ inline void check_checkpoint_file(const checkpoint_manifest& manifest, const che
 
 inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const checkpoint_tensor& tensor,
                                     const std::string& what) {
-  const std::string named = what + ": tensor " + quoted(tensor.name);
+  const std::string named = what + ": tensor " + json_quoted(tensor.name);
   if (!is_utf8(tensor.name)) throw argument_error(named + ": the name must be UTF-8");
   std::uint64_t elements = 0;
   try {
@@ -138,14 +138,14 @@ inline void check_manifest(const checkpoint_manifest& manifest, const std::strin
     names.push_back(each.name);
   }
   if (const auto twice = detail::first_repeated(std::move(names)))
-    throw argument_error(what + ": file " + detail::quoted(std::string(*twice)) + " twice");
+    throw argument_error(what + ": file " + detail::json_quoted(std::string(*twice)) + " twice");
   names.clear();
   for (const checkpoint_tensor& each : manifest.tensors) {
     detail::check_checkpoint_tensor(manifest, each, what);
     names.push_back(each.name);
   }
   if (const auto twice = detail::first_repeated(std::move(names)))
-    throw argument_error(what + ": tensor " + detail::quoted(std::string(*twice)) + " twice");
+    throw argument_error(what + ": tensor " + detail::json_quoted(std::string(*twice)) + " twice");
 }
 
 inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
@@ -179,7 +179,7 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
     }
     checkpoint_tensor& there = merged.tensors[*found];
     if (there.type != each.type || there.shape != each.shape) {
-      throw argument_error(what + ": tensor " + detail::quoted(each.name) +
+      throw argument_error(what + ": tensor " + detail::json_quoted(each.name) +
                            " has another type or shape than other ranks have it");
     }
     there.pieces.insert(there.pieces.end(), added.pieces.begin(), added.pieces.end());
@@ -335,7 +335,7 @@ class manifest_members {
     } else if (members.is(key, "type", 1)) {
       const std::string name = json.string();
       const std::optional<safetensors_type> type = safetensors_type_of(name);
-      if (!type) json.refuse("no type is called " + quoted(name));
+      if (!type) json.refuse("no type is called " + json_quoted(name));
       tensor.type = *type;
     } else if (members.is(key, "shape", 2)) {
       json.array([&] { tensor.shape.push_back(json.number()); });
@@ -371,7 +371,7 @@ inline checkpoint_manifest read_manifest(std::string_view text, const std::strin
   json.object([&](const std::string& key) {
     if (members.is(key, "format", 0)) {
       if (const std::string format = json.string(); format != detail::manifest_format)
-        json.refuse("its format is " + detail::quoted(format) + ", not one that is known here");
+        json.refuse("its format is " + detail::json_quoted(format) + ", not one that is known here");
     } else if (members.is(key, "generation", 1)) {
       manifest.generation = json.number();
     } else if (members.is(key, "step", 2)) {
