@@ -165,8 +165,7 @@ constexpr void intersect(const element_runs& a, const element_runs& b, Visit&& v
       const std::uint64_t first = a_begin < b_begin ? b_begin : a_begin;
       const std::uint64_t last = a_end < b_end ? a_end : b_end;
       visit(first, last - first);
-      if (a_end <= b_end) ++i;
-      if (b_end <= a_end) ++j;
+      ++(a_end <= b_end ? i : j);
     }
   }
 }
