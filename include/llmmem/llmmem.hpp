@@ -10,6 +10,20 @@
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
+#include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/commit_ticket.hpp>
+#include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/file_plan.hpp>
+#include <llmmem/checkpoint/folder.hpp>
+#include <llmmem/checkpoint/interval.hpp>
+#include <llmmem/checkpoint/load.hpp>
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/retention.hpp>
+#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/state_view.hpp>
+#include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
@@ -114,6 +128,16 @@
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/schedule/use_forecast.hpp>
+#include <llmmem/sharding/balance.hpp>
+#include <llmmem/sharding/concepts.hpp>
+#include <llmmem/sharding/element_runs.hpp>
+#include <llmmem/sharding/flat_uneven.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/replicated.hpp>
+#include <llmmem/sharding/reshard.hpp>
+#include <llmmem/sharding/reshard_plan.hpp>
+#include <llmmem/sharding/split_2d.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
@@ -154,4 +178,12 @@
 #include <llmmem/transfer/tiered_types.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 #include <llmmem/version.hpp>
+#include <llmmem/version/concepts.hpp>
+#include <llmmem/version/cow_range.hpp>
+#include <llmmem/version/delta.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
+#include <llmmem/version/double_buffer.hpp>
+#include <llmmem/version/latest.hpp>
+#include <llmmem/version/snapshot_gate.hpp>
+#include <llmmem/version/stash.hpp>
+#include <llmmem/version/versioned.hpp>
