@@ -15,7 +15,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 namespace llmmem::inline v0 {
 
@@ -37,6 +36,18 @@ inline void try_open(storage_call call, const std::string& path, int flags, std:
   ::close(file);
   if (!is_regular)
     throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is no regular file");
+}
+
+/// What a name in a folder is of; not every file system says so when it lists.
+[[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry) noexcept {
+  if (entry.d_type == DT_REG) return storage_entry::kind::file;
+  if (entry.d_type == DT_DIR) return storage_entry::kind::folder;
+  struct ::stat seen{};
+  if (entry.d_type != DT_UNKNOWN || ::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0)
+    return storage_entry::kind::other;
+  return S_ISREG(seen.st_mode)   ? storage_entry::kind::file
+         : S_ISDIR(seen.st_mode) ? storage_entry::kind::folder
+                                 : storage_entry::kind::other;
 }
 
 /// Fills `into` from one descriptor, as far as the file goes.
@@ -157,18 +168,18 @@ void posix_storage<Engine>::remove_folder(const std::string& below) {
 template <io_engine Engine>
 std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below) {
   const std::string whole = path(below);
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(whole.c_str()), &::closedir);
+  if (folder == nullptr) throw storage_error(storage_call::list, whole, errno);
   std::vector<storage_entry> found;
-  std::error_code error;
-  using std::filesystem::file_type;
-  for (std::filesystem::directory_iterator at(whole, error), end; !error && at != end; at.increment(error)) {
-    std::error_code ignored;  // gone since: neither
-    const file_type type = at->symlink_status(ignored).type();
-    found.push_back({at->path().filename().string(), type == file_type::regular ? storage_entry::kind::file
-                                                     : type == file_type::directory
-                                                         ? storage_entry::kind::folder
-                                                         : storage_entry::kind::other});
+  for (;;) {
+    errno = 0;
+    const dirent* const each = ::readdir(folder.get());
+    if (each == nullptr) break;
+    const std::string name = each->d_name;
+    if (name == "." || name == "..") continue;
+    found.push_back({name, detail::kind_of(::dirfd(folder.get()), *each)});
   }
-  if (error) throw storage_error(storage_call::list, whole, error.value());
+  if (errno != 0) throw storage_error(storage_call::list, whole, errno);
   return found;
 }
 
