@@ -4,7 +4,6 @@
 
 #include <llmmem/config.hpp>
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -99,15 +98,20 @@ class commit_ticket {
     return record_->status;
   }
   /// The same, or `pending` when that takes longer.
-  commit_status wait_for(std::chrono::nanoseconds most) const {
+  commit_status wait_for(std::uint64_t most_ns) const {
+    if (most_ns >= longest_ns) return wait();
     if (record_ == nullptr) return commit_status::not_committed;
     std::unique_lock lock(record_->mutex);
-    static_cast<void>(
-        record_->settled.wait_for(lock, most, [&] { return record_->status != commit_status::pending; }));
+    static_cast<void>(record_->settled.wait_for(lock,
+                                                std::chrono::nanoseconds(static_cast<std::int64_t>(most_ns)),
+                                                [&] { return record_->status != commit_status::pending; }));
     return record_->status;
   }
+  static constexpr std::uint64_t forever = ~std::uint64_t{0};
 
  private:
+  static constexpr std::uint64_t longest_ns = std::uint64_t{1} << 60;  // 36 years: no clock overflows
+
   std::shared_ptr<detail::commit_record> record_;
 };
 
