@@ -77,12 +77,20 @@ struct checkpoint_progress {
   std::uint64_t persisted = 0;  ///< written
 };
 
+/// Is told of nothing.
+struct no_checkpoint_observer {
+  void settled(const commit_ticket& /*ticket*/) const noexcept {}
+};
+
 /// What an `async_checkpointer` is made of: inherit and shadow.
 struct checkpointer_traits {
   using storage_type = posix_storage<>;
   using coordinator_type = solo_coordinator<storage_type>;
   using view_type = host_state_view;
   using staging_space = host_space;  ///< must be accessible to the host
+  /// `settled(ticket)` is called when a status is final, by the thread that made it so, and holds up the next
+  /// checkpoint.
+  using observer_type = no_checkpoint_observer;
 };
 
 template <class Traits>
@@ -151,12 +159,13 @@ class async_checkpointer {
   using storage_type = typename Traits::storage_type;
   using coordinator_type = typename Traits::coordinator_type;
   using view_type = typename Traits::view_type;
+  using observer_type = typename Traits::observer_type;
   static_assert(checkpoint_coordinator<coordinator_type> && state_view<view_type>);
 
   /// @param coordinator  outlives the checkpointer, which alone calls it.
   /// @param tensors      of every snapshot; the view numbers them in this order.
   async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors,
-                     checkpointer_options options = {});
+                     checkpointer_options options = {}, observer_type observer = {});
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
   /// Waits for all that is pending.
@@ -212,6 +221,7 @@ class async_checkpointer {
 
   coordinator_type* coordinator_;
   checkpointer_options options_;
+  observer_type observer_;
   file_plan plan_;
   snapshot_gate gate_;
   typename Traits::staging_space space_;

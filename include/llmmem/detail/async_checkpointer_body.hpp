@@ -69,9 +69,10 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
 template <class Traits>
 async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
                                                std::vector<state_tensor> tensors,
-                                               checkpointer_options options)
+                                               checkpointer_options options, observer_type observer)
     : coordinator_(&coordinator),
       options_(checked(std::move(options))),
+      observer_(std::move(observer)),
       plan_(plan_files(tensors, {.max_shard_bytes = options_.max_shard_bytes,
                                  .rank = coordinator.rank(),
                                  .world = coordinator.world()})),
@@ -358,6 +359,7 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std:
     changed_.notify_all();
   }
   of.record->settle(how, why);
+  observer_.settled(commit_ticket(of.record));
 }
 
 template <class Traits>
