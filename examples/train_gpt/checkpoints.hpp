@@ -265,7 +265,8 @@ class run_checkpoints {
   /// With `auto`, the first step is saved, to learn what that takes.
   [[nodiscard]] bool is_due(std::uint64_t done) const {
     if (asked_->checkpoints.every != 0) return done % asked_->checkpoints.every == 0;
-    return done - last_saved_ >= (seen_.committed == 0 ? 1 : tuner_.every().steps);
+    if (seen_.committed == 0) return seen_.begun == seen_.failed;
+    return done - last_saved_ >= tuner_.every().steps;
   }
 
   void load(const llmmem::found_checkpoint& found) {

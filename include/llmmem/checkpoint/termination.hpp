@@ -9,12 +9,12 @@
 #error "llmmem/checkpoint/termination.hpp needs Linux: signals as files (signalfd)."
 #endif
 
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -61,16 +61,12 @@ class termination_request {
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 
-  /// Whether the signal came; it stays so.
+  /// Whether the signal came; it stays so. The process will not end of one that was told here.
   [[nodiscard]] bool is_there() const noexcept {
-    pollfd asked{file_, POLLIN, 0};
-    return ::poll(&asked, 1, 0) > 0;
-  }
-  /// Takes note of it: it is not there any more, until it comes again.
-  void acknowledge() const noexcept {
     signalfd_siginfo told{};
-    while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told)) {
-    }
+    while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told))
+      came_.store(true, std::memory_order_relaxed);
+    return came_.load(std::memory_order_relaxed);
   }
 
  private:
@@ -80,6 +76,7 @@ class termination_request {
   }
 
   sigset_t before_{};
+  mutable std::atomic<bool> came_{false};
   int file_ = -1;
 };
 
