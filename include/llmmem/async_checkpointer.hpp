@@ -211,9 +211,11 @@ class async_checkpointer {
   // Persisting.
   void run_persister();
   void persist(job& of);
+  void tidy();
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
   [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);
   [[nodiscard]] filled_chunk take(job& of);
+  void check_given_up(const job& of) const;
   [[nodiscard]] bool has_filled() const;
   void release(std::span<const std::size_t> slots);
   void drain(job& of);

@@ -5,8 +5,6 @@
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -14,16 +12,6 @@
 #include <utility>
 
 namespace llmmem::inline v0 {
-
-namespace detail {
-
-[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
-}  // namespace detail
 
 /// A snapshot that is pending. What is below the line is under the mutex.
 template <class Traits>
@@ -119,11 +107,17 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   for (const planned_file& each : made->extras.files)
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
+  const auto stage = [](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); };
+  if constexpr (!view_type::is_concurrent) {
+    made->record->stage = stage;
+    made->record->checkpointer = this;
+    made->record->owner = ::pthread_self();
+  }
   commit_ticket ticket(made->record);
 
   std::unique_lock lock(mutex_);
-  ++stats_.begun;
   if (jobs_.size() >= options_.max_pending && options_.busy == when_busy::skip) {
+    ++stats_.begun;
     ++stats_.skipped;
     lock.unlock();
     conclude(*made, commit_status::not_committed,
@@ -135,7 +129,8 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   while (jobs_.size() >= options_.max_pending)
     pump(lock, commit_ticket::forever);
   stats_.stall_ns += detail::monotonic_ns() - began;
-  gate_.freeze([](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); }, this);
+  gate_.freeze(stage, this);
+  ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
   return {gate_, std::move(ticket)};
@@ -251,7 +246,11 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
 template <class Traits>
 void async_checkpointer<Traits>::end_staging(job& of, std::string why) {
   of.is_staged = true;
-  of.why = std::move(why);
+  if (of.why.empty()) of.why = std::move(why);
+  {
+    const std::scoped_lock of_ticket(of.record->mutex);
+    of.record->stage = nullptr;
+  }
   filled_.push_back({0, 0, true});
   gate_.thaw();
   changed_.notify_all();
@@ -330,15 +329,23 @@ void async_checkpointer<Traits>::persist(job& of) {
     why = "an exception that is none of the standard library's";
   }
   conclude(of, how, why);
-  if (how != commit_status::not_committed) {
-    const std::string trouble = coordinator_->tidy();
-    if (trouble.empty()) return;
-    const std::scoped_lock lock(mutex_);
-    stats_.last_trouble = trouble;
-    return;
-  }
+  if (how != commit_status::not_committed) return tidy();
   drain(of);
   if (draft) coordinator_->abandon(*draft);
+}
+
+/// What goes wrong here does not undo a commit.
+template <class Traits>
+void async_checkpointer<Traits>::tidy() {
+  std::string trouble;
+  try {
+    trouble = coordinator_->tidy();
+  } catch (...) {
+    trouble = "tidying ended with an exception that is none of the library's";
+  }
+  if (trouble.empty()) return;
+  const std::scoped_lock lock(mutex_);
+  stats_.last_trouble = trouble;
 }
 
 template <class Traits>
@@ -374,6 +381,7 @@ checkpoint_manifest async_checkpointer<Traits>::write_files(job& of, const check
   for (const planned_file* each : of.files)
     part.files.push_back(write_file(of, draft, *each));
   if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
+  check_given_up(of);
   const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
   for (checkpoint_tensor each : of.extras.tensors) {
     for (checkpoint_piece& piece : each.pieces)
@@ -413,11 +421,7 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
     while (!writes.empty() && (writes.size() >= depth || !has_filled()))
       finish_oldest();
     const filled_chunk chunk = take(of);
-    if (chunk.is_end) {
-      const std::scoped_lock lock(mutex_);
-      throw io_error(options_.name + ": step " + std::to_string(of.record->step) +
-                     " was given up: " + of.why);
-    }
+    if (chunk.is_end) check_given_up(of);
     lent.slots.push_back(chunk.slot);
     const std::span<const std::byte> bytes = slot(chunk.slot).first(static_cast<std::size_t>(chunk.bytes));
     made.chunks.push_back(crc32c(0, bytes));
@@ -431,6 +435,14 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
   output.sync();
   made.crc32c = detail::combined_crc32c(made, options_.chunk_bytes);
   return made;
+}
+
+/// Once its end has been taken.
+template <class Traits>
+void async_checkpointer<Traits>::check_given_up(const job& of) const {
+  const std::scoped_lock lock(mutex_);
+  if (of.why.empty()) return;
+  throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was given up: " + of.why);
 }
 
 template <class Traits>
