@@ -273,6 +273,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(ticket.why() == "async_checkpointer: step 1 was given up: the state could not be copied: no more");
     CHECK(!saves.gate().is_frozen());
     CHECK(saves.begin_snapshot(2, owners_view(of)).ticket().wait() == commit_status::committed);
+    saves.flush();
     CHECK(saves.stats().failed == 1);
     CHECK(list_checkpoints(storage).size() == 1);
     for (const storage_entry& each : storage.list(""))
