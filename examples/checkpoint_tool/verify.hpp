@@ -158,9 +158,9 @@ class verifier {
         continue;
       result_.damages.push_back(
           {file.name, entry.name, std::nullopt,
-           fmt::format("is {} {} in the file, the manifest says {} {}", name_of(entry.type),
-                       shape_text(entry.shape), name_of(tensor->type),
-                       runs_text(piece->runs, ~std::uint64_t{0}))});
+           fmt::format("is {} {} in the file, the manifest says {} of {}", name_of(entry.type),
+                       shape_text(entry.shape), counted(piece->runs.elements(), "element"),
+                       name_of(tensor->type))});
     }
     for (const auto& [name, piece] : pieces) {
       result_.damages.push_back(

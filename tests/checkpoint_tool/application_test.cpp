@@ -745,7 +745,7 @@ TEST_SUITE("convert") {
 TEST_SUITE("prune") {
   TEST_CASE("a dry run says what would go, and then it goes") {
     const world_folder world;
-    for (const std::uint64_t step : {10, 15, 20, 25, 30})
+    for (const std::uint64_t step : {10U, 15U, 20U, 25U, 30U})
       save_state(world / "run", step, some_state(step));
     fs::create_directory(world / "run/.tmp-step-0000000035-g00000006-1");
     flip(world / "run/step-0000000025-g00000004/MANIFEST.json", 30);
@@ -787,7 +787,7 @@ TEST_SUITE("prune") {
 
   TEST_CASE("what a dry run says is what goes, whatever is asked") {
     for (std::uint64_t last = 1; last <= 5; ++last) {
-      for (const std::uint64_t every : {0, 2, 3}) {
+      for (const std::uint64_t every : {0U, 2U, 3U}) {
         CAPTURE(last);
         CAPTURE(every);
         const world_folder world;
