@@ -10,6 +10,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint_tool/command_line.hpp"
@@ -68,9 +69,14 @@ namespace detail {
   bool is_whole = true;
   for (const llmmem::checkpoint_id& id : ids) {
     fmt::print(notes, "checkpoint_tool: verifying {}\n", folder_name(id));
-    all.push_back(verifier(*storage, id, asked.how, notes).run());
-    text += to_report(all.back(), asked.how);
-    is_whole = is_whole && all.back().is_whole();
+    verdict one = verifier(*storage, id, asked.how, notes).run();
+    if (!one.is_whole() && !is_there(*storage, id)) {
+      fmt::print(notes, "checkpoint_tool: {} was removed meanwhile\n", folder_name(id));
+      continue;
+    }
+    text += to_report(one, asked.how);
+    is_whole = is_whole && one.is_whole();
+    all.push_back(std::move(one));
   }
   return {asked.json ? to_json(storage->path(""), all, asked.how) : text, success_if(is_whole)};
 }

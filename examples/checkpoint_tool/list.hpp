@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint_tool/describe.hpp"
@@ -53,6 +55,7 @@ struct listing {
       one.manifest = read_checkpoint(storage, id).manifest;
       static_cast<void>(open_checkpoint(storage, id, llmmem::verification::sizes));
     } catch (const llmmem::error& wrong) {
+      if (!is_there(storage, id)) continue;
       one.why = wrong.what();
     }
     all.checkpoints.push_back(std::move(one));

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -94,6 +95,12 @@ struct checkpoint_reference {
       "{}: has no checkpoint {}{}; {}", storage.path(""), named ? "" : "of step ", which,
       all.empty() ? "it has none"
                   : (named ? "it has " : "it has steps ") + there + (all.size() > most ? ", ..." : "")));
+}
+
+/// Whether a checkpoint still is there: a run may remove what is being looked at.
+[[nodiscard]] inline bool is_there(storage_type& storage, const llmmem::checkpoint_id& id) {
+  const std::vector<llmmem::checkpoint_id> now = list_checkpoints(storage);
+  return std::find(now.begin(), now.end(), id) != now.end();
 }
 
 /// A checkpoint's manifest, nothing else looked at.

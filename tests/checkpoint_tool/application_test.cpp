@@ -520,6 +520,28 @@ TEST_SUITE("verify") {
         "tensor 'adam.m', which rank 0 wants\n");
   }
 
+  TEST_CASE("a checkpoint that a run removes meanwhile is not damaged") {
+    const world_folder world;
+    save_three(world);
+    std::string gone = world / ("run/" + std::string(name_1));
+    // What is noted before a checkpoint is read removes the oldest.
+    const cookie_io_functions_t io{.read = nullptr,
+                                   .write = [](void* path, const char*, std::size_t bytes) -> ssize_t {
+                                     fs::remove_all(*static_cast<std::string*>(path));
+                                     return static_cast<ssize_t>(bytes);
+                                   },
+                                   .seek = nullptr,
+                                   .close = nullptr};
+    const example::file_handle notes(::fopencookie(&gone, "w", io), &std::fclose);
+    const example::file_handle out(std::tmpfile(), &std::fclose);
+    REQUIRE(std::setvbuf(notes.get(), nullptr, _IONBF, 0) == 0);
+    CHECK(run_application({"verify", world / "run"}, out.get(), notes.get()) == exit_status::success);
+    CHECK(!fs::exists(gone));
+    CHECK(std::ftell(out.get()) == static_cast<long>(2 * std::string_view("step-0000000003-g00000003  whole: "
+                                                                          "9 files, 36.3 KiB read\n")
+                                                             .size()));
+  }
+
   TEST_CASE("a folder without checkpoints has nothing to verify") {
     const world_folder world;
     fs::create_directory(world / "empty");
