@@ -40,13 +40,16 @@ namespace llmmem::inline v0 {
 /// process.
 ///
 /// @par Thread safety   made and destroyed by one thread, asked by any.
-/// @par Errors          the constructor throws `system_error`.
+/// @par Errors          the constructor throws `argument_error` for what is no signal, and `system_error`.
 class termination_request {
  public:
   explicit termination_request(int signal = SIGTERM) {
     sigset_t wanted;
     ::sigemptyset(&wanted);
-    ::sigaddset(&wanted, signal);
+    if (signal == SIGKILL || signal == SIGSTOP || ::sigaddset(&wanted, signal) != 0) {
+      throw argument_error("termination_request: " + std::to_string(signal) +
+                           " is no signal that can be held back");
+    }
     if (const int error = ::pthread_sigmask(SIG_BLOCK, &wanted, &before_); error != 0) refuse(signal, error);
     file_ = ::signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
     if (file_ >= 0) return;

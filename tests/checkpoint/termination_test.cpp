@@ -1,0 +1,76 @@
+#include <llmmem/checkpoint/termination.hpp>
+
+#include <doctest/doctest.h>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <thread>
+
+using namespace llmmem;
+
+namespace {
+
+/// How a child ends that does this.
+template <class Work>
+int ending_of(Work work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGUSR1, SIG_DFL);
+    work();
+    ::_exit(7);
+  }
+  int told = 0;
+  while (::waitpid(child, &told, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(told) ? WEXITSTATUS(told) : 100 + WTERMSIG(told);
+}
+
+}  // namespace
+
+TEST_CASE("a signal is held back, told once it came, and stays told") {
+  CHECK(ending_of([] {
+          const termination_request termination(SIGUSR1);
+          if (termination.is_there()) ::_exit(1);
+          ::kill(::getpid(), SIGUSR1);
+          if (!termination.is_there() || !termination.is_there()) ::_exit(2);
+        }) == 7);
+}
+
+TEST_CASE("threads that are started later do not die of it either") {
+  CHECK(ending_of([] {
+          const termination_request termination(SIGUSR1);
+          std::thread([] { ::pthread_kill(::pthread_self(), SIGUSR1); }).join();
+          ::kill(::getpid(), SIGUSR1);
+          if (!termination.is_there()) ::_exit(2);
+        }) == 7);
+}
+
+TEST_CASE("one that nobody was told of ends the process when the request goes") {
+  CHECK(ending_of([] {
+          const termination_request termination(SIGUSR1);
+          ::kill(::getpid(), SIGUSR1);
+        }) == 100 + SIGUSR1);
+}
+
+TEST_CASE("afterwards the signal does what it did before") {
+  CHECK(ending_of([] {
+          {
+            const termination_request termination(SIGUSR1);
+          }
+          ::kill(::getpid(), SIGUSR1);
+        }) == 100 + SIGUSR1);
+}
+
+TEST_CASE("what is no signal is refused") {
+  std::string text;
+  try {
+    const termination_request termination(12345);
+  } catch (const argument_error& failure) {
+    text = failure.what();
+  }
+  CHECK(text == "termination_request: 12345 is no signal that can be held back");
+}
