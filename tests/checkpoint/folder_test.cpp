@@ -318,6 +318,16 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
   }
 
+  TEST_CASE("behind the last generation there is none, rather than the first again") {
+    simulated_storage storage;
+    storage.make_folder("step-0000000001-g18446744073709551615");
+    checkpoint_folder folder(storage);
+    CHECK(text_of([&] { static_cast<void>(folder.begin(20)); }) ==
+          "simulated: a name in it has the last generation there is, 18446744073709551615; take another "
+          "folder");
+    CHECK(storage.folders() == std::vector<std::string>{"step-0000000001-g18446744073709551615"});
+  }
+
   TEST_CASE("a manifest of another draft is refused") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
