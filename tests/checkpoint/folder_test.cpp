@@ -224,7 +224,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 30}) {
+    for (const std::uint64_t step : {10U, 20U, 30U}) {
       if (step == 30) storage.set_faults({{.call = storage_call::sync_folder, .first = 2}});
       if (step == 30) {
         CHECK(text_of([&] { save_step(folder, world, step); }) ==
@@ -286,7 +286,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 30})
+    for (const std::uint64_t step : {10U, 20U, 30U})
       save_step(folder, world, step);
     storage.flip("step-0000000030-g00000003/MANIFEST.json", 100);
     CHECK(folder.tidy(keep_last_and_every{.last = 2}).empty());
@@ -301,7 +301,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 10})
+    for (const std::uint64_t step : {10U, 20U, 10U})
       save_step(folder, world, step);
     CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
   }

@@ -251,11 +251,11 @@ TEST_SUITE("find_checkpoint") {
           simulated_storage storage(options);
           checkpoint_folder folder(storage);
           const keep_last_and_every keeps{.last = 2, .every_steps = 40};
-          for (const std::uint64_t step : {40, 50, 60})  // 40 stays for good
+          for (const std::uint64_t step : {40U, 50U, 60U})  // 40 stays for good
             save_step(folder, world, step);
           overtaken_storage reader(storage, [&](std::uint64_t call, storage_call) {
             if (call != at) return;
-            for (const std::uint64_t step : {70, 81, 90}) {
+            for (const std::uint64_t step : {70U, 81U, 90U}) {
               save_step(folder, world, step);
               static_cast<void>(folder.tidy(keeps));
             }
@@ -282,11 +282,11 @@ TEST_SUITE("find_checkpoint") {
       CAPTURE(file);
       simulated_storage storage(options);
       checkpoint_folder folder(storage);
-      for (const std::uint64_t step : {10, 20})
+      for (const std::uint64_t step : {10U, 20U})
         save_step(folder, world, step);
       overtaken_storage reader(storage, [&](std::uint64_t call, storage_call) {
         if (call != 2) return;  // the first was to list
-        for (const std::uint64_t step : {30, 40})
+        for (const std::uint64_t step : {30U, 40U})
           save_step(folder, world, step);
         for (const std::uint64_t going : {10U, 20U})
           storage.remove(folder_name({going, going / 10}) + file);
