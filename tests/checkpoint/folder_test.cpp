@@ -224,7 +224,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 30}) {
+    for (const std::uint64_t step : {10U, 20U, 30U}) {
       if (step == 30) storage.set_faults({{.call = storage_call::sync_folder, .first = 2}});
       if (step == 30) {
         CHECK(text_of([&] { save_step(folder, world, step); }) ==
@@ -286,7 +286,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 30})
+    for (const std::uint64_t step : {10U, 20U, 30U})
       save_step(folder, world, step);
     storage.flip("step-0000000030-g00000003/MANIFEST.json", 100);
     CHECK(folder.tidy(keep_last_and_every{.last = 2}).empty());
@@ -301,7 +301,7 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
-    for (const std::uint64_t step : {10, 20, 10})
+    for (const std::uint64_t step : {10U, 20U, 10U})
       save_step(folder, world, step);
     CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
   }
@@ -316,6 +316,16 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.generation() == 7);
     CHECK(folder.begin(20).id.generation == 8);
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
+  }
+
+  TEST_CASE("behind the last generation there is none, rather than the first again") {
+    simulated_storage storage;
+    storage.make_folder("step-0000000001-g18446744073709551615");
+    checkpoint_folder folder(storage);
+    CHECK(text_of([&] { static_cast<void>(folder.begin(20)); }) ==
+          "simulated: a name in it has the last generation there is, 18446744073709551615; take another "
+          "folder");
+    CHECK(storage.folders() == std::vector<std::string>{"step-0000000001-g18446744073709551615"});
   }
 
   TEST_CASE("a manifest of another draft is refused") {

@@ -59,10 +59,6 @@ struct file_plan_options {
   std::uint32_t world = 1;
 };
 
-/// Bytes of a value of a type, by the number of elements.
-/// @throws argument_error  when they fill no whole bytes. @throws length_error  past 2^63 - 1.
-[[nodiscard]] std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what);
-
 /// Puts tensors into safetensors files, in their order, a new file when one is full. One rank's are called as
 /// Hugging Face's tools call them: `model.safetensors`, or `model-00001-of-00003.safetensors` and an index
 /// `model.safetensors.index.json`; of several, `model-rank-00001-of-00004.safetensors`.
@@ -73,7 +69,8 @@ struct file_plan_options {
 ///
 /// @par Complexity   O(n log n) for n tensors.
 /// @throws argument_error  for names that occur twice or begin as those of extras do, groups that cannot name
-///      a file, parts that are not of their tensor. @throws length_error  for sizes past 2^63 - 1.
+///      a file or name the same one, parts that are not of their tensor. @throws length_error  for sizes past
+///      2^63 - 1.
 /// @par Source   names and limit of shards: huggingface_hub, `serialization/_base.py`.
 [[nodiscard]] file_plan plan_files(std::span<const state_tensor> tensors, const file_plan_options& options);
 

@@ -59,6 +59,10 @@ struct checkpoint_manifest {
 /// Most bytes of a chunk: whoever checks one reads it whole.
 inline constexpr std::uint64_t max_checkpoint_chunk = std::uint64_t{1} << 30;
 
+/// Most pieces of a tensor, and most dimensions: what a reader makes room for before it knows better.
+inline constexpr std::uint64_t max_checkpoint_pieces = 65'536;
+inline constexpr std::uint64_t max_checkpoint_dimensions = 64;
+
 /// Most bytes of a manifest that is read: some ten million chunks.
 inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{256} << 20;
 
@@ -73,17 +77,23 @@ inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{256} << 20;
 [[nodiscard]] checkpoint_manifest read_manifest(std::string_view text, const std::string& what);
 
 /// That it fits together: names of files are plain, and they and the tensors' occur once; sizes, chunks and
-/// ranks agree; every piece is of a file that is there, and inside its tensor.
+/// ranks agree; every piece is of a file that is there, inside its tensor, and no longer than the file.
 /// @throws argument_error  which names the file or tensor, and what is wrong with it.
 void check_manifest(const checkpoint_manifest& manifest, const std::string& what);
 
 /// Adds another rank's part: its files behind those that are there, its pieces to the tensors of their names.
-/// @throws argument_error  when step, generation, world or chunks differ, when a tensor's type or shape does,
+/// After an exception `into` is as it was.
+/// @throws argument_error  as `check_manifest` for the part and the whole; when step, generation, world or
+/// chunks differ, when a tensor's type or shape does,
 ///      or a file's name is taken.
 void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, const std::string& what);
 
-/// Elements of a tensor. @throws length_error  past 2^63 - 1.
+/// Elements of a tensor. @throws length_error  past 2^63 - 1, those of a row likewise.
 [[nodiscard]] std::uint64_t elements_of(const checkpoint_tensor& tensor);
+
+/// Bytes of a value of a type, by the number of elements.
+/// @throws argument_error  when they fill no whole bytes. @throws length_error  past 2^63 - 1.
+[[nodiscard]] std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what);
 
 }  // namespace llmmem::inline v0
 

@@ -42,8 +42,8 @@ struct posix_storage_options {
 ///
 /// Writes go through a `file_queue<Engine>` with a thread of its own, so that they go on while the next bytes
 /// are copied and checked; reads are the caller's. Bytes at aligned offsets from aligned memory go past the
-/// page cache. Where the file system cannot rename without replacing (`RENAME_NOREPLACE`), `rename` links
-/// files, and for folders refuses with EINVAL: see `checkpoint_commit` for what is done then.
+/// page cache. Where the file system cannot rename without replacing (`RENAME_NOREPLACE`), `rename` refuses
+/// with EINVAL: see `commit_method` for what is done then. A symbolic link of a file's name is no file here.
 ///
 /// @tparam Engine       `posix_io` is always there; `uring_io` has several writes under way.
 /// @par Thread safety   as the concept asks.
@@ -80,6 +80,7 @@ class posix_storage {
 
  private:
   void make_root(const std::string& root);
+  [[nodiscard]] std::string checked_path(storage_call call, const std::string& below) const;
 
   posix_storage_options options_;
   std::string root_;  // absolute: the process may go elsewhere

@@ -12,18 +12,6 @@
 
 namespace llmmem::inline v0 {
 
-inline std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what) {
-  const std::uint64_t bits = bits_of(type);
-  if (bits % 8 == 0) return checked_multiply(elements, bits / 8, what.c_str());
-  // The narrow types have 4 and 6 bits: eight elements fill whole bytes.
-  const std::uint64_t rest = elements % 8 * bits;
-  if (rest % 8 != 0) {
-    throw argument_error(what + ": " + std::to_string(elements) + " elements of " + std::to_string(bits) +
-                         " bits fill no whole bytes");
-  }
-  return checked_add(checked_multiply(elements / 8, bits, what.c_str()), rest / 8, what.c_str());
-}
-
 inline std::string extra_name(std::uint32_t rank, std::string_view name) {
   return "rank." + std::to_string(rank) + "/" + std::string(name);
 }
@@ -198,8 +186,15 @@ inline file_plan plan_files(std::span<const state_tensor> tensors, const file_pl
           detail::plan_index(tensors, group, shards, std::span(plan.files).subspan(first, shards.size())));
     }
   }
-  for (const planned_file& each : plan.files)
+  std::vector<std::string_view> names;
+  for (const planned_file& each : plan.files) {
     plan.bytes = checked_add(plan.bytes, each.bytes, "file plan: bytes of all files");
+    names.push_back(each.name);
+  }
+  if (const auto twice = detail::first_repeated(std::move(names))) {
+    throw argument_error("file plan: two groups have a file " + detail::json_quoted(*twice) +
+                         "; call one of them otherwise");
+  }
   return plan;
 }
 

@@ -94,6 +94,10 @@ void checkpoint_folder<Storage>::remove_tree(const std::string& folder) {
 template <checkpoint_storage Storage>
 checkpoint_draft checkpoint_folder<Storage>::begin(std::uint64_t step) {
   check_lock();
+  if (generation_ == ~std::uint64_t{0}) {
+    throw length_error(storage_->path("") + ": a name in it has the last generation there is, " +
+                       std::to_string(generation_) + "; take another folder");
+  }
   checkpoint_draft draft{{step, ++generation_}, {}};
   draft.folder = folder_name(draft.id);
   // By a number of its own as well: a process that was left behind by another run writes to its own draft.

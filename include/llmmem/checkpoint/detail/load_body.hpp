@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -197,8 +198,11 @@ class checkpoint_reader {
     };
     std::vector<std::thread> readers;
     const std::size_t useful = std::min<std::size_t>(options_->readers, described.chunks.size());
-    for (std::size_t i = 1; i < useful; ++i)
-      readers.emplace_back(work);
+    try {
+      for (std::size_t i = 1; i < useful; ++i)
+        readers.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads are to be had: those that are there do
+    }
     work();
     for (std::thread& each : readers)
       each.join();
@@ -312,6 +316,9 @@ std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_c
   const std::string called = extra_name(rank, name);
   for (const checkpoint_tensor& each : from.manifest.tensors) {
     if (each.name != called) continue;
+    // As `plan_extras` has it; then it is no longer than its file, which is known to be there.
+    if (each.pieces.size() != 1 || each.pieces[0].runs != element_runs::all_of(elements_of(each)))
+      throw format_error(from.folder + ": extra " + detail::json_quoted(called) + " is not in one piece");
     std::vector<std::byte> bytes(
         static_cast<std::size_t>(bytes_of(each.type, elements_of(each), from.folder + ": " + called)));
     const wanted_tensor wanted[] = {{.name = called}};

@@ -94,10 +94,18 @@ inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const c
                                     const std::string& what) {
   const std::string named = what + ": tensor " + json_quoted(tensor.name);
   if (!is_utf8(tensor.name)) throw argument_error(named + ": the name must be UTF-8");
+  const auto at_most = [&](const char* kind, std::size_t count, std::uint64_t most) {
+    if (count <= most) return;
+    throw argument_error(named + ": " + std::to_string(count) + " " + kind + ", at most " +
+                         std::to_string(most) + " are allowed");
+  };
+  at_most("dimensions", tensor.shape.size(), max_checkpoint_dimensions);
+  at_most("pieces", tensor.pieces.size(), max_checkpoint_pieces);
   std::uint64_t elements = 0;
   try {
     elements = elements_of(tensor);
-  } catch (const length_error& error) {
+    static_cast<void>(bytes_of(tensor.type, elements, "bytes of it"));
+  } catch (const error& error) {
     throw argument_error(named + ": " + error.what());
   }
   for (const checkpoint_piece& piece : tensor.pieces) {
@@ -106,10 +114,18 @@ inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const c
                            std::to_string(manifest.files.size()));
     }
     if (!is_utf8(piece.entry)) throw argument_error(named + ": the name of a piece must be UTF-8");
+    const std::string in_file = "a piece in file " + std::to_string(piece.file);
+    std::uint64_t bytes = 0;
     try {
-      piece.runs.validate(elements, "a piece in file " + std::to_string(piece.file));
+      piece.runs.validate(elements, in_file);
+      bytes = bytes_of(tensor.type, piece.runs.elements(), in_file);
     } catch (const error& error) {
       throw argument_error(named + ": " + error.what());
+    }
+    if (bytes > manifest.files[piece.file].bytes) {
+      throw argument_error(named + ": " + in_file + " of " + std::to_string(bytes) +
+                           " bytes, more than the file has, " +
+                           std::to_string(manifest.files[piece.file].bytes));
     }
   }
 }
@@ -117,13 +133,19 @@ inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const c
 }  // namespace detail
 
 inline std::uint64_t elements_of(const checkpoint_tensor& tensor) {
-  for (const std::uint64_t each : tensor.shape) {
-    if (each == 0) return 0;
+  return tensor_shape::of(tensor.shape).elements();
+}
+
+inline std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what) {
+  const std::uint64_t bits = bits_of(type);
+  if (bits % 8 == 0) return checked_multiply(elements, bits / 8, what.c_str());
+  // The narrow types have 4 and 6 bits: eight elements fill whole bytes.
+  const std::uint64_t rest = elements % 8 * bits;
+  if (rest % 8 != 0) {
+    throw argument_error(what + ": " + std::to_string(elements) + " elements of " + std::to_string(bits) +
+                         " bits fill no whole bytes");
   }
-  std::uint64_t elements = 1;
-  for (const std::uint64_t each : tensor.shape)
-    elements = checked_multiply(elements, each, "elements of a tensor");
-  return elements;
+  return checked_add(checked_multiply(elements / 8, bits, what.c_str()), rest / 8, what.c_str());
 }
 
 inline void check_manifest(const checkpoint_manifest& manifest, const std::string& what) {
@@ -156,6 +178,7 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
                            std::to_string(have));
     }
   };
+  check_manifest(part, what);  // its numbers of files, before any is added to them
   same("generation", into.generation, part.generation);
   same("step", into.step, part.step);
   same("world", into.world, part.world);
@@ -338,9 +361,15 @@ class manifest_members {
       if (!type) json.refuse("no type is called " + json_quoted(name));
       tensor.type = *type;
     } else if (members.is(key, "shape", 2)) {
-      json.array([&] { tensor.shape.push_back(json.number()); });
+      json.array([&] {
+        if (tensor.shape.size() == max_checkpoint_dimensions) json.refuse("too many dimensions");
+        tensor.shape.push_back(json.number());
+      });
     } else if (members.is(key, "pieces", 3)) {
-      json.array([&] { tensor.pieces.push_back(read_checkpoint_piece(json)); });
+      json.array([&] {
+        if (tensor.pieces.size() == max_checkpoint_pieces) json.refuse("too many pieces of a tensor");
+        tensor.pieces.push_back(read_checkpoint_piece(json));
+      });
     } else {
       json.skip(8);
     }
@@ -357,7 +386,7 @@ inline checkpoint_manifest read_manifest(std::string_view text, const std::strin
     throw format_error(what + ": " + std::to_string(text.size()) + " bytes, a manifest has at most " +
                        std::to_string(max_manifest_bytes));
   }
-  if (text.size() < tail ||
+  if (text.size() < tail || !text.ends_with(detail::manifest_tail) ||
       text.substr(text.size() - tail, detail::manifest_key.size()) != detail::manifest_key)
     throw format_error(what + ": it does not end as a manifest does: it was cut, or is something else");
   const std::string_view body = text.substr(0, text.size() - tail);

@@ -26,10 +26,9 @@ inline void check_storage_path(storage_call call, const std::string& path) {
 }
 
 /// Opens and closes, so that a refusal is told with its number. Without waiting for whoever might write to a
-/// pipe of that name.
+/// pipe of that name, and without following a link that leads out of the folder.
 inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions) {
-  check_storage_path(call, path);
-  const int file = open_again(path.c_str(), flags | O_NONBLOCK, permissions);
+  const int file = open_again(path.c_str(), flags | O_NONBLOCK | O_NOFOLLOW, permissions);
   if (file < 0) throw storage_error(call, path, errno);
   struct ::stat seen{};
   const bool is_regular = ::fstat(file, &seen) == 0 && S_ISREG(seen.st_mode);
@@ -100,17 +99,30 @@ void posix_storage<Engine>::make_root(const std::string& root) {
 }
 
 template <io_engine Engine>
+std::string posix_storage<Engine>::checked_path(storage_call call, const std::string& below) const {
+  std::string whole = path(below);
+  detail::check_storage_path(call, whole);
+  return whole;
+}
+
+template <io_engine Engine>
 void posix_storage<Engine>::make_folder(const std::string& below) {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::make_folder, below);
   if (::mkdir(whole.c_str(), static_cast<mode_t>(options_.folder_permissions)) != 0)
     throw storage_error(storage_call::make_folder, whole, errno);
 }
 
 template <io_engine Engine>
 auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes) -> output {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::create, below);
   detail::try_open(storage_call::create, whole, O_RDWR | O_CREAT | O_EXCL, options_.file_permissions);
-  auto file = std::make_unique<io_file>(whole, file_options{open_mode::update, options_.direct});
+  std::unique_ptr<io_file> file;
+  try {
+    file = std::make_unique<io_file>(whole, file_options{open_mode::update, options_.direct});
+  } catch (const io_error& error) {
+    ::unlink(whole.c_str());
+    throw storage_error(storage_call::create, whole, 0, error.what());
+  }
   if (const result<void> reserved = file->reserve(0, bytes); !reserved) {
     file.reset();
     ::unlink(whole.c_str());
@@ -122,52 +134,59 @@ auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes
 
 template <io_engine Engine>
 auto posix_storage<Engine>::open(const std::string& below) -> input {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::open, below);
   detail::try_open(storage_call::open, whole, O_RDONLY, 0);
-  input opened(std::make_unique<io_file>(whole, file_options{open_mode::read, options_.direct}));
-  const result<std::uint64_t> size = opened.file_->size();
-  if (!size) throw storage_error(storage_call::open, whole, static_cast<int>(size.error().index));
-  opened.bytes_ = *size;
-  return opened;
+  try {
+    input opened(std::make_unique<io_file>(whole, file_options{open_mode::read, options_.direct}));
+    const result<std::uint64_t> size = opened.file_->size();
+    if (!size) throw storage_error(storage_call::open, whole, static_cast<int>(size.error().index));
+    opened.bytes_ = *size;
+    return opened;
+  } catch (const storage_error&) {
+    throw;
+  } catch (const io_error& error) {
+    throw storage_error(storage_call::open, whole, 0, error.what());
+  }
 }
 
 template <io_engine Engine>
 void posix_storage<Engine>::rename(const std::string& from, const std::string& to) {
-  const std::string old_name = path(from);
-  const std::string new_name = path(to);
+  const std::string old_name = checked_path(storage_call::rename, from);
+  const std::string new_name = checked_path(storage_call::rename, to);
   if (::renameat2(AT_FDCWD, old_name.c_str(), AT_FDCWD, new_name.c_str(), RENAME_NOREPLACE) != 0)
     throw storage_error(storage_call::rename, new_name, errno, "it has that of " + old_name);
 }
 
 template <io_engine Engine>
 void posix_storage<Engine>::replace(const std::string& from, const std::string& to) {
-  const std::string whole = path(to);
-  if (::rename(path(from).c_str(), whole.c_str()) != 0)
+  const std::string whole = checked_path(storage_call::replace, to);
+  if (::rename(checked_path(storage_call::replace, from).c_str(), whole.c_str()) != 0)
     throw storage_error(storage_call::replace, whole, errno);
 }
 
 template <io_engine Engine>
 void posix_storage<Engine>::link(const std::string& from, const std::string& to) {
-  const std::string whole = path(to);
-  if (::link(path(from).c_str(), whole.c_str()) != 0)
-    throw storage_error(storage_call::link, whole, errno, "to " + path(from));
+  const std::string whole = checked_path(storage_call::link, to);
+  const std::string old_name = checked_path(storage_call::link, from);
+  if (::link(old_name.c_str(), whole.c_str()) != 0)
+    throw storage_error(storage_call::link, whole, errno, "to " + old_name);
 }
 
 template <io_engine Engine>
 void posix_storage<Engine>::remove(const std::string& below) {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::remove, below);
   if (::unlink(whole.c_str()) != 0) throw storage_error(storage_call::remove, whole, errno);
 }
 
 template <io_engine Engine>
 void posix_storage<Engine>::remove_folder(const std::string& below) {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::remove_folder, below);
   if (::rmdir(whole.c_str()) != 0) throw storage_error(storage_call::remove_folder, whole, errno);
 }
 
 template <io_engine Engine>
 std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below) {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::list, below);
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(whole.c_str()), &::closedir);
   if (folder == nullptr) throw storage_error(storage_call::list, whole, errno);
   std::vector<storage_entry> found;
@@ -185,14 +204,14 @@ std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below)
 
 template <io_engine Engine>
 void posix_storage<Engine>::sync_folder(const std::string& below) {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::sync_folder, below);
   if (const result<void> synced = sync_folder_of(whole + "/"); !synced)
     throw storage_error(storage_call::sync_folder, whole, static_cast<int>(synced.error().index));
 }
 
 template <io_engine Engine>
 auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<lock_type> {
-  const std::string whole = path(below);
+  const std::string whole = checked_path(storage_call::lock, below);
   for (;;) {
     detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
     auto file = std::make_unique<io_file>(
@@ -201,6 +220,7 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
       if (locked.error().code == errc::file_locked) return std::nullopt;
       throw storage_error(storage_call::lock, whole, static_cast<int>(locked.error().index));
     }
+    file->unlock_at_end();  // also where a forked child has the open file still
     // Between opening and locking it may have been removed: then the lock is of nothing.
     lock_type held(std::move(file));
     if (held.is_held()) return held;
@@ -289,7 +309,7 @@ template <io_engine Engine>
 bool posix_storage<Engine>::lock_type::is_held() const noexcept {
   struct ::stat ours{};
   struct ::stat named{};
-  return ::fstat(file_->buffered(), &ours) == 0 && ::stat(file_->path().c_str(), &named) == 0 &&
+  return ::fstat(file_->buffered(), &ours) == 0 && ::lstat(file_->path().c_str(), &named) == 0 &&
          ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
 }
 

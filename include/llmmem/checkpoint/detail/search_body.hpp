@@ -124,28 +124,27 @@ found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, veri
 
 template <checkpoint_storage Storage>
 checkpoint_search find_checkpoint(Storage& storage, verification how) {
-  const auto is_there = [&](const checkpoint_id& id) {
-    const std::vector<checkpoint_id> now = list_checkpoints(storage);
-    return std::find(now.begin(), now.end(), id) != now.end();
-  };
-  constexpr int tries = 16;  // another is needed only when all that were listed have gone since
+  // One goes only when newer ones are there: whoever meets that looks again, from the newest, rather than
+  // take an older one that may have been kept. More often than this is a race that cannot be won.
+  constexpr int tries = 16;
   checkpoint_search search;
   for (int i = 0; i < tries; ++i) {
-    bool any_went = false;
+    bool is_outdated = false;
     search = {};
-    for (const checkpoint_id& id : list_checkpoints(storage)) {
+    const std::vector<checkpoint_id> listed = list_checkpoints(storage);
+    for (const checkpoint_id& id : listed) {
       try {
         search.found = open_checkpoint(storage, id, how);
         return search;
       } catch (const error& error) {
-        if (is_there(id)) {
-          search.skipped.push_back({folder_name(id), error.what()});
-        } else {
-          any_went = true;
-        }
+        const std::vector<checkpoint_id> now = list_checkpoints(storage);
+        const bool is_there = std::find(now.begin(), now.end(), id) != now.end();
+        is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
+        if (is_there) search.skipped.push_back({folder_name(id), error.what()});
+        if (is_outdated && i + 1 < tries) break;
       }
     }
-    if (!any_went) break;
+    if (!is_outdated) break;
   }
   return search;
 }
