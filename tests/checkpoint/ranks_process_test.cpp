@@ -187,7 +187,9 @@ TEST_SUITE("ranks, each a process") {
       rank_process zero(again(0));
       rank_process one(again(1));
       for (rank_process* const each : {&zero, &one, &two}) {
-        CHECK(each->end() == 0);
+        const int status = each->end();
+        CAPTURE(each->told());
+        CHECK(status == 0);
         CHECK(each->last_step() >= acknowledged_step + 20);
         CHECK(each->told().find("trouble") == std::string::npos);
       }

@@ -160,6 +160,8 @@ std::optional<detail::rank_message> rank_session<Storage>::read(const std::strin
   } catch (const storage_error& error) {
     if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
     throw;
+  } catch (const io_error&) {  // it went while it was being opened
+    return std::nullopt;
   }
 }
 
@@ -250,6 +252,8 @@ bool rank_session<Storage>::find_session(const std::vector<std::string>& there) 
     static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
   } catch (const storage_error& error) {
     if (error.number() != ENOENT) throw;  // rank 0 came up and tidied: the next call says it again
+  } catch (const io_error& error) {  // likewise, while it was being opened
+    waits_.text += "; " + std::string(error.what());
   }
   return false;
 }
