@@ -197,7 +197,7 @@ TEST_SUITE("file_coordinator") {
       CHECK(told_in(storage, "join").empty());
       CHECK(told_in(storage, "session").size() == 1);
       acknowledged told;
-      for (const std::uint64_t step : {10, 20, 30, 40}) {
+      for (const std::uint64_t step : {10U, 20U, 30U, 40U}) {
         all.save(world, step, told);
         const checkpoint_search search = find_checkpoint(storage);
         REQUIRE(search.found);
