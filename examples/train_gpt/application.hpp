@@ -2,6 +2,7 @@
 /// The program: trains, with its memory as asked, and tells how it went.
 #pragma once
 
+#include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/space/host.hpp>
 
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,7 +101,7 @@ namespace detail {
   return train_with(asked, team, host, state, activations, text, memory, notes);
 }
 
-inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
+inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
   const gpt_shape& shape = asked.shape;
   const planned_bytes plan = plan_bytes(shape, asked.threads);
   const std::uint64_t budget = physical_bytes();
@@ -112,6 +114,8 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
   named_text from = load_text(asked.text_file);
   const corpus text(from.name, std::move(from.text), shape);
 
+  std::optional<llmmem::termination_request> termination;  // before there are other threads
+  if (!asked.checkpoints.folder.empty()) asked.checkpoints.termination = &termination.emplace();
   worker_team team(asked.threads);
   const run_result result = asked.memory == memory_kind::plain
                                 ? train_in_plain_memory(asked, budget, team, text, notes)

@@ -2,6 +2,7 @@
 /// What a training program was asked to do, and the text it trains on.
 #pragma once
 
+#include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/error.hpp>
 
 #include <fmt/format.h>
@@ -49,6 +50,14 @@ struct tier_options {
   std::string folder{};  ///< of the file; empty: the system's for temporary files
 };
 
+/// Where and how often a run is saved.
+struct checkpoint_options {
+  std::string folder{};     ///< empty: it is not
+  std::uint64_t every = 0;  ///< steps; 0: as often as pays, by what saving takes
+  bool resumes = false;
+  const llmmem::termination_request* termination = nullptr;  ///< of the program, with a folder
+};
+
 struct command_line {
   gpt_shape shape;
   std::uint64_t steps = 12;
@@ -59,6 +68,7 @@ struct command_line {
   memory_kind memory = memory_kind::plain;
   update_time update = update_time::in_backward;
   tier_options tiers;
+  checkpoint_options checkpoints;
 };
 
 /// The options that every program that trains has; a program adds its own to the same `app`.
@@ -95,6 +105,13 @@ class training_options {
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
         ->type_name("in_backward|after_backward");
+    app.add_option("--checkpoint-dir", asked_.checkpoints.folder, "save the run in this folder as it goes")
+        ->type_name("DIR");
+    app.add_option("--checkpoint-every", every_,
+                   "steps between two saves (default: auto, as often as pays); the last step is saved, too")
+        ->type_name("N|auto");
+    app.add_flag("--resume", asked_.checkpoints.resumes,
+                 "go on with the newest checkpoint in --checkpoint-dir, if there is one");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -119,6 +136,7 @@ class training_options {
                                              all.shape.heads, all.shape.width, width));
     }
     read_memory(all);
+    read_checkpoints(all);
     return all;
   }
 
@@ -159,6 +177,15 @@ class training_options {
     }
   }
 
+  void read_checkpoints(command_line& all) const {
+    if (!every_.empty() && every_ != "auto")
+      all.checkpoints.every = example::usage_count("--checkpoint-every", every_, 1, 1'000'000);
+    if (all.checkpoints.folder.empty() && (!every_.empty() || all.checkpoints.resumes)) {
+      throw example::usage_error(
+          "--checkpoint-every and --resume are of checkpoints; add --checkpoint-dir DIR");
+    }
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -169,6 +196,7 @@ class training_options {
   std::string memory_;
   std::string schedule_;
   std::string update_;
+  std::string every_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

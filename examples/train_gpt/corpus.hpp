@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/error.hpp>
+#include <llmmem/transfer/crc32c.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,10 @@ class corpus {
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return text_.size(); }
+  /// To tell it from other texts.
+  [[nodiscard]] std::uint32_t checksum() const noexcept {
+    return llmmem::crc32c(0, std::as_bytes(std::span(text_.data(), text_.size())));
+  }
 
   /// The batch of step `step`: sequences from anywhere in the text.
   [[nodiscard]] token_batch batch(const gpt_shape& shape, std::uint64_t seed, std::uint64_t step) const {

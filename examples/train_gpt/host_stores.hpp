@@ -24,6 +24,7 @@ class host_state {
  public:
   using value_type = T;
   static constexpr std::size_t kinds = 4;
+  static constexpr bool leases_stay = true;  ///< what a lease has can be read without one, by any thread
 
   host_state(Space& space, const gpt_shape& shape) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {

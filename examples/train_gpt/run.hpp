@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/text.hpp"
@@ -54,37 +56,59 @@ struct run_result {
   memory_report memory;
 };
 
+/// Saves nothing: see `run_checkpoints`.
+struct no_checkpoints {
+  void after_step(std::uint64_t /*done*/, std::span<const double> /*losses*/, double /*step_seconds*/) {}
+  void finish() {}
+};
+
 /// Trains for `steps` steps, then evaluates the batch that would be next.
 ///
 /// @param trainer  initialised; see `trainer`.
 /// @param memory   called without arguments, gives a `memory_report`.
 /// @param show     called with a `run_progress` after every loss.
-template <class Trainer, class Memory, class Show>
+/// @param before   losses of steps that are done already; the trainer's state is that after them.
+/// @param checkpoints  told after every step.
+template <class Trainer, class Memory, class Show, class Checkpoints>
 [[nodiscard]] run_result run_training(Trainer& trainer, const corpus& text, const gpt_shape& shape,
-                                      std::uint64_t steps, std::uint64_t seed, Memory memory, Show show) {
+                                      std::uint64_t steps, std::uint64_t seed, Memory memory, Show show,
+                                      std::vector<double> before, Checkpoints& checkpoints) {
   using clock = std::chrono::steady_clock;
   run_result result;
+  result.losses = std::move(before);
+  const std::uint64_t first = result.losses.size();
   std::chrono::duration<double> training{0};
   const double stalled_before = memory().stall_seconds;
   double stalled = 0;
-  for (std::uint64_t step = 0; step <= steps; ++step) {
+  for (std::uint64_t step = first; step <= steps; ++step) {
     const token_batch batch = text.batch(shape, seed, step);
     if (step < steps) {
       const auto began = clock::now();
       result.losses.push_back(trainer.step(batch, step));
-      training += clock::now() - began;
+      const std::chrono::duration<double> took = clock::now() - began;
+      training += took;
       stalled = memory().stall_seconds - stalled_before;
-      result.tokens_per_second = static_cast<double>((step + 1) * shape.tokens()) / training.count();
+      result.tokens_per_second = static_cast<double>((step + 1 - first) * shape.tokens()) / training.count();
+      checkpoints.after_step(step + 1, result.losses, took.count());
     } else {
       result.losses.push_back(trainer.evaluate(batch));
     }
     result.memory = memory();
     show(run_progress{step, result.losses.back(), result.tokens_per_second, result.memory});
   }
+  checkpoints.finish();
   result.digest = trainer.digest();
   result.memory = memory();
   result.memory.stall_seconds = stalled;
   return result;
+}
+
+/// The same, from the beginning, without checkpoints.
+template <class Trainer, class Memory, class Show>
+[[nodiscard]] run_result run_training(Trainer& trainer, const corpus& text, const gpt_shape& shape,
+                                      std::uint64_t steps, std::uint64_t seed, Memory memory, Show show) {
+  no_checkpoints none;
+  return run_training(trainer, text, shape, steps, seed, memory, show, {}, none);
 }
 
 /// One object. Losses are hexadecimal floating point, so that equal bits are equal texts.

@@ -10,8 +10,10 @@
 #include <cstdio>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/text.hpp"
+#include "train_gpt/checkpoints.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
@@ -44,16 +46,38 @@ class progress_lines {
   std::uint64_t each_;
 };
 
+namespace detail {
+
+/// Whether another thread may read a store's pieces while the trainer does.
+template <class State>
+[[nodiscard]] consteval bool leases_stay() {
+  if constexpr (requires { State::leases_stay; }) return State::leases_stay;
+  return false;
+}
+
+}  // namespace detail
+
 /// Trains with the stores that are given. `memory` tells what they hold.
 template <class State, class Activations, class Memory>
 [[nodiscard]] run_result train_with(const command_line& asked, worker_team& team,
                                     llmmem::host_space& workspace, State& state, Activations& activations,
                                     const corpus& text, Memory memory, std::FILE* notes) {
   gpt<float, llmmem::host_space> model(asked.shape, team, workspace);
-  trainer training(model, team, state, activations, adam_options{}, asked.update);
-  training.initialise(asked.seed);
-  return run_training(training, text, asked.shape, asked.steps, asked.seed, memory,
-                      progress_lines(notes, "train_gpt", asked.steps));
+  const auto train = [&](auto& store, auto& checkpoints, auto before) {
+    trainer training(model, team, store, activations, adam_options{}, asked.update);
+    training.initialise(asked.seed);
+    return run_training(training, text, asked.shape, asked.steps, asked.seed, memory,
+                        progress_lines(notes, "train_gpt", asked.steps), before(), checkpoints);
+  };
+  if (asked.checkpoints.folder.empty()) {
+    no_checkpoints none;
+    return train(state, none, [] { return std::vector<double>(); });
+  }
+  run_checkpoints<State, detail::leases_stay<State>()> checkpoints(asked, run_identity(asked, text), state,
+                                                                   notes);
+  gated_state<State> gated(state, checkpoints.gate());
+  return train(gated, checkpoints,
+               [&] { return asked.checkpoints.resumes ? checkpoints.resume() : std::vector<double>(); });
 }
 
 }  // namespace train_gpt

@@ -13,11 +13,9 @@
 #include <llmmem/space/host.hpp>
 #include <llmmem/version/snapshot_gate.hpp>
 
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,7 +40,7 @@ struct checkpointer_options {
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not over
   when_busy busy = when_busy::wait;
   /// A snapshot that holds a step up for longer is given up: a disk that hangs does not stop the training.
-  std::chrono::nanoseconds max_stall = std::chrono::hours(1);
+  std::uint64_t max_stall_ns = std::uint64_t{3'600'000'000'000};
   std::string name = "async_checkpointer";  ///< for error texts
 };
 
@@ -79,12 +77,20 @@ struct checkpoint_progress {
   std::uint64_t persisted = 0;  ///< written
 };
 
+/// Is told of nothing.
+struct no_checkpoint_observer {
+  void settled(const commit_ticket& /*ticket*/) const noexcept {}
+};
+
 /// What an `async_checkpointer` is made of: inherit and shadow.
 struct checkpointer_traits {
   using storage_type = posix_storage<>;
   using coordinator_type = solo_coordinator<storage_type>;
   using view_type = host_state_view;
   using staging_space = host_space;  ///< must be accessible to the host
+  /// `settled(ticket)` is called when a status is final, by the thread that made it so, and holds up the next
+  /// checkpoint.
+  using observer_type = no_checkpoint_observer;
 };
 
 template <class Traits>
@@ -153,12 +159,13 @@ class async_checkpointer {
   using storage_type = typename Traits::storage_type;
   using coordinator_type = typename Traits::coordinator_type;
   using view_type = typename Traits::view_type;
+  using observer_type = typename Traits::observer_type;
   static_assert(checkpoint_coordinator<coordinator_type> && state_view<view_type>);
 
   /// @param coordinator  outlives the checkpointer, which alone calls it.
   /// @param tensors      of every snapshot; the view numbers them in this order.
   async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors,
-                     checkpointer_options options = {});
+                     checkpointer_options options = {}, observer_type observer = {});
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
   /// Waits for all that is pending.
@@ -173,9 +180,9 @@ class async_checkpointer {
   /// Who changes the state asks here, whether or not a snapshot was begun.
   [[nodiscard]] snapshot_gate& gate() noexcept { return gate_; }
 
-  /// Returns once nothing is pending, or after `most`: whether nothing is. For the end of a run, and for a
-  /// process that was told to go.
-  bool flush(std::chrono::nanoseconds most);
+  /// Returns once nothing is pending, or after `most_ns`: whether nothing is. For the end of a run, and for a
+  /// process that was told to go. By the thread that owns the state, where the view is not concurrent.
+  bool flush(std::uint64_t most_ns = commit_ticket::forever);
 
   /// What the files will be, whatever the state.
   [[nodiscard]] const file_plan& plan() const noexcept { return plan_; }
@@ -189,30 +196,26 @@ class async_checkpointer {
     std::uint64_t bytes = 0;
     bool is_end = false;  // nothing more comes of this snapshot
   };
-  using clock = std::chrono::steady_clock;
 
   [[nodiscard]] static checkpointer_options checked(checkpointer_options options);
   [[nodiscard]] std::span<std::byte> slot(std::size_t at) noexcept;
-  [[nodiscard]] static std::uint64_t ns_since(clock::time_point began) noexcept {
-    return static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - began).count());
-  }
-
   // Staging.
   void run_stager();
   [[nodiscard]] job* unstaged() noexcept;
   [[nodiscard]] bool stage_some(job& of, std::unique_lock<std::mutex>& lock);
   static void fill(job& of, const planned_file& file, std::uint64_t begin, std::span<std::byte> into);
   void end_staging(job& of, std::string why);
-  void pump(std::unique_lock<std::mutex>& lock, clock::time_point until);
+  void pump(std::unique_lock<std::mutex>& lock, std::uint64_t until);
   void hold_up();
 
   // Persisting.
   void run_persister();
   void persist(job& of);
+  void tidy();
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
   [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);
   [[nodiscard]] filled_chunk take(job& of);
+  void check_given_up(const job& of) const;
   [[nodiscard]] bool has_filled() const;
   void release(std::span<const std::size_t> slots);
   void drain(job& of);
@@ -220,6 +223,7 @@ class async_checkpointer {
 
   coordinator_type* coordinator_;
   checkpointer_options options_;
+  observer_type observer_;
   file_plan plan_;
   snapshot_gate gate_;
   typename Traits::staging_space space_;
@@ -227,9 +231,9 @@ class async_checkpointer {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::unique_ptr<job>> jobs_;  // pending, the oldest first
-  std::deque<filled_chunk> filled_;
-  std::vector<std::size_t> free_;  // slots
+  std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first
+  std::vector<filled_chunk> filled_;        // likewise; as many as there are slots, and ends
+  std::vector<std::size_t> free_;           // slots
   bool ends_ = false;
   checkpointer_stats stats_;
   std::thread persister_;

@@ -27,6 +27,7 @@
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>

@@ -4,7 +4,9 @@
 
 #include <llmmem/config.hpp>
 
-#include <chrono>
+#include <pthread.h>
+#include <time.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -39,6 +41,12 @@ enum class commit_status : std::uint8_t {
 
 namespace detail {
 
+[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
 /// What tickets of one checkpoint share with who writes it.
 struct commit_record {
   explicit commit_record(std::uint64_t of_step) noexcept : step(of_step) {}
@@ -57,6 +65,10 @@ struct commit_record {
   commit_status status = commit_status::pending;
   std::string why{};
   std::uint64_t generation = 0;
+  /// Where the state's owner alone can copy it: called by him while he waits here. Null once it is copied.
+  void (*stage)(void* checkpointer) = nullptr;
+  void* checkpointer = nullptr;
+  ::pthread_t owner{};
 };
 
 }  // namespace detail
@@ -92,22 +104,34 @@ class commit_ticket {
   }
 
   /// Returns once the status is final, and what it is.
-  commit_status wait() const {
-    if (record_ == nullptr) return commit_status::not_committed;
-    std::unique_lock lock(record_->mutex);
-    record_->settled.wait(lock, [&] { return record_->status != commit_status::pending; });
-    return record_->status;
-  }
+  commit_status wait() const { return wait_for(forever); }
   /// The same, or `pending` when that takes longer.
-  commit_status wait_for(std::chrono::nanoseconds most) const {
+  commit_status wait_for(std::uint64_t most_ns) const {
     if (record_ == nullptr) return commit_status::not_committed;
-    std::unique_lock lock(record_->mutex);
-    static_cast<void>(
-        record_->settled.wait_for(lock, most, [&] { return record_->status != commit_status::pending; }));
-    return record_->status;
+    detail::commit_record& record = *record_;
+    const std::uint64_t began = detail::monotonic_ns();
+    std::unique_lock lock(record.mutex);
+    while (record.status == commit_status::pending) {
+      const std::uint64_t waited = detail::monotonic_ns() - began;
+      if (waited >= most_ns) break;
+      if (record.stage != nullptr && ::pthread_equal(record.owner, ::pthread_self()) != 0) {
+        void (*const stage)(void*) = record.stage;
+        lock.unlock();
+        stage(record.checkpointer);
+        lock.lock();
+        continue;
+      }
+      // Not longer than a clock can be set to; then it looks again.
+      const std::uint64_t left = most_ns - waited < day_ns ? most_ns - waited : day_ns;
+      record.settled.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
+    }
+    return record.status;
   }
+  static constexpr std::uint64_t forever = ~std::uint64_t{0};
 
  private:
+  static constexpr std::uint64_t day_ns = std::uint64_t{86'400'000'000'000};
+
   std::shared_ptr<detail::commit_record> record_;
 };
 

@@ -26,17 +26,17 @@ struct async_checkpointer<Traits>::job {
   std::shared_ptr<detail::commit_record> record;
   std::vector<const planned_file*> files{};
   std::uint64_t bytes = 0;
-  clock::time_point began_to_persist{};
+  std::uint64_t began_to_persist = 0;  // by the clock, in ns
   //
   std::size_t file = 0;  // where staging is
   std::uint64_t begin = 0;
   std::uint64_t staged = 0;
   std::uint64_t persisted = 0;
-  bool is_staged = false;   // or given up
-  bool is_drained = false;  // all that was staged has been taken
-  bool is_over = false;     // what is staged is of no use any more
-  std::string why{};        // it was given up
-  std::optional<clock::time_point> stall_began{};
+  bool is_staged = false;         // or given up
+  bool is_drained = false;        // all that was staged has been taken
+  bool is_over = false;           // what is staged is of no use any more
+  std::string why{};              // it was given up
+  std::uint64_t stall_began = 0;  // likewise; 0: nobody waits for it yet
 };
 
 template <class Traits>
@@ -57,9 +57,10 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
 template <class Traits>
 async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
                                                std::vector<state_tensor> tensors,
-                                               checkpointer_options options)
+                                               checkpointer_options options, observer_type observer)
     : coordinator_(&coordinator),
       options_(checked(std::move(options))),
+      observer_(std::move(observer)),
       plan_(plan_files(tensors, {.max_shard_bytes = options_.max_shard_bytes,
                                  .rank = coordinator.rank(),
                                  .world = coordinator.world()})),
@@ -82,7 +83,7 @@ async_checkpointer<Traits>::~async_checkpointer() {
   {
     std::unique_lock lock(mutex_);
     while (!jobs_.empty())
-      pump(lock, clock::time_point::max());
+      pump(lock, commit_ticket::forever);
     ends_ = true;
     changed_.notify_all();
   }
@@ -106,11 +107,17 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   for (const planned_file& each : made->extras.files)
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
+  const auto stage = [](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); };
+  if constexpr (!view_type::is_concurrent) {
+    made->record->stage = stage;
+    made->record->checkpointer = this;
+    made->record->owner = ::pthread_self();
+  }
   commit_ticket ticket(made->record);
 
   std::unique_lock lock(mutex_);
-  ++stats_.begun;
   if (jobs_.size() >= options_.max_pending && options_.busy == when_busy::skip) {
+    ++stats_.begun;
     ++stats_.skipped;
     lock.unlock();
     conclude(*made, commit_status::not_committed,
@@ -118,22 +125,23 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
                  " snapshots before it are still being written");
     return {gate_, std::move(ticket)};
   }
-  const auto began = clock::now();
+  const auto began = detail::monotonic_ns();
   while (jobs_.size() >= options_.max_pending)
-    pump(lock, clock::time_point::max());
-  stats_.stall_ns += ns_since(began);
-  gate_.freeze([](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); }, this);
+    pump(lock, commit_ticket::forever);
+  stats_.stall_ns += detail::monotonic_ns() - began;
+  gate_.freeze(stage, this);
+  ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
   return {gate_, std::move(ticket)};
 }
 
 template <class Traits>
-bool async_checkpointer<Traits>::flush(std::chrono::nanoseconds most) {
-  const auto now = clock::now();
-  const auto until = most > clock::time_point::max() - now ? clock::time_point::max() : now + most;
+bool async_checkpointer<Traits>::flush(std::uint64_t most_ns) {
+  const std::uint64_t now = detail::monotonic_ns();
+  const std::uint64_t until = most_ns > commit_ticket::forever - now ? commit_ticket::forever : now + most_ns;
   std::unique_lock lock(mutex_);
-  while (!jobs_.empty() && clock::now() < until)
+  while (!jobs_.empty() && detail::monotonic_ns() < until)
     pump(lock, until);
   return jobs_.empty();
 }
@@ -188,7 +196,7 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   stats_.staging_bytes += options_.chunk_bytes;
   stats_.staging_peak = std::max(stats_.staging_peak, stats_.staging_bytes);
   lock.unlock();
-  const auto began = clock::now();
+  const auto began = detail::monotonic_ns();
   std::string why;
   try {
     fill(of, file, of.begin, slot(at).first(static_cast<std::size_t>(bytes)));
@@ -197,7 +205,7 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   } catch (...) {
     why = "the state could not be copied";
   }
-  const std::uint64_t took = ns_since(began);
+  const std::uint64_t took = detail::monotonic_ns() - began;
   lock.lock();
   stats_.stage_ns += took;
   filled_.push_back({at, bytes, false});
@@ -238,24 +246,28 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
 template <class Traits>
 void async_checkpointer<Traits>::end_staging(job& of, std::string why) {
   of.is_staged = true;
-  of.why = std::move(why);
+  if (of.why.empty()) of.why = std::move(why);
+  {
+    const std::scoped_lock of_ticket(of.record->mutex);
+    of.record->stage = nullptr;
+  }
   filled_.push_back({0, 0, true});
   gate_.thaw();
   changed_.notify_all();
 }
 
 /// What a thread of the caller's does while it waits.
+/// @param until  by the clock, when it waits no longer.
 template <class Traits>
-void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, clock::time_point until) {
+void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
   if constexpr (!view_type::is_concurrent) {
     job* const next = unstaged();
     if (next != nullptr && stage_some(*next, lock)) return;
   }
-  if (until == clock::time_point::max()) {
-    changed_.wait(lock);
-  } else {
-    changed_.wait_until(lock, until);
-  }
+  const std::uint64_t now = detail::monotonic_ns();
+  constexpr std::uint64_t day_ns = std::uint64_t{86'400'000'000'000};
+  const std::uint64_t left = until < now ? 0 : std::min(until - now, day_ns);
+  changed_.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
 }
 
 /// Waits, on behalf of the gate, for a snapshot to be staged; not for ever.
@@ -264,16 +276,16 @@ void async_checkpointer<Traits>::hold_up() {
   std::unique_lock lock(mutex_);
   job* const staging = unstaged();
   if (staging == nullptr) return;
-  const auto now = clock::now();
-  if (!staging->stall_began) staging->stall_began = now;
-  const auto since = now - *staging->stall_began;
-  if (since >= options_.max_stall && !staging->is_over) {
+  const std::uint64_t now = detail::monotonic_ns();
+  if (staging->stall_began == 0) staging->stall_began = now;
+  const bool is_too_long = now - staging->stall_began >= options_.max_stall_ns;
+  if (is_too_long && !staging->is_over) {
     staging->is_over = true;
-    staging->why = "it held the training up for longer than max_stall";
+    staging->why = "it held the training up for longer than max_stall_ns";
     changed_.notify_all();
   }
-  pump(lock,
-       since >= options_.max_stall ? clock::time_point::max() : *staging->stall_began + options_.max_stall);
+  const bool can_be_late = is_too_long || options_.max_stall_ns > commit_ticket::forever - now;
+  pump(lock, can_be_late ? commit_ticket::forever : staging->stall_began + options_.max_stall_ns);
 }
 
 // --- to the storage
@@ -289,7 +301,7 @@ void async_checkpointer<Traits>::run_persister() {
     lock.unlock();
     persist(next);
     lock.lock();
-    jobs_.pop_front();
+    jobs_.erase(jobs_.begin());
     changed_.notify_all();
   }
 }
@@ -317,15 +329,23 @@ void async_checkpointer<Traits>::persist(job& of) {
     why = "an exception that is none of the standard library's";
   }
   conclude(of, how, why);
-  if (how != commit_status::not_committed) {
-    const std::string trouble = coordinator_->tidy();
-    if (trouble.empty()) return;
-    const std::scoped_lock lock(mutex_);
-    stats_.last_trouble = trouble;
-    return;
-  }
+  if (how != commit_status::not_committed) return tidy();
   drain(of);
   if (draft) coordinator_->abandon(*draft);
+}
+
+/// What goes wrong here does not undo a commit.
+template <class Traits>
+void async_checkpointer<Traits>::tidy() {
+  std::string trouble;
+  try {
+    trouble = coordinator_->tidy();
+  } catch (...) {
+    trouble = "tidying ended with an exception that is none of the library's";
+  }
+  if (trouble.empty()) return;
+  const std::scoped_lock lock(mutex_);
+  stats_.last_trouble = trouble;
 }
 
 template <class Traits>
@@ -337,7 +357,7 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std:
       ++stats_.committed;
       stats_.last_step = of.record->step;
       stats_.last_generation = of.record->generation;
-      stats_.persist_ns += ns_since(of.began_to_persist);
+      stats_.persist_ns += detail::monotonic_ns() - of.began_to_persist;
       stats_.persisted_bytes += of.bytes;
     } else {
       ++(how == commit_status::not_committed ? stats_.failed : stats_.uncertain);
@@ -346,6 +366,7 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std:
     changed_.notify_all();
   }
   of.record->settle(how, why);
+  observer_.settled(commit_ticket(of.record));
 }
 
 template <class Traits>
@@ -356,10 +377,11 @@ checkpoint_manifest async_checkpointer<Traits>::write_files(job& of, const check
                            .chunk_bytes = options_.chunk_bytes,
                            .files = {},
                            .tensors = plan_.tensors};
-  of.began_to_persist = clock::now();
+  of.began_to_persist = detail::monotonic_ns();
   for (const planned_file* each : of.files)
     part.files.push_back(write_file(of, draft, *each));
   if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
+  check_given_up(of);
   const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
   for (checkpoint_tensor each : of.extras.tensors) {
     for (checkpoint_piece& piece : each.pieces)
@@ -386,10 +408,10 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
   const std::size_t depth =
       std::clamp<std::size_t>(static_cast<std::size_t>(stats_.ring_bytes / options_.chunk_bytes / 2), 1, 8);
   auto output = coordinator_->storage().create(draft.path(file.name), file.bytes);
-  std::deque<in_flight> writes;
+  std::vector<in_flight> writes;
   const auto finish_oldest = [&] {
     const in_flight oldest = writes.front();
-    writes.pop_front();
+    writes.erase(writes.begin());
     output.finish_write(oldest.written);
     lent.slots.erase(std::find(lent.slots.begin(), lent.slots.end(), oldest.slot));
     release({&oldest.slot, 1});
@@ -399,11 +421,7 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
     while (!writes.empty() && (writes.size() >= depth || !has_filled()))
       finish_oldest();
     const filled_chunk chunk = take(of);
-    if (chunk.is_end) {
-      const std::scoped_lock lock(mutex_);
-      throw io_error(options_.name + ": step " + std::to_string(of.record->step) +
-                     " was given up: " + of.why);
-    }
+    if (chunk.is_end) check_given_up(of);
     lent.slots.push_back(chunk.slot);
     const std::span<const std::byte> bytes = slot(chunk.slot).first(static_cast<std::size_t>(chunk.bytes));
     made.chunks.push_back(crc32c(0, bytes));
@@ -419,6 +437,14 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
   return made;
 }
 
+/// Once its end has been taken.
+template <class Traits>
+void async_checkpointer<Traits>::check_given_up(const job& of) const {
+  const std::scoped_lock lock(mutex_);
+  if (of.why.empty()) return;
+  throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was given up: " + of.why);
+}
+
 template <class Traits>
 bool async_checkpointer<Traits>::has_filled() const {
   const std::scoped_lock lock(mutex_);
@@ -431,7 +457,7 @@ auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
   while (filled_.empty())
     changed_.wait(lock);
   const filled_chunk next = filled_.front();
-  filled_.pop_front();
+  filled_.erase(filled_.begin());
   of.is_drained = next.is_end;
   return next;
 }

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,20 +29,19 @@ class key_uses {
       if (reader.record().op != journal_op::match_keys) continue;
       ++matches;
       for (const block_key& key : reader.record().keys)
-        uses_[key.low].push_back(matches);
+        uses_.emplace_back(key.low, matches);
     }
+    std::sort(uses_.begin(), uses_.end());
   }
 
   /// The first use of `key` after match number `now`.
   [[nodiscard]] std::uint64_t next(const block_key& key, std::uint64_t now) const {
-    const auto known = uses_.find(key.low);
-    if (known == uses_.end()) return access_hint::never;
-    const auto next = std::upper_bound(known->second.begin(), known->second.end(), now);
-    return next == known->second.end() ? access_hint::never : *next;
+    const auto next = std::upper_bound(uses_.begin(), uses_.end(), std::pair(key.low, now));
+    return next == uses_.end() || next->first != key.low ? access_hint::never : next->second;
   }
 
  private:
-  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> uses_;  // ascending
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> uses_;  // key and match, ascending
 };
 
 /// A sequence of the journal, and what stands for it here. It may hold more than it did then: what a match

@@ -1,0 +1,158 @@
+/// @file
+/// The program: what it was asked, what it runs, what it prints.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint_tool/command_line.hpp"
+#include "checkpoint_tool/convert.hpp"
+#include "checkpoint_tool/describe.hpp"
+#include "checkpoint_tool/diff.hpp"
+#include "checkpoint_tool/list.hpp"
+#include "checkpoint_tool/prune.hpp"
+#include "checkpoint_tool/select.hpp"
+#include "checkpoint_tool/show.hpp"
+#include "checkpoint_tool/verify.hpp"
+#include "common/program.hpp"
+
+namespace checkpoint_tool {
+
+using example::exit_status;
+
+/// What a command printed, and whether all is as it should be.
+struct answer {
+  std::string text{};
+  exit_status status = exit_status::success;
+};
+
+namespace detail {
+
+[[nodiscard]] inline exit_status success_if(bool good) noexcept {
+  return good ? exit_status::success : exit_status::failure;
+}
+
+[[nodiscard]] inline answer answer_list(const command_line& asked) {
+  const auto storage = open_folder(asked.first);
+  const listing all = list_folder(*storage);
+  return {asked.json ? to_json(all) : to_report(all), success_if(all.is_whole())};
+}
+
+[[nodiscard]] inline answer answer_show(const command_line& asked) {
+  const checkpoint_reference what = read_reference(asked.first, asked.second);
+  const auto storage = open_folder(what.folder);
+  const llmmem::found_checkpoint one =
+      what.which ? read_checkpoint(*storage, find_id(*storage, *what.which)) : newest_whole(*storage);
+  return {asked.json ? to_json(storage->path(""), one) : to_report(storage->path(""), one)};
+}
+
+[[nodiscard]] inline answer answer_verify(const command_line& asked, std::FILE* notes) {
+  const checkpoint_reference what = read_reference(asked.first, asked.second);
+  const auto storage = open_folder(what.folder);
+  std::vector<llmmem::checkpoint_id> ids;
+  if (what.which) {
+    ids.push_back(find_id(*storage, *what.which));
+  } else {
+    ids = list_checkpoints(*storage);
+  }
+  if (ids.empty()) throw llmmem::io_error(storage->path("") + ": there is no checkpoint in it");
+  std::vector<verdict> all;
+  std::string text;
+  bool is_whole = true;
+  for (const llmmem::checkpoint_id& id : ids) {
+    fmt::print(notes, "checkpoint_tool: verifying {}\n", folder_name(id));
+    verdict one = verifier(*storage, id, asked.how, notes).run();
+    if (!one.is_whole() && !is_there(*storage, id)) {
+      fmt::print(notes, "checkpoint_tool: {} was removed meanwhile\n", folder_name(id));
+      continue;
+    }
+    text += to_report(one, asked.how);
+    is_whole = is_whole && one.is_whole();
+    all.push_back(std::move(one));
+  }
+  return {asked.json ? to_json(storage->path(""), all, asked.how) : text, success_if(is_whole)};
+}
+
+[[nodiscard]] inline answer answer_diff(const command_line& asked, std::FILE* notes) {
+  const checkpoint_reference of_a = read_reference(asked.first);
+  checkpoint_reference of_b = read_reference(*asked.second);
+  const bool is_of_a = of_b.which && asked.second->find('/') == std::string::npos;
+  if (is_of_a) of_b.folder = of_a.folder;
+  const auto folder_a = open_folder(of_a.folder);
+  const auto folder_b = open_folder(of_b.folder);
+  const compared_checkpoint a{*folder_a, open_whole(*folder_a, of_a.which)};
+  const compared_checkpoint b{*folder_b, open_whole(*folder_b, of_b.which)};
+  const std::vector<tensor_difference> all = compare_checkpoints(a, b, notes);
+  return {asked.json ? to_json(a, b, all) : to_report(a, b, all), success_if(is_same(all))};
+}
+
+[[nodiscard]] inline answer answer_convert(const command_line& asked, std::FILE* notes) {
+  reshard_options options{.world = asked.world, .partition = asked.partition};
+  if (asked.max_shard_mib) options.max_shard_bytes = *asked.max_shard_mib << 20;
+  options.tensor_prefix = asked.tensor_prefix;
+  const conversion done = convert(read_reference(asked.first), *asked.second, options, notes);
+  return {asked.json ? to_json(done) : to_report(done)};
+}
+
+[[nodiscard]] inline answer answer_prune(const command_line& asked) {
+  llmmem::keep_last_and_every retention;
+  if (asked.keep_last) retention.last = *asked.keep_last;
+  if (asked.keep_every) retention.every_steps = *asked.keep_every;
+  const auto storage = open_folder(asked.first);
+  const pruning done = asked.dry_run ? plan_pruning(*storage, retention) : prune(*storage, retention);
+  return {asked.json ? to_json(done) : to_report(done)};
+}
+
+[[nodiscard]] inline answer answer_to(const command_line& asked, std::FILE* notes) {
+  switch (asked.command) {
+    case command_kind::list:
+      return answer_list(asked);
+    case command_kind::show:
+      return answer_show(asked);
+    case command_kind::verify:
+      return answer_verify(asked, notes);
+    case command_kind::diff:
+      return answer_diff(asked, notes);
+    case command_kind::convert:
+      return answer_convert(asked, notes);
+    case command_kind::prune:
+      break;
+  }
+  return answer_prune(asked);
+}
+
+}  // namespace detail
+
+/// Runs the program. Errors become one line on `notes` and an exit status; with `--json`, `out` gets the JSON
+/// or nothing. What is damaged or differs is an answer, and exit status 1.
+[[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
+                                                 std::FILE* notes) {
+  exit_status found = exit_status::success;
+  const auto work = [&](const command_line& asked) {
+    try {
+      const answer given = detail::answer_to(asked, notes);
+      example::write(out, given.text, "standard output");
+      found = given.status;
+    } catch (const example::usage_error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& failed) {
+      throw llmmem::error(one_line(failed.what()));  // names of files and tensors are anybody's
+    }
+  };
+  const exit_status ran =
+      example::run({"checkpoint_tool", "the checkpoint's manifest or chunks are too large"}, arguments, out,
+                   notes, parse_command_line, work);
+  return ran == exit_status::success ? found : ran;
+}
+
+}  // namespace checkpoint_tool

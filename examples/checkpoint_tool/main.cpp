@@ -1,0 +1,11 @@
+// Looks at and works on a folder of checkpoints: see README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "checkpoint_tool/application.hpp"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(checkpoint_tool::run_application(arguments, stdout, stderr));
+}

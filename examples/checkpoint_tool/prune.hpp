@@ -1,0 +1,132 @@
+/// @file
+/// `prune`: checkpoints that need not stay go.
+#pragma once
+
+#include <llmmem/checkpoint/folder.hpp>
+#include <llmmem/checkpoint/retention.hpp>
+#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint_tool/describe.hpp"
+#include "checkpoint_tool/list.hpp"
+#include "checkpoint_tool/select.hpp"
+#include "common/text.hpp"
+
+namespace checkpoint_tool {
+
+/// A checkpoint, and what becomes of it.
+struct pruned_checkpoint {
+  llmmem::checkpoint_id id{};
+  std::uint64_t bytes = 0;
+  enum class fate : std::uint8_t {
+    stays,
+    goes,
+    not_whole,  ///< stays: it is somebody's to look into
+  } what = fate::stays;
+};
+
+struct pruning {
+  std::string folder{};
+  std::vector<pruned_checkpoint> checkpoints{};  ///< the newest first
+  std::vector<std::string> left_over{};          ///< goes
+  bool is_dry = false;
+
+  [[nodiscard]] std::uint64_t count_of(pruned_checkpoint::fate what) const noexcept {
+    std::uint64_t count = 0;
+    for (const pruned_checkpoint& each : checkpoints)
+      count += each.what == what ? 1 : 0;
+    return count;
+  }
+  [[nodiscard]] std::uint64_t freed_bytes() const noexcept {
+    std::uint64_t bytes = 0;
+    for (const pruned_checkpoint& each : checkpoints)
+      bytes += each.what == pruned_checkpoint::fate::goes ? each.bytes : 0;
+    return bytes;
+  }
+};
+
+/// What would become of the checkpoints: as `checkpoint_folder::superfluous`, and without its lock.
+[[nodiscard]] inline pruning plan_pruning(storage_type& storage,
+                                          const llmmem::keep_last_and_every& retention) {
+  const listing all = list_folder(storage);
+  pruning plan{all.folder, {}, all.left_over, true};
+  std::uint64_t newer = 0;
+  for (const listed_checkpoint& each : all.checkpoints) {
+    pruned_checkpoint one{each.id, each.manifest ? bytes_in(*each.manifest) : 0, {}};
+    if (!each.why.empty()) {
+      one.what = pruned_checkpoint::fate::not_whole;
+    } else {
+      const bool stays = newer < 2 || retention.keeps(each.id, newer);
+      one.what = stays ? pruned_checkpoint::fate::stays : pruned_checkpoint::fate::goes;
+      ++newer;
+    }
+    plan.checkpoints.push_back(one);
+  }
+  return plan;
+}
+
+/// Removes what need not stay. @throws llmmem::io_error  when another process has the lock.
+[[nodiscard]] inline pruning prune(storage_type& storage, const llmmem::keep_last_and_every& retention) {
+  pruning plan = plan_pruning(storage, retention);  // sizes, and what is left over
+  llmmem::checkpoint_folder<storage_type> folder(storage);
+  const std::vector<llmmem::checkpoint_id> gone = folder.tidy(retention);
+  plan.is_dry = false;
+  for (pruned_checkpoint& each : plan.checkpoints) {
+    // Somebody may have committed in between: what was removed is what counts.
+    const bool went = std::find(gone.begin(), gone.end(), each.id) != gone.end();
+    if (went) each.what = pruned_checkpoint::fate::goes;
+    if (!went && each.what == pruned_checkpoint::fate::goes) each.what = pruned_checkpoint::fate::stays;
+  }
+  return plan;
+}
+
+[[nodiscard]] inline std::string_view to_string(pruned_checkpoint::fate what) noexcept {
+  constexpr std::string_view texts[] = {"stays", "goes", "not_whole"};
+  return texts[static_cast<std::size_t>(what)];
+}
+
+[[nodiscard]] inline std::string to_report(const pruning& plan) {
+  using fate = pruned_checkpoint::fate;
+  std::string text = shown(plan.folder) + '\n';
+  for (const pruned_checkpoint& each : plan.checkpoints) {
+    const std::string_view what = each.what == fate::stays ? "stays"
+                                  : each.what == fate::not_whole
+                                      ? "not whole: left as it is, verify tells why"
+                                  : plan.is_dry ? "would go"
+                                                : "is gone";
+    text += fmt::format("  {:<26}{:>11}  {}\n", folder_name(each.id), bytes_shown(each.bytes), what);
+  }
+  for (const std::string& name : plan.left_over)
+    text += fmt::format("  {:<26}{:>11}  {}\n", shown(name), "", plan.is_dry ? "would go" : "is gone");
+  return text + fmt::format("{} {}, {}\n", counted(plan.count_of(fate::goes), "checkpoint"),
+                            plan.is_dry ? "would go" : "removed", bytes_shown(plan.freed_bytes()));
+}
+
+[[nodiscard]] inline std::string to_json(const pruning& plan) {
+  std::vector<std::string> checkpoints;
+  for (const pruned_checkpoint& each : plan.checkpoints) {
+    checkpoints.push_back(
+        fmt::format(R"({{"name": {}, "step": {}, "generation": {}, "bytes": {}, "fate": "{}"}})",
+                    example::json_string(folder_name(each.id)), each.id.step, each.id.generation, each.bytes,
+                    to_string(each.what)));
+  }
+  std::vector<std::string> left_over;
+  for (const std::string& name : plan.left_over)
+    left_over.push_back(example::json_string(name));
+  return fmt::format(
+      R"({{"folder": {}, "dry_run": {}, "freed_bytes": {}, "left_over": [{}], "checkpoints": {}}})"
+      "\n",
+      example::json_string(plan.folder), plan.is_dry, plan.freed_bytes(), fmt::join(left_over, ", "),
+      json_lines(checkpoints));
+}
+
+}  // namespace checkpoint_tool

@@ -1,0 +1,83 @@
+/// @file
+/// `termination_request`: SIGTERM as something to ask for between two steps.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#if !defined(__linux__)
+#error "llmmem/checkpoint/termination.hpp needs Linux: signals as files (signalfd)."
+#endif
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+namespace llmmem::inline v0 {
+
+/// Holds a signal back from ending the process, and tells whether it came: schedulers send SIGTERM some time
+/// before they kill, enough for one more checkpoint.
+///
+///     const termination_request termination;         // before any other thread is started
+///     for (...) {
+///       step();
+///       if (termination.is_there()) {
+///         auto ticket = checkpointer.begin_snapshot(step, view).ticket();
+///         checkpointer.flush(20'000'000'000);          // then it is killed
+///         break;
+///       }
+///     }
+///
+/// No handler runs, and no state of the program's is changed behind its back. Threads inherit what is held
+/// back from the one that starts them: one that was there before still dies of the signal, and all with it.
+/// When this goes, the signal does what it did before; one that came and was never asked for then ends the
+/// process.
+///
+/// @par Thread safety   made and destroyed by one thread, asked by any.
+/// @par Errors          the constructor throws `system_error`.
+class termination_request {
+ public:
+  explicit termination_request(int signal = SIGTERM) {
+    sigset_t wanted;
+    ::sigemptyset(&wanted);
+    ::sigaddset(&wanted, signal);
+    if (const int error = ::pthread_sigmask(SIG_BLOCK, &wanted, &before_); error != 0) refuse(signal, error);
+    file_ = ::signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (file_ >= 0) return;
+    const int error = errno;
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    refuse(signal, error);
+  }
+  termination_request(const termination_request&) = delete;
+  termination_request& operator=(const termination_request&) = delete;
+  ~termination_request() {
+    ::close(file_);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+  /// Whether the signal came; it stays so. The process will not end of one that was told here.
+  [[nodiscard]] bool is_there() const noexcept {
+    signalfd_siginfo told{};
+    while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told))
+      came_.store(true, std::memory_order_relaxed);
+    return came_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  [[noreturn]] static void refuse(int signal, int error) {
+    throw system_error("termination_request: signal " + std::to_string(signal) +
+                       " cannot be held back: " + std::generic_category().message(error));
+  }
+
+  sigset_t before_{};
+  mutable std::atomic<bool> came_{false};
+  int file_ = -1;
+};
+
+}  // namespace llmmem::inline v0

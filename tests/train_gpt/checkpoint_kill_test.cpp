@@ -1,0 +1,166 @@
+// The program itself, killed at random moments and gone on with.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/child_process.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace llmmem_tests;
+
+namespace {
+
+const std::string program = std::string(LLMMEM_EXAMPLES_DIR) + "/train_gpt";
+constexpr std::uint64_t steps = 40;
+
+std::vector<std::string> run_of(const std::vector<std::string>& more) {
+  std::vector<std::string> all{"--layers",
+                               "2",
+                               "--width",
+                               "32",
+                               "--heads",
+                               "2",
+                               "--context",
+                               "16",
+                               "--batch",
+                               "2",
+                               "--steps",
+                               std::to_string(steps),
+                               "--threads",
+                               "1",
+                               "--json",
+                               "--text",
+                               LLMMEM_SOURCE_DIR "/README.md"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// What a run said on its notes.
+struct said {
+  bool resumed = false;  // first of all
+  std::uint64_t from = 0;
+  std::uint64_t committed = 0;  // the highest step
+};
+
+said read_notes(const std::string& path) {
+  said all;
+  bool is_first = true;
+  for (const std::string& line : lines_of(contents_of(path))) {
+    if (line.rfind("resumed from step ", 0) == 0) {
+      CHECK(is_first);
+      all.resumed = true;
+      all.from = std::strtoull(line.c_str() + 18, nullptr, 10);
+    }
+    if (line.rfind("committed ", 0) == 0)
+      all.committed = std::max<std::uint64_t>(all.committed, std::strtoull(line.c_str() + 10, nullptr, 10));
+    is_first = false;
+  }
+  return all;
+}
+
+/// Kills the run again and again, each time somewhere in its first `longest_ms`, until one comes through.
+/// @return how many were killed.
+std::uint64_t survive(const std::vector<std::string>& run, std::uint64_t seed, std::uint64_t kills,
+                      std::uint64_t longest_ms, const nlohmann::json& uninterrupted) {
+  const temporary_folder folder;
+  auto arguments = run;
+  for (const char* each : {"--checkpoint-dir", "--checkpoint-every", "1", "--resume"}) {
+    arguments.emplace_back(each);
+    if (arguments.back() == "--checkpoint-dir") arguments.push_back(folder.file("checkpoints"));
+  }
+  random_numbers random(seed);
+  std::uint64_t acknowledged = 0;
+  std::uint64_t killed = 0;
+  for (std::uint64_t i = 0; i <= kills; ++i) {
+    child_process child(program, arguments, folder.file("out"), folder.file("notes"));
+    const bool is_last = i == kills;
+    if (!is_last) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(longest_ms * 1000)));
+      child.send(SIGKILL);
+    }
+    const ending end = child.wait();
+    const said notes = read_notes(folder.file("notes"));
+    CAPTURE(contents_of(folder.file("notes")));
+    // Killed before it could say so, it says nothing.
+    if (notes.resumed) CHECK(notes.from >= acknowledged);
+    if (acknowledged != 0 && notes.committed != 0) CHECK(notes.resumed);
+    acknowledged = std::max(acknowledged, notes.committed);
+    killed += end.signal == SIGKILL ? 1 : 0;
+    if (is_last) {
+      REQUIRE(end.status == 0);
+      const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
+      CHECK(json["losses"].size() == steps + 1);
+      CHECK(json["losses"] == uninterrupted["losses"]);
+      CHECK(json["digest"] == uninterrupted["digest"]);
+    }
+  }
+  return killed;
+}
+
+nlohmann::json uninterrupted_run(const std::vector<std::string>& run) {
+  const temporary_folder folder;
+  child_process child(program, run, folder.file("out"), folder.file("notes"));
+  REQUIRE(child.wait().status == 0);
+  return nlohmann::json::parse(contents_of(folder.file("out")));
+}
+
+}  // namespace
+
+TEST_CASE("killed at any moment, a run goes on from what it acknowledged, to the same losses and weights") {
+  const auto run = run_of({});
+  const nlohmann::json uninterrupted = uninterrupted_run(run);
+  std::uint64_t killed = 0;
+  for (const auto seed : seeds(2)) {
+    CAPTURE(seed);
+    killed += survive(run, seed, 6, 150, uninterrupted);
+  }
+  MESSAGE(killed << " runs were killed");
+  CHECK(killed > 0);
+}
+
+TEST_CASE("the same in tiers, whose files are gone with the run") {
+  const auto run = run_of({"--memory", "tiered", "--budget-mib", "1"});
+  const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
+  std::uint64_t killed = 0;
+  for (const auto seed : seeds(2)) {
+    CAPTURE(seed);
+    killed += survive(run, seed, 4, 200, uninterrupted);
+  }
+  CHECK(killed > 0);
+}
+
+TEST_CASE("a run that is asked to end saves where it is, and goes on from there") {
+  const auto run = run_of({"--checkpoint-every", "1000", "--resume"});
+  const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
+  const temporary_folder folder;
+  auto arguments = run;
+  arguments.emplace_back("--checkpoint-dir");
+  arguments.push_back(folder.file("checkpoints"));
+  child_process child(program, arguments, folder.file("out"), folder.file("notes"));
+  for (int i = 0; i < 20'000 && contents_of(folder.file("notes")).find("step 3/") == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  child.send(SIGTERM);
+  const ending end = child.wait();
+  CAPTURE(contents_of(folder.file("notes")));
+  if (end.status != 0) {  // it was quicker than the signal
+    CHECK(end.status == 1);
+    CHECK(contents_of(folder.file("notes")).find("; go on with --resume") != std::string::npos);
+    CHECK(contents_of(folder.file("out")).empty());
+  }
+  child_process next(program, arguments, folder.file("out"), folder.file("notes"));
+  CHECK(next.wait().status == 0);
+  const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
+  CHECK(json["losses"] == uninterrupted["losses"]);
+  CHECK(json["digest"] == uninterrupted["digest"]);
+  CHECK(lines_of(contents_of(folder.file("notes"))).front().rfind("resumed from step ", 0) == 0);
+}
