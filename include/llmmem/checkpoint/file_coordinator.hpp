@@ -6,12 +6,11 @@
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/config.hpp>
 
-#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <thread>
+#include <thread>  // with durations and clocks; <chrono> itself brings streams
 #include <utility>
 
 namespace llmmem::inline v0 {
