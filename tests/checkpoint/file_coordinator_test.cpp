@@ -182,6 +182,33 @@ file_coordinator_options patient(std::uint32_t rank, std::uint32_t world) {
           .commit_within = seconds(2)};
 }
 
+/// A storage in which somebody acts just before a file gets its name.
+struct meddled_storage {
+  using output = simulated_storage::output;
+  using input = simulated_storage::input;
+  using lock_type = simulated_storage::lock_type;
+  simulated_storage* inner;
+  std::function<void()> before_rename = [] {};
+
+  void make_folder(const std::string& path) { inner->make_folder(path); }
+  output create(const std::string& path, std::uint64_t bytes) { return inner->create(path, bytes); }
+  input open(const std::string& path) { return inner->open(path); }
+  void rename(const std::string& from, const std::string& to) {
+    std::exchange(before_rename, [] {})();
+    inner->rename(from, to);
+  }
+  void replace(const std::string& from, const std::string& to) { inner->replace(from, to); }
+  void link(const std::string& from, const std::string& to) { inner->link(from, to); }
+  void remove(const std::string& path) { inner->remove(path); }
+  void remove_folder(const std::string& path) { inner->remove_folder(path); }
+  std::vector<storage_entry> list(const std::string& path) { return inner->list(path); }
+  void sync_folder(const std::string& path) { inner->sync_folder(path); }
+  std::optional<lock_type> try_lock(const std::string& path) { return inner->try_lock(path); }
+  std::uint64_t nonce() { return inner->nonce(); }
+  [[nodiscard]] std::string path(const std::string& below) const { return inner->path(below); }
+};
+static_assert(checkpoint_storage<meddled_storage>);
+
 const checkpoint_world two{.ranks = 2, .files = 1};
 
 }  // namespace
@@ -451,6 +478,24 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 30);
     acknowledged told;
     all.save(two, 40, told);
+  }
+
+  TEST_CASE("who stops while rank 0 is about to decide comes first, and nothing is committed") {
+    simulated_storage storage(tiny());
+    meddled_storage meddled{.inner = &storage};
+    rank_session<meddled_storage> zero(meddled, {.rank = 0, .world = 2});
+    session one(storage, {.rank = 1, .world = 2});
+    CHECK(!one.try_join());
+    REQUIRE(zero.try_join());
+    REQUIRE(one.try_join());
+    const auto draft = zero.try_begin(20);
+    const auto others = one.try_begin(20);
+    REQUIRE((draft && others));
+    one.vote(*others, write_rank(storage, two, *others, 1));
+    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    meddled.before_rename = [&] { one.stop(*others, "it has waited for too long"); };
+    CHECK(kind_of([&] { static_cast<void>(zero.try_conclude(*draft)); }) == thrown::stopped);
+    CHECK(newest(storage) == 0);
   }
 
   TEST_CASE("what rank 0's commit comes to, the others are told") {
