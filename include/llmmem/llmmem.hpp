@@ -13,6 +13,7 @@
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/interval.hpp>
@@ -20,6 +21,8 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/rank_session.hpp>
+#include <llmmem/checkpoint/rank_state.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>

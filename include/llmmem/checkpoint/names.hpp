@@ -28,6 +28,8 @@ struct checkpoint_id {
 ///     LOCK                        held by whoever commits
 ///     .tmp-..., .trash-...        one in the making, one that goes: removed when the folder is opened next
 ///     .latest-..., .probe-...     likewise
+///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
+///     .rank-...                   what ranks tell each other: removed when the folder is opened next
 struct checkpoint_names {
   static constexpr std::string_view manifest = "MANIFEST.json";
   static constexpr std::string_view latest = "LATEST";
@@ -36,6 +38,8 @@ struct checkpoint_names {
   static constexpr std::string_view trash = ".trash-";
   static constexpr std::string_view hint = ".latest-";
   static constexpr std::string_view probe = ".probe-";
+  static constexpr std::string_view rank_lock = "LOCK.rank-";
+  static constexpr std::string_view rendezvous = ".rank-";
 };
 
 namespace detail {
@@ -104,8 +108,9 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
 
 /// Whether a name is of what a crash may leave behind.
 [[nodiscard]] inline bool is_left_over(std::string_view name) noexcept {
-  for (const std::string_view prefix : {checkpoint_names::in_the_making, checkpoint_names::trash,
-                                        checkpoint_names::hint, checkpoint_names::probe}) {
+  for (const std::string_view prefix :
+       {checkpoint_names::in_the_making, checkpoint_names::trash, checkpoint_names::hint,
+        checkpoint_names::probe, checkpoint_names::rendezvous}) {
     if (name.substr(0, prefix.size()) == prefix) return true;
   }
   return false;

@@ -59,7 +59,7 @@ void checkpoint_folder<Storage>::remove_left_over() {
     if (each.what == storage_entry::kind::folder) {
       remove_tree(each.name);
     } else {
-      storage_->remove(each.name);
+      remove_if_there(each.name);  // other ranks rename and remove what they left
     }
   }
 }

@@ -1,0 +1,562 @@
+/// @file
+/// How ranks talk through files of a folder.
+#pragma once
+
+#include <llmmem/checkpoint/rank_session.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// What storages say that cannot do a call at all.
+[[nodiscard]] constexpr bool is_unsupported(int number) noexcept {
+  return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP || number == EPERM || number == EXDEV;
+}
+
+}  // namespace detail
+
+template <checkpoint_storage Storage>
+rank_session<Storage>::rank_session(Storage& storage, const rank_session_options& options)
+    : storage_(&storage), options_(options), nonce_(storage.nonce()), lock_(take_rank(storage, options)) {
+  if (options_.rank == 0) folder_.emplace(storage);
+}
+
+template <checkpoint_storage Storage>
+typename Storage::lock_type rank_session<Storage>::take_rank(Storage& storage,
+                                                             const rank_session_options& options) {
+  const std::string who = "rank " + std::to_string(options.rank);
+  if (options.rank >= options.world)
+    throw argument_error("rank_session: " + who + " of " + std::to_string(options.world));
+  const std::string name = std::string(checkpoint_names::rank_lock) + std::to_string(options.rank);
+  std::optional<typename Storage::lock_type> lock = storage.try_lock(name);
+  if (lock) return std::move(*lock);
+  throw io_error(storage.path(name) + ": another process is " + who +
+                 " here; stop it, or give this one another rank");
+}
+
+template <checkpoint_storage Storage>
+std::string rank_session<Storage>::where(const checkpoint_draft& draft) const {
+  return storage_->path("") + ": step " + std::to_string(draft.id.step) + ", generation " +
+         std::to_string(draft.id.generation) + ": ";
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::check_lock() const {
+  if (lock_.is_held()) return;
+  const std::string rank = std::to_string(options_.rank);
+  throw fenced(storage_->path(std::string(checkpoint_names::rank_lock) + rank) +
+               ": it was removed or replaced while this process held it: another one may be rank " + rank +
+               " now; nothing was committed");
+}
+
+template <checkpoint_storage Storage>
+auto rank_session<Storage>::current(const checkpoint_draft& draft, const char* call) -> round& {
+  if (round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder) return *round_;
+  throw argument_error("rank_session::" + std::string(call) + ": step " + std::to_string(draft.id.step) +
+                       ", generation " + std::to_string(draft.id.generation) +
+                       " is not of the draft that was begun last");
+}
+
+// --- files
+
+template <checkpoint_storage Storage>
+std::string rank_session<Storage>::name_of(std::string_view kind, std::uint64_t number) const {
+  return detail::session_prefix(*session_) + std::string(kind) + "-" + std::to_string(number);
+}
+
+template <checkpoint_storage Storage>
+std::string rank_session<Storage>::vote_name(std::uint64_t number, std::uint32_t rank) const {
+  return name_of("vote", number) + "-" + std::to_string(rank);
+}
+
+/// Of all that ranks tell, sorted.
+template <checkpoint_storage Storage>
+std::vector<std::string> rank_session<Storage>::names() {
+  std::vector<std::string> there;
+  for (storage_entry& each : storage_->list("")) {
+    if (each.name.rfind(checkpoint_names::rendezvous, 0) == 0) there.push_back(std::move(each.name));
+  }
+  std::sort(there.begin(), there.end());
+  return there;
+}
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::has(const std::vector<std::string>& sorted, const std::string& name) {
+  return std::binary_search(sorted.begin(), sorted.end(), name);
+}
+
+/// What cannot be removed goes when the folder is opened next.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::remove_quietly(const std::string& name) {
+  try {
+    storage_->remove(name);
+  } catch (const error&) {
+  }
+}
+
+/// Synced: on a folder that machines share, another one is only sure to see what was.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::write_message(const std::string& name, std::string_view text) {
+  auto output = storage_->create(name, text.size());
+  static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
+  output.sync();
+}
+
+/// Whether this was the first file of that name.
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::publish(const std::string& name, const detail::rank_message& message) {
+  const std::string text = detail::to_text(message);
+  const std::string unnamed = detail::rank_file("tmp", storage_->nonce());
+  try {
+    write_message(unnamed, text);
+    if (give_name(unnamed, name, text)) return true;
+  } catch (const error&) {
+    remove_quietly(unnamed);
+    throw;
+  }
+  remove_quietly(unnamed);
+  return false;
+}
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::give_name(const std::string& from, const std::string& name,
+                                      std::string_view text) {
+  try {
+    storage_->rename(from, name);
+    return true;
+  } catch (const storage_error& error) {
+    if (error.number() == EEXIST) return false;
+    if (!detail::is_unsupported(error.number())) throw;
+  }
+  try {
+    storage_->link(from, name);
+    remove_quietly(from);
+    return true;
+  } catch (const storage_error& error) {
+    if (error.number() == EEXIST) return false;
+    if (!detail::is_unsupported(error.number())) throw;
+  }
+  // Others may see half of it, and take it for nothing.
+  try {
+    write_message(name, text);
+  } catch (const storage_error& error) {
+    if (error.call() == storage_call::create && error.number() == EEXIST) return false;
+    throw;
+  }
+  remove_quietly(from);
+  return true;
+}
+
+/// Nothing for what is not there, or not whole.
+template <checkpoint_storage Storage>
+std::optional<detail::rank_message> rank_session<Storage>::read(const std::string& name) {
+  try {
+    return detail::read_rank_message(detail::read_whole(*storage_, name, max_manifest_bytes + 4096));
+  } catch (const storage_error& error) {
+    if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
+    throw;
+  } catch (const io_error&) {  // it went while it was being opened
+    return std::nullopt;
+  }
+}
+
+/// Of this session and that round.
+template <checkpoint_storage Storage>
+std::optional<detail::rank_message> rank_session<Storage>::read_told(const std::string& name,
+                                                                     std::string_view kind,
+                                                                     std::uint64_t number,
+                                                                     std::size_t numbers) {
+  auto message = read(name);
+  if (!message || message->kind != kind || message->numbers.size() != numbers ||
+      message->numbers[0] != *session_ || message->numbers[1] != number) {
+    return std::nullopt;
+  }
+  return message;
+}
+
+// --- who takes part
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::try_join() {
+  if (session_) return true;
+  check_lock();
+  const std::vector<std::string> there = names();
+  return options_.rank == 0 ? gather(there) : find_session(there);
+}
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
+  std::vector<std::vector<std::pair<std::uint64_t, std::string>>> joined(options_.world);
+  joined[0].emplace_back(nonce_, "");
+  std::string notes;
+  const std::string prefix = std::string(checkpoint_names::rendezvous) + "join-";
+  for (const std::string& name : there) {
+    if (name.rfind(prefix, 0) != 0) continue;
+    const auto message = read(name);
+    if (!message || message->kind != "join" || message->numbers.size() != 3) continue;
+    const std::uint64_t rank = message->numbers[0];
+    const std::uint64_t world = message->numbers[1];
+    if (world != options_.world || rank == 0 || rank >= world) {
+      notes += "; somebody is rank " + std::to_string(rank) + " of " + std::to_string(world);
+    } else {
+      joined[static_cast<std::size_t>(rank)].emplace_back(message->numbers[2], name);
+    }
+  }
+  waits_ = {};
+  detail::rank_message session{"session", {storage_->nonce(), options_.world}, {}};
+  for (std::uint32_t rank = 0; rank < options_.world; ++rank) {
+    if (joined[rank].size() == 1) {
+      session.numbers.push_back(joined[rank].front().first);
+      continue;
+    }
+    waits_.ranks.push_back(rank);
+    // One of them is of a process that is gone: who lives says so again.
+    for (const auto& [nonce, name] : joined[rank])
+      remove_quietly(name);
+  }
+  if (!waits_.ranks.empty()) {
+    waits_.text = detail::to_text(waits_.ranks) + " of " + std::to_string(options_.world) +
+                  (waits_.ranks.size() == 1 ? " has" : " have") + " not joined" + notes;
+    return false;
+  }
+  if (!publish(detail::rank_file("session", session.numbers[0]), session)) return false;
+  session_ = session.numbers[0];
+  return true;
+}
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::find_session(const std::vector<std::string>& there) {
+  const std::string own = detail::rank_file("join", nonce_);
+  const std::string prefix = std::string(checkpoint_names::rendezvous) + "session-";
+  waits_ = {{0}, "rank 0 has not begun a session with this process"};
+  for (const std::string& name : there) {
+    if (name.rfind(prefix, 0) != 0) continue;
+    const auto message = read(name);
+    if (!message || message->kind != "session" || message->numbers.size() < 2) continue;
+    const std::vector<std::uint64_t>& numbers = message->numbers;
+    if (numbers[1] == options_.world && numbers.size() == std::size_t{2} + options_.world &&
+        numbers[std::size_t{2} + options_.rank] == nonce_) {
+      session_ = numbers[0];
+      remove_quietly(own);
+      return true;
+    }
+    waits_.text = "rank 0 has not begun a session with this process, but one with others is there";
+  }
+  if (has(there, own)) return false;
+  try {
+    static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
+  } catch (const storage_error& error) {
+    if (error.number() != ENOENT) throw;  // rank 0 came up and tidied: the next call says it again
+  } catch (const io_error& error) {  // likewise, while it was being opened
+    waits_.text += "; " + std::string(error.what());
+  }
+  return false;
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::leave() noexcept {
+  try {
+    if (!session_ && options_.rank != 0) remove_quietly(detail::rank_file("join", nonce_));
+  } catch (...) {
+  }
+}
+
+// --- a round
+
+template <checkpoint_storage Storage>
+std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t step) {
+  if (!session_) throw argument_error("rank_session::try_begin: not all ranks have joined");
+  check_lock();
+  if (options_.rank == 0) return announce(step);
+  const std::vector<std::string> there = names();
+  for (;;) {
+    waits_ = {{0}, "rank 0 has not begun a checkpoint of step " + std::to_string(step)};
+    const std::string name = name_of("draft", next_);
+    if (!has(there, name)) return std::nullopt;
+    const auto message = read_told(name, "draft", next_, 4);
+    if (!message) return std::nullopt;
+    const checkpoint_draft draft{{message->numbers[2], message->numbers[3]}, message->text};
+    if (draft.id.step > step) {
+      throw io_error(where(draft) + "rank 0 is there already, and makes no checkpoint of step " +
+                     std::to_string(step));
+    }
+    round_ = round{.number = next_++, .draft = draft, .votes = {}};
+    if (draft.id.step < step) {
+      round_->is_over = true;
+      static_cast<void>(
+          decide(round_->number, verdict::stop, "it is at step " + std::to_string(step) + " already"));
+      continue;
+    }
+    if (has(there, name_of("decision", round_->number))) {
+      if (const auto by = read_decision(round_->number)) fail_stopped(*round_, *by);
+    }
+    return draft;
+  }
+}
+
+/// Rank 0's draft, and a file that tells of it.
+template <checkpoint_storage Storage>
+checkpoint_draft rank_session<Storage>::announce(std::uint64_t step) {
+  if (round_ && !round_->is_over) abandon(round_->draft);
+  const checkpoint_draft draft = folder_->begin(step);
+  try {
+    const auto told = [&] {
+      return publish(name_of("draft", next_),
+                     {"draft", {*session_, next_, draft.id.step, draft.id.generation}, draft.folder});
+    };
+    while (!told()) {  // one that was said to fail, and did not: nobody shall wait for it
+      static_cast<void>(decide(next_, verdict::stop, "it could not announce it"));
+      ++next_;
+    }
+  } catch (...) {
+    folder_->abandon(draft);
+    throw;
+  }
+  round_ = round{.number = next_++, .draft = draft, .votes = {}};
+  round_->votes.resize(options_.world);
+  return draft;
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::vote(const checkpoint_draft& draft, const checkpoint_manifest& part) {
+  round& of = current(draft, "vote");
+  check_lock();
+  check_vote(part, options_.rank, draft);
+  if (options_.rank == 0) {
+    of.votes[0] = part;
+    of.has_voted = true;
+    return;
+  }
+  storage_->sync_folder(draft.folder);
+  of.has_voted = true;  // if what follows fails it may have been heard all the same
+  static_cast<void>(publish(vote_name(of.number, options_.rank),
+                            {"vote", {*session_, of.number, options_.rank}, to_json(part)}));
+}
+
+/// That a vote is one of that draft and rank.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::check_vote(const checkpoint_manifest& vote, std::uint32_t rank,
+                                       const checkpoint_draft& draft) {
+  const std::string who = "the vote of rank " + std::to_string(rank);
+  if (vote.step != draft.id.step || vote.generation != draft.id.generation || vote.world != options_.world) {
+    throw argument_error(where(draft) + who + " is of step " + std::to_string(vote.step) + ", generation " +
+                         std::to_string(vote.generation) + " and a world of " + std::to_string(vote.world));
+  }
+  for (const checkpoint_file& each : vote.files) {
+    if (each.rank == rank) continue;
+    throw argument_error(where(draft) + who + " lists " + each.name + ", a file of rank " +
+                         std::to_string(each.rank));
+  }
+}
+
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::try_conclude(const checkpoint_draft& draft) {
+  round& of = current(draft, "try_conclude");
+  if (!of.has_voted || of.is_over)
+    throw argument_error("rank_session::try_conclude: this rank has not voted, or it is over");
+  const std::vector<std::string> there = names();
+  if (options_.rank != 0) return learn(of, there);
+  if (has(there, name_of("decision", of.number))) {
+    const auto by = read_decision(of.number);
+    if (by) fail_stopped(of, *by);
+    return false;
+  }
+  if (!gather_votes(of, there)) return false;
+  if (!commit(of)) return false;
+  forget_before(of.number, there);
+  return true;
+}
+
+/// Whether all votes are there.
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::string>& there) {
+  waits_ = {};
+  bool damaged = false;
+  for (std::uint32_t rank = 1; rank < options_.world; ++rank) {
+    if (of.votes[rank]) continue;
+    const std::string name = vote_name(of.number, rank);
+    const bool is_there = has(there, name);
+    const auto message = is_there ? read_told(name, "vote", of.number, 3) : std::nullopt;
+    if (!message || message->numbers[2] != rank) {
+      damaged = damaged || is_there;
+      waits_.ranks.push_back(rank);
+      continue;
+    }
+    try {
+      checkpoint_manifest vote = read_manifest(message->text, storage_->path(name));
+      check_vote(vote, rank, of.draft);
+      for (const checkpoint_file& each : vote.files)
+        detail::verify_file(*storage_, {of.draft.id, of.draft.folder, vote}, each, options_.votes);
+      of.votes[rank] = std::move(vote);
+    } catch (const error& error) {
+      refuse(of, "the vote of rank " + std::to_string(rank) + " cannot be: " + error.what());
+    }
+  }
+  waits_.text = detail::to_text(waits_.ranks) + (waits_.ranks.size() == 1 ? " has" : " have") +
+                " not said that all files are there" + (damaged ? ", or not whole" : "");
+  return waits_.ranks.empty();
+}
+
+/// What rank 0 finds wrong: all shall know.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::refuse(round& of, const std::string& why) {
+  if (!decide(of.number, verdict::stop, why)) {
+    if (const auto by = read_decision(of.number)) fail_stopped(of, *by);
+  }
+  of.is_over = true;
+  throw io_error(where(of.draft) + why + "; nothing was committed");
+}
+
+/// Whether rank 0 came first with its decision.
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::commit(round& of) {
+  checkpoint_manifest all = *of.votes[0];
+  try {
+    for (std::uint32_t rank = 1; rank < options_.world; ++rank)
+      merge_manifest(all, *of.votes[rank], "the vote of rank " + std::to_string(rank));
+  } catch (const argument_error& error) {
+    refuse(of, error.what());
+  }
+  try {
+    if (!decide(of.number, verdict::go, "")) {
+      if (const auto by = read_decision(of.number)) fail_stopped(of, *by);
+      return false;
+    }
+    folder_->commit(of.draft, all);
+  } catch (const checkpoint_stopped&) {
+    throw;
+  } catch (const durability_uncertain& error) {
+    of.is_over = of.is_there = true;
+    tell(of, fate::uncertain, error.what());
+    throw;
+  } catch (const error& error) {
+    of.is_over = true;
+    tell(of, fate::failed, error.what());
+    throw;
+  }
+  of.is_over = of.is_there = true;
+  tell(of, fate::committed, "");
+  return true;
+}
+
+/// What became of it is so, whether or not it can be told.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::tell(const round& of, fate how, const std::string& why) {
+  try {
+    static_cast<void>(
+        publish(name_of("outcome", of.number),
+                {"outcome", {*session_, of.number, options_.rank, static_cast<std::uint64_t>(how)}, why}));
+  } catch (const error& error) {
+    trouble_ = where(of.draft) + "the other ranks could not be told what became of it: " + error.what();
+  }
+}
+
+/// Whether rank 0 has told that it is committed.
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::learn(round& of, const std::vector<std::string>& there) {
+  const auto by =
+      has(there, name_of("decision", of.number)) ? read_decision(of.number) : std::optional<decision>();
+  if (!by) {
+    waits_ = {};
+    for (std::uint32_t rank = 1; rank < options_.world; ++rank) {
+      if (rank != options_.rank && !has(there, vote_name(of.number, rank))) waits_.ranks.push_back(rank);
+    }
+    const bool all = waits_.ranks.empty();
+    if (all) waits_.ranks.push_back(0);
+    waits_.text = detail::to_text(waits_.ranks) + (waits_.ranks.size() == 1 ? " has" : " have") +
+                  (all ? " not decided, though all others have voted" : " not said that all files are there");
+    return false;
+  }
+  if (by->what == verdict::stop) fail_stopped(of, *by);
+  const auto outcome = read_told(name_of("outcome", of.number), "outcome", of.number, 4);
+  if (!outcome) {
+    waits_ = {{0}, "rank 0 has decided to commit, and not said what became of it"};
+    return false;
+  }
+  of.is_over = true;
+  of.is_there = outcome->numbers[3] != static_cast<std::uint64_t>(fate::failed);
+  if (outcome->numbers[3] == static_cast<std::uint64_t>(fate::committed)) return true;
+  if (of.is_there) throw durability_uncertain(outcome->text);
+  throw io_error(where(of.draft) + "rank 0 could not commit it: " + outcome->text);
+}
+
+template <checkpoint_storage Storage>
+auto rank_session<Storage>::read_decision(std::uint64_t number) -> std::optional<decision> {
+  auto message = read_told(name_of("decision", number), "decision", number, 4);
+  if (!message) return std::nullopt;
+  return decision{message->numbers[3] == 1 ? verdict::go : verdict::stop,
+                  static_cast<std::uint32_t>(message->numbers[2]), std::move(message->text)};
+}
+
+/// Whether nobody had decided before.
+template <checkpoint_storage Storage>
+bool rank_session<Storage>::decide(std::uint64_t number, verdict what, const std::string& why) {
+  return publish(name_of("decision", number),
+                 {"decision", {*session_, number, options_.rank, what == verdict::go ? 1U : 0U}, why});
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::fail_stopped(round& of, const decision& by) {
+  of.is_over = true;
+  const std::string why = by.what == verdict::go ? "it had decided to commit it before" : by.why;
+  throw checkpoint_stopped(where(of.draft) + "rank " + std::to_string(by.by) + " stopped it: " + why +
+                           "; nothing was committed");
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::string& why) {
+  round& of = current(draft, "stop");
+  if (of.is_over) return;
+  const bool may_be_there = options_.rank != 0 && of.has_voted;  // rank 0 knows what it has committed
+  const auto uncertain = [&](const std::string& text) {
+    of.is_there = true;
+    return durability_uncertain(where(draft) + text + "; look for " + folder_name(draft.id));
+  };
+  bool is_first = false;
+  of.is_over = true;
+  try {
+    is_first = decide(of.number, verdict::stop, why);
+  } catch (const error& error) {
+    if (!may_be_there) throw;
+    throw uncertain(std::string("this rank has voted, and could not stop it: ") + error.what());
+  }
+  if (is_first) return;
+  const auto by = read_decision(of.number);
+  if (by && by->what == verdict::stop) {
+    if (by->by != options_.rank) fail_stopped(of, *by);
+    return;
+  }
+  if (may_be_there) throw uncertain("rank 0 had decided to commit, and has not said what became of it");
+}
+
+template <checkpoint_storage Storage>
+void rank_session<Storage>::abandon(const checkpoint_draft& draft) noexcept {
+  try {
+    round& of = current(draft, "abandon");
+    if (of.is_there) return;
+    if (!of.is_over) {
+      of.is_over = true;
+      static_cast<void>(decide(of.number, verdict::stop, "it has abandoned it"));
+    }
+  } catch (...) {  // the others learn of it by their deadlines
+  }
+  if (folder_) folder_->abandon(draft);
+}
+
+/// All ranks have voted in a later round: nobody reads what was said before.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::forget_before(std::uint64_t number, const std::vector<std::string>& there) {
+  const std::string prefix = detail::session_prefix(*session_);
+  for (const std::string& name : there) {
+    if (name.rfind(prefix, 0) != 0) continue;
+    const auto told_in = detail::round_in(std::string_view(name).substr(prefix.size()));
+    if (told_in && *told_in < number) remove_quietly(name);
+  }
+}
+
+}  // namespace llmmem::inline v0

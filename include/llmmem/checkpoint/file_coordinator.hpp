@@ -1,0 +1,159 @@
+/// @file
+/// `file_coordinator`: brings the ranks of a checkpoint together by files in the folder that they share.
+#pragma once
+
+#include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/rank_session.hpp>
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>  // with durations and clocks; <chrono> itself brings streams
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// How a coordinator lets time pass, and tells how much has.
+template <class W>
+concept rank_waiter = requires(W& waiter, std::chrono::nanoseconds time) {
+  { waiter.now() } -> std::same_as<std::chrono::nanoseconds>;  // since whenever; never falls
+  waiter.pause(time);
+};
+
+/// Sleeps.
+struct sleeping_waiter {
+  [[nodiscard]] std::chrono::nanoseconds now() const {
+    return std::chrono::steady_clock::now().time_since_epoch();
+  }
+  void pause(std::chrono::nanoseconds time) const { std::this_thread::sleep_for(time); }
+};
+
+static_assert(rank_waiter<sleeping_waiter>);
+
+/// Who takes part, and how long it waits for the others.
+struct file_coordinator_options {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  std::chrono::nanoseconds join_within = std::chrono::minutes(5);    ///< from here until all are there
+  std::chrono::nanoseconds begin_within = std::chrono::minutes(30);  ///< for rank 0 to come to the step
+  std::chrono::nanoseconds commit_within =
+      std::chrono::minutes(30);                                   ///< for the others' files, and the commit
+  std::chrono::nanoseconds poll = std::chrono::milliseconds(20);  ///< between two looks at the folder
+  verification votes = verification::sizes;                       ///< see `rank_session_options`
+};
+
+/// A `checkpoint_coordinator` for several ranks, processes on one or several machines, that needs no network:
+/// they find each other in the folder of checkpoints (`rank_session` says how, and what it keeps out).
+///
+///     posix_storage storage("/shared/run-7");
+///     file_coordinator coordinator(storage, {.rank = rank, .world = world});   // waits for all ranks
+///     async_checkpointer<traits> checkpointer(coordinator, rank_state(tensors, split, rank));
+///
+/// Right for checkpoints, which come by the minute: a commit takes some looks at the folder, `poll` apart.
+/// The folder must be one file system for all ranks, with locks that reach all of them and names that all see
+/// soon (a local one, or NFS 4, Lustre and others mounted with locks).
+///
+/// What is waited for is waited for with a deadline, and the error names the ranks that were missing. A rank
+/// that fails, or gives up, stops the checkpoint for all at once; the next one begins anew. A process that
+/// died takes its rank's place with it: all ranks then make new coordinators, in any order.
+///
+/// @par Thread safety   one thread at a time.
+/// @par Errors          the constructor: as `rank_session`, and `ranks_missing`. `begin` and `commit`:
+///      `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also when this
+///      rank has voted and cannot learn whether rank 0 committed: only the folder can tell.
+template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every,
+          rank_waiter Waiter = sleeping_waiter>
+class file_coordinator {
+ public:
+  using storage_type = Storage;
+
+  /// Returns once all ranks are there.
+  explicit file_coordinator(Storage& storage, const file_coordinator_options& options,
+                            Retention retention = {}, Waiter waiter = {})
+      : session_(storage, {.rank = options.rank, .world = options.world, .votes = options.votes}),
+        options_(options),
+        retention_(std::move(retention)),
+        waiter_(std::move(waiter)) {
+    try {
+      wait(
+          options_.join_within, [&] { return session_.try_join(); },
+          [&] { throw missing(storage.path("") + ": ", options_.join_within); });
+    } catch (const error&) {
+      session_.leave();
+      throw;
+    }
+  }
+
+  [[nodiscard]] std::uint32_t rank() const noexcept { return session_.rank(); }
+  [[nodiscard]] std::uint32_t world() const noexcept { return session_.world(); }
+  [[nodiscard]] Storage& storage() noexcept { return session_.storage(); }
+  [[nodiscard]] rank_session<Storage>& session() noexcept { return session_; }
+
+  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
+    std::optional<checkpoint_draft> draft;
+    wait(
+        options_.begin_within,
+        [&] {
+          draft = session_.try_begin(step);
+          return draft.has_value();
+        },
+        [&] { throw missing(storage().path("") + ": ", options_.begin_within); });
+    return *std::move(draft);
+  }
+
+  void commit(const checkpoint_draft& draft, const checkpoint_manifest& part) {
+    try {
+      session_.vote(draft, part);
+      wait(
+          options_.commit_within, [&] { return session_.try_conclude(draft); },
+          [&] {
+            const ranks_missing why =
+                missing(storage().path("") + ": step " + std::to_string(draft.id.step) + ": ",
+                        options_.commit_within);
+            session_.stop(draft, "it has waited for too long: " + session_.waits_for().text);
+            throw why;
+          });
+    } catch (const storage_error& error) {
+      // The others may have gone on: whether it is committed must not be guessed.
+      session_.stop(draft, error.what());
+      throw;
+    }
+  }
+
+  void abandon(const checkpoint_draft& draft) noexcept { session_.abandon(draft); }
+
+  [[nodiscard]] std::string tidy() {
+    std::string trouble = session_.take_trouble();
+    if (session_.folder() == nullptr) return trouble;
+    try {
+      static_cast<void>(session_.folder()->tidy(retention_));
+    } catch (const error& error) {
+      trouble += (trouble.empty() ? "" : "; ") + std::string(error.what());
+    }
+    return trouble;
+  }
+
+ private:
+  template <class Step, class GiveUp>
+  void wait(std::chrono::nanoseconds most, Step step, GiveUp give_up) {
+    const std::chrono::nanoseconds began = waiter_.now();
+    while (!step()) {
+      if (waiter_.now() - began >= most) give_up();
+      waiter_.pause(options_.poll);
+    }
+  }
+  [[nodiscard]] ranks_missing missing(const std::string& where, std::chrono::nanoseconds within) const {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(within).count();
+    const rank_wait& waits = session_.waits_for();
+    return {where + waits.text + " within " + std::to_string(ms) + " ms", waits.ranks};
+  }
+
+  rank_session<Storage> session_;
+  file_coordinator_options options_;
+  Retention retention_;
+  Waiter waiter_;
+};
+
+}  // namespace llmmem::inline v0

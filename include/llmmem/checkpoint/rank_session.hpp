@@ -1,0 +1,211 @@
+/// @file
+/// `rank_session`: one of several ranks that save a checkpoint together through files of a shared folder, a
+/// step at a time.
+#pragma once
+
+#include <llmmem/checkpoint/detail/rank_message.hpp>
+#include <llmmem/checkpoint/folder.hpp>
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/retention.hpp>
+#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Ranks did not do in time what others waited for.
+class ranks_missing : public io_error {
+ public:
+  ranks_missing(const std::string& text, std::vector<std::uint32_t> ranks)
+      : io_error(text), ranks_(std::move(ranks)) {}
+  /// Those that were waited for, in order.
+  [[nodiscard]] const std::vector<std::uint32_t>& ranks() const noexcept { return ranks_; }
+
+ private:
+  std::vector<std::uint32_t> ranks_;
+};
+
+/// A rank said that a checkpoint will not be: all learn of it at once, and why.
+class checkpoint_stopped : public io_error {
+ public:
+  using io_error::io_error;
+};
+
+/// Who takes part.
+struct rank_session_options {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  /// How closely rank 0 looks at the files that others say are there: that each is, and as long as they say;
+  /// or each byte, too, which reads the whole checkpoint.
+  verification votes = verification::sizes;
+};
+
+/// What somebody waits for, for when he waits no longer.
+struct rank_wait {
+  std::vector<std::uint32_t> ranks{};
+  std::string text{};  ///< "ranks 1 and 2 have not joined"
+};
+
+/// One rank of several, in one process or machine each, that share a folder of checkpoints. Nothing here
+/// waits: who wants to, asks again (`file_coordinator` does), and one thread can run all ranks of a test.
+///
+///     while (!session.try_join()) ...                // all ranks are there
+///     auto draft = session.try_begin(step);          // until there is one; the same for all ranks
+///     ...                                            // this rank's files are written and synced
+///     session.vote(*draft, part);
+///     while (!session.try_conclude(*draft)) ...      // committed
+///
+/// They talk by files in the folder, whose names begin with `.rank-`, each written by one rank, synced and
+/// then given its name, so that nobody sees half of one; rank 0 removes what an earlier run left of them.
+///
+/// - *Who takes part.* A rank holds the lock `LOCK.rank-<r>` as long as this object lives, rank 0 the
+///   folder's, too. A rank draws a nonce and publishes it (`join`), again whenever it vanishes: rank 0 may
+///   come up later and tidy. Rank 0, once it has one of every rank, publishes the `session`: a nonce of its
+///   own and theirs. A rank takes part only in a session that lists *its* nonce, so never in one that is left
+///   of an earlier run; and all that is told from then on has the session in its name, so that what a process
+///   of an earlier run still says is not heard.
+/// - *A checkpoint* is a round: rank 0 announces the `draft`; a rank syncs its names in the draft's folder
+///   and says with the manifest of its part that its files are there (`vote`). The `decision` is whoever's
+///   file gets that name first: rank 0's, which goes once it has all votes and has checked them, or any
+///   rank's that stops: because it failed, or waited for too long. So a rank that stopped a round knows that
+///   nothing is committed. After "go" rank 0 commits and tells the `outcome`.
+/// - Steps pair ranks: a rank that is asked for step 30 while step 20 is announced stops that. Ranks that
+///   went back to an earlier step, and train on otherwise, begin a new session.
+/// - Rank 0 removes what was said in a round when all have voted in a later one.
+///
+/// @par Complexity      a call lists the folder once; a round writes 3 + world - 1 files of a few bytes, but
+///                      for votes, which are manifests.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          `storage_error`; `fenced` when the lock was taken away; and as said below.
+/// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a decision by who
+///      comes first: Gray and Lamport, "Consensus on Transaction Commit", TODS 2006, with one acceptor, the
+///      file system.
+template <checkpoint_storage Storage>
+class rank_session {
+ public:
+  using storage_type = Storage;
+
+  /// Takes the locks; rank 0 opens the folder and removes what was left over.
+  /// @throws argument_error  for a rank that is not below the world. @throws io_error  when another process
+  ///      holds the rank or the folder.
+  rank_session(Storage& storage, const rank_session_options& options);
+  rank_session(const rank_session&) = delete;
+  rank_session& operator=(const rank_session&) = delete;
+
+  [[nodiscard]] std::uint32_t rank() const noexcept { return options_.rank; }
+  [[nodiscard]] std::uint32_t world() const noexcept { return options_.world; }
+  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+  /// Rank 0's; null for others.
+  [[nodiscard]] checkpoint_folder<Storage>* folder() noexcept { return folder_ ? &*folder_ : nullptr; }
+  [[nodiscard]] bool is_joined() const noexcept { return session_.has_value(); }
+
+  /// Whether all ranks are together; from then on, true.
+  [[nodiscard]] bool try_join();
+  /// This rank comes no more: rank 0 must not count on it.
+  void leave() noexcept;
+
+  /// The draft of that step, once it is announced; rank 0 makes it and announces it.
+  /// @throws checkpoint_stopped  when it is stopped already. @throws io_error  when rank 0 is at a later
+  /// step.
+  /// @throws argument_error  before all have joined.
+  [[nodiscard]] std::optional<checkpoint_draft> try_begin(std::uint64_t step);
+
+  /// Says that this rank's files, which `part` lists, are synced, after syncing their names.
+  /// @throws argument_error  for another draft than the last begun, or a part that is not of it.
+  void vote(const checkpoint_draft& draft, const checkpoint_manifest& part);
+
+  /// Whether it is committed. Rank 0 commits, when it has all votes.
+  /// @throws checkpoint_stopped  when a rank stopped it. @throws durability_uncertain  when it can be seen,
+  ///      but may not outlast a crash. @throws io_error  for a vote that cannot be, of rank 0; for what else
+  ///      went wrong there, of the others.
+  [[nodiscard]] bool try_conclude(const checkpoint_draft& draft);
+
+  /// Stops a round, so that all learn why. When it returns, nothing is committed, nor will be.
+  /// @throws checkpoint_stopped  when another stopped it first. @throws durability_uncertain  when this rank
+  ///      has voted and rank 0 had decided to commit, or the storage would not say: whether it is there, only
+  ///      the folder can tell.
+  void stop(const checkpoint_draft& draft, const std::string& why);
+
+  /// Stops a round in which this rank does not vote; rank 0 removes the draft. Nothing when it is over.
+  void abandon(const checkpoint_draft& draft) noexcept;
+
+  /// What `try_join`, `try_begin` or `try_conclude` last found missing.
+  [[nodiscard]] const rank_wait& waits_for() const noexcept { return waits_; }
+
+  /// What went wrong after a commit and undoes nothing, or nothing; once.
+  [[nodiscard]] std::string take_trouble() { return std::exchange(trouble_, {}); }
+
+ private:
+  enum class verdict : std::uint8_t { stop, go };
+  enum class fate : std::uint8_t { committed, uncertain, failed };
+  struct round {
+    std::uint64_t number = 0;
+    checkpoint_draft draft{};
+    std::vector<std::optional<checkpoint_manifest>> votes{};  // rank 0 has them
+    bool has_voted = false;
+    bool is_over = false;
+    bool is_there = false;  // committed, though perhaps not surely
+  };
+  struct decision {
+    verdict what = verdict::stop;
+    std::uint32_t by = 0;
+    std::string why{};
+  };
+
+  [[nodiscard]] static typename Storage::lock_type take_rank(Storage& storage,
+                                                             const rank_session_options& options);
+  [[nodiscard]] std::string where(const checkpoint_draft& draft) const;
+  void check_lock() const;
+  [[nodiscard]] round& current(const checkpoint_draft& draft, const char* call);
+  [[nodiscard]] std::string name_of(std::string_view kind, std::uint64_t number) const;
+  [[nodiscard]] std::string vote_name(std::uint64_t number, std::uint32_t rank) const;
+  [[nodiscard]] std::vector<std::string> names();
+  [[nodiscard]] static bool has(const std::vector<std::string>& sorted, const std::string& name);
+  void remove_quietly(const std::string& name);
+
+  [[nodiscard]] bool publish(const std::string& name, const detail::rank_message& message);
+  void write_message(const std::string& name, std::string_view text);
+  [[nodiscard]] bool give_name(const std::string& from, const std::string& name, std::string_view text);
+  [[nodiscard]] checkpoint_draft announce(std::uint64_t step);
+  [[nodiscard]] std::optional<detail::rank_message> read(const std::string& name);
+  [[nodiscard]] std::optional<detail::rank_message> read_told(const std::string& name, std::string_view kind,
+                                                              std::uint64_t number, std::size_t numbers);
+
+  [[nodiscard]] bool gather(const std::vector<std::string>& there);
+  [[nodiscard]] bool find_session(const std::vector<std::string>& there);
+
+  [[nodiscard]] std::optional<decision> read_decision(std::uint64_t number);
+  [[nodiscard]] bool decide(std::uint64_t number, verdict what, const std::string& why);
+  [[noreturn]] void fail_stopped(round& of, const decision& by);
+  [[noreturn]] void refuse(round& of, const std::string& why);
+  [[nodiscard]] bool gather_votes(round& of, const std::vector<std::string>& there);
+  void check_vote(const checkpoint_manifest& vote, std::uint32_t rank, const checkpoint_draft& draft);
+  [[nodiscard]] bool commit(round& of);
+  void tell(const round& of, fate how, const std::string& why);
+  [[nodiscard]] bool learn(round& of, const std::vector<std::string>& there);
+  void forget_before(std::uint64_t number, const std::vector<std::string>& there);
+
+  Storage* storage_;
+  rank_session_options options_;
+  std::uint64_t nonce_;
+  typename Storage::lock_type lock_;
+  std::optional<checkpoint_folder<Storage>> folder_;
+  std::optional<std::uint64_t> session_;
+  std::uint64_t next_ = 1;  // round
+  std::optional<round> round_;
+  rank_wait waits_;
+  std::string trouble_;
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/checkpoint/detail/rank_session_body.hpp>

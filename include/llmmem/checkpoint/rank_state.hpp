@@ -1,0 +1,223 @@
+/// @file
+/// What each rank saves of a state that a partition describes, so that each element is saved once.
+#pragma once
+
+#include <llmmem/checkpoint/file_plan.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/sharding/balance.hpp>
+#include <llmmem/sharding/concepts.hpp>
+#include <llmmem/sharding/element_runs.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// What a partition is made from: names, shapes and bytes an element. Of types under 8 bits, whose elements
+/// have no bytes of their own, 1 is said.
+/// @throws length_error  for shapes past 2^63 - 1.
+[[nodiscard]] inline std::vector<tensor_facts> facts_of(std::span<const state_tensor> catalogue) {
+  std::vector<tensor_facts> facts;
+  facts.reserve(catalogue.size());
+  for (const state_tensor& each : catalogue) {
+    const std::uint64_t bits = bits_of(each.type);
+    facts.push_back(
+        {each.name, tensor_shape::of(each.shape), static_cast<std::uint32_t>(bits < 8 ? 1 : bits / 8)});
+  }
+  return facts;
+}
+
+/// The least and the most that a rank saves.
+struct rank_shares {
+  std::uint64_t smallest = 0;  ///< bytes of tensors
+  std::uint64_t largest = 0;
+};
+
+namespace detail {
+
+/// Deals a state out to the ranks.
+template <partition P>
+class state_dealer {
+ public:
+  state_dealer(std::span<const state_tensor> catalogue, const P& split)
+      : catalogue_(catalogue),
+        split_(&split),
+        ranks_(to_number(split.world())),
+        written_(ranks_, 0),
+        parts_(ranks_, std::vector<element_runs>(catalogue.size())) {
+    check();
+    for (std::uint32_t i = 0; i < catalogue_.size(); ++i) {
+      if (split_->is_replicated(tensor_id{i})) {
+        (bits_of(catalogue_[i].type) % 8 == 0 ? cuttable_ : whole_).push_back(i);
+        continue;
+      }
+      for (std::uint32_t rank = 0; rank < ranks_; ++rank)
+        give(rank, i, split_->owned(tensor_id{i}, rank_id{rank}));
+    }
+    // A cut of these may fall inside a byte.
+    deal_whole(whole_);
+    if (!deal_whole_if_even()) cut();
+  }
+
+  [[nodiscard]] std::vector<state_tensor> of(std::uint32_t rank) const {
+    std::vector<state_tensor> tensors(catalogue_.begin(), catalogue_.end());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const element_runs all = element_runs::all_of(elements_of_tensor(i));
+      tensors[i].part = parts_[rank][i];
+      if (parts_[rank][i] != all) continue;
+      // One without elements is everybody's; that it is there must be said once.
+      if (!all.empty() || rank == 0) tensors[i].part.reset();
+    }
+    return tensors;
+  }
+
+ private:
+  void check() const {
+    if (catalogue_.size() != split_->tensors()) {
+      throw argument_error("rank_state: " + std::to_string(catalogue_.size()) +
+                           " tensors, and a partition of " + std::to_string(split_->tensors()));
+    }
+    for (std::uint32_t i = 0; i < catalogue_.size(); ++i) {
+      if (catalogue_[i].part)
+        throw argument_error("rank_state: tensor '" + catalogue_[i].name + "' is a part already");
+      if (tensor_shape::of(catalogue_[i].shape) != split_->shape(tensor_id{i})) {
+        throw argument_error("rank_state: tensor '" + catalogue_[i].name +
+                             "' has another shape than the partition's");
+      }
+    }
+  }
+  [[nodiscard]] std::uint64_t elements_of_tensor(std::size_t i) const {
+    return tensor_shape::of(catalogue_[i].shape).elements();
+  }
+  [[nodiscard]] std::uint64_t bytes_of_part(std::size_t i, const element_runs& part) const {
+    return bytes_of(catalogue_[i].type, part.elements(), "rank_state: tensor '" + catalogue_[i].name + "'");
+  }
+  void give(std::uint32_t rank, std::uint32_t tensor, const element_runs& part) {
+    parts_[rank][tensor] = part;
+    written_[rank] =
+        checked_add(written_[rank], bytes_of_part(tensor, part), "rank_state: bytes of one rank");
+  }
+  void deal_whole(std::span<const std::uint32_t> tensors) {
+    const std::vector<rank_id> writers = writers_of(tensors);
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      give(to_index(writers[i]), tensors[i], element_runs::all_of(elements_of_tensor(tensors[i])));
+  }
+  [[nodiscard]] std::vector<rank_id> writers_of(std::span<const std::uint32_t> tensors) const {
+    std::vector<std::uint64_t> bytes;
+    for (const std::uint32_t each : tensors)
+      bytes.push_back(bytes_of_part(each, element_runs::all_of(elements_of_tensor(each))));
+    return assign_writers(bytes, written_);
+  }
+  /// Tensors that are whole in one file are easier to read for people and other tools.
+  [[nodiscard]] bool deal_whole_if_even() {
+    const std::vector<rank_id> writers = writers_of(cuttable_);
+    std::vector<std::uint64_t> written = written_;
+    for (std::size_t i = 0; i < cuttable_.size(); ++i) {
+      written[to_index(writers[i])] +=
+          bytes_of_part(cuttable_[i], element_runs::all_of(elements_of_tensor(cuttable_[i])));
+    }
+    const auto [least, most] = std::minmax_element(written.begin(), written.end());
+    if (*most - *least > *least / 10) return false;
+    deal_whole(cuttable_);
+    return true;
+  }
+  void cut() {
+    std::vector<cuttable_item> items;
+    for (const std::uint32_t each : cuttable_) {
+      items.push_back(
+          {elements_of_tensor(each), static_cast<std::uint32_t>(bits_of(catalogue_[each].type) / 8)});
+    }
+    for (const write_share& share : cut_writes(items, written_))
+      give(to_index(share.rank), cuttable_[share.item], element_runs::flat_range(share.first, share.count));
+  }
+
+  std::span<const state_tensor> catalogue_;
+  const P* split_;
+  std::uint32_t ranks_;
+  std::vector<std::uint64_t> written_;
+  std::vector<std::vector<element_runs>> parts_;
+  std::vector<std::uint32_t> whole_;
+  std::vector<std::uint32_t> cuttable_;
+};
+
+}  // namespace detail
+
+/// What every rank saves of a state, so that each element is saved by exactly one.
+///
+/// Of a tensor that is split, a rank saves what it owns (`split.owned`). What every rank holds is dealt out
+/// so that all ranks save about as much: as whole tensors, when that leaves no rank with more than 1.1 times
+/// what another saves (`assign_writers`), and else cut (`cut_writes`). Every rank comes to the same result.
+///
+/// The 1.1 cannot be kept when a rank owns more than the level of what is split already, when the level is
+/// under 32 elements, and by tensors of types under 8 bits, which are never cut. `shares_of` tells.
+///
+/// @param catalogue  the whole state; no tensor has a part.
+/// @param split      made of the same tensors, in the same order: see `facts_of`.
+/// @returns for each rank all tensors, in the catalogue's order, with the parts that it saves; often empty.
+/// @par Complexity   O(tensors x world + n log n).
+/// @throws argument_error  when the two do not fit, or a part begins or ends inside a byte.
+/// @throws length_error    for sizes past 2^63 - 1.
+template <partition P>
+[[nodiscard]] std::vector<std::vector<state_tensor>> rank_states(std::span<const state_tensor> catalogue,
+                                                                 const P& split) {
+  const detail::state_dealer<P> dealt(catalogue, split);
+  std::vector<std::vector<state_tensor>> ranks;
+  for (std::uint32_t rank = 0; rank < to_number(split.world()); ++rank)
+    ranks.push_back(dealt.of(rank));
+  return ranks;
+}
+
+/// One rank's: what its `async_checkpointer` is given.
+/// @throws argument_error  also for a rank that is not below the world.
+template <partition P>
+[[nodiscard]] std::vector<state_tensor> rank_state(std::span<const state_tensor> catalogue, const P& split,
+                                                   rank_id rank) {
+  if (to_index(rank) >= to_number(split.world())) {
+    throw argument_error("rank_state: rank " + std::to_string(to_index(rank)) + " of " +
+                         std::to_string(to_number(split.world())));
+  }
+  return detail::state_dealer<P>(catalogue, split).of(to_index(rank));
+}
+
+/// What ranks save, at least and at most, in bytes of tensors.
+[[nodiscard]] inline rank_shares shares_of(std::span<const std::vector<state_tensor>> ranks) {
+  rank_shares shares{max_bytes, 0};
+  for (const std::vector<state_tensor>& rank : ranks) {
+    std::uint64_t bytes = 0;
+    for (const state_tensor& each : rank) {
+      const std::uint64_t elements =
+          each.part ? each.part->elements() : tensor_shape::of(each.shape).elements();
+      bytes = checked_add(bytes, bytes_of(each.type, elements, "shares_of: tensor '" + each.name + "'"),
+                          "shares_of: bytes of one rank");
+    }
+    shares.smallest = std::min(shares.smallest, bytes);
+    shares.largest = std::max(shares.largest, bytes);
+  }
+  return ranks.empty() ? rank_shares{} : shares;
+}
+
+/// Where the elements that a rank saves lie in the piece that it holds (`split.local`), stored densely: the
+/// range of its elements, when it is one. A rank then saves a span of its memory; it is one for all
+/// partitions of this library.
+/// @param held  what the rank holds of a tensor. @param saved  part of that.
+/// @par Complexity   O(1).
+[[nodiscard]] constexpr std::optional<index_range> range_within(const element_runs& held,
+                                                                const element_runs& saved) noexcept {
+  if (saved.empty()) return index_range{0, 0};
+  if (!held.contains(saved.begin) || !held.contains(saved.end() - 1)) return std::nullopt;
+  const std::uint64_t first = held.position_of(saved.begin);
+  const std::uint64_t last = held.position_of(saved.end() - 1);
+  if (last - first + 1 != saved.elements()) return std::nullopt;
+  return index_range{first, saved.elements()};
+}
+
+}  // namespace llmmem::inline v0
