@@ -25,6 +25,7 @@ enum class commit_status : std::uint8_t {
   durability_uncertain,  ///< it is there, whole; the system would not say that it lasts
 };
 
+/// The status in words.
 [[nodiscard]] constexpr std::string_view to_string(commit_status status) noexcept {
   switch (status) {
     case commit_status::pending:

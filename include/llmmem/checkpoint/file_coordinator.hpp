@@ -113,7 +113,7 @@ class file_coordinator {
                 missing(storage().path("") + ": step " + std::to_string(draft.id.step) + ": ",
                         options_.commit_within);
             session_.stop(draft, "it has waited for too long: " + session_.waits_for().text);
-            throw why;
+            throw ranks_missing(why);
           });
     } catch (const storage_error& error) {
       // The others may have gone on: whether it is committed must not be guessed.

@@ -37,6 +37,7 @@ enum class commit_method : std::uint8_t {
   manifest,  ///< its manifest is written last, where folders cannot be renamed; readers ignore what has none
 };
 
+/// The method in words.
 [[nodiscard]] constexpr std::string_view to_string(commit_method how) noexcept {
   return how == commit_method::rename ? "by rename" : "by a manifest written last";
 }

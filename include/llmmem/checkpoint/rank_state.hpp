@@ -125,7 +125,7 @@ class state_dealer {
       written[to_index(writers[i])] +=
           bytes_of_part(cuttable_[i], element_runs::all_of(elements_of_tensor(cuttable_[i])));
     }
-    const auto [least, most] = std::minmax_element(written.begin(), written.end());
+    const auto [least, most] = std::ranges::minmax_element(written);
     if (*most - *least > *least / 10) return false;
     deal_whole(cuttable_);
     return true;

@@ -71,7 +71,7 @@ async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
   const std::uint64_t slots = std::min(options_.ring_bytes / options_.chunk_bytes, chunks);
   ring_ = {space_, slots * options_.chunk_bytes, detail::aligned_bytes::alignment};
   std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
-  for (std::size_t i = static_cast<std::size_t>(slots); i-- > 0;)
+  for (auto i = static_cast<std::size_t>(slots); i-- > 0;)
     free_.push_back(i);
   stats_.ring_bytes = slots * options_.chunk_bytes;
   persister_ = std::thread([this] { run_persister(); });
@@ -93,7 +93,7 @@ async_checkpointer<Traits>::~async_checkpointer() {
 
 template <class Traits>
 std::span<std::byte> async_checkpointer<Traits>::slot(std::size_t at) noexcept {
-  const std::size_t bytes = static_cast<std::size_t>(options_.chunk_bytes);
+  const auto bytes = static_cast<std::size_t>(options_.chunk_bytes);
   return {ring_.range().data + at * bytes, bytes};
 }
 
@@ -265,7 +265,7 @@ void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, std::u
     if (next != nullptr && stage_some(*next, lock)) return;
   }
   const std::uint64_t now = detail::monotonic_ns();
-  constexpr std::uint64_t day_ns = std::uint64_t{86'400'000'000'000};
+  constexpr auto day_ns = std::uint64_t{86'400'000'000'000};
   const std::uint64_t left = until < now ? 0 : std::min(until - now, day_ns);
   changed_.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
 }

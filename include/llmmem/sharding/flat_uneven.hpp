@@ -107,7 +107,7 @@ class flat_uneven {
   }
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t element) const noexcept {
     // Behind all boundaries that are equal: ranks with an empty range own nothing.
-    const auto behind = std::upper_bound(boundaries_.begin(), boundaries_.end(), offset_of(tensor) + element);
+    const auto behind = std::ranges::upper_bound(boundaries_, offset_of(tensor) + element);
     return rank_id{static_cast<std::uint32_t>(behind - boundaries_.begin() - 1)};
   }
   [[nodiscard]] bool is_replicated(tensor_id /*tensor*/) const noexcept {

@@ -31,9 +31,11 @@ struct wanted_piece {
 enum class stored_index : std::uint32_t {};
 enum class wanted_index : std::uint32_t {};
 
+/// The number in it, to index with.
 [[nodiscard]] constexpr std::uint32_t to_index(stored_index piece) noexcept {
   return static_cast<std::uint32_t>(piece);
 }
+/// The number in it, to index with.
 [[nodiscard]] constexpr std::uint32_t to_index(wanted_index piece) noexcept {
   return static_cast<std::uint32_t>(piece);
 }

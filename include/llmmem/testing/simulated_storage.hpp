@@ -60,6 +60,7 @@ struct crash_choice {
   /// By index in `pending()`; what it does not reach is lost.
   std::vector<bool> survives{};
 
+  /// A write of which only the beginning came.
   struct torn_write {
     std::size_t effect = 0;   ///< one that survives
     std::uint64_t bytes = 0;  ///< as far as it came: up to a sector's beginning

@@ -19,6 +19,7 @@ enum class version_id : std::uint64_t {};
 /// No version: what `newest` and `oldest` say where there is none.
 inline constexpr version_id no_version{0};
 
+/// The number in it, to print or compute with.
 [[nodiscard]] constexpr std::uint64_t to_number(version_id version) noexcept {
   return static_cast<std::uint64_t>(version);
 }

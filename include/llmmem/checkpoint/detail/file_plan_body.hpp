@@ -70,7 +70,7 @@ inline void check_state_tensors(std::span<const state_tensor> tensors, const fil
   for (const state_tensor& each : tensors) {
     const std::string named = "file plan: tensor " + json_quoted(each.name);
     if (!is_utf8(each.name)) throw argument_error(named + ": the name must be UTF-8");
-    if (each.name.rfind("rank.", 0) == 0)
+    if (each.name.starts_with("rank."))
       throw argument_error(named + ": names that begin with \"rank.\" are those of extras");
     if (!is_plain_name(each.group) || each.group.size() > 64 || each.group == "extra")
       throw argument_error(named + ": group " + json_quoted(each.group) +
@@ -116,13 +116,13 @@ struct planned_shard {
     if (tensors[i].part) metadata.emplace_back("llmmem.part:" + tensors[i].name, part_text(tensors[i]));
     by_name.emplace_back(tensors[i].name, i);
   }
-  std::sort(by_name.begin(), by_name.end());
+  std::ranges::sort(by_name);
   safetensors_layout layout =
       lay_out_safetensors(std::move(stored), std::move(metadata), options.data_alignment);
   planned_file file{std::move(name), std::move(layout.head), layout.header.file_bytes(), {}};
   for (const safetensors_entry& each : layout.header.entries) {
-    const auto found = std::lower_bound(by_name.begin(), by_name.end(),
-                                        std::pair<std::string_view, std::uint32_t>(each.name, 0));
+    const auto found =
+        std::ranges::lower_bound(by_name, std::pair<std::string_view, std::uint32_t>(each.name, 0));
     if (each.bytes() == 0) continue;
     file.spans.push_back({layout.header.data_begin + each.begin, each.bytes(), found->second, 0});
   }
@@ -140,7 +140,7 @@ struct planned_shard {
     for (const std::uint32_t i : shards[shard].tensors)
       by_name.emplace_back(tensors[i].name, shard);
   }
-  std::sort(by_name.begin(), by_name.end());
+  std::ranges::sort(by_name);
   std::string text =
       "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) + "\n  },\n  \"weight_map\": {";
   for (std::size_t i = 0; i < by_name.size(); ++i) {
@@ -165,7 +165,7 @@ inline file_plan plan_files(std::span<const state_tensor> tensors, const file_pl
     const std::uint64_t elements = tensor_shape::of(each.shape).elements();
     bytes.push_back(bytes_of(each.type, each.part ? each.part->elements() : elements,
                              "file plan: tensor " + detail::json_quoted(each.name)));
-    if (std::find(groups.begin(), groups.end(), each.group) == groups.end()) groups.push_back(each.group);
+    if (std::ranges::find(groups, each.group) == groups.end()) groups.push_back(each.group);
     plan.tensors.push_back({each.name, each.type, each.shape, {}});
   }
   for (const std::string& group : groups) {
@@ -209,8 +209,8 @@ inline file_plan plan_extras(std::span<const checkpoint_extra> extras, const fil
   file.head.resize(static_cast<std::size_t>(file.bytes));
   for (const checkpoint_extra& each : extras) {
     const std::string name = extra_name(options.rank, each.name);
-    const auto entry = std::find_if(layout.header.entries.begin(), layout.header.entries.end(),
-                                    [&](const safetensors_entry& one) { return one.name == name; });
+    const auto entry = std::ranges::find_if(layout.header.entries,
+                                            [&](const safetensors_entry& one) { return one.name == name; });
     for (std::size_t i = 0; i < each.bytes.size(); ++i)
       file.head[static_cast<std::size_t>(layout.header.data_begin + entry->begin) + i] =
           static_cast<char>(each.bytes[i]);

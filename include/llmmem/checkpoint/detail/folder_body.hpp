@@ -177,7 +177,7 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retenti
   std::vector<checkpoint_id> all;
   std::uint64_t newer = 0;
   for (const checkpoint_id& id : list_checkpoints(*storage_)) {
-    if (std::find(uncertain_.begin(), uncertain_.end(), id.generation) != uncertain_.end()) continue;
+    if (std::ranges::find(uncertain_, id.generation) != uncertain_.end()) continue;
     try {
       static_cast<void>(open_checkpoint(*storage_, id, verification::sizes));
     } catch (const error&) {  // not whole: it must not count, and is somebody's to look into

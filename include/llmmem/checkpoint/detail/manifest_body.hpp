@@ -38,7 +38,7 @@ inline void append_hex(std::string& to, std::uint32_t value) {
 }
 
 /// A manifest's last line: `"crc32c":"01234567"}`, of all before it.
-inline constexpr std::string_view manifest_key = "\"crc32c\":\"";
+inline constexpr std::string_view manifest_key = R"("crc32c":")";
 inline constexpr std::string_view manifest_tail = "\"}\n";
 
 [[nodiscard]] inline std::uint32_t crc32c_of(std::string_view text) noexcept {
@@ -54,8 +54,8 @@ inline constexpr std::string_view manifest_tail = "\"}\n";
 
 /// The first of `names` that occurs again, if one does.
 [[nodiscard]] inline std::optional<std::string_view> first_repeated(std::vector<std::string_view> names) {
-  std::sort(names.begin(), names.end());
-  const auto found = std::adjacent_find(names.begin(), names.end());
+  std::ranges::sort(names);
+  const auto found = std::ranges::adjacent_find(names);
   if (found == names.end()) return std::nullopt;
   return *found;
 }
@@ -123,9 +123,9 @@ inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const c
       throw argument_error(named + ": " + error.what());
     }
     if (bytes > manifest.files[piece.file].bytes) {
-      throw argument_error(named + ": " + in_file + " of " + std::to_string(bytes) +
-                           " bytes, more than the file has, " +
-                           std::to_string(manifest.files[piece.file].bytes));
+      std::string text = named;
+      text += ": " + in_file + " of " + std::to_string(bytes) + " bytes, more than the file has, ";
+      throw argument_error(text += std::to_string(manifest.files[piece.file].bytes));
     }
   }
 }
@@ -213,7 +213,7 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
 
 inline std::string to_json(const checkpoint_manifest& manifest) {
   check_manifest(manifest, "manifest");
-  std::string text = "{\"format\":\"";
+  std::string text = R"({"format":")";
   text += detail::manifest_format;
   const auto number = [&](const char* name, std::uint64_t value) {
     text += ",\"" + std::string(name) + "\":" + std::to_string(value);
@@ -229,9 +229,9 @@ inline std::string to_json(const checkpoint_manifest& manifest) {
     detail::append_json_string(text, each.name);
     number("bytes", each.bytes);
     number("rank", each.rank);
-    text += ",\"crc32c\":\"";
+    text += R"(,"crc32c":")";
     detail::append_hex(text, each.crc32c);
-    text += "\",\"chunks\":\"";
+    text += R"(","chunks":")";
     for (const std::uint32_t chunk : each.chunks)
       detail::append_hex(text, chunk);
     text += "\"}";
@@ -240,7 +240,7 @@ inline std::string to_json(const checkpoint_manifest& manifest) {
   for (const checkpoint_tensor& each : manifest.tensors) {
     text += &each == manifest.tensors.data() ? "\n{\"name\":" : ",\n{\"name\":";
     detail::append_json_string(text, each.name);
-    text += ",\"type\":\"" + std::string(name_of(each.type)) + "\",\"shape\":[";
+    text += R"(,"type":")" + std::string(name_of(each.type)) + R"(","shape":[)";
     for (std::size_t i = 0; i < each.shape.size(); ++i)
       text += (i == 0 ? "" : ",") + std::to_string(each.shape[i]);
     text += "],\"pieces\":[";

@@ -79,15 +79,15 @@ template <checkpoint_storage Storage>
 std::vector<std::string> rank_session<Storage>::names() {
   std::vector<std::string> there;
   for (storage_entry& each : storage_->list("")) {
-    if (each.name.rfind(checkpoint_names::rendezvous, 0) == 0) there.push_back(std::move(each.name));
+    if (each.name.starts_with(checkpoint_names::rendezvous)) there.push_back(std::move(each.name));
   }
-  std::sort(there.begin(), there.end());
+  std::ranges::sort(there);
   return there;
 }
 
 template <checkpoint_storage Storage>
 bool rank_session<Storage>::has(const std::vector<std::string>& sorted, const std::string& name) {
-  return std::binary_search(sorted.begin(), sorted.end(), name);
+  return std::ranges::binary_search(sorted, name);
 }
 
 /// What cannot be removed goes when the folder is opened next.
@@ -196,7 +196,7 @@ bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
   std::string notes;
   const std::string prefix = std::string(checkpoint_names::rendezvous) + "join-";
   for (const std::string& name : there) {
-    if (name.rfind(prefix, 0) != 0) continue;
+    if (!name.starts_with(prefix)) continue;
     const auto message = read(name);
     if (!message || message->kind != "join" || message->numbers.size() != 3) continue;
     const std::uint64_t rank = message->numbers[0];
@@ -235,7 +235,7 @@ bool rank_session<Storage>::find_session(const std::vector<std::string>& there) 
   const std::string prefix = std::string(checkpoint_names::rendezvous) + "session-";
   waits_ = {{0}, "rank 0 has not begun a session with this process"};
   for (const std::string& name : there) {
-    if (name.rfind(prefix, 0) != 0) continue;
+    if (!name.starts_with(prefix)) continue;
     const auto message = read(name);
     if (!message || message->kind != "session" || message->numbers.size() < 2) continue;
     const std::vector<std::uint64_t>& numbers = message->numbers;
@@ -252,7 +252,7 @@ bool rank_session<Storage>::find_session(const std::vector<std::string>& there) 
     static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
   } catch (const storage_error& error) {
     if (error.number() != ENOENT) throw;  // rank 0 came up and tidied: the next call says it again
-  } catch (const io_error& error) {  // likewise, while it was being opened
+  } catch (const io_error& error) {       // likewise, while it was being opened
     waits_.text += "; " + std::string(error.what());
   }
   return false;
@@ -280,7 +280,7 @@ std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t s
     if (!has(there, name)) return std::nullopt;
     const auto message = read_told(name, "draft", next_, 4);
     if (!message) return std::nullopt;
-    const checkpoint_draft draft{{message->numbers[2], message->numbers[3]}, message->text};
+    checkpoint_draft draft{{message->numbers[2], message->numbers[3]}, message->text};
     if (draft.id.step > step) {
       throw io_error(where(draft) + "rank 0 is there already, and makes no checkpoint of step " +
                      std::to_string(step));
@@ -303,7 +303,7 @@ std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t s
 template <checkpoint_storage Storage>
 checkpoint_draft rank_session<Storage>::announce(std::uint64_t step) {
   if (round_ && !round_->is_over) abandon(round_->draft);
-  const checkpoint_draft draft = folder_->begin(step);
+  checkpoint_draft draft = folder_->begin(step);
   try {
     const auto told = [&] {
       return publish(name_of("draft", next_),
@@ -553,7 +553,7 @@ template <checkpoint_storage Storage>
 void rank_session<Storage>::forget_before(std::uint64_t number, const std::vector<std::string>& there) {
   const std::string prefix = detail::session_prefix(*session_);
   for (const std::string& name : there) {
-    if (name.rfind(prefix, 0) != 0) continue;
+    if (!name.starts_with(prefix)) continue;
     const auto told_in = detail::round_in(std::string_view(name).substr(prefix.size()));
     if (told_in && *told_in < number) remove_quietly(name);
   }

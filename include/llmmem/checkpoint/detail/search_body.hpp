@@ -138,7 +138,7 @@ checkpoint_search find_checkpoint(Storage& storage, verification how) {
         return search;
       } catch (const error& error) {
         const std::vector<checkpoint_id> now = list_checkpoints(storage);
-        const bool is_there = std::find(now.begin(), now.end(), id) != now.end();
+        const bool is_there = std::ranges::find(now, id) != now.end();
         is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
         if (is_there) search.skipped.push_back({folder_name(id), error.what()});
         if (is_outdated && i + 1 < tries) break;

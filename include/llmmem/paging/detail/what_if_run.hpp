@@ -31,12 +31,12 @@ class key_uses {
       for (const block_key& key : reader.record().keys)
         uses_.emplace_back(key.low, matches);
     }
-    std::sort(uses_.begin(), uses_.end());
+    std::ranges::sort(uses_);
   }
 
   /// The first use of `key` after match number `now`.
   [[nodiscard]] std::uint64_t next(const block_key& key, std::uint64_t now) const {
-    const auto next = std::upper_bound(uses_.begin(), uses_.end(), std::pair(key.low, now));
+    const auto next = std::ranges::upper_bound(uses_, std::pair(key.low, now));
     return next == uses_.end() || next->first != key.low ? access_hint::never : next->second;
   }
 

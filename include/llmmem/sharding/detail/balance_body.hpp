@@ -33,7 +33,7 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
   std::vector<std::uint32_t> by_load(already.size());
   for (std::size_t i = 0; i < by_load.size(); ++i)
     by_load[i] = static_cast<std::uint32_t>(i);
-  std::sort(by_load.begin(), by_load.end(), [&](std::uint32_t a, std::uint32_t b) {
+  std::ranges::sort(by_load, [&](std::uint32_t a, std::uint32_t b) {
     return already[a] != already[b] ? already[a] < already[b] : a < b;
   });
   // The ranks below the water: the fewest for whom the next one is no lower than where the water then stands.
@@ -72,7 +72,7 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
   std::vector<std::size_t> by_size(item_bytes.size());
   for (std::size_t i = 0; i < by_size.size(); ++i)
     by_size[i] = i;
-  std::sort(by_size.begin(), by_size.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::sort(by_size, [&](std::size_t a, std::size_t b) {
     return item_bytes[a] != item_bytes[b] ? item_bytes[a] > item_bytes[b] : a < b;
   });
 
@@ -86,14 +86,14 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
   std::vector<load> heap(already.size());  // the least loaded in front
   for (std::size_t i = 0; i < heap.size(); ++i)
     heap[i] = {already[i], static_cast<std::uint32_t>(i)};
-  std::make_heap(heap.begin(), heap.end(), writes_more);
+  std::ranges::make_heap(heap, writes_more);
 
   std::vector<rank_id> writers(item_bytes.size());
   for (const std::size_t item : by_size) {
-    std::pop_heap(heap.begin(), heap.end(), writes_more);
+    std::ranges::pop_heap(heap, writes_more);
     writers[item] = rank_id{heap.back().rank};
     heap.back().bytes += item_bytes[item];
-    std::push_heap(heap.begin(), heap.end(), writes_more);
+    std::ranges::push_heap(heap, writes_more);
   }
   return writers;
 }

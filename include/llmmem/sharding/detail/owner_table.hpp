@@ -31,18 +31,14 @@ class owner_table {
   [[nodiscard]] element_runs owned(tensor_id tensor, rank_id rank) const noexcept {
     // Ranks take their stretches in rising order, so the shares of one item rise in rank, too.
     const std::span<const write_share> shares = shares_of(tensor);
-    const auto found =
-        std::lower_bound(shares.begin(), shares.end(), rank,
-                         [](const write_share& share, rank_id wanted) { return share.rank < wanted; });
+    const auto found = std::ranges::lower_bound(shares, rank, {}, &write_share::rank);
     if (found == shares.end() || found->rank != rank) return {};
     return element_runs::flat_range(found->first, found->count);
   }
 
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t element) const noexcept {
     const std::span<const write_share> shares = shares_of(tensor);
-    const auto behind =
-        std::upper_bound(shares.begin(), shares.end(), element,
-                         [](std::uint64_t wanted, const write_share& share) { return wanted < share.first; });
+    const auto behind = std::ranges::upper_bound(shares, element, {}, &write_share::first);
     return (behind - 1)->rank;
   }
 

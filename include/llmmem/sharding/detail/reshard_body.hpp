@@ -58,7 +58,7 @@ class reshard_planner {
       source = sources_end;
       want = wants_end;
     }
-    std::sort(plan_.copies.begin(), plan_.copies.end(), [](const reshard_copy& a, const reshard_copy& b) {
+    std::ranges::sort(plan_.copies, [](const reshard_copy& a, const reshard_copy& b) {
       return std::tuple(a.source, a.source_offset, a.destination, a.destination_offset) <
              std::tuple(b.source, b.source_offset, b.destination, b.destination_offset);
     });
@@ -113,7 +113,7 @@ class reshard_planner {
       const element_runs& e = piece.elements;
       return std::tuple(piece.tensor, e.begin, e.run, e.stride, e.count, piece.holder, i);
     };
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
+    std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
     return order;
   }
   [[nodiscard]] std::vector<std::uint32_t> sorted_wanted() const {
@@ -121,7 +121,7 @@ class reshard_planner {
     const auto key = [&](std::uint32_t i) {
       return std::tuple(wanted_[i].tensor, wanted_[i].elements.begin, i);
     };
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
+    std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
     return order;
   }
 
@@ -187,7 +187,7 @@ class reshard_planner {
       sets_.back().last = i + 1;
       if (has_preferences) locals_.push_back({piece.holder, static_cast<std::uint32_t>(sets_.size() - 1)});
     }
-    std::sort(locals_.begin(), locals_.end(), [](const local_set& a, const local_set& b) {
+    std::ranges::sort(locals_, [](const local_set& a, const local_set& b) {
       return std::tuple(a.holder, a.set) < std::tuple(b.holder, b.set);
     });
   }
@@ -237,8 +237,9 @@ class reshard_planner {
         if (edge % row_ != 0) boundaries_.push_back(edge / row_ + 1);
       }
     });
-    std::sort(boundaries_.begin(), boundaries_.end());
-    boundaries_.erase(std::unique(boundaries_.begin(), boundaries_.end()), boundaries_.end());
+    std::ranges::sort(boundaries_);
+    const auto repeated = std::ranges::unique(boundaries_);
+    boundaries_.erase(repeated.begin(), repeated.end());
   }
 
   /// Plans the row that begins at `begin`, for it and the `rows` - 1 like it.
@@ -275,9 +276,7 @@ class reshard_planner {
   void find_local(holder_id holder, std::uint64_t begin, std::uint64_t end) {
     local_.clear();
     if (holder == no_holder) return;
-    auto at =
-        std::lower_bound(locals_.begin(), locals_.end(), holder,
-                         [](const local_set& local, holder_id wanted) { return local.holder < wanted; });
+    auto at = std::ranges::lower_bound(locals_, holder, {}, &local_set::holder);
     for (; at != locals_.end() && at->holder == holder; ++at)
       local_.add(sets_[at->set].elements, at->set, begin, end);
     local_.sort();

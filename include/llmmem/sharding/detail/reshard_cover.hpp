@@ -41,7 +41,7 @@ class cover_list {
   }
 
   void sort() {
-    std::sort(fragments_.begin(), fragments_.end(), [](const run_fragment& a, const run_fragment& b) {
+    std::ranges::sort(fragments_, [](const run_fragment& a, const run_fragment& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.set < b.set;
     });
     furthest_.resize(fragments_.size());
@@ -69,8 +69,7 @@ class cover_list {
 
  private:
   [[nodiscard]] std::size_t first_behind(std::uint64_t element) const noexcept {
-    const auto found = std::upper_bound(fragments_.begin(), fragments_.end(), element,
-                                        [](std::uint64_t e, const run_fragment& f) { return e < f.begin; });
+    const auto found = std::ranges::upper_bound(fragments_, element, {}, &run_fragment::begin);
     return static_cast<std::size_t>(found - fragments_.begin());
   }
 

@@ -47,7 +47,7 @@ inline bool extend_series(reshard_copy& a, const reshard_copy& b) noexcept {
 
 /// Sorts by destination, source and offset, and joins what can be joined.
 inline void join_copies(std::vector<reshard_copy>& copies) {
-  std::sort(copies.begin(), copies.end(), [](const reshard_copy& a, const reshard_copy& b) {
+  std::ranges::sort(copies, [](const reshard_copy& a, const reshard_copy& b) {
     return std::tuple(a.destination, a.source, a.destination_offset) <
            std::tuple(b.destination, b.source, b.destination_offset);
   });

@@ -261,6 +261,7 @@ inline std::vector<storage_entry> simulated_storage::list(const std::string& pat
     }
   });
   std::vector<storage_entry> listed;
+  listed.reserve(entries.size());
   for (auto& [place, entry] : entries)
     listed.push_back(std::move(entry));
   return listed;
@@ -333,6 +334,7 @@ inline std::vector<pending_effect> simulated_storage::pending() const {
   const auto effects = detail::pending_now(*disk_);
   auto needs = detail::needs_of(effects);
   std::vector<pending_effect> texts;
+  texts.reserve(effects.size());
   for (std::size_t i = 0; i < effects.size(); ++i) {
     texts.push_back({effects[i].text, std::move(needs[i]), effects[i].offset, effects[i].bytes.size()});
   }

@@ -84,7 +84,9 @@ struct simulated_tree {
   void walk(Visit&& visit, std::uint64_t from = root, const std::string& at = {}) const {
     for (const auto& [name, number] : nodes.at(from).names) {
       const simulated_node& node = nodes.at(number);
-      const std::string path = at.empty() ? name : at + "/" + name;
+      std::string path = at;
+      if (!at.empty()) path += '/';
+      path += name;
       visit(path, number, node);
       if (node.is_folder()) walk(visit, number, path);
     }
