@@ -417,7 +417,7 @@ TEST_SUITE("async_checkpointer") {
           told = std::nullopt;
           solo_coordinator coordinator(storage);
           checkpointer saves(coordinator, of.tensors, {.ring_bytes = 1024, .chunk_bytes = 256});
-          for (const std::uint64_t step : {10, 20, 30}) {
+          for (const std::uint64_t step : {10U, 20U, 30U}) {
             {
               const mutation_permit permit = saves.gate().mutate();
               of.fill(step);
