@@ -27,7 +27,7 @@ namespace llmmem::inline v0 {
 
 /// What to do with a snapshot that begins while as many as may are still being written.
 enum class when_busy : std::uint8_t {
-  wait,  ///< until one is over: every checkpoint is made, at the price of a stall
+  wait,  ///< until one is over: every checkpoint is made, at the price of a stall (`max_stall_ns` at most)
   skip,  ///< it is not made, and its ticket says so: training is never held up by a slow disk
 };
 
@@ -197,6 +197,9 @@ class async_checkpointer {
     bool is_end = false;  // nothing more comes of this snapshot
   };
 
+  void start();
+  void stop();
+  [[nodiscard]] std::string wait_for_turn(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] static checkpointer_options checked(checkpointer_options options);
   [[nodiscard]] std::span<std::byte> slot(std::size_t at) noexcept;
   // Staging.

@@ -375,6 +375,25 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.progress().bytes == 0);
   }
 
+  TEST_CASE("one that waits for its turn does not wait for ever") {
+    state of(5);
+    simulated_storage storage;
+    stuck_gate disk;
+    stuck_coordinator coordinator(storage, disk);
+    async_checkpointer<stuck_traits> saves(
+        coordinator, of.tensors,
+        {.ring_bytes = 1 << 16, .chunk_bytes = 256, .max_pending = 1, .max_stall_ns = 20'000'000});
+    const commit_ticket first = saves.begin_snapshot(1, host_state_view(of.spans)).ticket();
+    const commit_ticket second = saves.begin_snapshot(2, host_state_view(of.spans)).ticket();
+    CHECK(second.status() == commit_status::not_committed);
+    CHECK(second.why() ==
+          "async_checkpointer: 1 snapshots before it are still being written, for longer than max_stall_ns");
+    CHECK(saves.stats().stall_ns >= 20'000'000);
+    disk.open();
+    CHECK(first.wait() == commit_status::committed);
+    CHECK(saves.begin_snapshot(3, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
+  }
+
   TEST_CASE("a snapshot that begins while the state is being changed is refused") {
     state of(5);
     simulated_storage storage;

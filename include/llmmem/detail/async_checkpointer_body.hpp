@@ -74,21 +74,38 @@ async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
   for (auto i = static_cast<std::size_t>(slots); i-- > 0;)
     free_.push_back(i);
   stats_.ring_bytes = slots * options_.chunk_bytes;
-  persister_ = std::thread([this] { run_persister(); });
-  if constexpr (view_type::is_concurrent) stager_ = std::thread([this] { run_stager(); });
+  start();
 }
 
 template <class Traits>
-async_checkpointer<Traits>::~async_checkpointer() {
+void async_checkpointer<Traits>::start() {
+  persister_ = std::thread([this] { run_persister(); });
+  if constexpr (view_type::is_concurrent) {
+    try {
+      stager_ = std::thread([this] { run_stager(); });
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+}
+
+/// @pre nothing is pending.
+template <class Traits>
+void async_checkpointer<Traits>::stop() {
   {
-    std::unique_lock lock(mutex_);
-    while (!jobs_.empty())
-      pump(lock, commit_ticket::forever);
+    const std::scoped_lock lock(mutex_);
     ends_ = true;
     changed_.notify_all();
   }
   persister_.join();
   if (stager_.joinable()) stager_.join();
+}
+
+template <class Traits>
+async_checkpointer<Traits>::~async_checkpointer() {
+  flush();
+  stop();
 }
 
 template <class Traits>
@@ -116,24 +133,35 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   commit_ticket ticket(made->record);
 
   std::unique_lock lock(mutex_);
-  if (jobs_.size() >= options_.max_pending && options_.busy == when_busy::skip) {
+  if (const std::string busy = wait_for_turn(lock); !busy.empty()) {
     ++stats_.begun;
     ++stats_.skipped;
     lock.unlock();
-    conclude(*made, commit_status::not_committed,
-             options_.name + ": " + std::to_string(options_.max_pending) +
-                 " snapshots before it are still being written");
+    conclude(*made, commit_status::not_committed, options_.name + ": " + busy);
     return {gate_, std::move(ticket)};
   }
-  const auto began = detail::monotonic_ns();
-  while (jobs_.size() >= options_.max_pending)
-    pump(lock, commit_ticket::forever);
-  stats_.stall_ns += detail::monotonic_ns() - began;
+  jobs_.reserve(jobs_.size() + 1);  // what can fail comes before the state is held
   gate_.freeze(stage, this);
   ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
   return {gate_, std::move(ticket)};
+}
+
+/// Why a snapshot cannot begin now, or nothing once it can.
+template <class Traits>
+std::string async_checkpointer<Traits>::wait_for_turn(std::unique_lock<std::mutex>& lock) {
+  if (jobs_.size() < options_.max_pending) return {};
+  const std::string still = std::to_string(jobs_.size()) + " snapshots before it are still being written";
+  if (options_.busy == when_busy::skip) return still;
+  const std::uint64_t began = detail::monotonic_ns();
+  const std::uint64_t until = options_.max_stall_ns > commit_ticket::forever - began
+                                  ? commit_ticket::forever
+                                  : began + options_.max_stall_ns;
+  while (jobs_.size() >= options_.max_pending && detail::monotonic_ns() < until)
+    pump(lock, until);
+  stats_.stall_ns += detail::monotonic_ns() - began;
+  return jobs_.size() < options_.max_pending ? std::string() : still + ", for longer than max_stall_ns";
 }
 
 template <class Traits>
