@@ -1,6 +1,6 @@
 # tests/<folder>/*_test.cpp make one program a folder, test_<folder>, and one ctest entry a file, <folder>/<header>.
 # Files named *_concurrent_test.cpp make a program of their own, test_<folder>_concurrent, labelled `concurrent`: the
-# thread sanitizer runs these only.
+# thread sanitizer runs these only. Files named *_program_test.cpp run an example's program, and are built with the examples.
 llmmem_need_doctest()
 llmmem_need_nlohmann_json()
 
@@ -33,6 +33,10 @@ file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
   *_test.cpp)
+# They run an example's program.
+if(NOT LLMMEM_BUILD_EXAMPLES)
+  list(FILTER sources EXCLUDE REGEX "_program_test\\.cpp$")
+endif()
 set(folders ${sources})
 list(TRANSFORM folders REPLACE "/.*$" "")
 list(REMOVE_DUPLICATES folders)
