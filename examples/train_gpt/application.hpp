@@ -122,6 +122,8 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
                                 : train_in_tiers(asked, team, text, notes);
   example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
                  "standard output");
+  if (!result.unsaved.empty())
+    throw llmmem::error("the last step is not saved: " + example::printable(result.unsaved, 1024));
 }
 
 }  // namespace detail

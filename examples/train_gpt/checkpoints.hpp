@@ -214,21 +214,25 @@ class run_checkpoints {
   /// Between two steps: saves when it is time to.
   /// @param done    steps so far.
   /// @param losses  of them.
-  /// @throws llmmem::error  when a signal asked for the end; all is saved then.
+  /// @throws llmmem::error  when a signal asked for the end; it says whether the step is saved.
   void after_step(std::uint64_t done, std::span<const double> losses, double step_seconds) {
     learn(step_seconds);
     const bool is_last = done == asked_->steps;
     if (asked_->checkpoints.termination->is_there() && !is_last) {
       save(done, losses);
-      checkpointer_.flush();
-      throw llmmem::error(
-          fmt::format("ended by SIGTERM after step {}, which is saved; go on with --resume", done));
+      const std::string unsaved = finish();
+      throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; go on with --resume",
+                                      done, unsaved.empty() ? "saved" : "NOT saved: " + unsaved));
     }
     if (is_due(done) || is_last) save(done, losses);
   }
 
-  /// Waits for what is pending.
-  void finish() { checkpointer_.flush(); }
+  /// Waits for what is pending. Why the last save is not committed; nothing when it is.
+  [[nodiscard]] std::string finish() {
+    checkpointer_.flush();
+    if (!held_ || held_->ticket().is_committed()) return {};
+    return held_->ticket().why();
+  }
 
  private:
   static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;

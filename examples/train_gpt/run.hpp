@@ -54,12 +54,13 @@ struct run_result {
   std::uint64_t digest = 0;    ///< of the weights at the end
   double tokens_per_second = 0;
   memory_report memory;
+  std::string unsaved{};  ///< why the last step's checkpoint is not committed, if it was to be
 };
 
 /// Saves nothing: see `run_checkpoints`.
 struct no_checkpoints {
   void after_step(std::uint64_t /*done*/, std::span<const double> /*losses*/, double /*step_seconds*/) {}
-  void finish() {}
+  [[nodiscard]] std::string finish() { return {}; }
 };
 
 /// Trains for `steps` steps, then evaluates the batch that would be next.
@@ -96,7 +97,7 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
     result.memory = memory();
     show(run_progress{step, result.losses.back(), result.tokens_per_second, result.memory});
   }
-  checkpoints.finish();
+  result.unsaved = checkpoints.finish();
   result.digest = trainer.digest();
   result.memory = memory();
   result.memory.stall_seconds = stalled;

@@ -28,7 +28,7 @@ namespace llmmem::inline v0 {
 /// What to do with a snapshot that begins while as many as may are still being written.
 enum class when_busy : std::uint8_t {
   wait,  ///< until one is over: every checkpoint is made, at the price of a stall (`max_stall_ns` at most)
-  skip,  ///< it is not made, and its ticket says so: training is never held up by a slow disk
+  skip,  ///< it is not made, and its ticket says so; for one rank only
 };
 
 /// How a checkpointer is set up.
@@ -88,8 +88,9 @@ struct checkpointer_traits {
   using coordinator_type = solo_coordinator<storage_type>;
   using view_type = host_state_view;
   using staging_space = host_space;  ///< must be accessible to the host
-  /// `settled(ticket)` is called when a status is final, by the thread that made it so, and holds up the next
-  /// checkpoint.
+  /// `settled(ticket)` is called when a status is final, by the thread that made it so: the checkpointer's
+  /// own, or, of one that never began, its caller's; never by two at once. It holds up the next checkpoint;
+  /// what it throws is noted in `last_trouble`.
   using observer_type = no_checkpoint_observer;
 };
 
@@ -97,7 +98,8 @@ template <class Traits>
 class async_checkpointer;
 
 /// A snapshot that was begun. While it is not staged, the state must stay as it is; the gate sees to that. It
-/// waits for that when it goes, so that the state may go after it.
+/// waits for that when it goes, so that the state may go after it. It and all permits end before the
+/// checkpointer does: declare them behind it.
 class [[nodiscard]] snapshot_guard {
  public:
   snapshot_guard(snapshot_guard&& other) noexcept
@@ -114,7 +116,11 @@ class [[nodiscard]] snapshot_guard {
     if (gate_ != nullptr) gate_->wait();
   }
   /// The same, with the permit to do so. The guard has no more to do.
-  [[nodiscard]] mutation_permit mutate() && noexcept { return std::exchange(gate_, nullptr)->mutate(); }
+  /// @throws argument_error  of a guard that was moved from, or has given its permit.
+  [[nodiscard]] mutation_permit mutate() && {
+    if (gate_ == nullptr) throw argument_error("snapshot_guard: it was moved from, or has given its permit");
+    return std::exchange(gate_, nullptr)->mutate();
+  }
 
  private:
   template <class Traits>
@@ -207,14 +213,14 @@ class async_checkpointer {
   [[nodiscard]] job* unstaged() noexcept;
   [[nodiscard]] bool stage_some(job& of, std::unique_lock<std::mutex>& lock);
   static void fill(job& of, const planned_file& file, std::uint64_t begin, std::span<std::byte> into);
-  void end_staging(job& of, std::string why);
+  void end_staging(job& of, std::unique_lock<std::mutex>& lock, std::string why);
   void pump(std::unique_lock<std::mutex>& lock, std::uint64_t until);
-  void hold_up();
+  void hold_up(std::uint64_t until);
 
   // Persisting.
   void run_persister();
   void persist(job& of);
-  void tidy();
+  [[nodiscard]] std::string tidy();
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
   [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);
   [[nodiscard]] filled_chunk take(job& of);
@@ -232,6 +238,7 @@ class async_checkpointer {
   typename Traits::staging_space space_;
   space_buffer<typename Traits::staging_space> ring_;
 
+  std::mutex observer_mutex_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first

@@ -164,6 +164,29 @@ struct owners_traits : traits {
   using view_type = owners_view;
 };
 
+/// Holds on to something.
+struct holding {
+  static constexpr bool is_concurrent = true;
+  std::shared_ptr<std::atomic<int>> held;
+  void copy_out(std::uint32_t /*tensor*/, std::uint64_t /*offset*/, std::span<std::byte> into) const {
+    std::memset(into.data(), 1, into.size());
+  }
+};
+struct holding_traits : stuck_traits {
+  using view_type = holding;
+};
+
+struct throwing {
+  void settled(const commit_ticket& /*ticket*/) const { throw std::runtime_error("closed"); }
+};
+struct throwing_traits : traits {
+  using observer_type = throwing;
+};
+
+struct owners_stuck : stuck_traits {
+  using view_type = owners_view;
+};
+
 template <class Work>
 std::string text_of(Work work) {
   try {
@@ -410,6 +433,101 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.stats().begun == 1);
   }
 
+  TEST_CASE("a rank that has nothing makes a checkpoint of nothing") {
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    checkpointer saves(coordinator, {}, tiny);
+    CHECK(saves.begin_snapshot(1, host_state_view({})).ticket().wait() == commit_status::committed);
+    CHECK(find_checkpoint(storage).found->manifest.files.empty());
+  }
+
+  TEST_CASE("what is described and not given ends the checkpoint, and nothing beyond is read") {
+    state of(5);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    checkpointer saves(coordinator, of.tensors, tiny);
+    of.spans[1] = of.spans[1].first(of.spans[1].size() - 1);
+    const commit_ticket ticket = saves.begin_snapshot(1, host_state_view(of.spans)).ticket();
+    CHECK(ticket.wait() == commit_status::not_committed);
+    CHECK(ticket.why().find("of tensor 1 are not in it: give a span for each tensor that was described") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("a view goes before the state is free to change, by the thread that copied") {
+    state of(5);
+    simulated_storage storage;
+    stuck_gate disk;
+    stuck_coordinator coordinator(storage, disk);
+    async_checkpointer<holding_traits> saves(coordinator, of.tensors,
+                                             {.ring_bytes = 1 << 16, .chunk_bytes = 256});
+    const auto lease = std::make_shared<std::atomic<int>>(0);
+    {
+      snapshot_guard guard = saves.begin_snapshot(1, holding{lease});
+      const mutation_permit permit = std::move(guard).mutate();
+      CHECK(lease.use_count() == 1);
+      CHECK(text_of([&] { static_cast<void>(std::move(guard).mutate()); }) ==  // NOLINT: that is the test
+            "snapshot_guard: it was moved from, or has given its permit");
+    }
+    disk.open();
+  }
+
+  TEST_CASE("an observer that throws ends nothing") {
+    state of(5);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    async_checkpointer<throwing_traits> saves(coordinator, of.tensors, tiny);
+    CHECK(saves.begin_snapshot(1, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
+    saves.flush();
+    CHECK(saves.stats().last_trouble == "the observer threw");
+  }
+
+  TEST_CASE("waiting for a ticket ends when it is to, also where the owner copies") {
+    state of(5);
+    simulated_storage storage;
+    stuck_gate disk;
+    stuck_coordinator coordinator(storage, disk);
+    checkpointer_options options = tiny;
+    options.max_stall_ns = 2'000'000'000;
+    async_checkpointer<owners_stuck> saves(coordinator, of.tensors, options);
+    snapshot_guard guard = saves.begin_snapshot(1, owners_view(of));
+    CHECK(guard.ticket().wait_for(1'000'000) == commit_status::pending);
+    CHECK(saves.gate().is_frozen());
+    CHECK(saves.stats().stall_ns < 1'000'000'000);
+    disk.open();
+    CHECK(guard.ticket().wait() == commit_status::committed);
+  }
+
+  TEST_CASE("after a save that failed on a full disk, what is superfluous goes, and the next one fits") {
+    state of(5);
+    simulated_storage storage;
+    solo_coordinator many(storage, keep_last_and_every{.last = 9});
+    {
+      checkpointer saves(many, of.tensors, tiny);
+      for (const std::uint64_t step : {1U, 2U, 3U, 4U})
+        CHECK(saves.begin_snapshot(step, host_state_view(of.spans)).ticket().wait() ==
+              commit_status::committed);
+    }
+    std::size_t used = 0;
+    for (const auto& [path, bytes] : storage.files())
+      used += bytes.size();
+    simulated_storage_options options;
+    options.capacity = used + 100;
+    simulated_storage tight(options);
+    {
+      solo_coordinator filling(tight, keep_last_and_every{.last = 9});
+      checkpointer saves(filling, of.tensors, tiny);
+      for (const std::uint64_t step : {1U, 2U, 3U, 4U})
+        CHECK(saves.begin_snapshot(step, host_state_view(of.spans)).ticket().wait() ==
+              commit_status::committed);
+    }
+    solo_coordinator few(tight, keep_last_and_every{.last = 2});
+    checkpointer saves(few, of.tensors, tiny);
+    CHECK(saves.begin_snapshot(5, host_state_view(of.spans)).ticket().wait() == commit_status::not_committed);
+    saves.flush();
+    CHECK(list_checkpoints(tight).size() == 2);
+    CHECK(saves.begin_snapshot(6, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
+  }
+
   TEST_CASE("options that cannot be are refused, each with the number that is wrong") {
     state of(5);
     simulated_storage storage;
@@ -420,8 +538,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(refusal({.ring_bytes = 511, .chunk_bytes = 256}) ==
           "async_checkpointer: a ring of 511 bytes for chunks of 256; it needs room for two of them");
     CHECK(refusal({.chunk_bytes = 0}) == "async_checkpointer: chunks of 0 bytes; they have 1 to 1073741824");
-    CHECK(refusal({.max_pending = 0}) ==
-          "async_checkpointer: max_pending is 0; one snapshot at least must be allowed");
+    CHECK(refusal({.max_pending = 0}) == "async_checkpointer: max_pending is 0; it may be 1 to 1024");
   }
 
   // Threads are in it, but what reaches the storage is the same each time.

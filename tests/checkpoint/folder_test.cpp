@@ -328,6 +328,43 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(storage.folders() == std::vector<std::string>{"step-0000000001-g18446744073709551615"});
   }
 
+  TEST_CASE("where the manifest comes last, drafts that a crash left go when the folder is opened") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage(tiny(false));
+    {
+      checkpoint_folder folder(storage);
+      save_step(folder, world, 10);
+      static_cast<void>(write_rank(storage, world, folder.begin(20), 0));
+    }
+    CHECK(list_checkpoints(storage).size() == 2);
+    const checkpoint_folder folder(storage);
+    CHECK(list_checkpoints(storage) == std::vector<checkpoint_id>{{10, 1}});
+    CHECK(folder.generation() == 2);
+  }
+
+  TEST_CASE("what is in the way of LATEST is in the way of nothing else") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    storage.make_folder("LATEST");
+    checkpoint_folder folder(storage);
+    for (const std::uint64_t step : {10U, 20U, 30U}) {
+      save_step(folder, world, step);
+      CHECK(text_of([&] { static_cast<void>(folder.tidy(keep_last_and_every{})); }) != "none");
+    }
+    CHECK(list_checkpoints(storage).size() == 2);
+  }
+
+  TEST_CASE("a left-over that cannot be removed keeps nobody from committing") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    storage.make_folder(".tmp-step-0000000010-g00000001-1");
+    storage.set_faults(
+        {{.call = storage_call::remove_folder, .first = 1, .every = 1, .count = 1, .number = ENOTEMPTY}});
+    checkpoint_folder folder(storage);
+    save_step(folder, world, 20);
+    CHECK(find_checkpoint(storage).found->id == checkpoint_id{20, 2});
+  }
+
   TEST_CASE("a manifest of another draft is refused") {
     simulated_storage storage;
     checkpoint_folder folder(storage);

@@ -67,7 +67,7 @@ struct commit_record {
   std::string why{};
   std::uint64_t generation = 0;
   /// Where the state's owner alone can copy it: called by him while he waits here. Null once it is copied.
-  void (*stage)(void* checkpointer) = nullptr;
+  void (*stage)(void* checkpointer, std::uint64_t until) = nullptr;
   void* checkpointer = nullptr;
   ::pthread_t owner{};
 };
@@ -116,9 +116,9 @@ class commit_ticket {
       const std::uint64_t waited = detail::monotonic_ns() - began;
       if (waited >= most_ns) break;
       if (record.stage != nullptr && ::pthread_equal(record.owner, ::pthread_self()) != 0) {
-        void (*const stage)(void*) = record.stage;
+        void (*const stage)(void*, std::uint64_t) = record.stage;
         lock.unlock();
-        stage(record.checkpointer);
+        stage(record.checkpointer, most_ns > forever - began ? forever : began + most_ns);
         lock.lock();
         continue;
       }

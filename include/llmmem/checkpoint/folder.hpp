@@ -114,6 +114,7 @@ class checkpoint_folder {
   void check_lock() const;
   void probe();
   void remove_left_over();
+  void remove_without_manifest();
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
   void write_file(const std::string& path, std::string_view text);

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace llmmem::inline v0 {
@@ -39,7 +41,14 @@ class host_state_view {
   explicit host_state_view(std::span<const std::span<const std::byte>> tensors) noexcept
       : tensors_(tensors) {}
 
-  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const noexcept {
+  /// @throws argument_error  where a tensor has fewer bytes than were described.
+  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
+    if (tensor >= tensors_.size() || offset > tensors_[tensor].size() ||
+        into.size() > tensors_[tensor].size() - offset) {
+      throw argument_error("host_state_view: bytes " + std::to_string(offset) + " to " +
+                           std::to_string(offset + into.size()) + " of tensor " + std::to_string(tensor) +
+                           " are not in it: give a span for each tensor that was described, in that order");
+    }
     std::memcpy(into.data(), tensors_[tensor].data() + offset, into.size());
   }
   [[nodiscard]] std::span<const std::span<const std::byte>> tensors() const noexcept { return tensors_; }

@@ -135,7 +135,8 @@ concept storage_input = requires(const F& file, std::uint64_t offset, std::span<
 /// - `list(path)`             what is in a folder, in no order.
 /// - `sync_folder(path)`      returns once the names in it are on the device as they are now.
 /// - `try_lock(path)`         takes the lock of that name, a file that is made for it if need be, or nothing
-///                            when somebody else has it. It ends with the object, or the process.
+///                            when somebody else has it. It ends with the object, or with the process and the
+///                            children that it forked.
 ///                            `is_held()` says whether the name still is that lock's.
 /// - `nonce()`                64 bits that no other process is given.
 /// - `path(below)`            a path as people know it, for texts.

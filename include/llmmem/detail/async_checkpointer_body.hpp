@@ -21,7 +21,7 @@ struct async_checkpointer<Traits>::job {
         extras(std::move(beside)),
         record(std::make_shared<detail::commit_record>(step)) {}
 
-  view_type view;
+  std::optional<view_type> view;  // until it is staged
   file_plan extras;
   std::shared_ptr<detail::commit_record> record;
   std::vector<const planned_file*> files{};
@@ -50,7 +50,8 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
           std::to_string(options.chunk_bytes) + "; it needs room for two of them");
   }
-  if (options.max_pending == 0) wrong("max_pending is 0; one snapshot at least must be allowed");
+  if (options.max_pending == 0 || options.max_pending > 1024)
+    wrong("max_pending is " + std::to_string(options.max_pending) + "; it may be 1 to 1024");
   return options;
 }
 
@@ -65,6 +66,10 @@ async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
                                  .rank = coordinator.rank(),
                                  .world = coordinator.world()})),
       space_({.budget = options_.ring_bytes, .name = options_.name + " ring"}) {
+  if (options_.busy == when_busy::skip && coordinator.world() > 1) {
+    throw argument_error(options_.name + ": when_busy::skip with " + std::to_string(coordinator.world()) +
+                         " ranks: one that skips would leave the others waiting; take when_busy::wait");
+  }
   std::uint64_t chunks = 2;  // for extras
   for (const planned_file& each : plan_.files)
     chunks += detail::chunks_in(each.bytes, options_.chunk_bytes);
@@ -74,6 +79,7 @@ async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
   for (auto i = static_cast<std::size_t>(slots); i-- > 0;)
     free_.push_back(i);
   stats_.ring_bytes = slots * options_.chunk_bytes;
+  filled_.reserve(static_cast<std::size_t>(slots) + options_.max_pending);
   start();
 }
 
@@ -124,9 +130,10 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   for (const planned_file& each : made->extras.files)
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
-  const auto stage = [](void* self) { static_cast<async_checkpointer*>(self)->hold_up(); };
   if constexpr (!view_type::is_concurrent) {
-    made->record->stage = stage;
+    made->record->stage = [](void* self, std::uint64_t until) {
+      static_cast<async_checkpointer*>(self)->hold_up(until);
+    };
     made->record->checkpointer = this;
     made->record->owner = ::pthread_self();
   }
@@ -141,7 +148,8 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
     return {gate_, std::move(ticket)};
   }
   jobs_.reserve(jobs_.size() + 1);  // what can fail comes before the state is held
-  gate_.freeze(stage, this);
+  gate_.freeze([](void* self) { static_cast<async_checkpointer*>(self)->hold_up(commit_ticket::forever); },
+               this);
   ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
@@ -212,8 +220,8 @@ void async_checkpointer<Traits>::run_stager() {
 /// Copies a chunk, without the lock. Nothing when there is no room for it.
 template <class Traits>
 bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
-  if (of.is_over) {
-    end_staging(of, {});
+  if (of.is_over || of.file == of.files.size()) {  // given up; or a rank that has nothing
+    end_staging(of, lock, {});
     return true;
   }
   if (free_.empty()) return false;
@@ -244,7 +252,7 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
     of.begin = 0;
     ++of.file;
   }
-  if (!why.empty() || of.file == of.files.size()) end_staging(of, std::move(why));
+  if (!why.empty() || of.file == of.files.size()) end_staging(of, lock, std::move(why));
   changed_.notify_all();
   return true;
 }
@@ -264,7 +272,7 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
   for (; span != file.spans.end() && span->begin < end; ++span) {
     const std::uint64_t first = std::max(begin, span->begin);
     const std::uint64_t last = std::min(end, span->begin + span->bytes);
-    of.view.copy_out(
+    of.view->copy_out(
         span->tensor, span->offset + (first - span->begin),
         into.subspan(static_cast<std::size_t>(first - begin), static_cast<std::size_t>(last - first)));
   }
@@ -272,7 +280,10 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
 
 /// @pre the lock is held.
 template <class Traits>
-void async_checkpointer<Traits>::end_staging(job& of, std::string why) {
+void async_checkpointer<Traits>::end_staging(job& of, std::unique_lock<std::mutex>& lock, std::string why) {
+  lock.unlock();
+  of.view.reset();  // before the state is free: what a view holds on to may go with it
+  lock.lock();
   of.is_staged = true;
   if (of.why.empty()) of.why = std::move(why);
   {
@@ -300,7 +311,7 @@ void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, std::u
 
 /// Waits, on behalf of the gate, for a snapshot to be staged; not for ever.
 template <class Traits>
-void async_checkpointer<Traits>::hold_up() {
+void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
   std::unique_lock lock(mutex_);
   job* const staging = unstaged();
   if (staging == nullptr) return;
@@ -313,7 +324,9 @@ void async_checkpointer<Traits>::hold_up() {
     changed_.notify_all();
   }
   const bool can_be_late = is_too_long || options_.max_stall_ns > commit_ticket::forever - now;
-  pump(lock, can_be_late ? commit_ticket::forever : staging->stall_began + options_.max_stall_ns);
+  const std::uint64_t give_up =
+      can_be_late ? commit_ticket::forever : staging->stall_began + options_.max_stall_ns;
+  pump(lock, std::min(until, give_up));
 }
 
 // --- to the storage
@@ -329,8 +342,12 @@ void async_checkpointer<Traits>::run_persister() {
     lock.unlock();
     persist(next);
     lock.lock();
+    std::unique_ptr<job> over = std::move(jobs_.front());
     jobs_.erase(jobs_.begin());
     changed_.notify_all();
+    lock.unlock();  // nothing of it goes under the lock
+    over.reset();
+    lock.lock();
   }
 }
 
@@ -357,23 +374,25 @@ void async_checkpointer<Traits>::persist(job& of) {
     why = "an exception that is none of the standard library's";
   }
   conclude(of, how, why);
-  if (how != commit_status::not_committed) return tidy();
-  drain(of);
-  if (draft) coordinator_->abandon(*draft);
+  if (how == commit_status::not_committed) {
+    drain(of);
+    if (draft) coordinator_->abandon(*draft);
+  }
+  // After a failure, too: on a full disk what is superfluous is in the way of the next one.
+  const std::string trouble = tidy();
+  if (trouble.empty() || how == commit_status::not_committed) return;
+  const std::scoped_lock lock(mutex_);
+  stats_.last_trouble = trouble;
 }
 
 /// What goes wrong here does not undo a commit.
 template <class Traits>
-void async_checkpointer<Traits>::tidy() {
-  std::string trouble;
+std::string async_checkpointer<Traits>::tidy() {
   try {
-    trouble = coordinator_->tidy();
+    return coordinator_->tidy();
   } catch (...) {
-    trouble = "tidying ended with an exception that is none of the library's";
+    return "tidying ended with an exception that is none of the library's";
   }
-  if (trouble.empty()) return;
-  const std::scoped_lock lock(mutex_);
-  stats_.last_trouble = trouble;
 }
 
 template <class Traits>
@@ -394,7 +413,13 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std:
     changed_.notify_all();
   }
   of.record->settle(how, why);
-  observer_.settled(commit_ticket(of.record));
+  const std::scoped_lock one_at_a_time(observer_mutex_);
+  try {
+    observer_.settled(commit_ticket(of.record));
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    stats_.last_trouble = "the observer threw";
+  }
 }
 
 template <class Traits>
@@ -437,6 +462,8 @@ checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint
       std::clamp<std::size_t>(static_cast<std::size_t>(stats_.ring_bytes / options_.chunk_bytes / 2), 1, 8);
   auto output = coordinator_->storage().create(draft.path(file.name), file.bytes);
   std::vector<in_flight> writes;
+  writes.reserve(depth);
+  lent.slots.reserve(depth + 1);
   const auto finish_oldest = [&] {
     const in_flight oldest = writes.front();
     writes.erase(writes.begin());

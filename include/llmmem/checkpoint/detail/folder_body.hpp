@@ -23,6 +23,7 @@ checkpoint_folder<Storage>::checkpoint_folder(Storage& storage)
   }
   remove_left_over();
   probe();
+  if (method_ == commit_method::manifest) remove_without_manifest();
 }
 
 template <checkpoint_storage Storage>
@@ -56,10 +57,30 @@ template <checkpoint_storage Storage>
 void checkpoint_folder<Storage>::remove_left_over() {
   for (const storage_entry& each : storage_->list("")) {
     if (!is_left_over(each.name)) continue;
-    if (each.what == storage_entry::kind::folder) {
-      remove_tree(each.name);
-    } else {
-      remove_if_there(each.name);  // other ranks rename and remove what they left
+    try {
+      if (each.what == storage_entry::kind::folder) {
+        remove_tree(each.name);
+      } else {
+        remove_if_there(each.name);  // other ranks rename and remove what they left
+      }
+    } catch (const storage_error&) {  // nobody takes it for a checkpoint: it goes next time
+    }
+  }
+}
+
+/// Where the manifest comes last, a crash leaves drafts with the names of checkpoints.
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::remove_without_manifest() {
+  for (const checkpoint_id& id : list_checkpoints(*storage_)) {
+    const std::string name = folder_name(id);
+    try {
+      static_cast<void>(storage_->open(name + "/" + std::string(checkpoint_names::manifest)));
+    } catch (const storage_error& error) {
+      if (error.number() != ENOENT) continue;
+      try {
+        remove_tree(name);
+      } catch (const storage_error&) {  // it goes next time
+      }
     }
   }
 }
@@ -124,6 +145,11 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
                          std::to_string(draft.id.generation));
   }
   const std::string text = to_json(manifest);
+  if (text.size() > max_manifest_bytes) {
+    throw argument_error("checkpoint_folder: a manifest of " + std::to_string(text.size()) +
+                         " bytes, readers take at most " + std::to_string(max_manifest_bytes) +
+                         "; take larger chunks");
+  }
   const auto uncertain = [&](const storage_error& error) {
     uncertain_.push_back(draft.id.generation);
     return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
@@ -193,8 +219,6 @@ template <checkpoint_storage Storage>
 template <retention_policy Retention>
 std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& retention) {
   check_lock();
-  const std::vector<checkpoint_id> listed = list_checkpoints(*storage_);
-  if (!listed.empty()) hint_at(listed.front());
   const std::vector<checkpoint_id> gone = superfluous(retention);
   std::vector<std::string> trash;
   for (const checkpoint_id& id : gone) {
@@ -212,6 +236,9 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& ret
   if (!trash.empty() && method_ == commit_method::rename) storage_->sync_folder("");
   for (const std::string& each : trash)
     remove_tree(each);
+  // Last: where it cannot be written, what had to go is gone.
+  const std::vector<checkpoint_id> left = list_checkpoints(*storage_);
+  if (!left.empty()) hint_at(left.front());
   return gone;
 }
 

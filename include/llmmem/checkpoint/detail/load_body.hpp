@@ -198,6 +198,7 @@ class checkpoint_reader {
     };
     std::vector<std::thread> readers;
     const std::size_t useful = std::min<std::size_t>(options_->readers, described.chunks.size());
+    readers.reserve(useful);
     try {
       for (std::size_t i = 1; i < useful; ++i)
         readers.emplace_back(work);

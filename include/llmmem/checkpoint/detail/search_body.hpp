@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <exception>
 #include <span>
 
 namespace llmmem::inline v0 {
@@ -136,7 +137,7 @@ checkpoint_search find_checkpoint(Storage& storage, verification how) {
       try {
         search.found = open_checkpoint(storage, id, how);
         return search;
-      } catch (const error& error) {
+      } catch (const std::exception& error) {  // too large for this machine, too
         const std::vector<checkpoint_id> now = list_checkpoints(storage);
         const bool is_there = std::ranges::find(now, id) != now.end();
         is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
