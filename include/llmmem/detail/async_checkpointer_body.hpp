@@ -160,7 +160,7 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
 template <class Traits>
 std::string async_checkpointer<Traits>::wait_for_turn(std::unique_lock<std::mutex>& lock) {
   if (jobs_.size() < options_.max_pending) return {};
-  const std::string still = std::to_string(jobs_.size()) + " snapshots before it are still being written";
+  std::string still = std::to_string(jobs_.size()) + " snapshots before it are still being written";
   if (options_.busy == when_busy::skip) return still;
   const std::uint64_t began = detail::monotonic_ns();
   const std::uint64_t until = options_.max_stall_ns > commit_ticket::forever - began
