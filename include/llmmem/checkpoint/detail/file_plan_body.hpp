@@ -55,7 +55,7 @@ namespace detail {
 [[nodiscard]] inline std::string part_text(const state_tensor& tensor) {
   std::string text = "shape";
   for (const std::uint64_t each : tensor.shape)
-    text += " " + std::to_string(each);
+    text.append(" ").append(std::to_string(each));
   const element_runs& part = *tensor.part;
   return text + " begin " + std::to_string(part.begin) + " run " + std::to_string(part.run) + " stride " +
          std::to_string(part.stride) + " count " + std::to_string(part.count);

@@ -242,7 +242,7 @@ inline std::string to_json(const checkpoint_manifest& manifest) {
     detail::append_json_string(text, each.name);
     text += R"(,"type":")" + std::string(name_of(each.type)) + R"(","shape":[)";
     for (std::size_t i = 0; i < each.shape.size(); ++i)
-      text += (i == 0 ? "" : ",") + std::to_string(each.shape[i]);
+      text.append(i == 0 ? "" : ",").append(std::to_string(each.shape[i]));
     text += "],\"pieces\":[";
     for (std::size_t i = 0; i < each.pieces.size(); ++i) {
       const checkpoint_piece& piece = each.pieces[i];
