@@ -66,7 +66,7 @@ struct checkpoint_draft {
 /// has its name from the beginning, and is a checkpoint once its manifest is there, which is written last
 /// (`method()` tells); there one without a manifest is none.
 ///
-/// @par Complexity      a commit makes 7 calls of the storage, four of them syncs, beside the files' own.
+/// @par Complexity      a commit makes 6 calls of the storage, three of them syncs, beside the files' own.
 /// @par Thread safety   one thread at a time. Any number of processes may read meanwhile (`find_checkpoint`).
 /// @par Errors          `storage_error` and what is said below; a failed call leaves no checkpoint behind.
 /// @par Source          the order of calls: Pillai et al., "All File Systems Are Not Created Equal", OSDI
