@@ -220,6 +220,7 @@ class async_checkpointer {
   // Persisting.
   void run_persister();
   void persist(job& of);
+  void give_up(job& of);
   [[nodiscard]] std::string tidy();
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
   [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);

@@ -437,15 +437,15 @@ TEST_SUITE("file_coordinator") {
           if (rank != who) all.write_and_vote(three, draft, rank);
         }
         if (says_why) all[who].stop(draft, "the disk is full");
-        all[who].abandon(draft);
+        CHECK(all[who].abandon(draft, "its device is lost") == "");
         const std::string text = "simulated: step 20, generation 2: rank " + std::to_string(who) +
-                                 " stopped it: " + (says_why ? "the disk is full" : "it has abandoned it") +
+                                 " stopped it: " + (says_why ? "the disk is full" : "its device is lost") +
                                  "; nothing was committed";
         for (std::uint32_t rank = 0; rank < 3; ++rank) {
           if (rank == who) continue;
           CHECK_THROWS_WITH_AS(static_cast<void>(all[rank].try_conclude(draft)), text.c_str(),
                                checkpoint_stopped);
-          all[rank].abandon(draft);
+          static_cast<void>(all[rank].abandon(draft, "it has failed"));
         }
         CHECK(newest(storage) == 10);
         for (const storage_entry& each : storage.list(""))
@@ -455,6 +455,21 @@ TEST_SUITE("file_coordinator") {
         CHECK(told_in(storage).size() == 6);
       }
     }
+  }
+
+  TEST_CASE("who fails because another stopped it learns of that") {
+    const checkpoint_world three{.ranks = 3, .files = 1};
+    simulated_storage storage(tiny());
+    ranks all(storage, 3);
+    all.join();
+    const checkpoint_draft draft = all.begin(20);
+    all.write_and_vote(three, draft, 0);
+    CHECK(all[1].abandon(draft, "its device is lost") == "");
+    CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::stopped);
+    CHECK(all[0].abandon(draft, "rank 1 has stopped") == "");
+    CHECK(kind_of([&] { static_cast<void>(write_rank(storage, three, draft, 2)); }) == thrown::io);
+    CHECK(all[2].abandon(draft, "the folder is not there") == "rank 1 stopped it: its device is lost");
+    CHECK(all[2].abandon(draft, "the folder is not there") == "");  // it is over
   }
 
   TEST_CASE("who stops comes before rank 0's decision or after it, never in between") {
@@ -467,14 +482,14 @@ TEST_SUITE("file_coordinator") {
     all[1].stop(draft, "it has waited for too long");
     CHECK(kind_of([&] { static_cast<void>(all[0].try_conclude(draft)); }) == thrown::stopped);
     CHECK(newest(storage) == 0);
-    all[0].abandon(draft);
+    static_cast<void>(all[0].abandon(draft, "it has failed"));
     draft = all.begin(30);
     all.write_and_vote(two, draft, 1);
     all.write_and_vote(two, draft, 0);
     CHECK(all[0].try_conclude(draft));
     CHECK(kind_of([&] { all[1].stop(draft, "it has waited for too long"); }) == thrown::uncertain);
-    all[1].abandon(draft);
-    all[0].abandon(draft);  // it is there: nothing is removed
+    static_cast<void>(all[1].abandon(draft, "it has failed"));
+    static_cast<void>(all[0].abandon(draft, "it has failed"));  // it is there: nothing is removed
     CHECK(newest(storage) == 30);
     acknowledged told;
     all.save(two, 40, told);
@@ -512,7 +527,7 @@ TEST_SUITE("file_coordinator") {
     CHECK_THROWS_WITH_AS(static_cast<void>(all[1].try_conclude(draft)),
                          ("simulated: step 20, generation 1: rank 0 could not commit it: " + failed).c_str(),
                          io_error);
-    all[0].abandon(draft);
+    static_cast<void>(all[0].abandon(draft, "it has failed"));
     CHECK(newest(storage) == 0);
 
     storage.set_faults({});
@@ -522,7 +537,7 @@ TEST_SUITE("file_coordinator") {
     storage.set_faults({{.call = storage_call::sync_folder, .first = 2}});
     const std::string unsure = text_of([&] { static_cast<void>(all[0].try_conclude(draft)); });
     CHECK_THROWS_WITH_AS(static_cast<void>(all[1].try_conclude(draft)), unsure.c_str(), durability_uncertain);
-    all[0].abandon(draft);
+    static_cast<void>(all[0].abandon(draft, "it has failed"));
     CHECK(newest(storage) == 30);
 
     storage.set_faults({});
@@ -548,7 +563,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(kind_of([&] { old[1].vote(stale, stale_part); }) == thrown::io);  // its draft is gone
     storage.make_folder(stale.folder);
     old[1].vote(stale, stale_part);
-    old[1].abandon(stale);
+    static_cast<void>(old[1].abandon(stale, "it has failed"));
     CHECK(told_in(storage, "vote").size() == 1);
     CHECK(kind_of([&] { session second(storage, {.rank = 1, .world = 2}); }) == thrown::io);
     storage.remove("LOCK.rank-1");
@@ -775,7 +790,7 @@ TEST_SUITE("file_coordinator") {
         ended = how[0] == thrown::nothing && how[1] == thrown::nothing;
         for (const std::uint32_t rank : {0U, 1U}) {
           if (drafts[rank] && how[rank] != thrown::nothing && how[rank] != thrown::uncertain)
-            all[rank].abandon(*drafts[rank]);
+            static_cast<void>(all[rank].abandon(*drafts[rank], "it has failed"));
         }
         storage.set_faults({});
         const bool there = newest(storage) == 20;
@@ -822,7 +837,7 @@ TEST_SUITE("file_coordinator") {
     REQUIRE(all[0].try_begin(60));
     REQUIRE(all[0].try_begin(70));
     CHECK(text_of([&] { static_cast<void>(all[1].try_begin(60)); }) ==
-          "simulated: step 60, generation 4: rank 0 stopped it: it has abandoned it; nothing was committed");
+          "simulated: step 60, generation 4: rank 0 stopped it: it begins step 70; nothing was committed");
     CHECK(all[1].try_begin(70));
   }
 
@@ -891,7 +906,7 @@ TEST_SUITE("file_coordinator") {
           "simulated: step 20, generation 2: rank 0 stopped it: it has waited for too long: rank 1 has not "
           "said "
           "that all files are there; nothing was committed");
-    zero.abandon(draft);
+    static_cast<void>(zero.abandon(draft, "it has failed"));
     CHECK(newest(storage) == 10);
   }
 

@@ -24,22 +24,26 @@ namespace llmmem::inline v0 {
 /// - `commit(draft, part)`   says that this rank's files, which `part` lists, are synced; returns once the
 ///                           checkpoint of all ranks is committed. What it throws is as for
 ///                           `checkpoint_folder::commit`.
-/// - `abandon(draft)`        says that this rank's files will not come.
+/// - `abandon(draft, why)`   says that this rank's files will not come. What stopped the checkpoint before,
+/// if
+///                           anything did: it is then the true reason, since what failed here may have failed
+///                           because of it.
 /// - `tidy()`                after a commit; what went wrong, or nothing. Never undoes it.
 ///
 /// One thread at a time, not always the same.
 template <class C>
-concept checkpoint_coordinator = requires(C& coordinator, const C& seen, std::uint64_t step,
-                                          const checkpoint_draft& draft, const checkpoint_manifest& part) {
-  typename C::storage_type;
-  { seen.rank() } noexcept -> std::same_as<std::uint32_t>;
-  { seen.world() } noexcept -> std::same_as<std::uint32_t>;
-  { coordinator.storage() } noexcept -> std::same_as<typename C::storage_type&>;
-  { coordinator.begin(step) } -> std::same_as<checkpoint_draft>;
-  coordinator.commit(draft, part);
-  { coordinator.abandon(draft) } noexcept;
-  { coordinator.tidy() } -> std::same_as<std::string>;
-};
+concept checkpoint_coordinator =
+    requires(C& coordinator, const C& seen, std::uint64_t step, const checkpoint_draft& draft,
+             const checkpoint_manifest& part, const std::string& why) {
+      typename C::storage_type;
+      { seen.rank() } noexcept -> std::same_as<std::uint32_t>;
+      { seen.world() } noexcept -> std::same_as<std::uint32_t>;
+      { coordinator.storage() } noexcept -> std::same_as<typename C::storage_type&>;
+      { coordinator.begin(step) } -> std::same_as<checkpoint_draft>;
+      coordinator.commit(draft, part);
+      { coordinator.abandon(draft, why) } noexcept -> std::same_as<std::string>;
+      { coordinator.tidy() } -> std::same_as<std::string>;
+    };
 
 /// One rank: what it says is so.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every>
@@ -58,7 +62,10 @@ class solo_coordinator {
 
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step) { return folder_.begin(step); }
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& part) { folder_.commit(draft, part); }
-  void abandon(const checkpoint_draft& draft) noexcept { folder_.abandon(draft); }
+  std::string abandon(const checkpoint_draft& draft, const std::string& /*why*/) noexcept {
+    folder_.abandon(draft);
+    return {};
+  }
   [[nodiscard]] std::string tidy() {
     try {
       static_cast<void>(folder_.tidy(retention_));

@@ -122,7 +122,9 @@ class file_coordinator {
     }
   }
 
-  void abandon(const checkpoint_draft& draft) noexcept { session_.abandon(draft); }
+  std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept {
+    return session_.abandon(draft, why);
+  }
 
   [[nodiscard]] std::string tidy() {
     std::string trouble = session_.take_trouble();

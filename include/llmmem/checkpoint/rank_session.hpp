@@ -135,8 +135,10 @@ class rank_session {
   ///      the folder can tell.
   void stop(const checkpoint_draft& draft, const std::string& why);
 
-  /// Stops a round in which this rank does not vote; rank 0 removes the draft. Nothing when it is over.
-  void abandon(const checkpoint_draft& draft) noexcept;
+  /// Stops a round in which this rank does not vote, and tells the others why; rank 0 removes the draft. No
+  /// more when it is over.
+  /// @return who stopped it before, and why: rank 0 has then removed the draft, maybe while this rank wrote.
+  std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept;
 
   /// What `try_join`, `try_begin` or `try_conclude` last found missing.
   [[nodiscard]] const rank_wait& waits_for() const noexcept { return waits_; }
@@ -185,6 +187,7 @@ class rank_session {
 
   [[nodiscard]] std::optional<decision> read_decision(std::uint64_t number);
   [[nodiscard]] bool decide(std::uint64_t number, verdict what, const std::string& why);
+  [[nodiscard]] static std::string stopped_by(const decision& by);
   [[noreturn]] void fail_stopped(round& of, const decision& by);
   [[noreturn]] void refuse(round& of, const std::string& why);
   [[nodiscard]] bool gather_votes(round& of, const std::vector<std::string>& there);

@@ -373,16 +373,26 @@ void async_checkpointer<Traits>::persist(job& of) {
   } catch (...) {
     why = "an exception that is none of the standard library's";
   }
-  conclude(of, how, why);
-  if (how == commit_status::not_committed) {
-    drain(of);
-    if (draft) coordinator_->abandon(*draft);
+  if (how == commit_status::not_committed && draft) {
+    give_up(of);  // at once: what follows may take long
+    if (const std::string before = coordinator_->abandon(*draft, why); !before.empty())
+      why = before + "; here: " + why;
   }
+  conclude(of, how, why);
+  if (how == commit_status::not_committed) drain(of);
   // After a failure, too: on a full disk what is superfluous is in the way of the next one.
   const std::string trouble = tidy();
   if (trouble.empty() || how == commit_status::not_committed) return;
   const std::scoped_lock lock(mutex_);
   stats_.last_trouble = trouble;
+}
+
+/// No more of it needs to be staged.
+template <class Traits>
+void async_checkpointer<Traits>::give_up(job& of) {
+  const std::scoped_lock lock(mutex_);
+  of.is_over = true;
+  changed_.notify_all();
 }
 
 /// What goes wrong here does not undo a commit.

@@ -302,7 +302,8 @@ std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t s
 /// Rank 0's draft, and a file that tells of it.
 template <checkpoint_storage Storage>
 checkpoint_draft rank_session<Storage>::announce(std::uint64_t step) {
-  if (round_ && !round_->is_over) abandon(round_->draft);
+  if (round_ && !round_->is_over)
+    static_cast<void>(abandon(round_->draft, "it begins step " + std::to_string(step)));
   checkpoint_draft draft = folder_->begin(step);
   try {
     const auto told = [&] {
@@ -503,9 +504,15 @@ bool rank_session<Storage>::decide(std::uint64_t number, verdict what, const std
 template <checkpoint_storage Storage>
 void rank_session<Storage>::fail_stopped(round& of, const decision& by) {
   of.is_over = true;
-  const std::string why = by.what == verdict::go ? "it had decided to commit it before" : by.why;
-  throw checkpoint_stopped(where(of.draft) + "rank " + std::to_string(by.by) + " stopped it: " + why +
-                           "; nothing was committed");
+  throw checkpoint_stopped(where(of.draft) + stopped_by(by) + "; nothing was committed");
+}
+
+template <checkpoint_storage Storage>
+std::string rank_session<Storage>::stopped_by(const decision& by) {
+  std::string text = "rank ";
+  text += std::to_string(by.by);
+  text += " stopped it: ";
+  return text += by.what == verdict::go ? "it had decided to commit it before" : by.why;
 }
 
 template <checkpoint_storage Storage>
@@ -535,17 +542,22 @@ void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::strin
 }
 
 template <checkpoint_storage Storage>
-void rank_session<Storage>::abandon(const checkpoint_draft& draft) noexcept {
+std::string rank_session<Storage>::abandon(const checkpoint_draft& draft, const std::string& why) noexcept {
+  std::string stopped;
   try {
     round& of = current(draft, "abandon");
-    if (of.is_there) return;
+    if (of.is_there) return stopped;
     if (!of.is_over) {
       of.is_over = true;
-      static_cast<void>(decide(of.number, verdict::stop, "it has abandoned it"));
+      if (!decide(of.number, verdict::stop, why)) {
+        const auto by = read_decision(of.number);
+        if (by && by->by != options_.rank) stopped = stopped_by(*by);
+      }
     }
   } catch (...) {  // the others learn of it by their deadlines
   }
   if (folder_) folder_->abandon(draft);
+  return stopped;
 }
 
 /// All ranks have voted in a later round: nobody reads what was said before.
