@@ -14,13 +14,36 @@
 
 namespace llmmem::inline v0 {
 
+/// Chunks of a checkpoint's file, one behind the other in a stored one.
+struct chunk_run {
+  std::uint64_t first = 0;   ///< chunk of the checkpoint's file
+  std::uint64_t count = 0;   ///< of chunks
+  std::uint32_t stored = 0;  ///< number among the manifest's stored files
+  std::uint64_t place = 0;   ///< chunk of the stored file that the first one is
+
+  friend bool operator==(const chunk_run&, const chunk_run&) = default;
+};
+
+/// A file that an incremental checkpoint takes chunks from: its own, which has those that are new, or one of
+/// an earlier checkpoint.
+struct stored_chunks {
+  std::uint64_t generation = 0;  ///< of the checkpoint whose folder has it
+  std::uint64_t step = 0;        ///< likewise
+  std::string name{};            ///< there
+  std::uint64_t bytes = 0;       ///< of all of it
+
+  friend bool operator==(const stored_chunks&, const stored_chunks&) = default;
+};
+
 /// A file of a checkpoint.
 struct checkpoint_file {
-  std::string name{};  ///< in the checkpoint's folder
+  std::string name{};  ///< in the checkpoint's folder, where it is whole
   std::uint64_t bytes = 0;
   std::uint32_t rank = 0;               ///< who wrote it
   std::uint32_t crc32c = 0;             ///< of all of it
   std::vector<std::uint32_t> chunks{};  ///< CRC-32C of each `chunk_bytes` of it, the last may be shorter
+  /// Where its chunks are, all of them in order, of an incremental checkpoint; none: it is whole.
+  std::vector<chunk_run> runs{};
 
   friend bool operator==(const checkpoint_file&, const checkpoint_file&) = default;
 };
@@ -52,6 +75,7 @@ struct checkpoint_manifest {
   std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   std::vector<checkpoint_file> files{};
   std::vector<checkpoint_tensor> tensors{};
+  std::vector<stored_chunks> stored{};  ///< what `runs` of the files are in; none: all files are whole
 
   friend bool operator==(const checkpoint_manifest&, const checkpoint_manifest&) = default;
 };
@@ -77,7 +101,8 @@ inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{256} << 20;
 [[nodiscard]] checkpoint_manifest read_manifest(std::string_view text, const std::string& what);
 
 /// That it fits together: names of files are plain, and they and the tensors' occur once; sizes, chunks and
-/// ranks agree; every piece is of a file that is there, inside its tensor, and no longer than the file.
+/// ranks agree; every piece is of a file that is there, inside its tensor, and no longer than the file; runs
+/// are of all chunks of their file, each inside a stored file, which is of this generation or an earlier one.
 /// @throws argument_error  which names the file or tensor, and what is wrong with it.
 void check_manifest(const checkpoint_manifest& manifest, const std::string& what);
 

@@ -120,10 +120,11 @@ struct load_wishes {
 }
 
 /// Reads a file's header, by whole chunks that are held to their checksums where that is asked for.
-template <storage_input Input>
-[[nodiscard]] safetensors_header read_header(const Input& input, const found_checkpoint& from,
+template <checkpoint_storage Storage>
+[[nodiscard]] safetensors_header read_header(const file_chunks<Storage>& input, const found_checkpoint& from,
                                              const checkpoint_file& file, verification how,
-                                             const std::string& path, std::uint64_t& read_bytes) {
+                                             std::uint64_t& read_bytes) {
+  const std::string& path = input.path();
   std::vector<std::byte> begin;
   const auto extend_to = [&](std::uint64_t bytes) {
     const std::uint64_t chunk_bytes = from.manifest.chunk_bytes;
@@ -135,7 +136,7 @@ template <storage_input Input>
         input.read(at, std::span(begin).subspan(at));
       } else {
         begin.resize(at + static_cast<std::size_t>(chunk_bytes_of(file, chunk_bytes, chunk)));
-        read_chunk(input, file, chunk_bytes, chunk, std::span(begin).subspan(at), path);
+        input.read_chunk(chunk, std::span(begin).subspan(at));
       }
       read_bytes += begin.size() - at;
     }
@@ -176,17 +177,16 @@ template <storage_input Input>
 template <class Storage, class Sink>
 class checkpoint_reader {
  public:
-  checkpoint_reader(Storage& storage, const found_checkpoint& from, Sink& sink, const load_options& options)
-      : storage_(&storage), from_(&from), sink_(&sink), options_(&options) {}
+  checkpoint_reader(const found_checkpoint& from, Sink& sink, const load_options& options)
+      : from_(&from), sink_(&sink), options_(&options) {}
 
-  void read(const load_file& file, const typename Storage::input& input) {
+  void read(const load_file& file, const file_chunks<Storage>& input) {
     const checkpoint_file& described = from_->manifest.files[file.file];
-    const std::string path = storage_->path(from_->folder + "/" + described.name);
     next_.store(0);
     const auto work = [&] {
       try {
         if (options_->how == verification::checksums) {
-          read_chunks(file, described, input, path);
+          read_chunks(file, described, input);
         } else {
           read_runs(file, input);
         }
@@ -216,7 +216,7 @@ class checkpoint_reader {
   static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
 
   void read_chunks(const load_file& file, const checkpoint_file& described,
-                   const typename Storage::input& input, const std::string& path) {
+                   const file_chunks<Storage>& input) {
     const std::uint64_t chunk_bytes = from_->manifest.chunk_bytes;
     aligned_bytes memory(static_cast<std::size_t>(std::min(described.bytes, chunk_bytes)));
     for (std::uint64_t i = next_.fetch_add(1); i < described.chunks.size(); i = next_.fetch_add(1)) {
@@ -225,7 +225,7 @@ class checkpoint_reader {
       const auto is_wanted = [&](const load_copy& each) { return each.begin < end && each.end() > begin; };
       if (std::none_of(file.copies.begin(), file.copies.end(), is_wanted)) continue;
       const auto bytes = memory.span().first(static_cast<std::size_t>(end - begin));
-      read_chunk(input, described, chunk_bytes, static_cast<std::size_t>(i), bytes, path);
+      input.read_chunk(static_cast<std::size_t>(i), bytes);
       read_bytes_.fetch_add(bytes.size());
       for (const load_copy& each : file.copies) {
         if (!is_wanted(each)) continue;
@@ -238,7 +238,7 @@ class checkpoint_reader {
     }
   }
 
-  void read_runs(const load_file& file, const typename Storage::input& input) {
+  void read_runs(const load_file& file, const file_chunks<Storage>& input) {
     constexpr std::uint64_t most = std::uint64_t{4} << 20;
     aligned_bytes memory(static_cast<std::size_t>(most));
     for (std::uint64_t i = next_.fetch_add(1); i < file.copies.size(); i = next_.fetch_add(1)) {
@@ -255,7 +255,6 @@ class checkpoint_reader {
     }
   }
 
-  Storage* storage_;
   const found_checkpoint* from_;
   Sink* sink_;
   const load_options* options_;
@@ -276,26 +275,21 @@ load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
   std::vector<std::vector<const reshard_copy*>> by_file(from.manifest.files.size());
   for (const reshard_copy& each : plan.copies)
     by_file[to_index(wishes.stored[to_index(each.source)].holder)].push_back(&each);
-  detail::checkpoint_reader<Storage, std::remove_reference_t<Sink>> reader(storage, from, sink, options);
+  detail::checkpoint_reader<Storage, std::remove_reference_t<Sink>> reader(from, sink, options);
   for (std::uint32_t file = 0; file < by_file.size(); ++file) {
     if (by_file[file].empty()) continue;
     const checkpoint_file& described = from.manifest.files[file];
-    const std::string path = from.folder + "/" + described.name;
-    const auto input = storage.open(path);
-    if (input.bytes() != described.bytes) {
-      throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
-                         " bytes, the manifest says " + std::to_string(described.bytes));
-    }
+    const detail::file_chunks<Storage> input(storage, from.folder, from.manifest, described);
+    const std::string& path = input.path();
     const safetensors_header header =
-        detail::read_header(input, from, described, options.how, storage.path(path), report.read_bytes);
+        detail::read_header(input, from, described, options.how, report.read_bytes);
     detail::load_file todo{file, {}};
     for (const reshard_copy* const copy : by_file[file]) {
       const std::uint32_t source = to_index(copy->source);
       const checkpoint_tensor& tensor = from.manifest.tensors[wishes.tensors[to_index(copy->tensor)]];
-      const std::uint64_t begin =
-          detail::find_piece(header, *wishes.pieces[source], tensor, storage.path(path));
+      const std::uint64_t begin = detail::find_piece(header, *wishes.pieces[source], tensor, path);
       const auto bytes = [&](std::uint64_t elements) {
-        return detail::whole_bytes(elements, bits_of(tensor.type), storage.path(path) + ": " + tensor.name);
+        return detail::whole_bytes(elements, bits_of(tensor.type), path + ": " + tensor.name);
       };
       todo.copies.push_back({begin + bytes(copy->source_offset), bytes(copy->run), copy->count,
                              bytes(copy->source_stride), to_index(copy->destination),

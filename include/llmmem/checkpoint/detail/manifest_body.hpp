@@ -75,6 +75,51 @@ inline constexpr std::string_view manifest_tail = "\"}\n";
   return crc32c_combine(sum, file.chunks.back(), file.bytes - (file.chunks.size() - 1) * chunk_bytes);
 }
 
+/// That they are of all chunks, in order, and that each is in its stored file.
+inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoint_file& file,
+                             const std::string& what) {
+  std::uint64_t next = 0;
+  for (const chunk_run& each : file.runs) {
+    const auto wrong = [&](const std::string& why) {
+      throw argument_error(what + ": file " + json_quoted(file.name) + ": the run of chunks from " +
+                           std::to_string(each.first) + " on " + why);
+    };
+    if (each.first != next) wrong("does not begin where the one before ends, at " + std::to_string(next));
+    if (each.count == 0 || each.count > file.chunks.size() - next)
+      wrong("has " + std::to_string(each.count) + " of the file's " + std::to_string(file.chunks.size()));
+    if (each.stored >= manifest.stored.size()) {
+      wrong("is in stored file " + std::to_string(each.stored) + " of " +
+            std::to_string(manifest.stored.size()));
+    }
+    next += each.count;
+    const std::uint64_t end = next * manifest.chunk_bytes;  // no more than a chunk past 2^63
+    const std::uint64_t bytes = (end < file.bytes ? end : file.bytes) - each.first * manifest.chunk_bytes;
+    const stored_chunks& in = manifest.stored[each.stored];
+    if (each.place > in.bytes / manifest.chunk_bytes ||
+        bytes > in.bytes - each.place * manifest.chunk_bytes) {
+      wrong("is past the end of " + json_quoted(in.name) + ", which has " + std::to_string(in.bytes) +
+            " bytes");
+    }
+  }
+  if (next != file.chunks.size()) {
+    throw argument_error(what + ": file " + json_quoted(file.name) + ": its runs are of " +
+                         std::to_string(next) + " chunks, it has " + std::to_string(file.chunks.size()));
+  }
+}
+
+inline void check_stored_chunks(const checkpoint_manifest& manifest, const stored_chunks& stored,
+                                const std::string& what) {
+  const auto wrong = [&](const std::string& why) {
+    throw argument_error(what + ": stored file " + json_quoted(stored.name) + ": " + why);
+  };
+  if (!is_plain_name(stored.name)) wrong("the name must be plain: UTF-8, without '/', no '.' first");
+  if (stored.bytes > max_bytes) wrong("more than 2^63 - 1 bytes");
+  if (stored.generation > manifest.generation)
+    wrong("it is of generation " + std::to_string(stored.generation) + ", a later one");
+  if (stored.generation == manifest.generation && stored.step != manifest.step)
+    wrong("it is of this generation, and of step " + std::to_string(stored.step));
+}
+
 inline void check_checkpoint_file(const checkpoint_manifest& manifest, const checkpoint_file& file,
                                   const std::string& what) {
   const auto wrong = [&](const std::string& why) {
@@ -88,6 +133,7 @@ inline void check_checkpoint_file(const checkpoint_manifest& manifest, const che
     wrong(std::to_string(file.chunks.size()) + " checksums for " + std::to_string(chunks) + " chunks");
   if (combined_crc32c(file, manifest.chunk_bytes) != file.crc32c)
     wrong("its checksum is not that of its chunks");
+  if (!file.runs.empty()) check_chunk_runs(manifest, file, what);
 }
 
 inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const checkpoint_tensor& tensor,
@@ -154,6 +200,8 @@ inline void check_manifest(const checkpoint_manifest& manifest, const std::strin
     throw argument_error(what + ": chunks of " + std::to_string(manifest.chunk_bytes) +
                          " bytes; they have 1 to " + std::to_string(max_checkpoint_chunk));
   }
+  for (const stored_chunks& each : manifest.stored)
+    detail::check_stored_chunks(manifest, each, what);
   std::vector<std::string_view> names;
   for (const checkpoint_file& each : manifest.files) {
     detail::check_checkpoint_file(manifest, each, what);
@@ -186,6 +234,12 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
   const auto first_file = static_cast<std::uint32_t>(into.files.size());
   checkpoint_manifest merged = into;
   merged.files.insert(merged.files.end(), part.files.begin(), part.files.end());
+  const auto first_stored = static_cast<std::uint32_t>(into.stored.size());
+  merged.stored.insert(merged.stored.end(), part.stored.begin(), part.stored.end());
+  for (std::size_t i = first_file; i < merged.files.size(); ++i) {
+    for (chunk_run& each : merged.files[i].runs)
+      each.stored += first_stored;
+  }
   std::vector<std::size_t> by_name(into.tensors.size());
   for (std::size_t i = 0; i < by_name.size(); ++i)
     by_name[i] = i;
@@ -211,6 +265,21 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
   into = std::move(merged);
 }
 
+namespace detail {
+
+inline void append_runs(std::string& text, const std::vector<chunk_run>& runs) {
+  text += ",\"runs\":[";
+  for (const chunk_run& each : runs) {
+    text.append(&each == runs.data() ? "[" : ",[");
+    text.append(std::to_string(each.first)).append(",").append(std::to_string(each.count));
+    text.append(",").append(std::to_string(each.stored)).append(",").append(std::to_string(each.place));
+    text += ']';
+  }
+  text += ']';
+}
+
+}  // namespace detail
+
 inline std::string to_json(const checkpoint_manifest& manifest) {
   check_manifest(manifest, "manifest");
   std::string text = R"({"format":")";
@@ -234,7 +303,20 @@ inline std::string to_json(const checkpoint_manifest& manifest) {
     text += R"(","chunks":")";
     for (const std::uint32_t chunk : each.chunks)
       detail::append_hex(text, chunk);
-    text += "\"}";
+    text += '"';
+    if (!each.runs.empty()) detail::append_runs(text, each.runs);
+    text += '}';
+  }
+  if (!manifest.stored.empty()) {
+    text += "],\"stored\":[";
+    for (const stored_chunks& each : manifest.stored) {
+      text += &each == manifest.stored.data() ? "\n{\"name\":" : ",\n{\"name\":";
+      detail::append_json_string(text, each.name);
+      number("generation", each.generation);
+      number("step", each.step);
+      number("bytes", each.bytes);
+      text += '}';
+    }
   }
   text += "],\"tensors\":[";
   for (const checkpoint_tensor& each : manifest.tensors) {
@@ -275,8 +357,10 @@ class manifest_members {
     seen_ |= 1U << bit;
     return true;
   }
+  /// The first `count` of them must have been there; those behind may.
   void need(unsigned count) const {
-    if (seen_ != (1U << count) - 1) json_->refuse("the object that ends here lacks a member");
+    const unsigned all = (1U << count) - 1;
+    if ((seen_ & all) != all) json_->refuse("the object that ends here lacks a member");
   }
 
  private:
@@ -294,6 +378,47 @@ class manifest_members {
   const std::uint64_t value = json.number();
   if (value > ~std::uint32_t{0}) json.refuse("a number of more than 32 bits");
   return static_cast<std::uint32_t>(value);
+}
+
+/// An array of so many numbers.
+template <std::size_t Count>
+[[nodiscard]] std::array<std::uint64_t, Count> read_numbers(json_reader& json, const std::string& what) {
+  std::array<std::uint64_t, Count> all{};
+  std::size_t count = 0;
+  const auto wrong = [&] { json.refuse(what + " are " + std::to_string(Count) + " numbers"); };
+  json.array([&] {
+    const std::uint64_t value = json.number();
+    if (count == Count) wrong();
+    all[count++] = value;
+  });
+  if (count != Count) wrong();
+  return all;
+}
+
+[[nodiscard]] inline chunk_run read_chunk_run(json_reader& json) {
+  const auto numbers = read_numbers<4>(json, "runs");
+  if (numbers[2] > ~std::uint32_t{0}) json.refuse("a number of more than 32 bits");
+  return {numbers[0], numbers[1], static_cast<std::uint32_t>(numbers[2]), numbers[3]};
+}
+
+[[nodiscard]] inline stored_chunks read_stored_chunks(json_reader& json) {
+  stored_chunks stored;
+  manifest_members members(json);
+  json.object([&](const std::string& key) {
+    if (members.is(key, "name", 0)) {
+      stored.name = json.string();
+    } else if (members.is(key, "generation", 1)) {
+      stored.generation = json.number();
+    } else if (members.is(key, "step", 2)) {
+      stored.step = json.number();
+    } else if (members.is(key, "bytes", 3)) {
+      stored.bytes = json.number();
+    } else {
+      json.skip(8);
+    }
+  });
+  members.need(4);
+  return stored;
 }
 
 [[nodiscard]] inline checkpoint_file read_checkpoint_file(json_reader& json) {
@@ -315,6 +440,8 @@ class manifest_members {
         if (!sum) json.refuse("checksums of chunks have eight lower-case hexadecimal digits each");
         file.chunks.push_back(*sum);
       }
+    } else if (members.is(key, "runs", 5)) {
+      json.array([&] { file.runs.push_back(read_chunk_run(json)); });
     } else {
       json.skip(8);
     }
@@ -332,14 +459,7 @@ class manifest_members {
     } else if (members.is(key, "entry", 1)) {
       piece.entry = json.string();
     } else if (members.is(key, "runs", 2)) {
-      std::array<std::uint64_t, 4> runs{};
-      std::size_t count = 0;
-      json.array([&] {
-        const std::uint64_t value = json.number();
-        if (count == runs.size()) json.refuse("runs are four numbers");
-        runs[count++] = value;
-      });
-      if (count != runs.size()) json.refuse("runs are four numbers");
+      const auto runs = read_numbers<4>(json, "runs");
       piece.runs = {runs[0], runs[1], runs[2], runs[3]};
     } else {
       json.skip(8);
@@ -415,6 +535,8 @@ inline checkpoint_manifest read_manifest(std::string_view text, const std::strin
       json.array([&] { manifest.tensors.push_back(detail::read_checkpoint_tensor(json)); });
     } else if (members.is(key, "crc32c", 7)) {
       static_cast<void>(json.string());
+    } else if (members.is(key, "stored", 8)) {
+      json.array([&] { manifest.stored.push_back(detail::read_stored_chunks(json)); });
     } else {
       json.skip(8);
     }

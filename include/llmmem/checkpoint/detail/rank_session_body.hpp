@@ -392,7 +392,7 @@ bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::strin
       checkpoint_manifest vote = read_manifest(message->text, storage_->path(name));
       check_vote(vote, rank, of.draft);
       for (const checkpoint_file& each : vote.files)
-        detail::verify_file(*storage_, {of.draft.id, of.draft.folder, vote}, each, options_.votes);
+        detail::verify_file(*storage_, of.draft.folder, vote, each, options_.votes);
       of.votes[rank] = std::move(vote);
     } catch (const error& error) {
       refuse(of, "the vote of rank " + std::to_string(rank) + " cannot be: " + error.what());

@@ -2,8 +2,8 @@
 /// How checkpoints are looked for and held to their checksums.
 #pragma once
 
+#include <llmmem/checkpoint/detail/file_chunks.hpp>
 #include <llmmem/checkpoint/search.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,46 +22,6 @@ inline std::string checkpoint_search::message() const {
 
 namespace detail {
 
-/// Memory that files can be read into past the page cache.
-class aligned_bytes {
- public:
-  static constexpr std::size_t alignment = 4096;
-
-  explicit aligned_bytes(std::size_t bytes) : held_(bytes + alignment) {
-    const auto address = reinterpret_cast<std::uintptr_t>(held_.data());
-    begin_ = (alignment - address % alignment) % alignment;
-    bytes_ = bytes;
-  }
-  [[nodiscard]] std::span<std::byte> span() noexcept { return std::span(held_).subspan(begin_, bytes_); }
-
- private:
-  std::vector<std::byte> held_;
-  std::size_t begin_ = 0;
-  std::size_t bytes_ = 0;
-};
-
-/// Bytes of chunk `i` of a file. @pre it has that many.
-[[nodiscard]] inline std::uint64_t chunk_bytes_of(const checkpoint_file& file, std::uint64_t chunk_bytes,
-                                                  std::size_t i) noexcept {
-  const std::uint64_t left = file.bytes - i * chunk_bytes;
-  return left < chunk_bytes ? left : chunk_bytes;
-}
-
-/// Reads a chunk and holds it to its checksum.
-template <storage_input Input>
-void read_chunk(const Input& input, const checkpoint_file& file, std::uint64_t chunk_bytes, std::size_t i,
-                std::span<std::byte> into, const std::string& path) {
-  input.read(i * chunk_bytes, into);
-  const std::uint32_t sum = crc32c(0, into);
-  if (sum == file.chunks[i]) return;
-  std::string text = path + ": bytes " + std::to_string(i * chunk_bytes) + " to " +
-                     std::to_string(i * chunk_bytes + into.size()) + " are damaged: their CRC-32C is ";
-  append_hex(text, sum);
-  text += ", the manifest has ";
-  append_hex(text, file.chunks[i]);
-  throw format_error(text);
-}
-
 template <checkpoint_storage Storage>
 [[nodiscard]] std::string read_whole(Storage& storage, const std::string& path, std::uint64_t most) {
   const auto input = storage.open(path);
@@ -74,23 +34,15 @@ template <checkpoint_storage Storage>
   return text;
 }
 
+/// @param folder  of the checkpoint, or of its draft.
 template <checkpoint_storage Storage>
-void verify_file(Storage& storage, const found_checkpoint& found, const checkpoint_file& file,
-                 verification how) {
-  const std::string path = found.folder + "/" + file.name;
-  const auto input = storage.open(path);
-  if (input.bytes() != file.bytes) {
-    throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
-                       " bytes, the manifest says " + std::to_string(file.bytes));
-  }
+void verify_file(Storage& storage, const std::string& folder, const checkpoint_manifest& manifest,
+                 const checkpoint_file& file, verification how) {
+  const file_chunks<Storage> chunks(storage, folder, manifest, file);
   if (how == verification::sizes) return;
-  const std::uint64_t chunk_bytes = found.manifest.chunk_bytes;
-  aligned_bytes memory(static_cast<std::size_t>(std::min(file.bytes, chunk_bytes)));
-  for (std::size_t i = 0; i < file.chunks.size(); ++i) {
-    const std::uint64_t bytes = chunk_bytes_of(file, chunk_bytes, i);
-    read_chunk(input, file, chunk_bytes, i, memory.span().first(static_cast<std::size_t>(bytes)),
-               storage.path(path));
-  }
+  constexpr std::uint64_t most = std::uint64_t{4} << 20;
+  aligned_bytes memory(static_cast<std::size_t>(std::min({file.bytes, manifest.chunk_bytes, most})));
+  chunks.verify(memory.span());
 }
 
 }  // namespace detail
@@ -119,7 +71,7 @@ found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, veri
                        ", not of what the folder is called");
   }
   for (const checkpoint_file& file : found.manifest.files)
-    detail::verify_file(storage, found, file, how);
+    detail::verify_file(storage, found.folder, found.manifest, file, how);
   return found;
 }
 

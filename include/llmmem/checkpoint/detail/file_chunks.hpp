@@ -1,0 +1,160 @@
+/// @file
+/// A file of a checkpoint to be read, whether it is whole or its chunks lie in several stored files.
+#pragma once
+
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// Memory that files can be read into past the page cache.
+class aligned_bytes {
+ public:
+  static constexpr std::size_t alignment = 4096;
+
+  explicit aligned_bytes(std::size_t bytes) : held_(bytes + alignment) {
+    const auto address = reinterpret_cast<std::uintptr_t>(held_.data());
+    begin_ = (alignment - address % alignment) % alignment;
+    bytes_ = bytes;
+  }
+  [[nodiscard]] std::span<std::byte> span() noexcept { return std::span(held_).subspan(begin_, bytes_); }
+
+ private:
+  std::vector<std::byte> held_;
+  std::size_t begin_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+/// Bytes of chunk `i` of a file. @pre it has that many.
+[[nodiscard]] inline std::uint64_t chunk_bytes_of(const checkpoint_file& file, std::uint64_t chunk_bytes,
+                                                  std::size_t i) noexcept {
+  const std::uint64_t left = file.bytes - i * chunk_bytes;
+  return left < chunk_bytes ? left : chunk_bytes;
+}
+
+/// A file of a checkpoint that is open. Reading is for any number of threads at once.
+template <checkpoint_storage Storage>
+class file_chunks {
+ public:
+  /// Opens all that it lies in, and holds each to its size.
+  /// @param folder  of the checkpoint, or of its draft. @param manifest  outlives this; so does `file` of it.
+  /// @throws storage_error  @throws format_error  for another size than the manifest says.
+  file_chunks(Storage& storage, const std::string& folder, const checkpoint_manifest& manifest,
+              const checkpoint_file& file)
+      : file_(&file), chunk_bytes_(manifest.chunk_bytes) {
+    if (file.runs.empty()) {
+      path_ = storage.path(folder + "/" + file.name);
+      open(storage, folder + "/" + file.name, file.bytes, 0);
+      return;
+    }
+    path_ = storage.path(folder) + ": " + file.name;
+    for (const chunk_run& run : file.runs) {
+      if (std::ranges::find(stored_, run.stored, &stored_input::number) != stored_.end()) continue;
+      const stored_chunks& in = manifest.stored[run.stored];
+      const bool is_own = in.generation == manifest.generation;
+      const std::string in_folder = is_own ? folder : folder_name({in.step, in.generation});
+      open(storage, in_folder + "/" + in.name, in.bytes, run.stored);
+    }
+  }
+
+  /// For error texts.
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return file_->bytes; }
+  /// Of all that it lies in, as many as were opened.
+  [[nodiscard]] std::size_t stored_files() const noexcept { return stored_.size(); }
+
+  /// Believes what it reads.
+  void read(std::uint64_t offset, std::span<std::byte> into) const {
+    while (!into.empty()) {
+      const location at = find(offset);
+      const auto bytes =
+          into.first(static_cast<std::size_t>(std::min<std::uint64_t>(into.size(), at.run_bytes)));
+      at.in->input.read(at.offset, bytes);
+      offset += bytes.size();
+      into = into.subspan(bytes.size());
+    }
+  }
+
+  /// Reads chunk `i` whole, and holds it to its checksum. @throws format_error  which says where.
+  void read_chunk(std::size_t i, std::span<std::byte> into) const {
+    const location at = find(i * chunk_bytes_);
+    at.in->input.read(at.offset, into);
+    hold_to_checksum(i, at, into.size(), crc32c(0, into));
+  }
+
+  /// The same for all chunks, of which it keeps none; `memory` may be shorter than one.
+  void verify(std::span<std::byte> memory) const {
+    for (std::size_t i = 0; i < file_->chunks.size(); ++i) {
+      const std::uint64_t bytes = chunk_bytes_of(*file_, chunk_bytes_, i);
+      const location at = find(i * chunk_bytes_);
+      std::uint32_t sum = 0;
+      for (std::uint64_t done = 0; done < bytes;) {
+        const auto part =
+            memory.first(static_cast<std::size_t>(std::min<std::uint64_t>(memory.size(), bytes - done)));
+        at.in->input.read(at.offset + done, part);
+        sum = crc32c(sum, part);
+        done += part.size();
+      }
+      hold_to_checksum(i, at, bytes, sum);
+    }
+  }
+
+ private:
+  struct stored_input {
+    typename Storage::input input;
+    std::string path;
+    std::uint32_t number;
+  };
+  struct location {
+    const stored_input* in;
+    std::uint64_t offset;     // there
+    std::uint64_t run_bytes;  // that follow it there
+  };
+
+  void open(Storage& storage, const std::string& path, std::uint64_t bytes, std::uint32_t number) {
+    auto input = storage.open(path);
+    if (input.bytes() != bytes) {
+      throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
+                         " bytes, the manifest says " + std::to_string(bytes));
+    }
+    stored_.push_back({std::move(input), storage.path(path), number});
+  }
+
+  [[nodiscard]] location find(std::uint64_t offset) const {
+    if (file_->runs.empty()) return {&stored_.front(), offset, file_->bytes - offset};
+    const std::uint64_t chunk = offset / chunk_bytes_;
+    const auto after = std::ranges::upper_bound(file_->runs, chunk, {}, &chunk_run::first);
+    const chunk_run& run = *(after - 1);  // the first begins at 0
+    const std::uint64_t into_run = offset - run.first * chunk_bytes_;
+    const std::uint64_t end = std::min((run.first + run.count) * chunk_bytes_, file_->bytes);
+    return {&*std::ranges::find(stored_, run.stored, &stored_input::number),
+            run.place * chunk_bytes_ + into_run, end - offset};
+  }
+
+  void hold_to_checksum(std::size_t i, const location& at, std::uint64_t bytes, std::uint32_t sum) const {
+    if (sum == file_->chunks[i]) return;
+    std::string text = at.in->path + ": bytes " + std::to_string(at.offset) + " to " +
+                       std::to_string(at.offset + bytes) + " are damaged: their CRC-32C is ";
+    append_hex(text, sum);
+    text += ", the manifest has ";
+    append_hex(text, file_->chunks[i]);
+    throw format_error(text);
+  }
+
+  const checkpoint_file* file_;
+  std::uint64_t chunk_bytes_;
+  std::string path_;
+  std::vector<stored_input> stored_;
+};
+
+}  // namespace llmmem::inline v0::detail
