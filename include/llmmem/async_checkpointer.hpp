@@ -51,7 +51,7 @@ struct checkpointer_stats {
   std::uint64_t failed = 0;     ///< not committed, for whatever reason, those skipped among them
   std::uint64_t uncertain = 0;  ///< durability uncertain
   std::uint64_t skipped = 0;    ///< because it was busy
-  std::uint64_t stall_ns = 0;   ///< callers waited: to begin, and to change the state
+  std::uint64_t stall_ns = 0;   ///< callers waited: to begin, and to change the state or have it copied
   std::uint64_t staged_bytes = 0;
   std::uint64_t stage_ns = 0;  ///< copying, less what it waited for room
   std::uint64_t persisted_bytes = 0;
@@ -98,24 +98,37 @@ template <class Traits>
 class async_checkpointer;
 
 /// A snapshot that was begun. While it is not staged, the state must stay as it is; the gate sees to that. It
-/// waits for that when it goes, so that the state may go after it. It and all permits end before the
-/// checkpointer does: declare them behind it.
+/// waits for that when it goes, so that the state may go after it.
+///
+/// Of a stable view (`is_stable_view`) the state may change at once: `mutate` waits for nothing, nor does the
+/// guard when it goes. Until it is staged, what the view reads is in use (a `cow_range`'s pool pages, clones,
+/// forks); what the view stands on may go once it is staged, after `flush`, or after the checkpointer.
+///
+/// It and all permits end before the checkpointer does: declare them behind it.
 class [[nodiscard]] snapshot_guard {
  public:
   snapshot_guard(snapshot_guard&& other) noexcept
-      : gate_(std::exchange(other.gate_, nullptr)), ticket_(std::move(other.ticket_)) {}
+      : gate_(std::exchange(other.gate_, nullptr)),
+        reading_(std::move(other.reading_)),
+        ticket_(std::move(other.ticket_)),
+        is_stable_(other.is_stable_) {}
   snapshot_guard& operator=(snapshot_guard&&) = delete;
   ~snapshot_guard() {
-    if (gate_ != nullptr) gate_->wait();
+    if (gate_ != nullptr && !is_stable_) gate_->wait();
   }
 
   [[nodiscard]] const commit_ticket& ticket() const noexcept { return ticket_; }
-  [[nodiscard]] bool is_staged() const noexcept { return gate_ == nullptr || !gate_->is_frozen(); }
-  /// Returns when the state may change.
-  void wait_staged() const noexcept {
-    if (gate_ != nullptr) gate_->wait();
+  /// Whether it has been read; or given up, which ends that as well.
+  [[nodiscard]] bool is_staged() const noexcept {
+    const snapshot_gate* const reads = staging();
+    return reads == nullptr || !reads->is_frozen();
   }
-  /// The same, with the permit to do so. The guard has no more to do.
+  /// Returns when it is: the state may change, or what a stable view kept is free. A snapshot that takes
+  /// longer than `max_stall_ns` is given up. By the thread that owns the state.
+  void wait_staged() const noexcept {
+    if (snapshot_gate* const reads = staging(); reads != nullptr) reads->wait();
+  }
+  /// The permit to change the state, once it may. The guard has no more to do.
   /// @throws argument_error  of a guard that was moved from, or has given its permit.
   [[nodiscard]] mutation_permit mutate() && {
     if (gate_ == nullptr) throw argument_error("snapshot_guard: it was moved from, or has given its permit");
@@ -127,9 +140,16 @@ class [[nodiscard]] snapshot_guard {
   friend class async_checkpointer;
   snapshot_guard(snapshot_gate& gate, commit_ticket ticket) noexcept
       : gate_(&gate), ticket_(std::move(ticket)) {}
+  snapshot_guard(snapshot_gate& gate, commit_ticket ticket, std::shared_ptr<snapshot_gate> reading) noexcept
+      : gate_(&gate), reading_(std::move(reading)), ticket_(std::move(ticket)), is_stable_(true) {}
+
+  /// Frozen while it is being read; null once nobody asks any more.
+  [[nodiscard]] snapshot_gate* staging() const noexcept { return is_stable_ ? reading_.get() : gate_; }
 
   snapshot_gate* gate_;
+  std::shared_ptr<snapshot_gate> reading_{};  // of a stable view, which does not freeze the other
   commit_ticket ticket_;
+  bool is_stable_ = false;
 };
 
 /// Checkpoints of a state, written behind the training.
@@ -148,7 +168,8 @@ class [[nodiscard]] snapshot_guard {
 /// which are synced and committed (`checkpoint_folder`). A ring as large as the state holds a step up for no
 /// longer than copying the state takes; with a smaller one for as long as it takes to write the rest. Whoever
 /// changes the state takes a `mutation_permit`, from the guard or from `gate()`: without it his function does
-/// not compile, and it is not given while a snapshot is being copied.
+/// not compile, and it is not given while a snapshot is being copied. A stable view (`cow_state_view`, say)
+/// is read while the state changes: then the permit is given at once.
 ///
 /// A checkpoint that fails, for whatever reason, ends no training and is never silent: its ticket, and
 /// `stats().last_trouble`, say why. The next one begins anew.
@@ -178,8 +199,9 @@ class async_checkpointer {
   ~async_checkpointer();
 
   /// Begins a checkpoint of the state as it is now. @pre what `view` refers to stays as it is until the guard
-  /// says that it is staged.
-  /// @throws argument_error  while a permit of the gate is alive, and for extras with bad names.
+  /// says that it is staged. Of a stable view the checkpoint is of the moment at which the view was taken.
+  /// @throws argument_error  while a permit of the gate is alive (for stable views too: it would be of half a
+  ///                         step), and for extras with bad names.
   snapshot_guard begin_snapshot(std::uint64_t step, view_type view,
                                 std::vector<checkpoint_extra> extras = {});
 
@@ -189,6 +211,11 @@ class async_checkpointer {
   /// Returns once nothing is pending, or after `most_ns`: whether nothing is. For the end of a run, and for a
   /// process that was told to go. By the thread that owns the state, where the view is not concurrent.
   bool flush(std::uint64_t most_ns = commit_ticket::forever);
+
+  /// Copies for about `most_ns`, without waiting for room; whether nothing is left to copy. Who changes the
+  /// state under views that are stable, and not concurrent, waits for nothing, and copies nothing by that: he
+  /// calls this now and then. Others need it not. By the thread that owns the state.
+  bool stage_for(std::uint64_t most_ns);
 
   /// What the files will be, whatever the state.
   [[nodiscard]] const file_plan& plan() const noexcept { return plan_; }
@@ -216,6 +243,7 @@ class async_checkpointer {
   void end_staging(job& of, std::unique_lock<std::mutex>& lock, std::string why);
   void pump(std::unique_lock<std::mutex>& lock, std::uint64_t until);
   void hold_up(std::uint64_t until);
+  [[nodiscard]] std::shared_ptr<snapshot_gate> hold();
 
   // Persisting.
   void run_persister();

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace llmmem::inline v0 {
 
@@ -22,14 +23,56 @@ namespace llmmem::inline v0 {
 ///                                     checkpoint, and is its reason.
 /// - `is_concurrent`                   whether another thread may call it while the state's owner reads the
 ///                                     state and computes. If not, the owner's thread copies, when it waits.
+/// - `is_stable`                       optional: see `is_stable_view`.
 ///
-/// Copied when a snapshot begins: a handle, not the state.
+/// Copied when a snapshot begins: a handle, not the state. It goes as soon as it has been read.
 template <class V>
 concept state_view = std::copy_constructible<V> && requires(V& view, std::uint32_t tensor,
                                                             std::uint64_t offset, std::span<std::byte> into) {
   view.copy_out(tensor, offset, into);
   requires std::same_as<std::remove_cv_t<decltype(V::is_concurrent)>, bool>;
 };
+
+namespace detail {
+
+template <class V>
+concept says_whether_stable =
+    requires { requires std::same_as<std::remove_cv_t<decltype(V::is_stable)>, bool>; };
+
+template <class V>
+[[nodiscard]] consteval bool says_stable() noexcept {
+  if constexpr (says_whether_stable<V>) {
+    return V::is_stable;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// Whether what such a view reads no longer changes, whatever becomes of the state (`V::is_stable`; false for
+/// one that does not say). Its state may change while it is being saved: the gate is not frozen, and the view
+/// keeps what it reads until it goes. `cow_state_view`, `tiered_state_view` and `paged_state_view` are
+/// stable.
+template <class V>
+inline constexpr bool is_stable_view = detail::says_stable<V>();
+
+/// A view that can tell what has not changed since another one of the same state, for saves that write only
+/// what has.
+///
+/// - `version()`            the tag of this snapshot: not 0, and opaque. It means something to views of the
+///                          same state in the same process alone, and need not outlive any view.
+/// - `is_unchanged_since(version, tensor, offset, bytes)`  true only if these bytes of the tensor are
+/// certainly
+///                          the same as in the view of that tag; false where it does not know, 0 being a tag
+///                          that nobody knows. By one thread, that which copies.
+template <class V>
+concept change_tracking_view =
+    state_view<V> && requires(const V& view, std::uint64_t version, std::uint32_t tensor,
+                              std::uint64_t offset, std::uint64_t bytes) {
+      { view.version() } -> std::same_as<std::uint64_t>;
+      { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
+    };
 
 /// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged.
 class host_state_view {
@@ -57,6 +100,6 @@ class host_state_view {
   std::span<const std::span<const std::byte>> tensors_;
 };
 
-static_assert(state_view<host_state_view>);
+static_assert(state_view<host_state_view> && !is_stable_view<host_state_view>);
 
 }  // namespace llmmem::inline v0

@@ -24,6 +24,7 @@ struct async_checkpointer<Traits>::job {
   std::optional<view_type> view;  // until it is staged
   file_plan extras;
   std::shared_ptr<detail::commit_record> record;
+  std::shared_ptr<snapshot_gate> reading{};  // what the guard of a stable view asks; else null
   std::vector<const planned_file*> files{};
   std::uint64_t bytes = 0;
   std::uint64_t began_to_persist = 0;  // by the clock, in ns
@@ -145,15 +146,42 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
     ++stats_.skipped;
     lock.unlock();
     conclude(*made, commit_status::not_committed, options_.name + ": " + busy);
+    if constexpr (is_stable_view<view_type>) return {gate_, std::move(ticket), nullptr};
     return {gate_, std::move(ticket)};
   }
   jobs_.reserve(jobs_.size() + 1);  // what can fail comes before the state is held
-  gate_.freeze([](void* self) { static_cast<async_checkpointer*>(self)->hold_up(commit_ticket::forever); },
-               this);
+  const std::shared_ptr<snapshot_gate> reading = hold();
+  made->reading = reading;
   ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
+  if constexpr (is_stable_view<view_type>) return {gate_, std::move(ticket), reading};
   return {gate_, std::move(ticket)};
+}
+
+/// Holds the state for a snapshot that begins. For a stable view that is only the question whether it may:
+/// then a gate of its own says when it has been read.
+template <class Traits>
+std::shared_ptr<snapshot_gate> async_checkpointer<Traits>::hold() {
+  std::shared_ptr<snapshot_gate> reading;
+  if constexpr (is_stable_view<view_type>) {
+    reading = std::make_shared<snapshot_gate>();
+    reading->freeze(
+        [](void* of) {
+          auto* const self = static_cast<async_checkpointer*>(of);
+          const std::uint64_t began = detail::monotonic_ns();
+          self->hold_up(commit_ticket::forever);
+          const std::scoped_lock lock(self->mutex_);
+          self->stats_.stall_ns += detail::monotonic_ns() - began;
+        },
+        this);
+    gate_.freeze();
+    gate_.thaw();
+  } else {
+    gate_.freeze([](void* of) { static_cast<async_checkpointer*>(of)->hold_up(commit_ticket::forever); },
+                 this);
+  }
+  return reading;
 }
 
 /// Why a snapshot cannot begin now, or nothing once it can.
@@ -291,8 +319,20 @@ void async_checkpointer<Traits>::end_staging(job& of, std::unique_lock<std::mute
     of.record->stage = nullptr;
   }
   filled_.push_back({0, 0, true});
-  gate_.thaw();
+  (of.reading == nullptr ? gate_ : *of.reading).thaw();
   changed_.notify_all();
+}
+
+template <class Traits>
+bool async_checkpointer<Traits>::stage_for(std::uint64_t most_ns) {
+  std::unique_lock lock(mutex_);
+  if constexpr (!view_type::is_concurrent) {
+    const std::uint64_t began = detail::monotonic_ns();
+    job* next = unstaged();
+    while (next != nullptr && detail::monotonic_ns() - began < most_ns && stage_some(*next, lock))
+      next = unstaged();
+  }
+  return unstaged() == nullptr;
 }
 
 /// What a thread of the caller's does while it waits.
