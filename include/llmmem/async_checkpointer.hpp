@@ -2,8 +2,10 @@
 /// `async_checkpointer`: saves a training run's state beside the training, and says what became of it.
 #pragma once
 
+#include <llmmem/checkpoint/chunk_digest.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/detail/incremental.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
@@ -39,6 +41,9 @@ struct checkpointer_options {
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of a file, see `file_plan_options`
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not over
   when_busy busy = when_busy::wait;
+  /// One checkpoint in so many is written whole; those between write the chunks that changed since the last
+  /// one that was committed, and refer to earlier ones for the rest. 1: all are whole. See below.
+  std::uint32_t whole_every = 1;
   /// A snapshot that holds a step up for longer is given up: a disk that hangs does not stop the training.
   std::uint64_t max_stall_ns = std::uint64_t{3'600'000'000'000};
   std::string name = "async_checkpointer";  ///< for error texts
@@ -53,8 +58,9 @@ struct checkpointer_stats {
   std::uint64_t skipped = 0;    ///< because it was busy
   std::uint64_t stall_ns = 0;   ///< callers waited: to begin, and to change the state or have it copied
   std::uint64_t staged_bytes = 0;
-  std::uint64_t stage_ns = 0;  ///< copying, less what it waited for room
-  std::uint64_t persisted_bytes = 0;
+  std::uint64_t stage_ns = 0;         ///< copying, less what it waited for room
+  std::uint64_t persisted_bytes = 0;  ///< written, of those committed
+  std::uint64_t unchanged_bytes = 0;  ///< referred to instead, likewise
   std::uint64_t persist_ns = 0;     ///< from the first chunk that was taken to the commit, of those committed
   std::uint64_t staging_bytes = 0;  ///< in the ring now
   std::uint64_t staging_peak = 0;   ///< and at most
@@ -74,7 +80,7 @@ struct checkpoint_progress {
   std::uint64_t step = 0;
   std::uint64_t bytes = 0;      ///< of all files; 0: none is pending
   std::uint64_t staged = 0;     ///< copied out of the state
-  std::uint64_t persisted = 0;  ///< written
+  std::uint64_t persisted = 0;  ///< written, or found not to have changed
 };
 
 /// Is told of nothing.
@@ -87,7 +93,8 @@ struct checkpointer_traits {
   using storage_type = posix_storage<>;
   using coordinator_type = solo_coordinator<storage_type>;
   using view_type = host_state_view;
-  using staging_space = host_space;  ///< must be accessible to the host
+  using staging_space = host_space;     ///< must be accessible to the host
+  using digest_type = no_chunk_digest;  ///< how incremental saves find out what changed, where no view tells
   /// `settled(ticket)` is called when a status is final, by the thread that made it so: the checkpointer's
   /// own, or, of one that never began, its caller's; never by two at once. It holds up the next checkpoint;
   /// what it throws is noted in `last_trouble`.
@@ -174,11 +181,20 @@ class [[nodiscard]] snapshot_guard {
 /// A checkpoint that fails, for whatever reason, ends no training and is never silent: its ticket, and
 /// `stats().last_trouble`, say why. The next one begins anew.
 ///
+/// *Incremental saves* (`whole_every`). What changed is told by the view (`change_tracking_view`: what did
+/// not is not even copied), or found by a digest of each chunk (`digest_type`: copied and read, not written).
+/// Each chunk is in one file, of this checkpoint or of an earlier one, which retention keeps as long as it is
+/// needed: a restore reads each wanted byte once, from plain files. A checkpoint of which all chunks changed
+/// is whole, as is the first of a process and the one after a failure. In others a file that is not whole is
+/// there as `model.safetensors.changes`, so that no tool takes it for the model; `copy_checkpoint` folds
+/// them. A snapshot is then copied once the one before it is over.
+///
 /// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).
 /// @par Thread safety   `begin_snapshot`, `gate` and guards by the thread that owns the state; the rest any.
 ///                      Two threads of its own (one where the view is not concurrent).
 /// @par Errors          the constructor throws what `plan_files` does, `length_error` for a ring of less than
-///                      two chunks, and `out_of_memory`.
+///                      two chunks, `argument_error` for incremental saves without a way to find out what
+///                      changed, and `out_of_memory`.
 /// @par Source          two phases, snapshot and persist: Mohan et al., "CheckFreq", FAST 2021.
 template <class Traits = checkpointer_traits>
 class async_checkpointer {
@@ -187,7 +203,9 @@ class async_checkpointer {
   using coordinator_type = typename Traits::coordinator_type;
   using view_type = typename Traits::view_type;
   using observer_type = typename Traits::observer_type;
+  using digest_type = typename Traits::digest_type;
   static_assert(checkpoint_coordinator<coordinator_type> && state_view<view_type>);
+  static_assert(chunk_digest<digest_type>);
 
   /// @param coordinator  outlives the checkpointer, which alone calls it.
   /// @param tensors      of every snapshot; the view numbers them in this order.
@@ -227,8 +245,10 @@ class async_checkpointer {
   struct filled_chunk {
     std::size_t slot = 0;
     std::uint64_t bytes = 0;
-    bool is_end = false;  // nothing more comes of this snapshot
+    bool is_end = false;          // nothing more comes of this snapshot
+    std::uint64_t unchanged = 0;  // chunks that were not copied, instead of one that was
   };
+  class file_writer;
 
   void start();
   void stop();
@@ -238,7 +258,13 @@ class async_checkpointer {
   // Staging.
   void run_stager();
   [[nodiscard]] job* unstaged() noexcept;
+  [[nodiscard]] job* stageable() noexcept;
   [[nodiscard]] bool stage_some(job& of, std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] static bool is_unchanged(const job& of, const planned_file& file, std::uint64_t begin,
+                                         std::uint64_t bytes);
+  void pass(job& of, std::uint64_t bytes);
+  template <class Visit>
+  static void each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end, Visit&& visit);
   static void fill(job& of, const planned_file& file, std::uint64_t begin, std::span<std::byte> into);
   void end_staging(job& of, std::unique_lock<std::mutex>& lock, std::string why);
   void pump(std::unique_lock<std::mutex>& lock, std::uint64_t until);
@@ -251,7 +277,7 @@ class async_checkpointer {
   void give_up(job& of);
   [[nodiscard]] std::string tidy();
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
-  [[nodiscard]] checkpoint_file write_file(job& of, const checkpoint_draft& draft, const planned_file& file);
+  void remember(job& of, checkpoint_manifest part);
   [[nodiscard]] filled_chunk take(job& of);
   void check_given_up(const job& of) const;
   [[nodiscard]] bool has_filled() const;
@@ -271,8 +297,9 @@ class async_checkpointer {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first
-  std::vector<filled_chunk> filled_;        // likewise; as many as there are slots, and ends
+  std::vector<filled_chunk> filled_;        // likewise; as many as there are slots, what lies between, ends
   std::vector<std::size_t> free_;           // slots
+  std::shared_ptr<const detail::committed_part> committed_{};  // what incremental saves refer to
   bool ends_ = false;
   checkpointer_stats stats_;
   std::thread persister_;

@@ -84,7 +84,8 @@ class checkpoint_folder {
   /// A new draft, with a generation and a folder that were never used.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
-  /// Makes it a checkpoint. @pre each file of the manifest is there and synced.
+  /// Makes it a checkpoint. @pre each file of the manifest is there and synced. What it takes from earlier
+  /// checkpoints is looked for.
   /// @throws durability_uncertain  when it can be seen, but may not outlast a crash.
   /// @throws fenced                when the lock was taken away.
   /// @throws argument_error        for a manifest of something else.
@@ -101,7 +102,7 @@ class checkpoint_folder {
   template <retention_policy Retention>
   std::vector<checkpoint_id> tidy(const Retention& retention);
 
-  /// Which `tidy` would remove.
+  /// Which `tidy` would remove. None that one which stays refers to.
   template <retention_policy Retention>
   [[nodiscard]] std::vector<checkpoint_id> superfluous(const Retention& retention);
 
@@ -117,6 +118,7 @@ class checkpoint_folder {
   void remove_without_manifest();
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
+  void check_stored(const checkpoint_manifest& manifest);
   void write_file(const std::string& path, std::string_view text);
   void hint_at(const checkpoint_id& id);
 

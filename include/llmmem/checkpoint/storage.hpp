@@ -125,7 +125,8 @@ concept storage_input = requires(const F& file, std::uint64_t offset, std::span<
 ///
 /// - `make_folder(path)`      a new one; EEXIST when there is anything of that name.
 /// - `create(path, bytes)`    a new file with room for `bytes`, so that lack of it shows now (ENOSPC, EDQUOT)
-///                            and not in the middle; EEXIST likewise. Its size is `bytes` from then on.
+///                            and not in the middle; EEXIST likewise. Its size is `bytes` from then on; a
+///                            write past them makes it longer.
 /// - `open(path)`             a file that is there, to be read.
 /// - `rename(from, to)`       gives a file or folder another name, at once: whoever looks, at any time and
 ///                            after any crash, finds one or the other. EEXIST when there is a `to`.

@@ -1,5 +1,5 @@
 /// @file
-/// The two halves of `async_checkpointer`: out of the state into the ring, and from there to the storage.
+/// The first half of `async_checkpointer`: out of the state into the ring.
 #pragma once
 
 #include <llmmem/async_checkpointer.hpp>
@@ -26,13 +26,18 @@ struct async_checkpointer<Traits>::job {
   std::shared_ptr<detail::commit_record> record;
   std::shared_ptr<snapshot_gate> reading{};  // what the guard of a stable view asks; else null
   std::vector<const planned_file*> files{};
+  std::uint64_t version = 0;                                       // of a view that tracks changes
+  std::shared_ptr<const detail::committed_part> base{};            // it refers to that; null: it is whole
+  std::vector<std::vector<detail::chunk_digest_value>> digests{};  // as in `committed_part`
   std::uint64_t bytes = 0;
+  std::uint64_t written = 0;
   std::uint64_t began_to_persist = 0;  // by the clock, in ns
   //
   std::size_t file = 0;  // where staging is
   std::uint64_t begin = 0;
   std::uint64_t staged = 0;
   std::uint64_t persisted = 0;
+  bool may_stage = true;
   bool is_staged = false;         // or given up
   bool is_drained = false;        // all that was staged has been taken
   bool is_over = false;           // what is staged is of no use any more
@@ -50,6 +55,13 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
   if (options.ring_bytes / 2 < options.chunk_bytes) {
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
           std::to_string(options.chunk_bytes) + "; it needs room for two of them");
+  }
+  if (options.whole_every == 0) wrong("whole_every is 0; 1 writes each checkpoint whole");
+  constexpr bool can_tell = digest_type::tells || change_tracking_view<view_type>;
+  if (options.whole_every > 1 && !can_tell) {
+    throw argument_error(options.name + ": whole_every is " + std::to_string(options.whole_every) +
+                         ", and nothing tells what changed: give the traits a digest_type "
+                         "(xxh3_chunk_digest), or a view that tracks changes (cow_state_view)");
   }
   if (options.max_pending == 0 || options.max_pending > 1024)
     wrong("max_pending is " + std::to_string(options.max_pending) + "; it may be 1 to 1024");
@@ -80,7 +92,7 @@ async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
   for (auto i = static_cast<std::size_t>(slots); i-- > 0;)
     free_.push_back(i);
   stats_.ring_bytes = slots * options_.chunk_bytes;
-  filled_.reserve(static_cast<std::size_t>(slots) + options_.max_pending);
+  filled_.reserve(2 * static_cast<std::size_t>(slots) + 2 * std::size_t{options_.max_pending});
   start();
 }
 
@@ -131,6 +143,8 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   for (const planned_file& each : made->extras.files)
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
+  if constexpr (change_tracking_view<view_type>) made->version = made->view->version();
+  made->may_stage = options_.whole_every == 1;
   if constexpr (!view_type::is_concurrent) {
     made->record->stage = [](void* self, std::uint64_t until) {
       static_cast<async_checkpointer*>(self)->hold_up(until);
@@ -228,19 +242,26 @@ checkpoint_progress async_checkpointer<Traits>::progress() const {
 
 // --- out of the state
 
+/// The oldest that has not been read.
 template <class Traits>
 auto async_checkpointer<Traits>::unstaged() noexcept -> job* {
-  for (const std::unique_ptr<job>& each : jobs_) {
-    if (!each->is_staged) return each.get();
-  }
-  return nullptr;
+  const auto found = std::ranges::find_if(jobs_, [](const auto& each) { return !each->is_staged; });
+  return found == jobs_.end() ? nullptr : found->get();
+}
+
+/// The same, once there is something to do for it. An incremental save must know what the one before came to;
+/// one that was given up need not wait for that.
+template <class Traits>
+auto async_checkpointer<Traits>::stageable() noexcept -> job* {
+  job* const next = unstaged();
+  return next != nullptr && (next->may_stage || next->is_over) ? next : nullptr;
 }
 
 template <class Traits>
 void async_checkpointer<Traits>::run_stager() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    job* const next = unstaged();
+    job* const next = stageable();
     if (next == nullptr || !stage_some(*next, lock)) changed_.wait(lock);
   }
 }
@@ -252,11 +273,26 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
     end_staging(of, lock, {});
     return true;
   }
+  const planned_file& file = *of.files[of.file];
+  const std::uint64_t bytes = std::min(options_.chunk_bytes, file.bytes - of.begin);
+  if constexpr (change_tracking_view<view_type>) {
+    if (of.base != nullptr && of.file < plan_.files.size()) {
+      lock.unlock();
+      const bool unchanged = is_unchanged(of, file, of.begin, bytes);
+      lock.lock();
+      if (unchanged) {
+        if (filled_.empty() || filled_.back().unchanged == 0) filled_.push_back({});
+        filled_.back().unchanged += 1;
+        pass(of, bytes);
+        if (of.file == of.files.size()) end_staging(of, lock, {});
+        changed_.notify_all();
+        return true;
+      }
+    }
+  }
   if (free_.empty()) return false;
   const std::size_t at = free_.back();
   free_.pop_back();
-  const planned_file& file = *of.files[of.file];
-  const std::uint64_t bytes = std::min(options_.chunk_bytes, file.bytes - of.begin);
   stats_.staging_bytes += options_.chunk_bytes;
   stats_.staging_peak = std::max(stats_.staging_peak, stats_.staging_bytes);
   lock.unlock();
@@ -272,17 +308,47 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   const std::uint64_t took = detail::monotonic_ns() - began;
   lock.lock();
   stats_.stage_ns += took;
-  filled_.push_back({at, bytes, false});
+  filled_.push_back({at, bytes, false, 0});
   stats_.staged_bytes += bytes;
-  of.staged += bytes;
-  of.begin += bytes;
-  if (of.begin == file.bytes) {
-    of.begin = 0;
-    ++of.file;
-  }
+  pass(of, bytes);
   if (!why.empty() || of.file == of.files.size()) end_staging(of, lock, std::move(why));
   changed_.notify_all();
   return true;
+}
+
+/// Whether the view says that a chunk is what the checkpoint that this one refers to has. What it throws is
+/// met again, and told, when the chunk is copied.
+template <class Traits>
+bool async_checkpointer<Traits>::is_unchanged(const job& of, const planned_file& file, std::uint64_t begin,
+                                              std::uint64_t bytes) {
+  if constexpr (change_tracking_view<view_type>) {
+    const view_type& view = *of.view;
+    try {
+      bool unchanged = true;
+      each_span(file, begin, begin + bytes,
+                [&](const planned_span& span, std::uint64_t first, std::uint64_t last) {
+                  unchanged =
+                      unchanged && view.is_unchanged_since(of.base->version, span.tensor,
+                                                           span.offset + (first - span.begin), last - first);
+                });
+      return unchanged;
+    } catch (...) {
+      return false;
+    }
+  } else {
+    return false;
+  }
+}
+
+/// Staging goes on behind these bytes.
+template <class Traits>
+void async_checkpointer<Traits>::pass(job& of, std::uint64_t bytes) {
+  of.staged += bytes;
+  of.begin += bytes;
+  if (of.begin == of.files[of.file]->bytes) {
+    of.begin = 0;
+    ++of.file;
+  }
 }
 
 /// The bytes of a file from `begin` on: its head, and what the state has.
@@ -294,16 +360,23 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
     const std::uint64_t bytes = std::min<std::uint64_t>(file.head.size(), end) - begin;
     std::memcpy(into.data(), file.head.data() + begin, static_cast<std::size_t>(bytes));
   }
+  each_span(file, begin, end, [&](const planned_span& span, std::uint64_t first, std::uint64_t last) {
+    of.view->copy_out(
+        span.tensor, span.offset + (first - span.begin),
+        into.subspan(static_cast<std::size_t>(first - begin), static_cast<std::size_t>(last - first)));
+  });
+}
+
+/// Calls `visit(span, first, last)` for what lies in `[begin, end)` of a file.
+template <class Traits>
+template <class Visit>
+void async_checkpointer<Traits>::each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end,
+                                           Visit&& visit) {
   auto span = std::partition_point(file.spans.begin(), file.spans.end(), [&](const planned_span& each) {
     return each.begin + each.bytes <= begin;
   });
-  for (; span != file.spans.end() && span->begin < end; ++span) {
-    const std::uint64_t first = std::max(begin, span->begin);
-    const std::uint64_t last = std::min(end, span->begin + span->bytes);
-    of.view->copy_out(
-        span->tensor, span->offset + (first - span->begin),
-        into.subspan(static_cast<std::size_t>(first - begin), static_cast<std::size_t>(last - first)));
-  }
+  for (; span != file.spans.end() && span->begin < end; ++span)
+    visit(*span, std::max(begin, span->begin), std::min(end, span->begin + span->bytes));
 }
 
 /// @pre the lock is held.
@@ -318,7 +391,7 @@ void async_checkpointer<Traits>::end_staging(job& of, std::unique_lock<std::mute
     const std::scoped_lock of_ticket(of.record->mutex);
     of.record->stage = nullptr;
   }
-  filled_.push_back({0, 0, true});
+  if (of.may_stage) filled_.push_back({0, 0, true, 0});  // else it follows those of the one before
   (of.reading == nullptr ? gate_ : *of.reading).thaw();
   changed_.notify_all();
 }
@@ -328,9 +401,9 @@ bool async_checkpointer<Traits>::stage_for(std::uint64_t most_ns) {
   std::unique_lock lock(mutex_);
   if constexpr (!view_type::is_concurrent) {
     const std::uint64_t began = detail::monotonic_ns();
-    job* next = unstaged();
+    job* next = stageable();
     while (next != nullptr && detail::monotonic_ns() - began < most_ns && stage_some(*next, lock))
-      next = unstaged();
+      next = stageable();
   }
   return unstaged() == nullptr;
 }
@@ -340,7 +413,7 @@ bool async_checkpointer<Traits>::stage_for(std::uint64_t most_ns) {
 template <class Traits>
 void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
   if constexpr (!view_type::is_concurrent) {
-    job* const next = unstaged();
+    job* const next = stageable();
     if (next != nullptr && stage_some(*next, lock)) return;
   }
   const std::uint64_t now = detail::monotonic_ns();
@@ -369,219 +442,6 @@ void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
   pump(lock, std::min(until, give_up));
 }
 
-// --- to the storage
-
-template <class Traits>
-void async_checkpointer<Traits>::run_persister() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    while (jobs_.empty() && !ends_)
-      changed_.wait(lock);
-    if (jobs_.empty()) return;
-    job& next = *jobs_.front();
-    lock.unlock();
-    persist(next);
-    lock.lock();
-    std::unique_ptr<job> over = std::move(jobs_.front());
-    jobs_.erase(jobs_.begin());
-    changed_.notify_all();
-    lock.unlock();  // nothing of it goes under the lock
-    over.reset();
-    lock.lock();
-  }
-}
-
-template <class Traits>
-void async_checkpointer<Traits>::persist(job& of) {
-  std::optional<checkpoint_draft> draft;
-  commit_status how = commit_status::not_committed;
-  std::string why;
-  try {
-    draft = coordinator_->begin(of.record->step);
-    {
-      const std::scoped_lock lock(of.record->mutex);
-      of.record->generation = draft->id.generation;
-    }
-    const checkpoint_manifest part = write_files(of, *draft);
-    coordinator_->commit(*draft, part);
-    how = commit_status::committed;
-  } catch (const durability_uncertain& error) {
-    how = commit_status::durability_uncertain;
-    why = error.what();
-  } catch (const std::exception& error) {
-    why = error.what();
-  } catch (...) {
-    why = "an exception that is none of the standard library's";
-  }
-  if (how == commit_status::not_committed && draft) {
-    give_up(of);  // at once: what follows may take long
-    if (const std::string before = coordinator_->abandon(*draft, why); !before.empty())
-      why = before + "; here: " + why;
-  }
-  conclude(of, how, why);
-  if (how == commit_status::not_committed) drain(of);
-  // After a failure, too: on a full disk what is superfluous is in the way of the next one.
-  const std::string trouble = tidy();
-  if (trouble.empty() || how == commit_status::not_committed) return;
-  const std::scoped_lock lock(mutex_);
-  stats_.last_trouble = trouble;
-}
-
-/// No more of it needs to be staged.
-template <class Traits>
-void async_checkpointer<Traits>::give_up(job& of) {
-  const std::scoped_lock lock(mutex_);
-  of.is_over = true;
-  changed_.notify_all();
-}
-
-/// What goes wrong here does not undo a commit.
-template <class Traits>
-std::string async_checkpointer<Traits>::tidy() {
-  try {
-    return coordinator_->tidy();
-  } catch (...) {
-    return "tidying ended with an exception that is none of the library's";
-  }
-}
-
-template <class Traits>
-void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std::string& why) {
-  {
-    const std::scoped_lock lock(mutex_);
-    of.is_over = true;
-    if (how == commit_status::committed) {
-      ++stats_.committed;
-      stats_.last_step = of.record->step;
-      stats_.last_generation = of.record->generation;
-      stats_.persist_ns += detail::monotonic_ns() - of.began_to_persist;
-      stats_.persisted_bytes += of.bytes;
-    } else {
-      ++(how == commit_status::not_committed ? stats_.failed : stats_.uncertain);
-      stats_.last_trouble = why;
-    }
-    changed_.notify_all();
-  }
-  of.record->settle(how, why);
-  const std::scoped_lock one_at_a_time(observer_mutex_);
-  try {
-    observer_.settled(commit_ticket(of.record));
-  } catch (...) {
-    const std::scoped_lock lock(mutex_);
-    stats_.last_trouble = "the observer threw";
-  }
-}
-
-template <class Traits>
-checkpoint_manifest async_checkpointer<Traits>::write_files(job& of, const checkpoint_draft& draft) {
-  checkpoint_manifest part{.generation = draft.id.generation,
-                           .step = draft.id.step,
-                           .world = coordinator_->world(),
-                           .chunk_bytes = options_.chunk_bytes,
-                           .files = {},
-                           .tensors = plan_.tensors};
-  of.began_to_persist = detail::monotonic_ns();
-  for (const planned_file* each : of.files)
-    part.files.push_back(write_file(of, draft, *each));
-  if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
-  check_given_up(of);
-  const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
-  for (checkpoint_tensor each : of.extras.tensors) {
-    for (checkpoint_piece& piece : each.pieces)
-      piece.file += of_state;
-    part.tensors.push_back(std::move(each));
-  }
-  return part;
-}
-
-template <class Traits>
-checkpoint_file async_checkpointer<Traits>::write_file(job& of, const checkpoint_draft& draft,
-                                                       const planned_file& file) {
-  using token = typename storage_type::output::write_token;
-  struct in_flight {
-    std::size_t slot;
-    token written;
-  };
-  // Slots go back after the file is closed, which waits for what is being written from them.
-  struct lent_slots {
-    async_checkpointer* self;
-    std::vector<std::size_t> slots{};
-    ~lent_slots() { self->release(slots); }
-  } lent{this};
-  const std::size_t depth =
-      std::clamp<std::size_t>(static_cast<std::size_t>(stats_.ring_bytes / options_.chunk_bytes / 2), 1, 8);
-  auto output = coordinator_->storage().create(draft.path(file.name), file.bytes);
-  std::vector<in_flight> writes;
-  writes.reserve(depth);
-  lent.slots.reserve(depth + 1);
-  const auto finish_oldest = [&] {
-    const in_flight oldest = writes.front();
-    writes.erase(writes.begin());
-    output.finish_write(oldest.written);
-    lent.slots.erase(std::find(lent.slots.begin(), lent.slots.end(), oldest.slot));
-    release({&oldest.slot, 1});
-  };
-  checkpoint_file made{file.name, file.bytes, coordinator_->rank(), 0, {}};
-  for (std::uint64_t begin = 0; begin < file.bytes;) {
-    while (!writes.empty() && (writes.size() >= depth || !has_filled()))
-      finish_oldest();
-    const filled_chunk chunk = take(of);
-    if (chunk.is_end) check_given_up(of);
-    lent.slots.push_back(chunk.slot);
-    const std::span<const std::byte> bytes = slot(chunk.slot).first(static_cast<std::size_t>(chunk.bytes));
-    made.chunks.push_back(crc32c(0, bytes));
-    writes.push_back({chunk.slot, output.begin_write(begin, bytes)});
-    begin += chunk.bytes;
-    const std::scoped_lock lock(mutex_);
-    of.persisted += chunk.bytes;
-  }
-  while (!writes.empty())
-    finish_oldest();
-  output.sync();
-  made.crc32c = detail::combined_crc32c(made, options_.chunk_bytes);
-  return made;
-}
-
-/// Once its end has been taken.
-template <class Traits>
-void async_checkpointer<Traits>::check_given_up(const job& of) const {
-  const std::scoped_lock lock(mutex_);
-  if (of.why.empty()) return;
-  throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was given up: " + of.why);
-}
-
-template <class Traits>
-bool async_checkpointer<Traits>::has_filled() const {
-  const std::scoped_lock lock(mutex_);
-  return !filled_.empty();
-}
-
-template <class Traits>
-auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
-  std::unique_lock lock(mutex_);
-  while (filled_.empty())
-    changed_.wait(lock);
-  const filled_chunk next = filled_.front();
-  filled_.erase(filled_.begin());
-  of.is_drained = next.is_end;
-  return next;
-}
-
-template <class Traits>
-void async_checkpointer<Traits>::release(std::span<const std::size_t> slots) {
-  const std::scoped_lock lock(mutex_);
-  free_.insert(free_.end(), slots.begin(), slots.end());
-  stats_.staging_bytes -= slots.size() * options_.chunk_bytes;
-  changed_.notify_all();
-}
-
-/// What was staged of a snapshot that failed, and may still be until its staging has noticed.
-template <class Traits>
-void async_checkpointer<Traits>::drain(job& of) {
-  while (!of.is_drained) {
-    const filled_chunk next = take(of);
-    if (!next.is_end) release({&next.slot, 1});
-  }
-}
-
 }  // namespace llmmem::inline v0
+
+#include <llmmem/detail/async_checkpointer_persist.hpp>

@@ -136,6 +136,20 @@ void checkpoint_folder<Storage>::write_file(const std::string& path, std::string
   output.sync();
 }
 
+/// That what an incremental checkpoint takes from earlier ones is still there.
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::check_stored(const checkpoint_manifest& manifest) {
+  for (const stored_chunks& each : manifest.stored) {
+    if (each.generation == manifest.generation) continue;
+    const std::string path = folder_name({each.step, each.generation}) + "/" + each.name;
+    const std::uint64_t bytes = storage_->open(path).bytes();
+    if (bytes == each.bytes) continue;
+    throw io_error(storage_->path(path) + ": has " + std::to_string(bytes) +
+                   " bytes, the checkpoint of step " + std::to_string(manifest.step) + " counts on " +
+                   std::to_string(each.bytes) + "; nothing was committed");
+  }
+}
+
 template <checkpoint_storage Storage>
 void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest) {
   if (manifest.step != draft.id.step || manifest.generation != draft.id.generation) {
@@ -150,6 +164,7 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
                          " bytes, readers take at most " + std::to_string(max_manifest_bytes) +
                          "; take larger chunks");
   }
+  check_stored(manifest);
   const auto uncertain = [&](const storage_error& error) {
     uncertain_.push_back(draft.id.generation);
     return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
@@ -201,16 +216,24 @@ template <checkpoint_storage Storage>
 template <retention_policy Retention>
 std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retention& retention) {
   std::vector<checkpoint_id> all;
+  std::vector<std::uint64_t> needed;  // generations that incremental ones refer to, which are always older
   std::uint64_t newer = 0;
   for (const checkpoint_id& id : list_checkpoints(*storage_)) {
-    if (std::ranges::find(uncertain_, id.generation) != uncertain_.end()) continue;
+    const bool counts = std::ranges::find(uncertain_, id.generation) == uncertain_.end();
+    found_checkpoint found;
     try {
-      static_cast<void>(open_checkpoint(*storage_, id, verification::sizes));
+      found = open_checkpoint(*storage_, id, verification::sizes);
     } catch (const error&) {  // not whole: it must not count, and is somebody's to look into
       continue;
     }
-    if (newer >= 2 && !retention.keeps(id, newer)) all.push_back(id);
-    ++newer;
+    const bool is_needed = std::ranges::find(needed, id.generation) != needed.end();
+    if (counts && !is_needed && newer >= 2 && !retention.keeps(id, newer)) {
+      all.push_back(id);
+    } else {
+      for (const stored_chunks& each : found.manifest.stored)
+        needed.push_back(each.generation);
+    }
+    if (counts) ++newer;
   }
   return all;
 }

@@ -1,0 +1,78 @@
+/// @file
+/// What an incremental save refers to, and how it says where chunks are.
+#pragma once
+
+#include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/names.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// What a chunk has besides its checksum.
+using chunk_digest_value = std::array<std::uint64_t, 2>;
+
+/// A rank's part of a checkpoint that is committed, for the next one to refer to.
+struct committed_part {
+  checkpoint_manifest part{};                            // its files are as they were planned, extras behind
+  std::vector<std::vector<chunk_digest_value>> digests;  // of files and chunks
+  std::uint64_t version = 0;                             // of the view
+  std::uint32_t since_whole = 0;                         // committed ones, of which the first was whole
+};
+
+/// Where a chunk of a file of a committed part is.
+[[nodiscard]] inline std::pair<stored_chunks, std::uint64_t> place_of(const checkpoint_manifest& part,
+                                                                      const checkpoint_file& file,
+                                                                      std::uint64_t chunk) {
+  if (file.runs.empty()) return {{part.generation, part.step, file.name, file.bytes}, chunk};
+  const chunk_run& run = *(std::ranges::upper_bound(file.runs, chunk, {}, &chunk_run::first) - 1);
+  return {part.stored[run.stored], run.place + (chunk - run.first)};
+}
+
+/// Says in a part that is being made where the chunks of one of its files are, one after the other.
+class run_list {
+ public:
+  run_list(checkpoint_manifest& part, checkpoint_file& file) : part_(&part), file_(&file) {}
+
+  /// The next chunk is there.
+  void add(const stored_chunks& in, std::uint64_t place) {
+    const std::uint32_t stored = number_of(in);
+    const std::uint64_t chunk = chunks_++;
+    if (!file_->runs.empty()) {
+      chunk_run& last = file_->runs.back();
+      if (last.stored == stored && last.place + last.count == place) {
+        last.count += 1;
+        return;
+      }
+    }
+    file_->runs.push_back({chunk, 1, stored, place});
+  }
+
+ private:
+  [[nodiscard]] std::uint32_t number_of(const stored_chunks& in) {
+    // Few: a file of each checkpoint since the last whole one.
+    const auto found = std::ranges::find(part_->stored, in);
+    if (found == part_->stored.end()) {
+      part_->stored.push_back(in);
+      return static_cast<std::uint32_t>(part_->stored.size() - 1);
+    }
+    return static_cast<std::uint32_t>(found - part_->stored.begin());
+  }
+
+  checkpoint_manifest* part_;
+  checkpoint_file* file_;
+  std::uint64_t chunks_ = 0;
+};
+
+/// What the file of a checkpoint that has only a file's new chunks is called.
+[[nodiscard]] inline std::string changes_name(const std::string& file) {
+  return file + ".changes";
+}
+
+}  // namespace llmmem::inline v0::detail
