@@ -345,6 +345,69 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
+  TEST_CASE("runs of chunks are of all chunks of their file, in order, and each in a file that has it") {
+    const auto refused = [](auto change) {
+      return refusal_with([&](auto& m) {  // 20 bytes in three chunks, of which the last has four
+        m.stored = {{3, 800, "old", 24}, {7, 1200, "new", 4}};
+        m.files[0].runs = {{0, 2, 0, 1}, {2, 1, 1, 0}};
+        change(m);
+      });
+    };
+    const std::string run = "M: file \"a.safetensors\": the run of chunks from ";
+    CHECK(refused([](auto&) {}) == "taken");
+    CHECK(refused([](auto& m) { m.files[0].runs.pop_back(); }) ==
+          "M: file \"a.safetensors\": its runs are of 2 chunks, it has 3");
+    CHECK(refused([](auto& m) { m.files[0].runs[0].first = 1; }) ==
+          run + "1 on does not begin where the one before ends, at 0");
+    CHECK(refused([](auto& m) { m.files[0].runs[1].first = 1; }) ==
+          run + "1 on does not begin where the one before ends, at 2");
+    CHECK(refused([](auto& m) { m.files[0].runs[1].count = 0; }) == run + "2 on has 0 of the file's 3");
+    CHECK(refused([](auto& m) { m.files[0].runs[1].count = 2; }) == run + "2 on has 2 of the file's 3");
+    CHECK(refused([](auto& m) { m.files[0].runs[0].count = ~std::uint64_t{0}; }) ==
+          run + "0 on has 18446744073709551615 of the file's 3");
+    CHECK(refused([](auto& m) { m.files[0].runs[1].stored = 2; }) == run + "2 on is in stored file 2 of 2");
+    CHECK(refused([](auto& m) { m.stored[0].bytes = 23; }) ==
+          run + R"(0 on is past the end of "old", which has 23 bytes)");
+    CHECK(refused([](auto& m) { m.stored[1].bytes = 3; }) ==
+          run + R"(2 on is past the end of "new", which has 3 bytes)");
+    CHECK(refused([](auto& m) { m.files[0].runs[0].place = ~std::uint64_t{0}; }) ==
+          run + R"(0 on is past the end of "old", which has 24 bytes)");
+    CHECK(refused([](auto& m) { m.stored[1].bytes = 24; }) == "taken");
+    const std::string stored = "M: stored file ";
+    CHECK(refused([](auto& m) { m.stored[0].name = "../old"; }) ==
+          stored + R"("../old": the name must be plain: UTF-8, without '/', no '.' first)");
+    CHECK(refused([](auto& m) { m.stored[0].bytes = max_bytes + 1; }) ==
+          stored + R"("old": more than 2^63 - 1 bytes)");
+    CHECK(refused([](auto& m) { m.stored[0].generation = 8; }) ==
+          stored + R"("old": it is of generation 8, a later one)");
+    CHECK(refused([](auto& m) { m.stored[1].step = 800; }) ==
+          stored + R"("new": it is of this generation, and of step 800)");
+    const auto with_runs = [](ordered_json runs) {
+      return refusal_of_json([&](auto& j) { j["files"][0]["runs"] = {std::move(runs)}; });
+    };
+    CHECK(with_runs({0, 3, 0}).ends_with(": runs are 4 numbers"));
+    CHECK(with_runs({0, 3, 0, 0, 0}).ends_with(": runs are 4 numbers"));
+    CHECK(with_runs({0, 3, 4294967296, 0}).ends_with(": a number of more than 32 bits"));
+  }
+
+  TEST_CASE("what ranks did not write again stays where it is when their parts are merged") {
+    checkpoint_manifest into = two_halves();
+    checkpoint_manifest part = into;
+    into.files.pop_back();
+    into.tensors.clear();
+    into.stored = {{3, 800, "a.old", 24}};
+    into.files[0].runs = {{0, 3, 0, 0}};
+    part.files.erase(part.files.begin());
+    part.tensors.clear();
+    part.stored = {{4, 900, "b.old", 8}, {7, 1200, "b.new", 8}};
+    part.files[0].runs = {{0, 1, 1, 0}, {1, 1, 0, 0}};
+    merge_manifest(into, part, "rank 1");
+    CHECK(into.stored ==
+          std::vector<stored_chunks>{{3, 800, "a.old", 24}, {4, 900, "b.old", 8}, {7, 1200, "b.new", 8}});
+    CHECK(into.files[0].runs == std::vector<chunk_run>{{0, 3, 0, 0}});
+    CHECK(into.files[1].runs == std::vector<chunk_run>{{0, 1, 2, 0}, {1, 1, 1, 0}});
+  }
+
   TEST_CASE("a file's name that leads elsewhere, or is another's, is refused") {
     for (const std::string& name : std::vector<std::string>{
              "", ".", "..", "../x", "a/b", "/etc/passwd", "a/../../b", ".tmp-1", ".hidden", "MANIFEST.json",
@@ -458,7 +521,8 @@ TEST_SUITE("checkpoint manifest") {
       checkpoint_manifest whole = random_manifest(random);
       whole.world = 3;
       // Each file to a rank, and each piece to the rank that has its file.
-      std::vector<checkpoint_manifest> parts(3, {whole.generation, whole.step, 3, whole.chunk_bytes, {}, {}});
+      std::vector<checkpoint_manifest> parts(
+          3, {whole.generation, whole.step, 3, whole.chunk_bytes, {}, {}, whole.stored});
       std::vector<std::pair<std::uint32_t, std::uint32_t>> places;
       for (checkpoint_file& file : whole.files) {
         file.rank = static_cast<std::uint32_t>(random.below(3U));
@@ -484,6 +548,11 @@ TEST_SUITE("checkpoint manifest") {
         std::vector<std::string> all;
         for (const checkpoint_file& each : of.files)
           all.push_back(each.name + " " + std::to_string(each.bytes) + " " + std::to_string(each.crc32c));
+        for (const checkpoint_file& each : of.files) {
+          for (const chunk_run& run : each.runs)
+            all.push_back(each.name + " " + std::to_string(run.first) + " in " + of.stored[run.stored].name +
+                          " at " + std::to_string(run.place));
+        }
         for (const checkpoint_tensor& tensor : of.tensors) {
           all.push_back(tensor.name);
           for (const checkpoint_piece& each : tensor.pieces)

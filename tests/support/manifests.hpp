@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -50,8 +51,7 @@ inline nlohmann::ordered_json json_of(const llmmem::checkpoint_manifest& manifes
                                 {"step", manifest.step},
                                 {"world", manifest.world},
                                 {"chunk_bytes", manifest.chunk_bytes},
-                                {"files", nlohmann::ordered_json::array()},
-                                {"tensors", nlohmann::ordered_json::array()}};
+                                {"files", nlohmann::ordered_json::array()}};
   for (const llmmem::checkpoint_file& each : manifest.files) {
     std::string chunks;
     for (const std::uint32_t chunk : each.chunks)
@@ -61,7 +61,14 @@ inline nlohmann::ordered_json json_of(const llmmem::checkpoint_manifest& manifes
                             {"rank", each.rank},
                             {"crc32c", hex8(each.crc32c)},
                             {"chunks", chunks}});
+    for (const llmmem::chunk_run& run : each.runs)
+      all["files"].back()["runs"].push_back({run.first, run.count, run.stored, run.place});
   }
+  for (const llmmem::stored_chunks& each : manifest.stored) {
+    all["stored"].push_back(
+        {{"name", each.name}, {"generation", each.generation}, {"step", each.step}, {"bytes", each.bytes}});
+  }
+  all["tensors"] = nlohmann::ordered_json::array();
   for (const llmmem::checkpoint_tensor& each : manifest.tensors) {
     nlohmann::ordered_json pieces = nlohmann::ordered_json::array();
     for (const llmmem::checkpoint_piece& piece : each.pieces) {
@@ -103,6 +110,29 @@ inline llmmem::element_runs random_runs(random_numbers& random, const llmmem::te
   }
 }
 
+/// Puts the chunks of some files anywhere in stored files that are as long as need be.
+inline void scatter_chunks(random_numbers& random, llmmem::checkpoint_manifest& of) {
+  for (std::uint64_t i = random.below(4U); i > 0; --i) {
+    const bool is_own = random.once_in(3) || of.generation == 0;
+    of.stored.push_back({is_own ? of.generation : random.below(of.generation),
+                         is_own ? of.step : random.next(), "s" + std::to_string(i), 0});
+  }
+  if (of.stored.empty()) return;
+  for (llmmem::checkpoint_file& file : of.files) {
+    if (random.once_in(2)) continue;
+    for (std::uint64_t first = 0; first < file.chunks.size();) {
+      const std::uint64_t count = 1 + random.below(file.chunks.size() - first);
+      const auto stored = static_cast<std::uint32_t>(random.below(of.stored.size()));
+      const std::uint64_t place = random.below(std::uint64_t{5});
+      file.runs.push_back({first, count, stored, place});
+      first += count;
+      std::uint64_t& bytes = of.stored[stored].bytes;
+      const std::uint64_t end = std::min(first * of.chunk_bytes, file.bytes);
+      bytes = std::max(bytes, place * of.chunk_bytes + end - (first - count) * of.chunk_bytes);
+    }
+  }
+}
+
 /// A manifest that fits together.
 inline llmmem::checkpoint_manifest random_manifest(random_numbers& random) {
   using namespace llmmem;
@@ -139,6 +169,7 @@ inline llmmem::checkpoint_manifest random_manifest(random_numbers& random) {
     }
     made.tensors.push_back(std::move(tensor));
   }
+  if (random.once_in(2)) scatter_chunks(random, made);
   return made;
 }
 

@@ -112,6 +112,13 @@ class checkpoint_folder {
   [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
 
  private:
+  struct leaving_checkpoint {
+    checkpoint_id id{};
+    std::vector<std::uint64_t> refers_to{};  // generations
+  };
+
+  template <retention_policy Retention>
+  [[nodiscard]] std::vector<leaving_checkpoint> leaving(const Retention& retention);
   void check_lock() const;
   void probe();
   void remove_left_over();

@@ -216,6 +216,16 @@ template <checkpoint_storage Storage>
 template <retention_policy Retention>
 std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retention& retention) {
   std::vector<checkpoint_id> all;
+  for (const leaving_checkpoint& each : leaving(retention))
+    all.push_back(each.id);
+  return all;
+}
+
+/// The newest first.
+template <checkpoint_storage Storage>
+template <retention_policy Retention>
+auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> std::vector<leaving_checkpoint> {
+  std::vector<leaving_checkpoint> all;
   std::vector<std::uint64_t> needed;  // generations that incremental ones refer to, which are always older
   std::uint64_t newer = 0;
   for (const checkpoint_id& id : list_checkpoints(*storage_)) {
@@ -227,12 +237,10 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retenti
       continue;
     }
     const bool is_needed = std::ranges::find(needed, id.generation) != needed.end();
-    if (counts && !is_needed && newer >= 2 && !retention.keeps(id, newer)) {
-      all.push_back(id);
-    } else {
-      for (const stored_chunks& each : found.manifest.stored)
-        needed.push_back(each.generation);
-    }
+    const bool leaves = counts && !is_needed && newer >= 2 && !retention.keeps(id, newer);
+    if (leaves) all.push_back({id, {}});
+    for (const stored_chunks& each : found.manifest.stored)
+      (leaves ? all.back().refers_to : needed).push_back(each.generation);
     if (counts) ++newer;
   }
   return all;
@@ -242,11 +250,18 @@ template <checkpoint_storage Storage>
 template <retention_policy Retention>
 std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& retention) {
   check_lock();
-  const std::vector<checkpoint_id> gone = superfluous(retention);
+  std::vector<checkpoint_id> gone;
   std::vector<std::string> trash;
-  for (const checkpoint_id& id : gone) {
+  std::vector<std::uint64_t> needed;  // by those that may still be there after a crash
+  for (const leaving_checkpoint& each : leaving(retention)) {
+    const checkpoint_id& id = gone.emplace_back(each.id);
     const std::string name = folder_name(id);
     if (method_ == commit_method::rename) {
+      if (std::ranges::find(needed, id.generation) != needed.end()) {
+        storage_->sync_folder("");
+        needed.clear();
+      }
+      needed.insert(needed.end(), each.refers_to.begin(), each.refers_to.end());
       trash.push_back(std::string(checkpoint_names::trash) + name);
       storage_->rename(name, trash.back());
     } else {
