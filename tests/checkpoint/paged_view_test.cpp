@@ -60,7 +60,11 @@ struct generation {
         storage(host, cache.physical_blocks(), block_bytes) {
     for (int i = 0; i < 3; ++i) {
       sequences.push_back(cache.create().value());
-      tensors.push_back(paged_state_tensor("kv" + std::to_string(i), rows, block_bytes));
+      tensors.push_back({.name = "kv" + std::to_string(i),
+                         .type = safetensors_type::u8,
+                         .shape = {rows, block_bytes},
+                         .group = "kv",
+                         .part = {}});
     }
   }
 

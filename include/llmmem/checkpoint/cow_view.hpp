@@ -2,6 +2,7 @@
 /// `cow_state_view`: a checkpoint of state in `cow_range`s, which changes while it is being saved.
 #pragma once
 
+#include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
@@ -11,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,12 +21,14 @@ namespace llmmem::inline v0 {
 
 /// The bytes that tensors had at one moment, in `cow_range`s that are written on: their snapshots.
 ///
-///     cow_range state(state_bytes, spare_bytes);                 // before the checkpointer, which ends its
-///     use const std::array ranges{&state}; async_checkpointer<my_traits> saves(coordinator, tensors); //
-///     my_traits::view_type is cow_state_view std::optional<snapshot_guard> saving;
+///     struct my_traits : checkpointer_traits { using view_type = cow_state_view; };
+///     cow_range state(state_bytes, spare_bytes);  // before the checkpointer: it outlives the views
+///     const std::array<cow_range*, 1> ranges{&state};
+///     async_checkpointer<my_traits> saves(coordinator, tensors);
+///     std::optional<snapshot_guard> saving;
 ///     ...
 ///     saving.emplace(saves.begin_snapshot(step, cow_state_view(ranges, places)));
-///     optimizer.step(saves.gate().mutate());                     // waits for nothing
+///     optimizer.step(saves.gate().mutate());      // waits for nothing
 ///
 /// The optimizer asks for what it writes by `cow_range::write`, which copies old pages into the pool. Where
 /// the pool is short, it waits until the snapshot has been read: its pages are free then, and what is saved
@@ -71,11 +73,9 @@ class cow_state_view {
     }
     if (ranges.empty()) throw argument_error("cow_state_view: no ranges; give it those the tensors lie in");
     version_ = newest + 1;
-    auto taken = std::make_shared<std::vector<cow_snapshot>>();
-    taken->reserve(ranges.size());
+    snapshots_->reserve(ranges.size());
     for (cow_range* each : ranges)
-      taken->push_back(snapshot_of(*each, version_));
-    snapshots_ = std::move(taken);
+      snapshots_->push_back(snapshot_of(*each, version_));
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a range.
@@ -158,7 +158,7 @@ class cow_state_view {
 
   std::span<const state_place> places_;
   std::uint64_t version_ = 0;
-  std::shared_ptr<const std::vector<cow_snapshot>> snapshots_{};
+  detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
   mutable std::uint64_t since_ = 0;                  // what has been looked up
   mutable std::vector<std::vector<run>> changed_{};  // since then, of each range, in order
 };

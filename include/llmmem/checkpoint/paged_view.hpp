@@ -2,7 +2,7 @@
 /// `paged_state_view`: a checkpoint of sequences' KV blocks, while generation goes on.
 #pragma once
 
-#include <llmmem/checkpoint/file_plan.hpp>
+#include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,9 +27,11 @@ namespace llmmem::inline v0 {
 /// lies inside a block is the engine's, and so are the tokens: they travel as extras, `tokens(i)` says how
 /// many of them the blocks hold.
 ///
-///     const std::vector<state_tensor> tensors{paged_state_tensor("kv", rows, storage.block_bytes())};
+///     const state_tensor kv{.name = "kv", .type = safetensors_type::u8,
+///                           .shape = {rows, storage.block_bytes()}, .group = "kv", .part = {}};
 ///     ...
-///     saves.begin_snapshot(step, paged_state_view(cache, sequences, storage, rows), tokens_of(sequences));
+///     const snapshot_guard guard = saves.begin_snapshot(
+///         step, paged_state_view(cache, sequences, storage, rows), tokens_of(sequences));
 ///     cache.append(sequences[0], next).value();     // goes on at once
 ///     saves.stage_for(1'000'000);                   // now and then: copies, for about 1 ms
 ///
@@ -57,21 +58,19 @@ class paged_state_view {
   /// @param rows       blocks of each tensor, as they were described.
   paged_state_view(Cache& cache, std::span<const sequence_id> sequences, const block_storage<Space>& storage,
                    std::uint64_t rows)
-      : rows_(rows) {
-    auto made = std::make_shared<forks>(cache, storage);
-    made->handles.reserve(sequences.size());
+      : rows_(rows), forks_(std::in_place, cache, storage) {
+    forks_->handles.reserve(sequences.size());
     for (const sequence_id each : sequences) {
       cache.check(each).value();
       if (cache.blocks(each).size() > rows) {
-        throw length_error("paged_state_view: sequence " + std::to_string(made->handles.size()) + " has " +
+        throw length_error("paged_state_view: sequence " + std::to_string(forks_->handles.size()) + " has " +
                            std::to_string(cache.blocks(each).size()) + " blocks, its tensor has rows for " +
                            std::to_string(rows) + "; describe it with more");
       }
       for (const block_id block : cache.blocks(each))
         static_cast<void>(storage.at(block).value());
-      made->handles.push_back(cache.fork(each).value());
+      forks_->handles.push_back(cache.fork(each).value());
     }
-    forks_ = std::move(made);
   }
 
   /// @throws argument_error  for bytes that the tensor has not got; and what `block_storage::at` fails with.
@@ -123,17 +122,7 @@ class paged_state_view {
   };
 
   std::uint64_t rows_;
-  std::shared_ptr<const forks> forks_{};
+  detail::shared_part<forks> forks_;
 };
-
-/// The tensor of a sequence, as `paged_state_view` fills it: `rows` blocks, of bytes.
-[[nodiscard]] inline state_tensor paged_state_tensor(std::string name, std::uint64_t rows,
-                                                     std::uint64_t block_bytes, std::string group = "kv") {
-  return {.name = std::move(name),
-          .type = safetensors_type::u8,
-          .shape = {rows, block_bytes},
-          .group = std::move(group),
-          .part = {}};
-}
 
 }  // namespace llmmem::inline v0

@@ -2,6 +2,7 @@
 /// `tiered_state_view`: a checkpoint of state in a `tiered_buffer`, which changes while it is being saved.
 #pragma once
 
+#include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
@@ -12,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,7 +23,7 @@ namespace llmmem::inline v0 {
 /// The bytes that tensors had at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on
 /// write in every tier.
 ///
-///     saves.begin_snapshot(step, tiered_state_view(buffer, chunks, places));
+///     const snapshot_guard guard = saves.begin_snapshot(step, tiered_state_view(buffer, chunks, places));
 ///     for (layer : layers) {
 ///       update(buffer, chunks[layer]);            // parts from its clone first
 ///       saves.stage_for(2'000'000);               // copies for 2 ms, without leases held
@@ -56,14 +56,12 @@ class tiered_state_view {
   /// @param places  of each tensor, in the order in which they were described: chunks are its sources. The
   ///                array lives as long as the view is used.
   tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks, std::span<const state_place> places)
-      : places_(places) {
-    auto made = std::make_shared<clones>(buffer);
-    made->handles.reserve(chunks.size());
+      : places_(places), clones_(std::in_place, buffer) {
+    clones_->handles.reserve(chunks.size());
     for (const chunk_handle each : chunks) {
       static_cast<void>(buffer.tier_of(each).value());
-      made->handles.push_back(buffer.clone(each).value());
+      clones_->handles.push_back(buffer.clone(each).value());
     }
-    clones_ = std::move(made);
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;
@@ -97,7 +95,7 @@ class tiered_state_view {
   };
 
   std::span<const state_place> places_;
-  std::shared_ptr<const clones> clones_{};
+  detail::shared_part<clones> clones_;
 };
 
 }  // namespace llmmem::inline v0
