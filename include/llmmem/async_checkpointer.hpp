@@ -117,11 +117,10 @@ class [[nodiscard]] snapshot_guard {
   snapshot_guard(snapshot_guard&& other) noexcept
       : gate_(std::exchange(other.gate_, nullptr)),
         reading_(std::move(other.reading_)),
-        ticket_(std::move(other.ticket_)),
-        is_stable_(other.is_stable_) {}
+        ticket_(std::move(other.ticket_)) {}
   snapshot_guard& operator=(snapshot_guard&&) = delete;
   ~snapshot_guard() {
-    if (gate_ != nullptr && !is_stable_) gate_->wait();
+    if (gate_ != nullptr) gate_->wait();  // a stable view does not freeze it
   }
 
   [[nodiscard]] const commit_ticket& ticket() const noexcept { return ticket_; }
@@ -145,18 +144,14 @@ class [[nodiscard]] snapshot_guard {
  private:
   template <class Traits>
   friend class async_checkpointer;
-  snapshot_guard(snapshot_gate& gate, commit_ticket ticket) noexcept
-      : gate_(&gate), ticket_(std::move(ticket)) {}
   snapshot_guard(snapshot_gate& gate, commit_ticket ticket, std::shared_ptr<snapshot_gate> reading) noexcept
-      : gate_(&gate), reading_(std::move(reading)), ticket_(std::move(ticket)), is_stable_(true) {}
+      : gate_(&gate), reading_(std::move(reading)), ticket_(std::move(ticket)) {}
 
-  /// Frozen while it is being read; null once nobody asks any more.
-  [[nodiscard]] snapshot_gate* staging() const noexcept { return is_stable_ ? reading_.get() : gate_; }
+  [[nodiscard]] snapshot_gate* staging() const noexcept { return reading_ ? reading_.get() : gate_; }
 
   snapshot_gate* gate_;
-  std::shared_ptr<snapshot_gate> reading_{};  // of a stable view, which does not freeze the other
+  std::shared_ptr<snapshot_gate> reading_;  // of a stable view: frozen until it has been read; else null
   commit_ticket ticket_;
-  bool is_stable_ = false;
 };
 
 /// Checkpoints of a state, written behind the training.

@@ -74,6 +74,42 @@ concept change_tracking_view =
       { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
     };
 
+/// Where the bytes of a tensor lie, for views over several ranges or chunks.
+struct state_place {
+  std::uint32_t source = 0;  ///< which of them, in the view's order
+  std::uint64_t offset = 0;  ///< of the tensor's first byte in it
+  std::uint64_t bytes = 0;   ///< of the tensor's part, as it was described
+
+  friend constexpr bool operator==(const state_place&, const state_place&) noexcept = default;
+};
+
+namespace detail {
+
+/// The place of a tensor, of which bytes `[offset, offset + bytes)` are asked for.
+/// @throws argument_error  where there are none.
+[[nodiscard]] inline const state_place& place_of(std::span<const state_place> places, std::uint32_t tensor,
+                                                 std::uint64_t offset, std::uint64_t bytes,
+                                                 const char* what) {
+  if (tensor >= places.size() || offset > places[tensor].bytes || bytes > places[tensor].bytes - offset) {
+    throw argument_error(std::string(what) + ": bytes " + std::to_string(offset) + " to " +
+                         std::to_string(offset + bytes) + " of tensor " + std::to_string(tensor) +
+                         " are not in it: give a place for each tensor that was described, in that order");
+  }
+  return places[tensor];
+}
+
+/// @throws argument_error  for a place that does not lie in its source, which has `bytes`.
+inline void check_place(const state_place& place, std::uint32_t tensor, std::uint64_t bytes,
+                        const char* what) {
+  if (place.offset <= bytes && place.bytes <= bytes - place.offset) return;
+  throw argument_error(std::string(what) + ": the place of tensor " + std::to_string(tensor) + ", " +
+                       std::to_string(place.bytes) + " bytes from " + std::to_string(place.offset) +
+                       " on, is past the end of source " + std::to_string(place.source) + ", which has " +
+                       std::to_string(bytes));
+}
+
+}  // namespace detail
+
 /// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged.
 class host_state_view {
  public:

@@ -160,8 +160,7 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
     ++stats_.skipped;
     lock.unlock();
     conclude(*made, commit_status::not_committed, options_.name + ": " + busy);
-    if constexpr (is_stable_view<view_type>) return {gate_, std::move(ticket), nullptr};
-    return {gate_, std::move(ticket)};
+    return {gate_, std::move(ticket), nullptr};
   }
   jobs_.reserve(jobs_.size() + 1);  // what can fail comes before the state is held
   const std::shared_ptr<snapshot_gate> reading = hold();
@@ -169,8 +168,7 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
   ++stats_.begun;
   jobs_.push_back(std::move(made));
   changed_.notify_all();
-  if constexpr (is_stable_view<view_type>) return {gate_, std::move(ticket), reading};
-  return {gate_, std::move(ticket)};
+  return {gate_, std::move(ticket), reading};
 }
 
 /// Holds the state for a snapshot that begins. For a stable view that is only the question whether it may:

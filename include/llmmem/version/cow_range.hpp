@@ -82,6 +82,7 @@ class cow_snapshot {
   /// Of the range; 0 when empty.
   [[nodiscard]] std::uint64_t pages() const noexcept;
   [[nodiscard]] std::uint64_t bytes() const noexcept;
+  [[nodiscard]] std::uint64_t page_bytes() const noexcept;
 
   /// Calls `see(std::span<const std::byte>)` once with page `page` as it was; the last page may be short. The
   /// span ends with the call. While it lasts, a first write to this page waits: copy, and return. What `see`
@@ -453,6 +454,10 @@ inline std::uint64_t cow_snapshot::pages() const noexcept {
 }
 inline std::uint64_t cow_snapshot::bytes() const noexcept {
   return range_ == nullptr ? 0 : range_->bytes();
+}
+
+inline std::uint64_t cow_snapshot::page_bytes() const noexcept {
+  return range_ == nullptr ? 0 : range_->page_bytes();
 }
 
 template <class See>

@@ -1,0 +1,168 @@
+/// @file
+/// `cow_state_view`: a checkpoint of state in `cow_range`s, which changes while it is being saved.
+#pragma once
+
+#include <llmmem/checkpoint/detail/shared_part.hpp>
+#include <llmmem/checkpoint/state_view.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/version/concepts.hpp>
+#include <llmmem/version/cow_range.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// The bytes that tensors had at one moment, in `cow_range`s that are written on: their snapshots.
+///
+///     struct my_traits : checkpointer_traits { using view_type = cow_state_view; };
+///     cow_range state(state_bytes, spare_bytes);  // before the checkpointer: it outlives the views
+///     const std::array<cow_range*, 1> ranges{&state};
+///     async_checkpointer<my_traits> saves(coordinator, tensors);
+///     std::optional<snapshot_guard> saving;
+///     ...
+///     saving.emplace(saves.begin_snapshot(step, cow_state_view(ranges, places)));
+///     optimizer.step(saves.gate().mutate());      // waits for nothing
+///
+/// The optimizer asks for what it writes by `cow_range::write`, which copies old pages into the pool. Where
+/// the pool is short, it waits until the snapshot has been read: its pages are free then, and what is saved
+/// is what it was.
+///
+///     const auto by_waiting = [&](std::uint64_t) {
+///       if (!saving) return false;  // nothing is being read: waiting gives nothing
+///       saving->wait_staged();      // at most max_stall_ns
+///       saving.reset();
+///       return true;                // also when it had been read a moment before: look again
+///     };
+///     std::span<std::byte> weights = state.write(offset, bytes, by_waiting).value();
+///
+/// So a pool of any size is right; a larger one stalls less. Pages come back all at once, when the snapshot
+/// has been read to its end. Snapshots are read in the order in which they were begun: waiting for the
+/// newest is waiting for all. One that is asked for while `max_snapshots` are alive is refused, so allow for
+/// `checkpointer_options::max_pending` and one more.
+///
+/// Copies of a view share its snapshots. They are released when the last copy goes.
+///
+/// @par Complexity      to take it O(ranges), and O(1) for each snapshot of one range that others did not
+///                      have. `is_unchanged_since` O(log(changed runs)); the first for a tag O(pages), with
+///                      16 bytes a run.
+/// @par Thread safety   taken by the writer of the ranges; then read by any one thread each, copies by
+///                      several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
+/// @par Errors          the constructor throws `argument_error` for no range, a null one or one that is
+///                      listed twice, and `out_of_memory` for a snapshot that is refused.
+class cow_state_view {
+ public:
+  static constexpr bool is_concurrent = true;
+  static constexpr bool is_stable = true;
+
+  /// Takes a snapshot of each range, all of one number: where other snapshots of single ranges were taken,
+  /// the rest skips theirs. That number is `version`.
+  /// @param places  of each tensor, in the order in which they were described: ranges are its sources. The
+  ///                array lives as long as the view is used.
+  cow_state_view(std::span<cow_range* const> ranges, std::span<const state_place> places) : places_(places) {
+    std::uint64_t newest = 0;
+    for (const cow_range* each : ranges) {
+      if (each == nullptr) throw argument_error("cow_state_view: a range is null");
+      if (to_number(each->newest()) > newest) newest = to_number(each->newest());
+    }
+    if (ranges.empty()) throw argument_error("cow_state_view: no ranges; give it those the tensors lie in");
+    version_ = newest + 1;
+    snapshots_->reserve(ranges.size());
+    for (cow_range* each : ranges)
+      snapshots_->push_back(snapshot_of(*each, version_));
+  }
+
+  /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a range.
+  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
+    const state_place& place = detail::place_of(places_, tensor, offset, into.size(), "cow_state_view");
+    check(place, tensor);
+    (*snapshots_)[place.source].read(place.offset + offset, into).value();
+  }
+
+  /// See `change_tracking_view`.
+  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  /// The same, by pages. `version` is that of a view of the same ranges, which may be gone.
+  /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
+  [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
+                                        std::uint64_t bytes) const {
+    const state_place& place = detail::place_of(places_, tensor, offset, bytes, "cow_state_view");
+    check(place, tensor);
+    if (version == 0 || version > version_) return false;
+    if (version != since_) look_since(version);
+    const std::uint64_t begin = place.offset + offset;
+    const std::vector<run>& runs = changed_[place.source];
+    // The first run that ends behind `begin`.
+    std::size_t low = 0;
+    for (std::size_t high = runs.size(); low < high;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (runs[middle].end <= begin) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return bytes == 0 || low == runs.size() || runs[low].begin >= begin + bytes;
+  }
+
+  [[nodiscard]] std::span<const state_place> places() const noexcept { return places_; }
+
+ private:
+  struct run {
+    std::uint64_t begin = 0;  // bytes of its range, whole pages
+    std::uint64_t end = 0;
+  };
+
+  [[nodiscard]] static cow_snapshot snapshot_of(cow_range& range, std::uint64_t version) {
+    if (to_number(range.newest()) >= version)
+      throw argument_error("cow_state_view: " + range.name() + " is listed twice");
+    for (;;) {
+      result<cow_snapshot> taken = range.snapshot();
+      if (taken.code() == errc::table_full) {
+        throw out_of_memory("cow_state_view: " + std::to_string(range.live()) + " snapshots of " +
+                            range.name() +
+                            " are alive, as many as may be; wait until one is staged, or raise "
+                            "copy_on_write::max_snapshots");
+      }
+      cow_snapshot made = std::move(taken).value();
+      if (to_number(made.version()) == version) return made;
+    }
+  }
+
+  void check(const state_place& place, std::uint32_t tensor) const {
+    if (place.source >= snapshots_->size()) {
+      throw argument_error("cow_state_view: tensor " + std::to_string(tensor) + " lies in range " +
+                           std::to_string(place.source) + ", there are " +
+                           std::to_string(snapshots_->size()));
+    }
+    detail::check_place(place, tensor, (*snapshots_)[place.source].bytes(), "cow_state_view");
+  }
+
+  void look_since(std::uint64_t version) const {
+    std::vector<std::vector<run>> changed(snapshots_->size());
+    for (std::size_t i = 0; i < changed.size(); ++i) {
+      const cow_snapshot& snapshot = (*snapshots_)[i];
+      const std::uint64_t page = snapshot.page_bytes();
+      snapshot.changed_since(version_id{version}, [&](std::uint64_t first, std::uint64_t count) {
+        changed[i].push_back({first * page, (first + count) * page});
+      });
+    }
+    changed_ = std::move(changed);
+    since_ = version;
+  }
+
+  std::span<const state_place> places_;
+  std::uint64_t version_ = 0;
+  detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
+  mutable std::uint64_t since_ = 0;                  // what has been looked up
+  mutable std::vector<std::vector<run>> changed_{};  // since then, of each range, in order
+};
+
+static_assert(change_tracking_view<cow_state_view> && is_stable_view<cow_state_view>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,50 @@
+/// @file
+/// What copies of a view share: a `std::shared_ptr` would bring <memory>, which is half of a header's budget.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace llmmem::inline v0::detail {
+
+/// A `T` that goes with the last of those who hold it, in that one's thread. Null when moved from.
+template <class T>
+class shared_part {
+ public:
+  template <class... Args>
+  explicit shared_part(std::in_place_t /*make*/, Args&&... args)
+      : held_(new counted(std::forward<Args>(args)...)) {}
+  shared_part(const shared_part& other) noexcept : held_(other.held_) {
+    if (held_ != nullptr) held_->holders.fetch_add(1, std::memory_order_relaxed);
+  }
+  shared_part(shared_part&& other) noexcept : held_(std::exchange(other.held_, nullptr)) {}
+  shared_part& operator=(shared_part other) noexcept {
+    std::swap(held_, other.held_);
+    return *this;
+  }
+  ~shared_part() {
+    if (held_ != nullptr && held_->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete held_;
+  }
+
+  /// @pre it is not null.
+  [[nodiscard]] T& operator*() noexcept { return held_->value; }
+  [[nodiscard]] const T& operator*() const noexcept { return held_->value; }
+  [[nodiscard]] T* operator->() noexcept { return &held_->value; }
+  [[nodiscard]] const T* operator->() const noexcept { return &held_->value; }
+
+ private:
+  struct counted {
+    template <class... Args>
+    explicit counted(Args&&... args) : value(std::forward<Args>(args)...) {}
+
+    std::atomic<std::uint64_t> holders{1};
+    T value;
+  };
+
+  counted* held_;
+};
+
+}  // namespace llmmem::inline v0::detail

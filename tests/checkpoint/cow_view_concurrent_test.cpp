@@ -1,0 +1,432 @@
+#include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/cow_view.hpp>
+#include <llmmem/testing/simulated_storage.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/newest_state.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::simulated_storage;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+/// A storage that takes nothing until it is opened: a disk that hangs.
+class stuck_coordinator : public solo_coordinator<simulated_storage> {
+ public:
+  stuck_coordinator(simulated_storage& storage, const std::atomic<bool>& is_open)
+      : solo_coordinator<simulated_storage>(storage), is_open_(&is_open) {}
+  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
+    is_open_->wait(false);
+    return solo_coordinator<simulated_storage>::begin(step);
+  }
+
+ private:
+  const std::atomic<bool>* is_open_;
+};
+
+struct traits : checkpointer_traits {
+  using storage_type = simulated_storage;
+  using coordinator_type = stuck_coordinator;
+  using view_type = cow_state_view;
+};
+using checkpointer = async_checkpointer<traits>;
+
+/// Ranges, with tensors of all sizes laid out in them, gaps between.
+struct cow_world {
+  struct part {
+    bytes state;
+    bytes pool;
+    std::unique_ptr<cow_range> range;
+  };
+  random_numbers random;
+  std::uint64_t page;
+  std::vector<part> parts{};
+  std::vector<cow_range*> ranges{};
+  std::vector<state_place> places{};
+  std::vector<state_tensor> tensors{};
+  std::optional<snapshot_guard> saving{};
+  std::uint64_t waits = 0;
+
+  cow_world(std::uint64_t seed, std::uint64_t least_pool, std::uint64_t most_pool,
+            std::uint32_t max_snapshots = 8)
+      : random(seed), page(std::uint64_t{64} << random.below(std::uint64_t{3})) {
+    const std::size_t count = 1 + random.below(std::uint64_t{3});
+    for (std::size_t i = 0; i < count; ++i) {
+      part& made = parts.emplace_back();
+      made.state.resize(static_cast<std::size_t>(1 + random.below(std::uint64_t{3000})));
+      made.pool.resize(
+          static_cast<std::size_t>(page * (least_pool + random.below(most_pool - least_pool + 1))));
+      made.range = std::make_unique<cow_range>(
+          made.state, made.pool, copy_on_write{.page_bytes = page, .max_snapshots = max_snapshots}, "part");
+    }
+    for (part& each : parts)
+      ranges.push_back(each.range.get());
+    // Neither in the order of the ranges, nor all of their bytes.
+    for (int i = 0; i < 7; ++i) {
+      const auto source = static_cast<std::uint32_t>(random.below(parts.size()));
+      const std::uint64_t size = parts[source].state.size();
+      const std::uint64_t first = random.below(size);
+      places.push_back({source, first, 1 + random.below(size - first)});
+      tensors.push_back(byte_tensor("t" + std::to_string(i), places.back().bytes));
+    }
+  }
+
+  [[nodiscard]] std::vector<bytes> now() const {
+    std::vector<bytes> all;
+    for (const state_place& each : places) {
+      const auto first = parts[each.source].state.begin() + static_cast<std::ptrdiff_t>(each.offset);
+      all.emplace_back(first, first + static_cast<std::ptrdiff_t>(each.bytes));
+    }
+    return all;
+  }
+
+  /// Some bytes of some range change, as the doc comment says.
+  void write_some() {
+    part& at = parts[random.below(parts.size())];
+    const std::uint64_t first = random.below(at.state.size());
+    const std::uint64_t count = 1 + random.below(at.state.size() - first);
+    const auto by_waiting = [&](std::uint64_t) {
+      if (!saving) return false;
+      ++waits;
+      saving->wait_staged();
+      saving.reset();
+      return true;
+    };
+    const auto given = at.range->write(first, count, by_waiting);
+    REQUIRE_MESSAGE(given, given.error().message());
+    const std::uint64_t value = random.next();
+    for (std::size_t i = 0; i < given->size(); ++i)
+      (*given)[i] = static_cast<std::byte>(value + i);
+  }
+};
+
+template <class Work>
+std::string text_of(Work work) {
+  try {
+    work();
+  } catch (const error& failure) {
+    return failure.what();
+  }
+  return "none";
+}
+
+}  // namespace
+
+TEST_SUITE("cow_state_view") {
+  TEST_CASE("what is saved is the state when the view was taken, whatever is written meanwhile: any pool") {
+    std::uint64_t waits = 0;
+    for (const auto seed : seeds(60)) {
+      CAPTURE(seed);
+      cow_world w(seed, 0, seed % 3 == 0 ? 200 : seed % 3 == 1 ? 4 : 0);
+      simulated_storage storage;
+      const std::atomic<bool> is_open{true};
+      stuck_coordinator coordinator(storage, is_open);
+      std::map<std::uint64_t, std::vector<bytes>> expected;
+      const std::uint64_t chunk = 64 + w.random.below(std::uint64_t{400});
+      {
+        checkpointer saves(
+            coordinator, w.tensors,
+            {.ring_bytes = chunk * (2 + w.random.below(std::uint64_t{20})), .chunk_bytes = chunk});
+        for (std::uint64_t step = 1; step <= 6; ++step) {
+          expected[step] = w.now();
+          w.saving.emplace(saves.begin_snapshot(step, cow_state_view(w.ranges, w.places)));
+          const commit_ticket ticket = w.saving->ticket();
+          const mutation_permit permit = saves.gate().mutate();
+          for (int i = 0; i < 12; ++i)
+            w.write_some();
+          if (w.random.once_in(3)) continue;
+          REQUIRE(ticket.wait() == commit_status::committed);
+          const newest_state newest = load_newest(storage, w.tensors);
+          CHECK(newest.step == step);
+          CHECK(newest.bytes == expected[step]);
+        }
+        saves.flush();
+        CHECK(saves.stats().committed == 6);
+        w.saving.reset();
+      }
+      const newest_state newest = load_newest(storage, w.tensors);
+      CHECK(newest.step == 6);
+      CHECK(newest.bytes == expected[6]);
+      for (const cow_range* each : w.ranges) {
+        CHECK(each->live() == 0);
+        CHECK(each->stats().used_pages == 0);
+        CHECK(each->audit().empty());
+      }
+      waits += w.waits;
+    }
+    CHECK(waits > 0);
+  }
+
+  TEST_CASE("a disk that hangs stalls who writes only once the pool is used up, and then for max_stall_ns") {
+    bytes state(64 * 64);
+    bytes pool(64 * 8);
+    cow_range range(state, pool, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&range};
+    const std::array places{state_place{0, 0, state.size()}};
+    simulated_storage storage;
+    std::atomic<bool> is_open{false};
+    stuck_coordinator coordinator(storage, is_open);
+    checkpointer saves(coordinator, {byte_tensor("all", state.size())},
+                       {.ring_bytes = 1024, .chunk_bytes = 256, .max_stall_ns = 3'000'000});
+    std::optional<snapshot_guard> saving(saves.begin_snapshot(1, cow_state_view(ranges, places)));
+    const commit_ticket ticket = saving->ticket();
+    std::optional<mutation_permit> permit(saves.gate().mutate());
+    for (std::uint64_t page = 63; page > 55; --page)
+      REQUIRE(range.write(page * 64, 64));
+    CHECK(saves.stats().stall_ns == 0);
+    CHECK(range.write(0, 64).code() == errc::out_of_bytes);
+    const auto by_waiting = [&](std::uint64_t) {
+      if (!saving) return false;
+      saving->wait_staged();
+      saving.reset();
+      return true;
+    };
+    REQUIRE(range.write(0, 64 * 64, by_waiting));  // more pages than the pool has: none is needed any more
+    CHECK(!saving);
+    CHECK(saves.stats().stall_ns >= 3'000'000);
+    CHECK(range.live() == 0);
+    is_open = true;
+    is_open.notify_all();
+    CHECK(ticket.wait() == commit_status::not_committed);
+    CHECK(ticket.why() ==
+          "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
+    permit.reset();
+    CHECK(saves.begin_snapshot(2, cow_state_view(ranges, places)).ticket().wait() ==
+          commit_status::committed);
+  }
+
+  TEST_CASE("a snapshot that has been read gives its pages back before it is on the disk") {
+    cow_world w(4, 0, 200);
+    simulated_storage storage;
+    std::atomic<bool> is_open{false};
+    stuck_coordinator coordinator(storage, is_open);
+    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
+    const snapshot_guard guard = saves.begin_snapshot(1, cow_state_view(w.ranges, w.places));
+    guard.wait_staged();
+    for (const cow_range* each : w.ranges)
+      CHECK(each->live() == 0);
+    CHECK(guard.ticket().status() == commit_status::pending);
+    is_open = true;
+    is_open.notify_all();
+  }
+
+  TEST_CASE("bytes are unchanged since a tag if none of their pages was given out between the snapshots") {
+    for (const auto seed : seeds(100)) {
+      CAPTURE(seed);
+      cow_world w(seed, 1000, 1000, 16);
+      // Of each tag: the bytes, and how often each page had been given out.
+      struct moment {
+        std::vector<bytes> state;
+        std::vector<std::vector<std::uint64_t>> writes;
+      };
+      std::map<std::uint64_t, moment> moments;
+      std::vector<std::vector<std::uint64_t>> writes;
+      for (const auto& each : w.parts)
+        writes.emplace_back(each.range->pages());
+      std::vector<cow_state_view> views;
+      std::uint64_t newest = 0;
+      for (int step = 0; step < 30; ++step) {
+        for (std::uint64_t i = w.random.below(std::uint64_t{3}); i > 0; --i) {
+          const std::size_t source = w.random.below(w.parts.size());
+          auto& at = w.parts[source];
+          const std::uint64_t first = w.random.below(at.state.size());
+          const std::uint64_t count = 1 + w.random.below(std::uint64_t{200});
+          const std::uint64_t end = std::min<std::uint64_t>(first + count, at.state.size());
+          const auto given = at.range->write(first, end - first);
+          REQUIRE(given);
+          for (std::byte& each : *given)
+            each = static_cast<std::byte>(w.random.next());
+          for (std::uint64_t page = first / w.page; page <= (end - 1) / w.page; ++page)
+            ++writes[source][page];
+        }
+        // Others look at one of the ranges too.
+        if (w.random.once_in(3)) REQUIRE(w.ranges[w.random.below(w.ranges.size())]->snapshot());
+        if (views.size() < 8 && w.random.once_in(2)) {
+          views.emplace_back(w.ranges, w.places);
+          CHECK(views.back().version() > newest);
+          newest = views.back().version();
+          moments[newest] = {w.now(), writes};
+        } else if (!views.empty() && w.random.once_in(3)) {
+          views.erase(views.begin() + static_cast<std::ptrdiff_t>(w.random.below(views.size())));
+        }
+        if (views.empty()) continue;
+        const cow_state_view& view = views[w.random.below(views.size())];
+        const moment& then = moments[view.version()];
+        for (int asked = 0; asked < 10; ++asked) {
+          auto since = moments.begin();
+          std::advance(since, static_cast<std::ptrdiff_t>(w.random.below(moments.size())));
+          const auto tensor = static_cast<std::uint32_t>(w.random.below(w.places.size()));
+          const state_place& place = w.places[tensor];
+          const std::uint64_t offset = w.random.below(place.bytes);
+          const std::uint64_t count = 1 + w.random.below(place.bytes - offset);
+          bool same = since->first <= view.version();
+          const std::uint64_t begin = place.offset + offset;
+          for (std::uint64_t page = begin / w.page; page <= (begin + count - 1) / w.page; ++page)
+            same = same && then.writes[place.source][page] == since->second.writes[place.source][page];
+          REQUIRE(view.is_unchanged_since(since->first, tensor, offset, count) == same);
+          if (same) {
+            const auto at = static_cast<std::ptrdiff_t>(offset);
+            const bytes& now = then.state[tensor];
+            const bytes& before = since->second.state[tensor];
+            REQUIRE(bytes(now.begin() + at, now.begin() + at + static_cast<std::ptrdiff_t>(count)) ==
+                    bytes(before.begin() + at, before.begin() + at + static_cast<std::ptrdiff_t>(count)));
+          }
+        }
+        bytes read(static_cast<std::size_t>(w.places[0].bytes));
+        view.copy_out(0, 0, read);
+        REQUIRE(read == then.state[0]);
+      }
+    }
+  }
+
+  TEST_CASE("a tag that nobody knows says nothing: 0, and one to come") {
+    bytes state(256);
+    cow_range range(state, {}, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&range};
+    const std::array places{state_place{0, 0, 256}};
+    const cow_state_view view(ranges, places);
+    CHECK(view.version() != 0);
+    CHECK(!view.is_unchanged_since(0, 0, 0, 256));
+    CHECK(!view.is_unchanged_since(0, 0, 0, 0));
+    CHECK(!view.is_unchanged_since(view.version() + 1, 0, 0, 256));
+    CHECK(view.is_unchanged_since(view.version(), 0, 0, 256));
+  }
+
+  TEST_CASE("what has changed may be asked in another thread while it changes on") {
+    bytes state(64 * 200);
+    bytes pool(64 * 400);
+    cow_range range(state, pool, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&range};
+    const std::array places{state_place{0, 0, state.size()}};
+    const std::uint64_t before = cow_state_view(ranges, places).version();
+    for (std::uint64_t page = 0; page < 200; page += 3)
+      REQUIRE(range.write(page * 64, 64));
+    const cow_state_view view(ranges, places);
+    std::thread asks([&, copy = view] {
+      for (std::uint64_t page = 0; page < 200; ++page)
+        CHECK(copy.is_unchanged_since(before, 0, page * 64, 64) == (page % 3 != 0));
+      bytes read(state.size());
+      copy.copy_out(0, 0, read);
+      CHECK(read == bytes(state.size()));
+    });
+    for (std::uint64_t page = 0; page < 200; ++page)
+      range.write(page * 64, 64).value()[0] = std::byte{1};
+    asks.join();
+    CHECK(range.live() == 1);
+  }
+
+  TEST_CASE("copies of a view share its snapshots, which go with the last of them") {
+    bytes state(128);
+    cow_range range(state, {}, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&range};
+    const std::array places{state_place{0, 0, 128}};
+    std::optional<cow_state_view> first(std::in_place, ranges, places);
+    const std::uint64_t version = first->version();
+    std::optional<cow_state_view> second(*first);
+    CHECK(range.live() == 1);
+    CHECK(range.stats().snapshots == 1);
+    first.reset();
+    CHECK(range.live() == 1);
+    CHECK(second->version() == version);
+    second.reset();
+    CHECK(range.live() == 0);
+  }
+
+  TEST_CASE("a view that cannot be taken says why, and holds nothing") {
+    bytes state(128);
+    bytes other(128);
+    cow_range one(state, {}, {.page_bytes = 64, .max_snapshots = 1}, "weights");
+    cow_range two(other, {}, {.page_bytes = 64, .max_snapshots = 1}, "moments");
+    const std::array both{&one, &two};
+    const std::array places{state_place{0, 0, 128}};
+    {
+      const cow_snapshot held = two.snapshot().value();
+      CHECK_THROWS_WITH_AS(cow_state_view(both, places),
+                           "cow_state_view: 1 snapshots of moments are alive, as many as may be; wait until "
+                           "one is staged, or raise copy_on_write::max_snapshots",
+                           out_of_memory);
+      CHECK(one.live() == 0);
+    }
+    CHECK(cow_state_view(both, places).version() == 3);  // as the refused one took a number of `weights`
+    const std::array<cow_range*, 2> twice{&one, &one};
+    CHECK_THROWS_WITH_AS(cow_state_view(twice, places), "cow_state_view: weights is listed twice",
+                         argument_error);
+    const std::array<cow_range*, 2> none{&one, nullptr};
+    CHECK_THROWS_WITH_AS(cow_state_view(none, places), "cow_state_view: a range is null", argument_error);
+    CHECK_THROWS_WITH_AS(cow_state_view({}, places),
+                         "cow_state_view: no ranges; give it those the tensors lie in", argument_error);
+    CHECK(one.live() == 0);
+    CHECK(two.live() == 0);
+  }
+
+  TEST_CASE("bytes that no place has, and places that no range has, are refused with their numbers") {
+    bytes state(128);
+    cow_range range(state, {}, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&range};
+    constexpr std::uint64_t huge = ~std::uint64_t{0};
+    const std::array places{state_place{0, 100, 28}, state_place{1, 0, 4}, state_place{0, 101, 28},
+                            state_place{0, huge, 28}};
+    const cow_state_view view(ranges, places);
+    bytes into(28);
+    view.copy_out(0, 0, into);
+    const auto asks = [&](std::uint32_t tensor, std::uint64_t offset, std::uint64_t count) {
+      const std::string copying =
+          text_of([&] { view.copy_out(tensor, offset, std::span(into).first(count)); });
+      CHECK(text_of([&] { static_cast<void>(view.is_unchanged_since(1, tensor, offset, count)); }) ==
+            copying);
+      return copying;
+    };
+    CHECK(asks(0, 1, 28) ==
+          "cow_state_view: bytes 1 to 29 of tensor 0 are not in it: give a place for each tensor that was "
+          "described, in that order");
+    CHECK(asks(4, 0, 1) ==
+          "cow_state_view: bytes 0 to 1 of tensor 4 are not in it: give a place for each tensor that was "
+          "described, in that order");
+    CHECK(asks(1, 0, 4) == "cow_state_view: tensor 1 lies in range 1, there are 1");
+    CHECK(asks(2, 0, 28) ==
+          "cow_state_view: the place of tensor 2, 28 bytes from 101 on, is past the end of source 0, which "
+          "has 128");
+    CHECK(asks(3, 1, 4) ==
+          "cow_state_view: the place of tensor 3, 28 bytes from 18446744073709551615 on, is past the end of "
+          "source 0, which has 128");
+  }
+
+  TEST_CASE("a snapshot that was skipped holds no pages") {
+    cow_world w(5, 0, 10);
+    simulated_storage storage;
+    std::atomic<bool> is_open{false};
+    stuck_coordinator coordinator(storage, is_open);
+    checkpointer saves(coordinator, w.tensors,
+                       {.ring_bytes = 512, .chunk_bytes = 256, .max_pending = 1, .busy = when_busy::skip});
+    const snapshot_guard first = saves.begin_snapshot(1, cow_state_view(w.ranges, w.places));
+    const snapshot_guard skipped = saves.begin_snapshot(2, cow_state_view(w.ranges, w.places));
+    CHECK(skipped.is_staged());
+    CHECK(skipped.ticket().status() == commit_status::not_committed);
+    CHECK(w.ranges[0]->live() == 1);
+    is_open = true;
+    is_open.notify_all();
+    first.wait_staged();
+    CHECK(w.ranges[0]->live() == 0);
+  }
+}

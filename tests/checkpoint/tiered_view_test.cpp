@@ -1,0 +1,262 @@
+#include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/tiered_view.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/testing/simulated_storage.hpp>
+#include <llmmem/tiered_buffer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/newest_state.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::simulated_storage;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+using buffer_type = tiered_buffer<host_space, host_space>;
+using view = tiered_state_view<buffer_type>;
+
+static_assert(state_view<view> && is_stable_view<view> && !view::is_concurrent);
+
+struct traits : checkpointer_traits {
+  using storage_type = simulated_storage;
+  using coordinator_type = solo_coordinator<simulated_storage>;
+  using view_type = view;
+};
+using checkpointer = async_checkpointer<traits>;
+
+/// Chunks with tensors in them, and a model of what is in each.
+struct tiered_state {
+  static constexpr std::uint64_t most = 1024;  // bytes of a chunk
+  random_numbers random;
+  host_space space{{.budget = 1 << 20}};
+  buffer_type buffer;
+  std::vector<chunk_handle> chunks{};
+  std::vector<bytes> contents{};
+  std::vector<state_place> places{};
+  std::vector<state_tensor> tensors{};
+  std::optional<snapshot_guard> saving{};
+  std::uint64_t waits = 0;
+
+  /// @param beneath  bytes of the last tier, besides those that the chunks take at first.
+  tiered_state(std::uint64_t seed, std::uint64_t beneath, std::uint32_t max_chunks = 64)
+      : random(seed),
+        buffer({.max_chunks = max_chunks}, {space, 4 * most, 64}, {space, 8 * most + beneath, 64}) {
+    for (int i = 0; i < 8; ++i) {
+      bytes& made = contents.emplace_back(static_cast<std::size_t>(1 + random.below(most)));
+      chunks.push_back(buffer.create(made.size()).value());
+      write(chunks.size() - 1);
+      const auto source = static_cast<std::uint32_t>(i);
+      const std::uint64_t first = random.below(made.size());
+      places.push_back({source, first, made.size() - first});
+      if (first != 0) places.push_back({source, 0, first});
+    }
+    for (const state_place& each : places)
+      tensors.push_back(byte_tensor("t" + std::to_string(tensors.size()), each.bytes));
+  }
+
+  [[nodiscard]] std::vector<bytes> now() const {
+    std::vector<bytes> all;
+    for (const state_place& each : places) {
+      const auto first = contents[each.source].begin() + static_cast<std::ptrdiff_t>(each.offset);
+      all.emplace_back(first, first + static_cast<std::ptrdiff_t>(each.bytes));
+    }
+    return all;
+  }
+
+  /// Again after waiting for the snapshot, where there is no second place for the chunk.
+  template <class Lease>
+  auto leased(Lease lease) {
+    auto given = lease();
+    if (given.code() == errc::out_of_bytes && saving) {
+      ++waits;
+      saving->wait_staged();
+      saving.reset();
+      given = lease();
+    }
+    REQUIRE_MESSAGE(given, given.error().message());
+    return std::move(given).value();
+  }
+  void write(std::size_t at) {
+    auto lease = leased([&] { return buffer.write(chunks[at]); });
+    const std::uint64_t value = random.next();
+    for (std::size_t i = 0; i < contents[at].size(); ++i)
+      lease.span()[i] = contents[at][i] = static_cast<std::byte>(value + i * 3);
+  }
+  void update(std::size_t at) {
+    const std::uint64_t first = random.below(contents[at].size());
+    const std::uint64_t count = 1 + random.below(contents[at].size() - first);
+    auto lease = leased([&] { return buffer.update(chunks[at], first, count); });
+    for (auto i = static_cast<std::size_t>(first); i < first + count; ++i)
+      lease.span()[i] = contents[at][i] = static_cast<std::byte>(random.next());
+  }
+  void act() {
+    const std::size_t at = random.below(chunks.size());
+    switch (random.below(6U)) {
+      case 0:
+        return write(at);
+      case 1:
+        return static_cast<void>(buffer.evict(chunks[at]));
+      case 2:
+        return static_cast<void>(buffer.flush(chunks[at]));
+      default:
+        return update(at);
+    }
+  }
+};
+
+template <class Work>
+std::string text_of(Work work) {
+  try {
+    work();
+  } catch (const error& failure) {
+    return failure.what();
+  }
+  return "none";
+}
+
+}  // namespace
+
+TEST_SUITE("tiered_state_view") {
+  TEST_CASE("what is saved is the state when the view was taken, whatever moves and changes meanwhile") {
+    std::uint64_t waits = 0;
+    for (const auto seed : seeds(60)) {
+      CAPTURE(seed);
+      tiered_state w(seed, seed % 2 == 0 ? 24 * tiered_state::most : 0);
+      const std::uint64_t beneath = w.buffer.stats().tiers[1].used;
+      simulated_storage storage;
+      solo_coordinator coordinator(storage);
+      std::map<std::uint64_t, std::vector<bytes>> expected;
+      const std::uint64_t chunk = 64 + w.random.below(std::uint64_t{400});
+      {
+        checkpointer saves(
+            coordinator, w.tensors,
+            {.ring_bytes = chunk * (2 + w.random.below(std::uint64_t{20})), .chunk_bytes = chunk});
+        for (std::uint64_t step = 1; step <= 5; ++step) {
+          expected[step] = w.now();
+          w.saving.emplace(saves.begin_snapshot(step, view(w.buffer, w.chunks, w.places)));
+          const commit_ticket ticket = w.saving->ticket();
+          const mutation_permit permit = saves.gate().mutate();
+          for (int i = 0; i < 16; ++i) {
+            w.act();
+            if (w.random.once_in(4)) saves.stage_for(2'000);
+          }
+          for (const std::string& broken : w.buffer.audit())
+            FAIL_CHECK(broken);
+          if (w.random.once_in(3)) continue;
+          REQUIRE(ticket.wait() == commit_status::committed);
+          const newest_state newest = load_newest(storage, w.tensors);
+          CHECK(newest.step == step);
+          CHECK(newest.bytes == expected[step]);
+        }
+        w.saving.reset();
+      }
+      const newest_state newest = load_newest(storage, w.tensors);
+      CHECK(newest.step == 5);
+      CHECK(newest.bytes == expected[5]);
+      CHECK(w.buffer.stats().shared == 0);
+      CHECK(w.buffer.stats().tiers[1].used == beneath);
+      waits += w.waits;
+    }
+    CHECK(waits > 0);
+  }
+
+  TEST_CASE("taking a view moves nothing and takes no room; its clones go with its last copy") {
+    tiered_state w(1, 0);
+    const auto before = w.buffer.stats();
+    std::optional<view> first(std::in_place, w.buffer, w.chunks, w.places);
+    std::optional<view> second(*first);
+    const auto taken = w.buffer.stats();
+    CHECK(taken.shared == 2 * w.chunks.size());
+    CHECK(taken.tiers[0].used == before.tiers[0].used);
+    CHECK(taken.tiers[1].used == before.tiers[1].used);
+    CHECK(taken.moved.links == before.moved.links);
+    first.reset();
+    CHECK(w.buffer.stats().shared == 2 * w.chunks.size());
+    second.reset();
+    CHECK(w.buffer.stats().shared == 0);
+  }
+
+  TEST_CASE("a snapshot is copied by stage_for, and its clones are gone before it is on the disk") {
+    tiered_state w(2, 0);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
+    const snapshot_guard guard = saves.begin_snapshot(1, view(w.buffer, w.chunks, w.places));
+    CHECK(w.buffer.stats().shared != 0);
+    CHECK(saves.stage_for(commit_ticket::forever));
+    CHECK(guard.is_staged());
+    CHECK(w.buffer.stats().shared == 0);
+    CHECK(guard.ticket().wait() == commit_status::committed);
+  }
+
+  TEST_CASE("a lease that is refused while it is copied ends the checkpoint and not the training") {
+    tiered_state w(3, 24 * tiered_state::most);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
+    const snapshot_guard guard = saves.begin_snapshot(1, view(w.buffer, w.chunks, w.places));
+    {
+      const chunk_handle all = w.buffer.create(4 * tiered_state::most).value();
+      const auto fills_tier_0 = w.buffer.write(all).value();
+      CHECK(saves.stage_for(commit_ticket::forever));
+      CHECK(guard.is_staged());
+    }
+    CHECK(guard.ticket().wait() == commit_status::not_committed);
+    CHECK(guard.ticket().why().find("step 1 was given up: the state could not be copied: ") !=
+          std::string::npos);
+    CHECK(w.buffer.stats().shared == 0);
+    CHECK(saves.begin_snapshot(2, view(w.buffer, w.chunks, w.places)).ticket().wait() ==
+          commit_status::committed);
+  }
+
+  TEST_CASE("a view that cannot be taken says why, and leaves no clones") {
+    tiered_state w(4, 0, 11);
+    CHECK(text_of([&] {
+            static_cast<void>(view(w.buffer, w.chunks, w.places));
+          }).find("the table of chunks is full") != std::string::npos);
+    CHECK(w.buffer.stats().shared == 0);
+    const std::array some{w.chunks[0], w.chunks[1]};
+    {
+      const auto lease = w.buffer.write(w.chunks[1]).value();
+      CHECK_THROWS_AS(view(w.buffer, some, w.places), argument_error);
+    }
+    CHECK(w.buffer.stats().shared == 0);
+    REQUIRE(w.buffer.discard(w.chunks[1]));
+    CHECK_THROWS_AS(view(w.buffer, some, w.places), argument_error);
+    CHECK(w.buffer.stats().shared == 0);
+  }
+
+  TEST_CASE("bytes that no place has, and places that no chunk has, are refused with their numbers") {
+    tiered_state w(5, 0);
+    const chunk_handle chunk = w.buffer.create(100).value();
+    w.buffer.write(chunk).value().span()[99] = std::byte{7};
+    const std::array places{state_place{0, 90, 10}, state_place{1, 0, 4}, state_place{0, 91, 10}};
+    const view of(w.buffer, std::array{chunk}, places);
+    bytes into(10);
+    of.copy_out(0, 0, into);
+    CHECK(into[9] == std::byte{7});
+    CHECK(text_of([&] { of.copy_out(0, 1, into); }) ==
+          "tiered_state_view: bytes 1 to 11 of tensor 0 are not in it: give a place for each tensor that was "
+          "described, in that order");
+    CHECK(text_of([&] { of.copy_out(1, 0, std::span(into).first(4)); }) ==
+          "tiered_state_view: tensor 1 lies in chunk 1, there are 1");
+    CHECK(text_of([&] { of.copy_out(2, 0, into); }) ==
+          "tiered_state_view: the place of tensor 2, 10 bytes from 91 on, is past the end of source 0, which "
+          "has 100");
+  }
+}
