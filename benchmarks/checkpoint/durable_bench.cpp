@@ -2,9 +2,10 @@
 /// From the beginning of a snapshot until it is safe, beside what writes the same bytes and says that they
 /// are.
 ///
-///   durable/llmmem/ring:<MiB>        posix_io, the default: one write at a time, by the queue's thread
-///   durable/llmmem_uring/ring:<MiB>  uring_io; where it was built in
-///   durable/llmmem_cached/ring:<MiB> through the page cache
+///   durable/llmmem             a ring as large as the state; posix_io, the default: one write at a time
+///   durable/llmmem_small_ring  the default ring
+///   durable/llmmem_uring, llmmem_uring_small_ring   uring_io, where it was built in
+///   durable/llmmem_cached      through the page cache
 ///   durable/raw_direct, raw_cached   a loop of pwrite, 4 MiB each, out of the state itself; fdatasync, the
 ///   folder durable/fio_*                    the same amount, block, fallocate; end_fsync; its own clock
 ///
@@ -29,19 +30,14 @@ struct durable_fixture {
 
 const int added = [] {
   const std::uint64_t usual = llmmem::checkpointer_options{}.ring_bytes;
-  const auto ring = [](std::uint64_t bytes) { return "/ring:" + std::to_string(bytes >> 20); };
-  const std::vector<std::string> whom{"raw_direct",
-                                      "raw_cached",
-                                      "fio_uring",
-                                      "fio_psync",
-                                      "fio_cached",
-                                      "llmmem" + ring(whole_ring()),
-                                      "llmmem" + ring(usual),
+  const std::vector<std::string> whom{"raw_direct",        "raw_cached",
+                                      "fio_uring",         "fio_psync",
+                                      "fio_cached",        "llmmem",
+                                      "llmmem_small_ring",
 #ifdef LLMMEM_BENCH_URING
-                                      "llmmem_uring" + ring(whole_ring()),
-                                      "llmmem_uring" + ring(usual),
+                                      "llmmem_uring",      "llmmem_uring_small_ring",
 #endif
-                                      "llmmem_cached" + ring(whole_ring())};
+                                      "llmmem_cached"};
   const auto make = [usual] {
     const auto fixture = std::make_shared<durable_fixture>();
     const auto raw = [=](page_cache how) -> take_turn {
