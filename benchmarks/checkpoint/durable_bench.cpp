@@ -6,8 +6,8 @@
 ///   durable/llmmem_small_ring  the default ring
 ///   durable/llmmem_uring, llmmem_uring_small_ring   uring_io, where it was built in
 ///   durable/llmmem_cached      through the page cache
-///   durable/raw_direct, raw_cached   a loop of pwrite, 4 MiB each, out of the state itself; fdatasync, the
-///   folder durable/fio_*                    the same amount, block, fallocate; end_fsync; its own clock
+///   durable/raw_direct, raw_cached   pwrite of the state, 4 MiB each; fdatasync, fsync of the folder
+///   durable/fio_*              the same amount, block, fallocate; end_fsync; its own clock
 ///
 /// share_of_X: the share of X's rate in the same round. The goal is 0.9 of fio_uring's or more.
 
