@@ -52,6 +52,10 @@ foreach(folder IN LISTS folders)
     if(TARGET ${target} AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/examples/${folder}")
       target_compile_options(${target} PRIVATE -ffp-contract=off) # as the examples themselves
     endif()
+    # With sanitizers these take many times longer to optimise than to run.
+    if(TARGET ${target} AND folder IN_LIST LLMMEM_TESTS_UNOPTIMISED)
+      target_compile_options(${target} PRIVATE -O0)
+    endif()
   endforeach()
   if(TARGET test_${folder} AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/examples/${folder}")
     llmmem_need_CLI11()

@@ -254,6 +254,7 @@ class async_checkpointer {
   void run_stager();
   [[nodiscard]] job* unstaged() noexcept;
   [[nodiscard]] job* stageable() noexcept;
+  [[nodiscard]] bool is_hurried() noexcept;
   [[nodiscard]] bool stage_some(job& of, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] static bool is_unchanged(const job& of, const planned_file& file, std::uint64_t begin,
                                          std::uint64_t bytes);

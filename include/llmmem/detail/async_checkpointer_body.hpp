@@ -273,19 +273,17 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   }
   const planned_file& file = *of.files[of.file];
   const std::uint64_t bytes = std::min(options_.chunk_bytes, file.bytes - of.begin);
-  if constexpr (change_tracking_view<view_type>) {
-    if (of.base != nullptr && of.file < plan_.files.size()) {
-      lock.unlock();
-      const bool unchanged = is_unchanged(of, file, of.begin, bytes);
-      lock.lock();
-      if (unchanged) {
-        if (filled_.empty() || filled_.back().unchanged == 0) filled_.push_back({});
-        filled_.back().unchanged += 1;
-        pass(of, bytes);
-        if (of.file == of.files.size()) end_staging(of, lock, {});
-        changed_.notify_all();
-        return true;
-      }
+  if (of.base != nullptr && of.file < plan_.files.size()) {
+    lock.unlock();
+    const bool unchanged = is_unchanged(of, file, of.begin, bytes);
+    lock.lock();
+    if (unchanged) {
+      if (filled_.empty() || filled_.back().unchanged == 0) filled_.push_back({});
+      filled_.back().unchanged += 1;
+      pass(of, bytes);
+      if (of.file == of.files.size()) end_staging(of, lock, {});
+      changed_.notify_all();
+      return true;
     }
   }
   if (free_.empty()) return false;
@@ -310,8 +308,18 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   stats_.staged_bytes += bytes;
   pass(of, bytes);
   if (!why.empty() || of.file == of.files.size()) end_staging(of, lock, std::move(why));
-  changed_.notify_all();
+  if (!is_hurried()) changed_.notify_all();
   return true;
+}
+
+/// Whether somebody waits until a snapshot is staged, and there is room for what is left of it: then writing
+/// waits, too, since its checksums and its wakings would take processor time and memory bandwidth from the
+/// copy.
+template <class Traits>
+bool async_checkpointer<Traits>::is_hurried() noexcept {
+  const job* const staging = stageable();
+  return staging != nullptr && staging->stall_began != 0 && !staging->is_over && !free_.empty() &&
+         staging->bytes - staging->staged <= free_.size() * options_.chunk_bytes;
 }
 
 /// Whether the view says that a chunk is what the checkpoint that this one refers to has. What it throws is

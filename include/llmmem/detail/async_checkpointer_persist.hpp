@@ -329,7 +329,7 @@ bool async_checkpointer<Traits>::has_filled() const {
 template <class Traits>
 auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
   std::unique_lock lock(mutex_);
-  while (filled_.empty())
+  while (filled_.empty() || is_hurried())
     changed_.wait(lock);
   const filled_chunk next = filled_.front();
   if (next.unchanged > 1) {

@@ -5,6 +5,8 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/space/host.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
@@ -17,22 +19,23 @@
 
 namespace llmmem::inline v0::detail {
 
-/// Memory that files can be read into past the page cache.
+/// Memory that files can be read into past the page cache, in huge pages where there are any: reading into
+/// small ones costs the system about as much again as the copy.
 class aligned_bytes {
  public:
   static constexpr std::size_t alignment = 4096;
 
-  explicit aligned_bytes(std::size_t bytes) : held_(bytes + alignment) {
-    const auto address = reinterpret_cast<std::uintptr_t>(held_.data());
-    begin_ = (alignment - address % alignment) % alignment;
-    bytes_ = bytes;
-  }
-  [[nodiscard]] std::span<std::byte> span() noexcept { return std::span(held_).subspan(begin_, bytes_); }
+  /// @throws out_of_memory
+  explicit aligned_bytes(std::size_t bytes)
+      : space_({.budget = max_bytes, .name = "checkpoint reader"}),
+        held_(space_, bytes == 0 ? 1 : bytes, alignment),
+        bytes_(bytes) {}
+  [[nodiscard]] std::span<std::byte> span() noexcept { return {held_.range().data, bytes_}; }
 
  private:
-  std::vector<std::byte> held_;
-  std::size_t begin_ = 0;
-  std::size_t bytes_ = 0;
+  host_space space_;
+  space_buffer<host_space> held_;
+  std::size_t bytes_;
 };
 
 /// Bytes of chunk `i` of a file. @pre it has that many.
