@@ -5,14 +5,17 @@
 /// The simulators and fault plans under `testing/` are not here, nor are headers that need an optional
 /// library. Those are named below as `<header> needs <target>`; the build reads these lines.
 
+// <llmmem/checkpoint/xxh3_chunk_digest.hpp> needs llmmem::xxhash
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
 #include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/chunk_digest.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/cow_view.hpp>
 #include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
 #include <llmmem/checkpoint/folder.hpp>
@@ -20,6 +23,7 @@
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/paged_view.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
@@ -28,6 +32,7 @@
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/termination.hpp>
+#include <llmmem/checkpoint/tiered_view.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>

@@ -25,6 +25,7 @@ TOOL_LIMITS = {
     "llmmem/checkpoint/file_coordinator.hpp": 80_000,
     "llmmem/checkpoint/load.hpp": 80_000,
     "llmmem/checkpoint/posix_storage.hpp": 75_000,
+    "llmmem/checkpoint/tiered_view.hpp": 65_000,
     "llmmem/transfer/persistent_file_space.hpp": 75_000,
     "llmmem/transfer/striped_space.hpp": 65_000,
     # Rings between devices bring <mutex>, as the file spaces do that most have beneath.
