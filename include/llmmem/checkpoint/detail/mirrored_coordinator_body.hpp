@@ -193,6 +193,7 @@ void mirrored_coordinator<C, D, R, O>::run() {
     if (!pending_) return;
     const copy_job job = *std::exchange(pending_, std::nullopt);
     copying_ = generations_of(job.what);
+    stats_.copying.id = job.what.id;
     const bool stops = stops_;
     lock.unlock();
     if (stops) {
