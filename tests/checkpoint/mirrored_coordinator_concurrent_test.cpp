@@ -222,6 +222,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(stats.copied == 3);
     CHECK(stats.skipped == 7);
     CHECK(stats.behind == 0);
+    settle(mirror);  // the observer has been told
     CHECK(notes.copied == std::vector<checkpoint_id>{{10, 1}, {90, 9}, {100, 10}});
     CHECK(what_is_torn(durable, world, commit_method::rename) == "");
   }
