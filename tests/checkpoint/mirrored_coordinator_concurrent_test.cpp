@@ -133,6 +133,15 @@ class gate {
   std::atomic<bool> arrived_{false};
 };
 
+/// Lets go of who hangs, also when a test ends early.
+struct opened_at_end {
+  gate* which;
+  explicit opened_at_end(gate& of) : which(&of) {}
+  opened_at_end(const opened_at_end&) = delete;
+  opened_at_end& operator=(const opened_at_end&) = delete;
+  ~opened_at_end() { which->open(); }
+};
+
 /// A durable storage of which files cannot be made while the gate is closed.
 auto hanging(simulated_storage& below, gate& at, const std::string& only = "") {
   return hooked_storage(below, [&at, only](storage_call call, const std::string& path) {
@@ -198,6 +207,7 @@ TEST_SUITE("mirrored_coordinator") {
     copy_log::notes notes;
     solo_coordinator fast(local);
     mirrored_coordinator mirror(fast, slow, keep_last_and_every{}, at_once, copy_log{&notes});
+    const opened_at_end lets_go(stuck);
     stuck.close();
     CHECK(save(mirror, 10) == "");
     stuck.wait_for_arrival();
@@ -239,6 +249,7 @@ TEST_SUITE("mirrored_coordinator") {
     REQUIRE(find_checkpoint(local).found->manifest.stored.size() > 2);
     stuck.close();
     mirrored_coordinator mirror(fast, slow, keep_last_and_every{}, at_once);
+    const opened_at_end lets_go(stuck);
     stuck.wait_for_arrival();
     CHECK(mirror.stats().copying.copied == 20);  // told before the last 4 bytes of the first file
     for (std::uint64_t step = 30; step <= 60; step += 10)
@@ -408,9 +419,10 @@ TEST_SUITE("mirrored_coordinator") {
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
     solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{},
-                                {.buffer_bytes = 20, .attempts = 100, .retry_after_ns = 100 * minute_ns},
-                                copy_log{&notes});
+    mirrored_coordinator mirror(
+        fast, durable, keep_last_and_every{},
+        {.buffer_bytes = 20, .attempts = 100, .retry_after_ns = 100 * minute_ns, .at_end = mirror_end::stop},
+        copy_log{&notes});
     durable.set_faults({storage_fault{.call = storage_call::create}});
     save(mirror, 10);
     while (mirror.stats().failed == 0)

@@ -70,8 +70,9 @@ template <class Sources>
       all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
     }
   }
-  std::stable_sort(all.entries.begin(), all.entries.end(), [](const source_entry& a, const source_entry& b) {
-    return a.id.generation != b.id.generation ? a.id.generation > b.id.generation : a.source < b.source;
+  std::sort(all.entries.begin(), all.entries.end(), [](const source_entry& a, const source_entry& b) {
+    if (a.id.generation != b.id.generation) return a.id.generation > b.id.generation;
+    return a.source != b.source ? a.source < b.source : a.id.step > b.id.step;
   });
   return all;
 }
