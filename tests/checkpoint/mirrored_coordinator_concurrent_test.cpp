@@ -48,7 +48,7 @@ using llmmem::testing::visit_crash_states;
 namespace {
 
 const checkpoint_world world{.ranks = 1, .files = 2};
-constexpr std::uint64_t minute_ns = 60'000'000'000;
+constexpr std::uint64_t patience_ns = 30'000'000'000;  // nothing takes as long
 
 simulated_storage_options called(const std::string& name, bool rename_allowed = true) {
   simulated_storage_options options;
@@ -123,10 +123,13 @@ class gate {
   void pass() {
     if (open_.load()) return;
     arrived_.store(true);
-    arrived_.notify_all();
     open_.wait(false);
   }
-  void wait_for_arrival() const { arrived_.wait(false); }
+  void wait_for_arrival() const {
+    for (int ms = 0; !arrived_.load() && ms < 20'000; ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(arrived_.load());
+  }
 
  private:
   std::atomic<bool> open_{true};
@@ -178,7 +181,7 @@ TEST_SUITE("mirrored_coordinator") {
       CHECK(mirror.stats().last_copied == checkpoint_id{});
       for (std::uint64_t step = 10; step <= 50; step += 10) {
         CHECK(save(mirror, step) == "");
-        CHECK(mirror.wait_copied(step / 10, minute_ns));
+        CHECK(mirror.wait_copied(step / 10, patience_ns));
         CHECK(mirror.stats().behind == 0);
       }
       const mirror_stats stats = mirror.stats();
@@ -222,11 +225,11 @@ TEST_SUITE("mirrored_coordinator") {
     // What is being copied stays in the local folder, and what waits; nothing else.
     CHECK(steps_in(local) == std::vector<std::uint64_t>{90, 80, 10});
     stuck.open();
-    CHECK(mirror.wait_copied(9, minute_ns));
-    CHECK(mirror.wait_copied(5, minute_ns));  // a newer one is there
+    CHECK(mirror.wait_copied(9, patience_ns));
+    CHECK(mirror.wait_copied(5, patience_ns));  // a newer one is there
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{90, 10});
     CHECK(save(mirror, 100) == "");
-    CHECK(mirror.wait_copied(10, minute_ns));
+    CHECK(mirror.wait_copied(10, patience_ns));
     CHECK(steps_in(local) == std::vector<std::uint64_t>{100, 90});
     stats = mirror.stats();
     CHECK(stats.copied == 3);
@@ -256,7 +259,7 @@ TEST_SUITE("mirrored_coordinator") {
       CHECK(save(mirror, step) == "");
     CHECK(steps_in(local) == std::vector<std::uint64_t>{60, 50, 20, 10});
     stuck.open();
-    CHECK(mirror.wait_copied(6, minute_ns));
+    CHECK(mirror.wait_copied(6, patience_ns));
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{60, 20});
     const found_checkpoint copy = open_checkpoint(durable, {20, 2}, verification::checksums);
     CHECK(copy.manifest.stored.empty());
@@ -273,7 +276,7 @@ TEST_SUITE("mirrored_coordinator") {
       mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
       for (const std::uint64_t step : {10U, 20U, 30U})
         save(mirror, step);
-      CHECK(mirror.wait_copied(3, minute_ns));
+      CHECK(mirror.wait_copied(3, patience_ns));
     }
     simulated_storage local(called("local"));
     solo_coordinator fast(local);
@@ -281,7 +284,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(mirror.stats().last_copied == checkpoint_id{30, 3});
     CHECK(mirror.stats().behind == 0);
     save(mirror, 25);  // it went back
-    CHECK(mirror.wait_copied(4, minute_ns));
+    CHECK(mirror.wait_copied(4, patience_ns));
     settle(mirror);
     const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
                                    checkpoint_source("durable", durable));
@@ -302,7 +305,7 @@ TEST_SUITE("mirrored_coordinator") {
       {
         solo_coordinator fast(local);
         mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once, copy_log{&notes});
-        CHECK(mirror.wait_copied(3, minute_ns));
+        CHECK(mirror.wait_copied(3, patience_ns));
         CHECK(mirror.stats().copied == copied);
         CHECK(mirror.stats().behind == 0);
         CHECK(mirror.stats().last_committed == checkpoint_id{30, 3});
@@ -326,7 +329,7 @@ TEST_SUITE("mirrored_coordinator") {
     mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
     CHECK(mirror.stats().last_copied == checkpoint_id{70, 7});
     save(mirror, 80);
-    CHECK(mirror.wait_copied(8, minute_ns));
+    CHECK(mirror.wait_copied(8, patience_ns));
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{80, 70});
     CHECK(steps_in(local) == std::vector<std::uint64_t>{80, 10});
   }
@@ -352,13 +355,13 @@ TEST_SUITE("mirrored_coordinator") {
                 mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, options, copy_log{&notes});
                 for (const std::uint64_t step : {10U, 20U}) {
                   save(mirror, step);
-                  REQUIRE(mirror.wait_copied(step / 10, minute_ns));
+                  REQUIRE(mirror.wait_copied(step / 10, patience_ns));
                 }
                 const std::uint64_t begin = durable.calls();
                 durable.set_faults({storage_fault{
                     .call = {}, .first = first, .every = 1, .count = count, .number = ENOSPC, .what = what}});
                 std::string trouble = save(mirror, 30);
-                const bool is_copied = mirror.wait_copied(3, minute_ns);
+                const bool is_copied = mirror.wait_copied(3, patience_ns);
                 CHECK(is_copied == (mirror.stats().last_copied == checkpoint_id{30, 3}));
                 if (options.attempts == 3 && count == 1 && what == storage_fault::kind::refused && renames &&
                     !is_copied) {
@@ -370,7 +373,7 @@ TEST_SUITE("mirrored_coordinator") {
                 ended = durable.calls() - begin < first;
                 durable.set_faults({});
                 trouble += save(mirror, 40);
-                CHECK(mirror.wait_copied(4, minute_ns));
+                CHECK(mirror.wait_copied(4, patience_ns));
                 stats = mirror.stats();
                 CHECK(stats.last_copied == checkpoint_id{40, 4});
                 CHECK(is_copied == (stats.copied == 4));
@@ -406,7 +409,7 @@ TEST_SUITE("mirrored_coordinator") {
                                   copy_log{&notes});
       durable.set_faults({storage_fault{.call = storage_call::create, .every = 1, .count = 3}});
       const std::string early = save(mirror, 10);
-      CHECK(mirror.wait_copied(1, minute_ns) == (attempts > 3));
+      CHECK(mirror.wait_copied(1, patience_ns) == (attempts > 3));
       CHECK(mirror.stats().failed == std::min(attempts, 3U));
       CHECK(mirror.stats().last_trouble.find(
                 "step-0000000010-g00000001 was not copied: durable/.tmp-step-") == 0);
@@ -419,17 +422,19 @@ TEST_SUITE("mirrored_coordinator") {
     simulated_storage durable(called("durable"));
     copy_log::notes notes;
     solo_coordinator fast(local);
-    mirrored_coordinator mirror(
-        fast, durable, keep_last_and_every{},
-        {.buffer_bytes = 20, .attempts = 100, .retry_after_ns = 100 * minute_ns, .at_end = mirror_end::stop},
-        copy_log{&notes});
+    mirrored_coordinator mirror(fast, durable, keep_last_and_every{},
+                                {.buffer_bytes = 20,
+                                 .attempts = 100,
+                                 .retry_after_ns = 100 * patience_ns,
+                                 .at_end = mirror_end::stop},
+                                copy_log{&notes});
     durable.set_faults({storage_fault{.call = storage_call::create}});
     save(mirror, 10);
     while (mirror.stats().failed == 0)
       std::this_thread::yield();
     CHECK_FALSE(mirror.wait_copied(1, 1'000'000));
     save(mirror, 20);  // in its place, at once
-    CHECK(mirror.wait_copied(2, minute_ns));
+    CHECK(mirror.wait_copied(2, patience_ns));
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{20});
   }
 
@@ -441,10 +446,10 @@ TEST_SUITE("mirrored_coordinator") {
     solo_coordinator fast(local);
     mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
     save(mirror, 10);
-    CHECK_FALSE(mirror.wait_copied(1, minute_ns));
+    CHECK_FALSE(mirror.wait_copied(1, patience_ns));
     CHECK(mirror.stats().last_trouble.find("No space left on device") != std::string::npos);
     CHECK(save(mirror, 20).find("No space left on device") != std::string::npos);
-    CHECK_FALSE(mirror.wait_copied(2, minute_ns));
+    CHECK_FALSE(mirror.wait_copied(2, patience_ns));
     CHECK(mirror.stats().failed == 2);
     CHECK(durable.folders().empty());
     CHECK(what_is_lost(local, world, acknowledged{20}) == "");
@@ -457,12 +462,12 @@ TEST_SUITE("mirrored_coordinator") {
     solo_coordinator fast(local);
     mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, thrice, copy_log{&notes});
     save(mirror, 10);
-    CHECK(mirror.wait_copied(1, minute_ns));
+    CHECK(mirror.wait_copied(1, patience_ns));
     const checkpoint_draft draft = mirror.begin(20);
     mirror.commit(draft, write_rank(local, world, draft, 0));
     local.flip("step-0000000020-g00000002/rank0-1.bin", 77);
     static_cast<void>(mirror.tidy());
-    CHECK_FALSE(mirror.wait_copied(2, minute_ns));
+    CHECK_FALSE(mirror.wait_copied(2, patience_ns));
     CHECK(mirror.stats().failed == 3);
     CHECK(notes.failed.at(0).find("step-0000000020-g00000002: local/step-0000000020-g00000002/rank0-1.bin: "
                                   "bytes 0 to 12 are damaged") == 0);
@@ -476,7 +481,7 @@ TEST_SUITE("mirrored_coordinator") {
     local.flip("step-0000000030-g00000003/MANIFEST.json", 77);
     CHECK(mirror.tidy().find("step-0000000030-g00000003 was not copied: local/step-0000000030-g00000003/"
                              "MANIFEST.json: its checksum differs: it is damaged") != std::string::npos);
-    CHECK_FALSE(mirror.wait_copied(3, minute_ns));
+    CHECK_FALSE(mirror.wait_copied(3, patience_ns));
   }
 
   TEST_CASE("one whose local durability is uncertain is copied all the same") {
@@ -490,7 +495,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK_THROWS_AS(mirror.commit(draft, manifest), durability_uncertain);
     local.set_faults({});
     CHECK(mirror.tidy() == "");
-    CHECK(mirror.wait_copied(1, minute_ns));
+    CHECK(mirror.wait_copied(1, patience_ns));
     CHECK(what_is_lost(durable, world, acknowledged{10}) == "");
   }
 
@@ -555,7 +560,7 @@ TEST_SUITE("mirrored_coordinator") {
       mirrored_coordinator mirror(fast, durable, keep_last_and_every{},
                                   {.buffer_bytes = 20,
                                    .attempts = 1000,
-                                   .retry_after_ns = 1000 * minute_ns,
+                                   .retry_after_ns = 1000 * patience_ns,
                                    .finish_within_ns = 20'000'000},
                                   copy_log{&notes});
       durable.set_faults({storage_fault{.call = storage_call::create, .every = 1, .count = 1000}});
@@ -572,13 +577,13 @@ TEST_SUITE("mirrored_coordinator") {
     {
       mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once, throwing_log{});
       save(mirror, 10);
-      CHECK(mirror.wait_copied(1, minute_ns));
+      CHECK(mirror.wait_copied(1, patience_ns));
       while (mirror.stats().last_trouble.empty())
         std::this_thread::yield();
       CHECK(mirror.stats().last_trouble == "the observer of copies failed: closed");
       durable.set_faults({storage_fault{.call = storage_call::create}});
       save(mirror, 20);
-      CHECK_FALSE(mirror.wait_copied(2, minute_ns));
+      CHECK_FALSE(mirror.wait_copied(2, patience_ns));
       CHECK(mirror.stats().last_trouble == "the observer of copies failed");
       CHECK(mirror.stats().failed == 1);
     }
@@ -627,7 +632,7 @@ told_of_tiers run_tiers(simulated_storage& local, simulated_storage& durable,
       mirror.commit(draft, write_rank(local, world, draft, 0));
       told.committed = step;
       static_cast<void>(mirror.tidy());
-      if (wait_too(step)) static_cast<void>(mirror.wait_copied(draft.id.generation, minute_ns));
+      if (wait_too(step)) static_cast<void>(mirror.wait_copied(draft.id.generation, patience_ns));
     }
   } catch (const power_cut&) {
   } catch (const fenced&) {  // locks go with the power
@@ -827,7 +832,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
         guard.wait_staged();
       }
       CHECK(saves.flush());
-      CHECK(mirror.wait_copied(last, minute_ns));
+      CHECK(mirror.wait_copied(last, patience_ns));
       const mirror_stats stats = mirror.stats();
       CHECK(stats.copied + stats.skipped == last);
       CHECK(stats.failed == 0);
@@ -869,7 +874,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
           mirror.commit(draft, write_rank(local, two, draft, rank));
           static_cast<void>(mirror.tidy());
         }
-        const bool is_there = mirror.wait_copied(3, minute_ns);
+        const bool is_there = mirror.wait_copied(3, patience_ns);
         const std::scoped_lock lock(mutex);
         waited[rank] = is_there;
         stats[rank] = mirror.stats();
@@ -937,7 +942,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
       CHECK(recovered.visit([&](auto& storage) { return has_its_bytes(storage, large, *recovered.found); }));
       solo_coordinator fast(local);
       mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, {.buffer_bytes = 8192});
-      CHECK(mirror.wait_copied(recovered.found->id.generation, minute_ns));
+      CHECK(mirror.wait_copied(recovered.found->id.generation, patience_ns));
       const checkpoint_search there = find_checkpoint(durable);
       REQUIRE(there.found);
       CHECK(there.found->id == recovered.found->id);
