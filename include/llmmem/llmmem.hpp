@@ -15,6 +15,7 @@
 #include <llmmem/checkpoint/chunk_digest.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/copy.hpp>
 #include <llmmem/checkpoint/cow_view.hpp>
 #include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -22,11 +23,13 @@
 #include <llmmem/checkpoint/interval.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/checkpoint/mirrored_coordinator.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/paged_view.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
+#include <llmmem/checkpoint/recover.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>

@@ -318,6 +318,56 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
   }
 
+  TEST_CASE("a draft takes the generation that it is told, unless anything of it is there") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    for (const bool renames : {true, false}) {
+      CAPTURE(renames);
+      simulated_storage storage(tiny(renames));
+      checkpoint_folder folder(storage);
+      const checkpoint_draft draft = folder.begin_as({70, 7});
+      CHECK(draft.id == checkpoint_id{70, 7});
+      CHECK(folder.generation() == 7);
+      folder.commit(draft, write_rank(storage, world, draft, 0));
+      CHECK(find_checkpoint(storage).found->id == checkpoint_id{70, 7});
+      CHECK(text_of([&] { static_cast<void>(folder.begin_as({80, 7})); }) ==
+            "simulated/step-0000000070-g00000007: generation 7 is there already; nothing else may have its "
+            "number");
+      const checkpoint_draft open = folder.begin_as({30, 3});
+      CHECK(text_of([&] { static_cast<void>(folder.begin_as({30, 3})); }).find("generation 3 is there") !=
+            std::string::npos);
+      folder.abandon(open);
+      CHECK(folder.begin_as({30, 3}).id == checkpoint_id{30, 3});
+      storage.make_folder(".trash-step-0000000010-g00000009");
+      CHECK(text_of([&] { static_cast<void>(folder.begin_as({10, 9})); }) ==
+            "simulated/.trash-step-0000000010-g00000009: generation 9 is there already; nothing else may "
+            "have its number");
+      CHECK(folder.begin(80).id == checkpoint_id{80, 8});
+    }
+  }
+
+  TEST_CASE("generations go on behind the one that was told, and never back") {
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    folder.raise_generation(41);
+    CHECK(folder.begin(10).id.generation == 42);
+    folder.raise_generation(5);
+    CHECK(folder.begin(20).id.generation == 43);
+  }
+
+  TEST_CASE("what is held stays, until it is held no more") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    for (const std::uint64_t step : {10U, 20U, 30U, 40U, 50U})
+      save_step(folder, world, step);
+    folder.hold({1, 3});
+    CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{20, 2}});
+    folder.hold({1});
+    CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{30, 3}});
+    folder.hold({});
+    CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{10, 1}});
+  }
+
   TEST_CASE("behind the last generation there is none, rather than the first again") {
     simulated_storage storage;
     storage.make_folder("step-0000000001-g18446744073709551615");

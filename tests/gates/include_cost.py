@@ -24,6 +24,7 @@ TOOL_LIMITS = {
     "llmmem/checkpoint/commit_ticket.hpp": 65_000,
     "llmmem/checkpoint/file_coordinator.hpp": 80_000,
     "llmmem/checkpoint/load.hpp": 80_000,
+    "llmmem/checkpoint/mirrored_coordinator.hpp": 85_000,
     "llmmem/checkpoint/posix_storage.hpp": 75_000,
     "llmmem/checkpoint/tiered_view.hpp": 65_000,
     "llmmem/transfer/persistent_file_space.hpp": 75_000,

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace llmmem::inline v0 {
@@ -84,6 +85,22 @@ class checkpoint_folder {
   /// A new draft, with a generation and a folder that were never used.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
+  /// A new draft of a generation that is told: a copy has that of what it is a copy of. Later ones of `begin`
+  /// go beyond it.
+  /// @throws argument_error  when anything of that generation is there: a checkpoint, whatever its step, a
+  ///      draft, or trash.
+  [[nodiscard]] checkpoint_draft begin_as(const checkpoint_id& id);
+
+  /// Drafts to come are of later generations than that, which others may have used elsewhere. It is not
+  /// remembered: say it again when the folder is opened again.
+  void raise_generation(std::uint64_t at_least) noexcept {
+    if (generation_ < at_least) generation_ = at_least;
+  }
+
+  /// From now on `tidy` removes none of these generations, whatever a retention says: somebody reads them.
+  /// They take the place of those that were held before.
+  void hold(std::vector<std::uint64_t> generations) noexcept { held_ = std::move(generations); }
+
   /// Makes it a checkpoint. @pre each file of the manifest is there and synced. What it takes from earlier
   /// checkpoints is looked for.
   /// @throws durability_uncertain  when it can be seen, but may not outlast a crash.
@@ -107,7 +124,7 @@ class checkpoint_folder {
   [[nodiscard]] std::vector<checkpoint_id> superfluous(const Retention& retention);
 
   [[nodiscard]] commit_method method() const noexcept { return method_; }
-  /// Of the last draft.
+  /// Of the last draft, or the last that is known of.
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
   [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
 
@@ -120,6 +137,7 @@ class checkpoint_folder {
   template <retention_policy Retention>
   [[nodiscard]] std::vector<leaving_checkpoint> leaving(const Retention& retention);
   void check_lock() const;
+  [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);
   void probe();
   void remove_left_over();
   void remove_without_manifest();
@@ -134,6 +152,7 @@ class checkpoint_folder {
   commit_method method_ = commit_method::rename;
   std::uint64_t generation_ = 0;
   std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
+  std::vector<std::uint64_t> held_{};       // generations
 };
 
 }  // namespace llmmem::inline v0

@@ -88,6 +88,11 @@ class file_chunks {
     }
   }
 
+  /// Of who read chunk `i` part by part. @throws format_error  as `read_chunk`.
+  void check_chunk(std::size_t i, std::uint32_t sum) const {
+    hold_to_checksum(i, find(i * chunk_bytes_), chunk_bytes_of(*file_, chunk_bytes_, i), sum);
+  }
+
   /// Reads chunk `i` whole, and holds it to its checksum. @throws format_error  which says where.
   void read_chunk(std::size_t i, std::span<std::byte> into) const {
     const location at = find(i * chunk_bytes_);

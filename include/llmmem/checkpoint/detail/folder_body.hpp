@@ -119,8 +119,24 @@ checkpoint_draft checkpoint_folder<Storage>::begin(std::uint64_t step) {
     throw length_error(storage_->path("") + ": a name in it has the last generation there is, " +
                        std::to_string(generation_) + "; take another folder");
   }
-  checkpoint_draft draft{{step, ++generation_}, {}};
-  draft.folder = folder_name(draft.id);
+  return make_draft({step, ++generation_});
+}
+
+template <checkpoint_storage Storage>
+checkpoint_draft checkpoint_folder<Storage>::begin_as(const checkpoint_id& id) {
+  check_lock();
+  for (const storage_entry& each : storage_->list("")) {
+    if (generation_in(each.name) != id.generation) continue;
+    throw argument_error(storage_->path(each.name) + ": generation " + std::to_string(id.generation) +
+                         " is there already; nothing else may have its number");
+  }
+  raise_generation(id.generation);
+  return make_draft(id);
+}
+
+template <checkpoint_storage Storage>
+checkpoint_draft checkpoint_folder<Storage>::make_draft(const checkpoint_id& id) {
+  checkpoint_draft draft{id, folder_name(id)};
   // By a number of its own as well: a process that was left behind by another run writes to its own draft.
   if (method_ == commit_method::rename)
     draft.folder =
@@ -236,7 +252,8 @@ auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> std::vec
     } catch (const error&) {  // not whole: it must not count, and is somebody's to look into
       continue;
     }
-    const bool is_needed = std::ranges::find(needed, id.generation) != needed.end();
+    const bool is_needed = std::ranges::find(needed, id.generation) != needed.end() ||
+                           std::ranges::find(held_, id.generation) != held_.end();
     const bool leaves = counts && !is_needed && newer >= 2 && !retention.keeps(id, newer);
     if (leaves) all.push_back({id, {}});
     for (const stored_chunks& each : found.manifest.stored)

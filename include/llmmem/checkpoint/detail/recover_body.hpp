@@ -1,0 +1,166 @@
+/// @file
+/// How the newest checkpoint of several sources is found.
+#pragma once
+
+#include <llmmem/checkpoint/copy.hpp>
+#include <llmmem/checkpoint/recover.hpp>
+
+#include <algorithm>
+#include <exception>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Hands calls on to the source of a number.
+template <checkpoint_storage... Storages>
+class source_set {
+ public:
+  explicit source_set(const checkpoint_source<Storages>&... sources)
+      : storages_(sources.storage...), names_{sources.name...} {}
+
+  [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
+  [[nodiscard]] const std::string& name(std::size_t i) const noexcept { return names_[i]; }
+  [[nodiscard]] std::vector<checkpoint_id> list(std::size_t i) const {
+    return on(i, [](auto& storage) { return list_checkpoints(storage); });
+  }
+  [[nodiscard]] found_checkpoint open(std::size_t i, const checkpoint_id& id, verification how) const {
+    return on(i, [&](auto& storage) { return open_checkpoint(storage, id, how); });
+  }
+  [[nodiscard]] checkpoint_manifest manifest(std::size_t i, const checkpoint_id& id) const {
+    return on(i, [&](auto& storage) {
+      const std::string path = folder_name(id) + "/" + std::string(checkpoint_names::manifest);
+      return read_manifest(read_whole(storage, path, max_manifest_bytes), storage.path(path));
+    });
+  }
+
+ private:
+  template <std::size_t At = 0, class Work>
+  auto on(std::size_t i, Work work) const {
+    if constexpr (At + 1 < sizeof...(Storages)) {
+      if (i != At) return on<At + 1>(i, work);
+    }
+    return work(*std::get<At>(storages_));
+  }
+
+  std::tuple<Storages*...> storages_;
+  std::vector<std::string> names_;
+};
+
+/// A checkpoint by its name, and where.
+struct source_entry {
+  std::size_t source;
+  checkpoint_id id;
+};
+
+/// All that there are, the newest first, of each generation the first source's first.
+struct source_list {
+  std::vector<source_entry> entries{};
+  std::vector<skipped_in_source> skipped{};  // sources
+};
+
+template <class Sources>
+[[nodiscard]] source_list list_sources(const Sources& sources) {
+  source_list all;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    try {
+      for (const checkpoint_id& id : sources.list(i))
+        all.entries.push_back({i, id});
+    } catch (const std::exception& error) {
+      all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
+    }
+  }
+  std::sort(all.entries.begin(), all.entries.end(), [](const source_entry& a, const source_entry& b) {
+    if (a.id.generation != b.id.generation) return a.id.generation > b.id.generation;
+    return a.source != b.source ? a.source < b.source : a.id.step > b.id.step;
+  });
+  return all;
+}
+
+/// Whether what was listed is there no more, or something newer is: who meets that looks again.
+template <class Sources>
+[[nodiscard]] bool is_outdated(const Sources& sources, const source_list& listed, const source_entry& entry) {
+  try {
+    const std::vector<checkpoint_id> now = sources.list(entry.source);
+    return std::find(now.begin(), now.end(), entry.id) == now.end() ||
+           now.front().generation > listed.entries.front().id.generation;
+  } catch (const std::exception&) {  // it was refused as it is; the next source may have it
+    return false;
+  }
+}
+
+/// In what way two of the same generation are not the same, or nothing. Manifests are compared without where
+/// chunks lie: a copy of an incremental checkpoint has them elsewhere.
+template <class Sources>
+[[nodiscard]] std::string difference(const Sources& sources, const source_entry& one,
+                                     const checkpoint_manifest& contents, const source_entry& other) {
+  if (one.id.step != other.id.step) return "it has the generation of step " + std::to_string(one.id.step);
+  try {
+    if (folded_manifest(sources.manifest(other.source, other.id)) != folded_manifest(contents))
+      return "it has the same step and generation as another one, and other contents";
+  } catch (const std::exception&) {  // damaged: it is not missed
+  }
+  return {};
+}
+
+/// Notes generations that were given twice: of what was found by contents, of all others by their steps.
+template <class Sources>
+void note_conflicts(const Sources& sources, const source_list& listed, const source_entry& taken,
+                    const found_checkpoint& found, std::vector<skipped_in_source>& skipped) {
+  const source_entry* first = nullptr;  // of its generation
+  for (const source_entry& each : listed.entries) {
+    const bool is_of_taken = each.id.generation == taken.id.generation;
+    if (first == nullptr || first->id.generation != each.id.generation) first = &each;
+    const source_entry& other = is_of_taken ? taken : *first;
+    if (other.source == each.source && other.id == each.id) continue;
+    if (!is_of_taken && other.id.step == each.id.step) continue;
+    const std::string why = difference(sources, other, found.manifest, each);
+    const auto is_told = [&](const skipped_in_source& told) {
+      return told.source == each.source && told.folder == folder_name(each.id);
+    };
+    if (why.empty() || std::find_if(skipped.begin(), skipped.end(), is_told) != skipped.end()) continue;
+    skipped.push_back({each.source, sources.name(each.source), passed_over::conflict, folder_name(each.id),
+                       why + " in " + sources.name(other.source) + ": these are not of one run"});
+  }
+}
+
+}  // namespace detail
+
+template <checkpoint_storage... Storages>
+checkpoint_recovery<Storages...> recover(verification how, checkpoint_source<Storages>... sources)
+  requires(sizeof...(Storages) > 0)
+{
+  const detail::source_set<Storages...> all(sources...);
+  // As `find_checkpoint`: more often than this is a race that cannot be won.
+  constexpr int tries = 16;
+  for (int i = 0;; ++i) {
+    checkpoint_recovery<Storages...> recovered(*sources.storage...);
+    const detail::source_list listed = detail::list_sources(all);
+    recovered.skipped = listed.skipped;
+    if (listed.skipped.size() == all.size()) {
+      std::string text = "recover: no source can be listed";
+      for (const skipped_in_source& each : listed.skipped)
+        text += "; " + each.name + ": " + each.why;
+      throw io_error(text);
+    }
+    bool again = false;
+    for (const detail::source_entry& each : listed.entries) {
+      try {
+        recovered.found = all.open(each.source, each.id, how);
+      } catch (const std::exception& error) {  // too large for this machine, too
+        again = i + 1 < tries && detail::is_outdated(all, listed, each);
+        if (again) break;
+        recovered.skipped.push_back(
+            {each.source, all.name(each.source), passed_over::damaged, folder_name(each.id), error.what()});
+        continue;
+      }
+      recovered.source = each.source;
+      recovered.name = all.name(each.source);
+      detail::note_conflicts(all, listed, each, *recovered.found, recovered.skipped);
+      break;
+    }
+    if (!again) return recovered;
+  }
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,141 @@
+/// @file
+/// `recover`: the newest checkpoint that proves whole, over several folders of one run.
+#pragma once
+
+#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A folder that checkpoints of a run may be in.
+template <checkpoint_storage Storage>
+struct checkpoint_source {
+  using storage_type = Storage;
+
+  std::string name;  ///< for texts: "local"
+  Storage* storage;  ///< outlives this
+
+  checkpoint_source(std::string called, Storage& of) : name(std::move(called)), storage(&of) {}
+};
+
+/// Why something of a source was passed over.
+enum class passed_over : std::uint8_t {
+  source,    ///< the source could not be listed: whatever it has is unknown
+  damaged,   ///< the checkpoint is not whole, or could not be read
+  conflict,  ///< another checkpoint has its generation, in a source named before it
+};
+
+/// The reason in words.
+[[nodiscard]] constexpr std::string_view to_string(passed_over what) noexcept {
+  switch (what) {
+    case passed_over::source:
+      return "the source could not be listed";
+    case passed_over::damaged:
+      return "not whole";
+    case passed_over::conflict:
+      return "another checkpoint of the same generation";
+  }
+  return "unknown";
+}
+
+/// What was passed over.
+struct skipped_in_source {
+  std::size_t source = 0;  ///< its number
+  std::string name{};      ///< its name
+  passed_over what = passed_over::damaged;
+  std::string folder{};  ///< of the checkpoint; empty: the whole source
+  std::string why{};
+};
+
+/// What a recovery came to. The storages are the caller's and outlive it.
+template <checkpoint_storage... Storages>
+class checkpoint_recovery {
+ public:
+  std::optional<found_checkpoint> found{};
+  std::size_t source = 0;                    ///< number of the source that has it, in the order of the call
+  std::string name{};                        ///< and its name
+  std::vector<skipped_in_source> skipped{};  ///< sources first, then the newest first
+
+  explicit checkpoint_recovery(Storages&... of) noexcept : storages_(&of...) {}
+
+  /// Whether the sources are of different runs: see `recover`.
+  [[nodiscard]] bool has_conflict() const noexcept {
+    for (const skipped_in_source& each : skipped) {
+      if (each.what == passed_over::conflict) return true;
+    }
+    return false;
+  }
+
+  /// Calls `work(storage)` with the one that has what was found, whatever its type, and gives what that
+  /// gives.
+  /// @throws argument_error  when nothing was found.
+  template <class Work>
+  decltype(auto) visit(Work&& work) const {
+    if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; ask `found` first");
+    return visit_at<0>(work);
+  }
+
+  /// What was found where and what was not, in one line.
+  [[nodiscard]] std::string message() const {
+    std::string text = found ? name + ": " + found->folder : std::string("no checkpoint");
+    for (const skipped_in_source& each : skipped) {
+      text +=
+          "; passed over " + each.name + (each.folder.empty() ? "" : ": ") + each.folder + ": " + each.why;
+    }
+    return text;
+  }
+
+ private:
+  template <std::size_t At, class Work>
+  decltype(auto) visit_at(Work& work) const {
+    if constexpr (At + 1 < sizeof...(Storages)) {
+      if (source != At) return visit_at<At + 1>(work);
+    }
+    return work(*std::get<At>(storages_));
+  }
+
+  std::tuple<Storages*...> storages_;
+};
+
+/// Looks for the newest checkpoint that proves whole, over all sources.
+///
+///     const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
+///                                    checkpoint_source("durable", durable));
+///     if (recovered.found)
+///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
+///
+/// The highest generation comes first; of the same one, the source that is named earlier: name the fastest
+/// first. What is damaged in one source is taken from another that has it, before any older one. Whatever is
+/// passed over is noted, with the reason, also a source that cannot be listed at all: what is found may then
+/// be older than what is there.
+///
+/// Generations are numbers of one run: `mirrored_coordinator` keeps them so. A run that began anew on an
+/// empty disk, beside copies that it was not told of, gives some of them twice, and then nobody can tell
+/// which is meant. That is found where two have the same generation and another step, or, of the generation
+/// that is taken, other bytes by their manifests' checksums; the one of the source named first counts, and
+/// each other is noted as `passed_over::conflict` (`has_conflict`): ask a person, and give one of them
+/// another folder.
+///
+/// Needs no lock: runs may commit and tidy meanwhile.
+///
+/// @par Complexity   what `open_checkpoint` takes for every one looked at; a list of each source.
+/// @throws io_error  when no source could be listed.
+template <checkpoint_storage... Storages>
+[[nodiscard]] checkpoint_recovery<Storages...> recover(verification how,
+                                                       checkpoint_source<Storages>... sources)
+  requires(sizeof...(Storages) > 0);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/checkpoint/detail/recover_body.hpp>
