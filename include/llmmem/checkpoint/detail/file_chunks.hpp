@@ -5,8 +5,8 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/storage.hpp>
-#include <llmmem/space/buffer.hpp>
-#include <llmmem/space/host.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/space/pages.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
@@ -26,16 +26,20 @@ class aligned_bytes {
   static constexpr std::size_t alignment = 4096;
 
   /// @throws out_of_memory
-  explicit aligned_bytes(std::size_t bytes)
-      : space_({.budget = max_bytes, .name = "checkpoint reader"}),
-        held_(space_, bytes == 0 ? 1 : bytes, alignment),
-        bytes_(bytes) {}
-  [[nodiscard]] std::span<std::byte> span() noexcept { return {held_.range().data, bytes_}; }
+  explicit aligned_bytes(std::size_t bytes) : bytes_(bytes), data_(source_.take(bytes + 1, alignment)) {
+    if (data_ == nullptr)
+      throw out_of_memory("reading a checkpoint: no memory for " + std::to_string(bytes) + " bytes");
+  }
+  aligned_bytes(const aligned_bytes&) = delete;
+  aligned_bytes& operator=(const aligned_bytes&) = delete;
+  ~aligned_bytes() { source_.give_back(data_, bytes_ + 1, alignment); }
+
+  [[nodiscard]] std::span<std::byte> span() noexcept { return {data_, bytes_}; }
 
  private:
-  host_space space_;
-  space_buffer<host_space> held_;
+  page_source source_{};
   std::size_t bytes_;
+  std::byte* data_;  // of a byte more: none is no request
 };
 
 /// Bytes of chunk `i` of a file. @pre it has that many.
