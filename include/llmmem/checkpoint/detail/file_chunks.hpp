@@ -125,7 +125,7 @@ class file_chunks {
   struct stored_input {
     typename Storage::input input;
     std::string path;
-    std::uint32_t number;
+    std::uint32_t number = 0;
   };
   struct location {
     const stored_input* in;

@@ -81,8 +81,10 @@ inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoi
   std::uint64_t next = 0;
   for (const chunk_run& each : file.runs) {
     const auto wrong = [&](const std::string& why) {
-      throw argument_error(what + ": file " + json_quoted(file.name) + ": the run of chunks from " +
-                           std::to_string(each.first) + " on " + why);
+      std::string text = what;
+      text.append(": file ").append(json_quoted(file.name)).append(": the run of chunks from ");
+      text.append(std::to_string(each.first)).append(" on ").append(why);
+      throw argument_error(text);
     };
     if (each.first != next) wrong("does not begin where the one before ends, at " + std::to_string(next));
     if (each.count == 0 || each.count > file.chunks.size() - next)

@@ -82,7 +82,7 @@ template <class Sources>
 [[nodiscard]] bool is_outdated(const Sources& sources, const source_list& listed, const source_entry& entry) {
   try {
     const std::vector<checkpoint_id> now = sources.list(entry.source);
-    return std::find(now.begin(), now.end(), entry.id) == now.end() ||
+    return std::ranges::find(now, entry.id) == now.end() ||
            now.front().generation > listed.entries.front().id.generation;
   } catch (const std::exception&) {  // it was refused as it is; the next source may have it
     return false;
