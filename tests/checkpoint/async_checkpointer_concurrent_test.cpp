@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -186,16 +187,6 @@ struct throwing_traits : traits {
 struct owners_stuck : stuck_traits {
   using view_type = owners_view;
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/incremental_world.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -51,16 +52,6 @@ simulated_storage with_step(const checkpoint_world& world, std::uint64_t step,
   checkpoint_folder folder(storage);
   save_step(folder, world, step);
   return storage.after_crash(storage.all_survives());
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/newest_state.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -120,16 +121,6 @@ struct cow_world {
       (*given)[i] = static_cast<std::byte>(value + i);
   }
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 }  // namespace
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -38,16 +39,6 @@ simulated_storage_options tiny(bool rename_allowed = true, bool links_allowed = 
   options.rename_allowed = rename_allowed;
   options.links_allowed = links_allowed;
   return options;
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 /// Which of what a checkpoint may throw comes.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -59,16 +60,6 @@ std::vector<std::string> names_in(simulated_storage& storage) {
     names.push_back(each.name);
   std::sort(names.begin(), names.end());
   return names;
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
@@ -175,16 +176,6 @@ std::set<std::uint64_t> referred(const checkpoint_manifest& manifest) {
     if (each.generation != manifest.generation) all.insert(each.generation);
   }
   return all;
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 constexpr std::uint64_t chunk = 128;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/manifests.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -56,16 +57,6 @@ struct received {
     });
   }
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 /// Some tensors of one kind and another.
 std::vector<state_tensor> some_tensors(random_numbers& random) {

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/hooked_storage.hpp"
 #include "support/incremental_world.hpp"
 #include "support/random.hpp"
@@ -151,16 +152,6 @@ auto hanging(simulated_storage& below, gate& at, const std::string& only = "") {
     if (call == storage_call::create && path.find(".tmp-") == 0 && path.find(only) != std::string::npos)
       at.pass();
   });
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 const mirror_options at_once{.buffer_bytes = 20, .attempts = 1, .retry_after_ns = 0};

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/newest_state.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -135,16 +136,6 @@ struct generation {
     }
   }
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/sharding_world.hpp"
@@ -64,16 +65,6 @@ std::uint64_t elements_in(const state_tensor& of) {
 
 element_runs saved(const state_tensor& of) {
   return of.part.value_or(element_runs::all_of(elements_in(of)));
-}
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 }  // namespace

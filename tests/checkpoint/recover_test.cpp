@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+#include "support/error_text.hpp"
 #include "support/hooked_storage.hpp"
 #include "support/incremental_world.hpp"
 #include "support/random.hpp"
@@ -56,16 +57,6 @@ struct two_tiers {
     storage.flip(folder_name(id) + "/rank0-1.bin", 100);
   }
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 }  // namespace
 

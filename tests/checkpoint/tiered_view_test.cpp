@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/newest_state.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -118,16 +119,6 @@ struct tiered_state {
     }
   }
 };
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
 
 }  // namespace
 

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -31,6 +32,7 @@ using llmmem::testing::simulated_writes;
 using llmmem::testing::storage_fault;
 using llmmem::testing::sweep_power_cuts;
 using llmmem::testing::visit_crash_states;
+using llmmem_tests::text_of;
 
 static_assert(!std::is_base_of_v<std::exception, power_cut>);
 static_assert(!std::is_copy_constructible_v<simulated_storage>);
@@ -56,17 +58,6 @@ void settled(simulated_storage& storage, const std::string& path, const std::vec
   written(storage, path, bytes).sync();
   const auto slash = path.rfind('/');
   storage.sync_folder(slash == std::string::npos ? "" : path.substr(0, slash));
-}
-
-/// The error's whole text, or "none".
-template <class Work>
-std::string text_of(Work&& work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
 }
 
 template <class Work>

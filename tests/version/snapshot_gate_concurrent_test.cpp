@@ -8,21 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "support/error_text.hpp"
+
 using namespace llmmem;
-
-namespace {
-
-template <class Work>
-std::string text_of(Work work) {
-  try {
-    work();
-  } catch (const error& failure) {
-    return failure.what();
-  }
-  return "none";
-}
-
-}  // namespace
+using llmmem_tests::text_of;
 
 TEST_CASE("a permit waits until what is being copied is copied, and the wait is counted") {
   snapshot_gate gate;
