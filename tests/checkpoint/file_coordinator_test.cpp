@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,7 +18,11 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
+<<<<<<< HEAD
 #include "support/error_text.hpp"
+=======
+#include "support/hooked_storage.hpp"
+>>>>>>> hostile
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -945,5 +950,115 @@ TEST_SUITE("file_coordinator") {
     CHECK(text_of([&] { static_cast<void>(zero.try_conclude(*draft)); }) ==
           "simulated: step 30, generation 3: rank 1 stopped it: " + why + "; nothing was committed");
     CHECK(one.tidy() == "");
+  }
+
+  TEST_CASE("whatever goes wrong after the vote, the round is stopped, and nobody guesses") {
+    simulated_storage storage(tiny());
+    test_time time;
+    session zero(storage, {.rank = 0, .world = 2});
+    time.meanwhile = [&] { static_cast<void>(zero.try_join()); };
+    coordinator one(storage, patient(1, 2), {}, {&time});
+    // Rank 0 has not decided: nothing is committed, and it learns that at once.
+    auto draft = zero.try_begin(10);
+    checkpoint_draft others = one.begin(10);
+    time.meanwhile = [] { throw std::bad_alloc(); };
+    CHECK_THROWS_AS(one.commit(others, write_rank(storage, two, others, 1)), std::bad_alloc);
+    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    CHECK(text_of([&] { static_cast<void>(zero.try_conclude(*draft)); }) ==
+          "simulated: step 10, generation 1: rank 1 stopped it: std::bad_alloc; nothing was committed");
+    // It has: whether it is there is not for this rank to say.
+    time.meanwhile = [] {};
+    draft = zero.try_begin(20);
+    others = one.begin(20);
+    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    time.meanwhile = [&] {
+      CHECK(zero.try_conclude(*draft));
+      throw 20;
+    };
+    CHECK(
+        text_of([&] { one.commit(others, write_rank(storage, two, others, 1)); }) ==
+        "simulated: step 20, generation 2: rank 0 had decided to commit, and has not said what became of it; "
+        "look for step-0000000020-g00000002");
+    CHECK(newest(storage) == 20);
+    // And where it cannot be stopped either, the first reason is the one that is told.
+    time.meanwhile = [] {};
+    draft = zero.try_begin(30);
+    others = one.begin(30);
+    CHECK(
+        text_of([&] {
+          checkpoint_manifest part = write_rank(storage, two, others, 1);
+          part.step = 31;
+          storage.set_faults({{.first = 1, .count = ~std::uint64_t{0}}});
+          one.commit(others, part);
+        }) ==
+        "simulated: step 30, generation 3: the vote of rank 1 is of step 31, generation 3 and a world of 2");
+  }
+
+  TEST_CASE("what no library error is, in rank 0's commit, is told to the others") {
+    simulated_storage storage(tiny());
+    bool fails = false;
+    const auto before = [&](storage_call what, const std::string& path) {
+      if (fails && what == storage_call::create && path.ends_with("MANIFEST.json")) throw std::bad_alloc();
+    };
+    hooked_storage<decltype(before)> hooked(storage, before);
+    rank_session<hooked_storage<decltype(before)>> zero(hooked, {.rank = 0, .world = 2});
+    session one(storage, {.rank = 1, .world = 2});
+    static_cast<void>(one.try_join());
+    REQUIRE(zero.try_join());
+    REQUIRE(one.try_join());
+    const auto draft = zero.try_begin(10);
+    const auto others = one.try_begin(10);
+    one.vote(*others, write_rank(storage, two, *others, 1));
+    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    fails = true;
+    CHECK_THROWS_AS(static_cast<void>(zero.try_conclude(*draft)), std::bad_alloc);
+    CHECK(text_of([&] { static_cast<void>(one.try_conclude(*others)); }) ==
+          "simulated: step 10, generation 1: rank 0 could not commit it: std::bad_alloc");
+    static_cast<void>(zero.abandon(*draft, "it has failed"));
+    CHECK(newest(storage) == 0);
+  }
+
+  TEST_CASE("what goes wrong once it is committed does not make it seem that it is not") {
+    simulated_storage storage(tiny());
+    std::string forbidden;
+    const auto before = [&](storage_call what, const std::string& path) {
+      if (what == storage_call::create && !forbidden.empty() && storage.files().contains(forbidden))
+        throw std::bad_alloc();
+      static_cast<void>(path);
+    };
+    hooked_storage<decltype(before)> hooked(storage, before);
+    rank_session<hooked_storage<decltype(before)>> zero(hooked, {.rank = 0, .world = 2});
+    session one(storage, {.rank = 1, .world = 2});
+    static_cast<void>(one.try_join());
+    REQUIRE(zero.try_join());
+    REQUIRE(one.try_join());
+    const auto draft = zero.try_begin(10);
+    const auto others = one.try_begin(10);
+    one.vote(*others, write_rank(storage, two, *others, 1));
+    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    forbidden = "step-0000000010-g00000001/MANIFEST.json";
+    CHECK(zero.try_conclude(*draft));
+    CHECK(zero.take_trouble() ==
+          "simulated: step 10, generation 1: the other ranks could not be told what became of it: "
+          "std::bad_alloc");
+    CHECK(newest(storage) == 10);
+  }
+
+  TEST_CASE("a draft that is over, and may be a checkpoint by now, is not abandoned") {
+    for (const bool renames : {true, false}) {
+      simulated_storage storage(tiny(renames));
+      ranks all(storage, 2);
+      all.join();
+      acknowledged told;
+      const checkpoint_draft first = all.begin(10);
+      for (std::uint32_t rank = 2; rank-- > 0;)
+        all.write_and_vote(two, first, rank);
+      REQUIRE(all[0].try_conclude(first));
+      REQUIRE(all[1].try_conclude(first));
+      all.save(two, 20, told);
+      CHECK(all[0].abandon(first, "it is said to have failed") == "");
+      CHECK(list_checkpoints(storage).size() == 2);
+      CHECK_NOTHROW(open_checkpoint(storage, first.id, verification::checksums));
+    }
   }
 }

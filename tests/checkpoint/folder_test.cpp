@@ -12,6 +12,9 @@
 
 #include "support/checkpoint_world.hpp"
 #include "support/error_text.hpp"
+#include "support/hooked_storage.hpp"
+#include "support/incremental_world.hpp"
+#include "support/random.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -286,6 +289,62 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(search.message() ==
           "step-0000000020-g00000002; passed over step-0000000030-g00000003: "
           "simulated/step-0000000030-g00000003/MANIFEST.json: its checksum differs: it is damaged");
+  }
+
+  TEST_CASE("while a manifest cannot be read, nothing goes that it may refer to") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    for (const int number : {EMFILE, EIO}) {
+      simulated_storage storage;
+      checkpoint_folder<simulated_storage> folder(storage);
+      random_numbers random(3);
+      for (const std::uint64_t step : {10U, 20U})
+        save_step(folder, world, step);
+      static_cast<void>(
+          save_incremental(folder, open_checkpoint(storage, {20, 2}, verification::checksums), 1000, random));
+      for (const std::uint64_t step : {1010U, 1020U, 1030U})
+        save_step(folder, world, step);
+      // The one of step 1000 stays, and with it that of step 20. Now its manifest cannot be opened.
+      const keep_last_and_every keeps{.last = 2, .every_steps = 1000};
+      const auto refuse_one = [&](storage_call what, const std::string& path) {
+        if (what == storage_call::open && path == "step-0000001000-g00000003/MANIFEST.json")
+          throw storage_error(what, path, number);
+      };
+      storage = storage.after_crash(storage.all_survives());
+      {
+        hooked_storage<decltype(refuse_one)> hooked(storage, refuse_one);
+        checkpoint_folder<hooked_storage<decltype(refuse_one)>> same(hooked);
+        CHECK(text_of([&] {
+                static_cast<void>(same.tidy(keeps));
+              }).ends_with("; no older checkpoint is removed while it may need one"));
+      }
+      checkpoint_folder<simulated_storage> again(storage);
+      CHECK_NOTHROW(open_checkpoint(storage, {1000, 3}, verification::checksums));
+      CHECK(list_checkpoints(storage).size() == 5);  // what is newer is tidied: step 1010 is not
+      CHECK(again.tidy(keeps) == std::vector<checkpoint_id>{{10, 1}});
+      CHECK_NOTHROW(open_checkpoint(storage, {1000, 3}, verification::checksums));
+    }
+  }
+
+  TEST_CASE("what a checkpoint refers to stays also while one of its own files cannot be opened") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    random_numbers random(3);
+    {
+      checkpoint_folder<simulated_storage> folder(storage);
+      save_step(folder, world, 20);
+      static_cast<void>(
+          save_incremental(folder, open_checkpoint(storage, {20, 1}, verification::checksums), 1000, random));
+      for (const std::uint64_t step : {1010U, 1020U})
+        save_step(folder, world, step);
+    }
+    const auto refuse_one = [](storage_call what, const std::string& path) {
+      if (what == storage_call::open && path.ends_with(".new") && path.starts_with("step-0000001000"))
+        throw storage_error(what, path, EMFILE);
+    };
+    hooked_storage<decltype(refuse_one)> hooked(storage, refuse_one);
+    checkpoint_folder<hooked_storage<decltype(refuse_one)>> folder(hooked);
+    CHECK(folder.tidy(keep_last_and_every{.last = 2, .every_steps = 1000}).empty());
+    CHECK_NOTHROW(open_checkpoint(storage, {1000, 2}, verification::checksums));
   }
 
   TEST_CASE("going back to an earlier step makes the newest checkpoint one of that step") {

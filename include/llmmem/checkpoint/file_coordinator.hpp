@@ -8,6 +8,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <thread>  // with durations and clocks; <chrono> itself brings streams
@@ -115,9 +116,11 @@ class file_coordinator {
             session_.stop(draft, "it has waited for too long: " + session_.waits_for().text);
             throw ranks_missing(why);
           });
-    } catch (const storage_error& error) {
-      // The others may have gone on: whether it is committed must not be guessed.
-      session_.stop(draft, error.what());
+    } catch (const std::exception& error) {
+      stop(draft, error.what());
+      throw;
+    } catch (...) {
+      stop(draft, "an exception that is none of the standard library's");
       throw;
     }
   }
@@ -144,6 +147,18 @@ class file_coordinator {
     while (!step()) {
       if (waiter_.now() - began >= most) give_up();
       waiter_.pause(options_.poll);
+    }
+  }
+  /// Whatever went wrong: the others may have gone on, and whether it is committed must not be guessed. What
+  /// is in the way of stopping it says less than what went wrong.
+  void stop(const checkpoint_draft& draft, const std::string& why) {
+    try {
+      session_.stop(draft, why);
+    } catch (const checkpoint_stopped&) {
+      throw;
+    } catch (const durability_uncertain&) {
+      throw;
+    } catch (...) {
     }
   }
   [[nodiscard]] ranks_missing missing(const std::string& where, std::chrono::nanoseconds within) const {

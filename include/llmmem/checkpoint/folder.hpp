@@ -115,7 +115,9 @@ class checkpoint_folder {
   /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
   /// by a reader.
   /// @return the checkpoints that were removed.
-  /// @throws storage_error
+  /// @throws storage_error  @throws io_error  for a checkpoint whose manifest is there and cannot be read
+  /// now:
+  ///      it may refer to any older one, so none of those was removed.
   template <retention_policy Retention>
   std::vector<checkpoint_id> tidy(const Retention& retention);
 
@@ -133,9 +135,14 @@ class checkpoint_folder {
     checkpoint_id id{};
     std::vector<std::uint64_t> refers_to{};  // generations
   };
+  struct leaving_list {
+    std::vector<leaving_checkpoint> all{};
+    std::string unread{};  // what one that stays refers to cannot be told now: nothing older leaves
+  };
 
   template <retention_policy Retention>
-  [[nodiscard]] std::vector<leaving_checkpoint> leaving(const Retention& retention);
+  [[nodiscard]] leaving_list leaving(const Retention& retention);
+  [[nodiscard]] bool is_whole(const found_checkpoint& found);
   void check_lock() const;
   [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);
   void probe();

@@ -14,6 +14,7 @@
 #include <llmmem/error.hpp>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -194,6 +195,7 @@ class rank_session {
   void check_vote(const checkpoint_manifest& vote, std::uint32_t rank, const checkpoint_draft& draft);
   [[nodiscard]] bool commit(round& of);
   void tell(const round& of, fate how, const std::string& why);
+  void note_trouble(const round& of, const char* what, const std::exception& why) noexcept;
   [[nodiscard]] bool learn(round& of, const std::vector<std::string>& there);
   void forget_before(std::uint64_t number, const std::vector<std::string>& there);
 

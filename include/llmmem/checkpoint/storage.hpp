@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <cerrno>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -82,6 +83,15 @@ class storage_error : public io_error {
   storage_call call_;
   int number_;
 };
+
+namespace detail {
+
+/// What storages say that cannot do a call at all.
+[[nodiscard]] constexpr bool is_unsupported(int number) noexcept {
+  return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP || number == EPERM || number == EXDEV;
+}
+
+}  // namespace detail
 
 /// A name in a folder.
 struct storage_entry {

@@ -28,16 +28,22 @@ namespace llmmem::inline v0 {
 ///     for (...) {
 ///       step();
 ///       if (termination.is_there()) {
-///         auto ticket = checkpointer.begin_snapshot(step, view).ticket();
-///         checkpointer.flush(20'000'000'000);          // then it is killed
+///         const snapshot_guard guard = checkpointer.begin_snapshot(step, view);
+///         checkpointer.flush(20'000'000'000);          // 20 s; what is not safe by then is not
 ///         break;
 ///       }
 ///     }
 ///
 /// No handler runs, and no state of the program's is changed behind its back. Threads inherit what is held
 /// back from the one that starts them: one that was there before still dies of the signal, and all with it.
-/// When this goes, the signal does what it did before; one that came and was never asked for then ends the
-/// process.
+/// Programs inherit it, too, across `exec`: one that is to die of the signal must be started with it let
+/// through (`posix_spawnattr_setsigmask`, or `pthread_sigmask` between fork and exec). When this goes, the
+/// signal does what it did before; one that came and was never asked for then ends the process.
+///
+/// The guard is kept past the flush: dropped at once, as by `begin_snapshot(...).ticket()`, it first waits
+/// until the snapshot has been copied, whatever time the flush is given. It does so when it goes in any case,
+/// for up to `max_stall_ns`, and the checkpointer waits until all is over: who cannot wait for that either
+/// ends the process by `_exit`.
 ///
 /// @par Thread safety   made and destroyed by one thread, asked by any.
 /// @par Errors          the constructor throws `argument_error` for what is no signal, and `system_error`.

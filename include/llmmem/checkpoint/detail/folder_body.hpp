@@ -43,9 +43,7 @@ void checkpoint_folder<Storage>::probe() {
   try {
     storage_->rename(from, to);
   } catch (const storage_error& error) {
-    const int number = error.number();
-    if (number != EINVAL && number != ENOSYS && number != EOPNOTSUPP && number != EPERM && number != EXDEV)
-      throw;
+    if (!detail::is_unsupported(error.number())) throw;
     method_ = commit_method::manifest;
     storage_->remove_folder(from);
     return;
@@ -181,6 +179,7 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
                          "; take larger chunks");
   }
   check_stored(manifest);
+  uncertain_.reserve(uncertain_.size() + 1);  // what can fail comes before it can be seen
   const auto uncertain = [&](const storage_error& error) {
     uncertain_.push_back(draft.id.generation);
     return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
@@ -232,24 +231,47 @@ template <checkpoint_storage Storage>
 template <retention_policy Retention>
 std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retention& retention) {
   std::vector<checkpoint_id> all;
-  for (const leaving_checkpoint& each : leaving(retention))
+  for (const leaving_checkpoint& each : leaving(retention).all)
     all.push_back(each.id);
   return all;
+}
+
+/// As far as sizes tell.
+template <checkpoint_storage Storage>
+bool checkpoint_folder<Storage>::is_whole(const found_checkpoint& found) {
+  try {
+    for (const checkpoint_file& each : found.manifest.files)
+      detail::verify_file(*storage_, found.folder, found.manifest, each, verification::sizes);
+    return true;
+  } catch (const error&) {
+    return false;
+  }
 }
 
 /// The newest first.
 template <checkpoint_storage Storage>
 template <retention_policy Retention>
-auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> std::vector<leaving_checkpoint> {
-  std::vector<leaving_checkpoint> all;
+auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> leaving_list {
+  leaving_list list;
+  std::vector<leaving_checkpoint>& all = list.all;
   std::vector<std::uint64_t> needed;  // generations that incremental ones refer to, which are always older
   std::uint64_t newer = 0;
   for (const checkpoint_id& id : list_checkpoints(*storage_)) {
     const bool counts = std::ranges::find(uncertain_, id.generation) == uncertain_.end();
     found_checkpoint found;
     try {
-      found = open_checkpoint(*storage_, id, verification::sizes);
-    } catch (const error&) {  // not whole: it must not count, and is somebody's to look into
+      found = detail::open_manifest(*storage_, id);
+    } catch (const storage_error& error) {
+      if (error.number() == ENOENT) continue;  // none is there: not whole
+      // It may be whole all the same, and refer to any that is older.
+      list.unread = error.what();
+      return list;
+    } catch (const error&) {  // damaged: it must not count, and is somebody's to look into
+      continue;
+    }
+    if (!is_whole(found)) {  // likewise; what it refers to may be of use
+      for (const stored_chunks& each : found.manifest.stored)
+        needed.push_back(each.generation);
       continue;
     }
     const bool is_needed = std::ranges::find(needed, id.generation) != needed.end() ||
@@ -260,7 +282,7 @@ auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> std::vec
       (leaves ? all.back().refers_to : needed).push_back(each.generation);
     if (counts) ++newer;
   }
-  return all;
+  return list;
 }
 
 template <checkpoint_storage Storage>
@@ -270,7 +292,8 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& ret
   std::vector<checkpoint_id> gone;
   std::vector<std::string> trash;
   std::vector<std::uint64_t> needed;  // by those that may still be there after a crash
-  for (const leaving_checkpoint& each : leaving(retention)) {
+  const leaving_list list = leaving(retention);
+  for (const leaving_checkpoint& each : list.all) {
     const checkpoint_id& id = gone.emplace_back(each.id);
     const std::string name = folder_name(id);
     if (method_ == commit_method::rename) {
@@ -294,6 +317,8 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& ret
   // Last: where it cannot be written, what had to go is gone.
   const std::vector<checkpoint_id> left = list_checkpoints(*storage_);
   if (!left.empty()) hint_at(left.front());
+  if (!list.unread.empty())
+    throw io_error(list.unread + "; no older checkpoint is removed while it may need one");
   return gone;
 }
 

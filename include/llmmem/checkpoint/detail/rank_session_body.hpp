@@ -11,15 +11,6 @@
 
 namespace llmmem::inline v0 {
 
-namespace detail {
-
-/// What storages say that cannot do a call at all.
-[[nodiscard]] constexpr bool is_unsupported(int number) noexcept {
-  return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP || number == EPERM || number == EXDEV;
-}
-
-}  // namespace detail
-
 template <checkpoint_storage Storage>
 rank_session<Storage>::rank_session(Storage& storage, const rank_session_options& options)
     : storage_(&storage), options_(options), nonce_(storage.nonce()), lock_(take_rank(storage, options)) {
@@ -95,7 +86,7 @@ template <checkpoint_storage Storage>
 void rank_session<Storage>::remove_quietly(const std::string& name) {
   try {
     storage_->remove(name);
-  } catch (const error&) {
+  } catch (const std::exception&) {
   }
 }
 
@@ -115,7 +106,7 @@ bool rank_session<Storage>::publish(const std::string& name, const detail::rank_
   try {
     write_message(unnamed, text);
     if (give_name(unnamed, name, text)) return true;
-  } catch (const error&) {
+  } catch (...) {
     remove_quietly(unnamed);
     throw;
   }
@@ -369,7 +360,11 @@ bool rank_session<Storage>::try_conclude(const checkpoint_draft& draft) {
   }
   if (!gather_votes(of, there)) return false;
   if (!commit(of)) return false;
-  forget_before(of.number, there);
+  try {
+    forget_before(of.number, there);
+  } catch (const std::exception& error) {
+    note_trouble(of, "what was said before could not be removed: ", error);
+  }
   return true;
 }
 
@@ -394,7 +389,7 @@ bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::strin
       for (const checkpoint_file& each : vote.files)
         detail::verify_file(*storage_, of.draft.folder, vote, each, options_.votes);
       of.votes[rank] = std::move(vote);
-    } catch (const error& error) {
+    } catch (const std::exception& error) {
       refuse(of, "the vote of rank " + std::to_string(rank) + " cannot be: " + error.what());
     }
   }
@@ -420,7 +415,7 @@ bool rank_session<Storage>::commit(round& of) {
   try {
     for (std::uint32_t rank = 1; rank < options_.world; ++rank)
       merge_manifest(all, *of.votes[rank], "the vote of rank " + std::to_string(rank));
-  } catch (const argument_error& error) {
+  } catch (const std::exception& error) {  // too large for this machine, too
     refuse(of, error.what());
   }
   try {
@@ -435,9 +430,13 @@ bool rank_session<Storage>::commit(round& of) {
     of.is_over = of.is_there = true;
     tell(of, fate::uncertain, error.what());
     throw;
-  } catch (const error& error) {
+  } catch (const std::exception& error) {
     of.is_over = true;
     tell(of, fate::failed, error.what());
+    throw;
+  } catch (...) {
+    of.is_over = true;
+    tell(of, fate::failed, "an exception that is none of the standard library's");
     throw;
   }
   of.is_over = of.is_there = true;
@@ -452,8 +451,18 @@ void rank_session<Storage>::tell(const round& of, fate how, const std::string& w
     static_cast<void>(
         publish(name_of("outcome", of.number),
                 {"outcome", {*session_, of.number, options_.rank, static_cast<std::uint64_t>(how)}, why}));
-  } catch (const error& error) {
-    trouble_ = where(of.draft) + "the other ranks could not be told what became of it: " + error.what();
+  } catch (const std::exception& error) {
+    note_trouble(of, "the other ranks could not be told what became of it: ", error);
+  }
+}
+
+/// Undoes nothing, and must not seem to.
+template <checkpoint_storage Storage>
+void rank_session<Storage>::note_trouble(const round& of, const char* what,
+                                         const std::exception& why) noexcept {
+  try {
+    trouble_ = where(of.draft) + what + why.what();
+  } catch (...) {
   }
 }
 
@@ -528,7 +537,7 @@ void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::strin
   of.is_over = true;
   try {
     is_first = decide(of.number, verdict::stop, why);
-  } catch (const error& error) {
+  } catch (const std::exception& error) {
     if (!may_be_there) throw;
     throw uncertain(std::string("this rank has voted, and could not stop it: ") + error.what());
   }
@@ -544,8 +553,10 @@ void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::strin
 template <checkpoint_storage Storage>
 std::string rank_session<Storage>::abandon(const checkpoint_draft& draft, const std::string& why) noexcept {
   std::string stopped;
+  const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
+  if (!is_current) return stopped;  // it is over; where drafts are not renamed it may be a checkpoint by now
   try {
-    round& of = current(draft, "abandon");
+    round& of = *round_;
     if (of.is_there) return stopped;
     if (!of.is_over) {
       of.is_over = true;

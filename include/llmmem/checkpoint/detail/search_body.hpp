@@ -6,7 +6,6 @@
 #include <llmmem/checkpoint/search.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <exception>
 #include <span>
@@ -60,16 +59,27 @@ std::vector<checkpoint_id> list_checkpoints(Storage& storage) {
   return all;
 }
 
+namespace detail {
+
+/// What the folder of that name says it has.
 template <checkpoint_storage Storage>
-found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, verification how) {
+[[nodiscard]] found_checkpoint open_manifest(Storage& storage, const checkpoint_id& id) {
   found_checkpoint found{id, folder_name(id), {}};
   const std::string path = found.folder + "/" + std::string(checkpoint_names::manifest);
-  found.manifest = read_manifest(detail::read_whole(storage, path, max_manifest_bytes), storage.path(path));
+  found.manifest = read_manifest(read_whole(storage, path, max_manifest_bytes), storage.path(path));
   if (found.manifest.step != id.step || found.manifest.generation != id.generation) {
     throw format_error(storage.path(path) + ": it is of step " + std::to_string(found.manifest.step) +
                        ", generation " + std::to_string(found.manifest.generation) +
                        ", not of what the folder is called");
   }
+  return found;
+}
+
+}  // namespace detail
+
+template <checkpoint_storage Storage>
+found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, verification how) {
+  found_checkpoint found = detail::open_manifest(storage, id);
   for (const checkpoint_file& file : found.manifest.files)
     detail::verify_file(storage, found.folder, found.manifest, file, how);
   return found;
