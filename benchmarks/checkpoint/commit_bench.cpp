@@ -172,10 +172,10 @@ void merge_world(benchmark::State& state) {
   for (std::uint32_t rank = 0; rank < world; ++rank)
     parts.push_back(manifest_of(tensors, rank, world));
   for (auto _ : state) {
-    llmmem::checkpoint_manifest into = parts[0];
-    for (std::uint32_t rank = 1; rank < world; ++rank)
-      llmmem::merge_manifest(into, parts[rank], "benchmark");
-    benchmark::DoNotOptimize(into.tensors.size());
+    llmmem::manifest_merger all;
+    for (const llmmem::checkpoint_manifest& part : parts)
+      all.add(part, "benchmark");
+    benchmark::DoNotOptimize(std::move(all).finish("benchmark").tensors.size());
   }
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(tensors) * world);
 }

@@ -543,6 +543,10 @@ TEST_SUITE("checkpoint manifest") {
       checkpoint_manifest merged = parts[0];
       merge_manifest(merged, parts[1], "rank 1");
       merge_manifest(merged, parts[2], "rank 2");
+      manifest_merger merger;
+      for (std::size_t rank = 0; rank < 3; ++rank)
+        merger.add(parts[rank], "rank " + std::to_string(rank));
+      CHECK(std::move(merger).finish("all") == merged);
       // The same but for the order of files and pieces: each piece by its file's name.
       const auto facts = [](const checkpoint_manifest& of) {
         std::vector<std::string> all;

@@ -7,7 +7,9 @@
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,6 +114,26 @@ void check_manifest(const checkpoint_manifest& manifest, const std::string& what
 /// chunks differ, when a tensor's type or shape does,
 ///      or a file's name is taken.
 void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, const std::string& what);
+
+/// The parts of many ranks as one.
+///
+/// @par Complexity   O(log(tensors)) for each tensor of a part; `finish` once as `check_manifest`. Merging
+/// them
+///                   one by one with `merge_manifest` looks at all that is there each time.
+class manifest_merger {
+ public:
+  /// As `merge_manifest`, but for what only the whole can show. After an exception the merger is of no more
+  /// use.
+  void add(checkpoint_manifest part, const std::string& what);
+
+  /// The whole, or an empty manifest when nothing was added. @throws argument_error  as `check_manifest`.
+  [[nodiscard]] checkpoint_manifest finish(const std::string& what) &&;
+
+ private:
+  checkpoint_manifest merged_{};
+  std::map<std::string, std::size_t> places_{};  // of tensors
+  bool is_empty_ = true;
+};
 
 /// Elements of a tensor. @throws length_error  past 2^63 - 1, those of a row likewise.
 [[nodiscard]] std::uint64_t elements_of(const checkpoint_tensor& tensor);

@@ -220,8 +220,7 @@ inline void check_manifest(const checkpoint_manifest& manifest, const std::strin
     throw argument_error(what + ": tensor " + detail::json_quoted(std::string(*twice)) + " twice");
 }
 
-inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
-                           const std::string& what) {
+inline void manifest_merger::add(checkpoint_manifest part, const std::string& what) {
   const auto same = [&](const char* name, std::uint64_t have, std::uint64_t got) {
     if (have != got) {
       throw argument_error(what + ": its " + name + " is " + std::to_string(got) + ", the others' is " +
@@ -229,42 +228,54 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
     }
   };
   check_manifest(part, what);  // its numbers of files, before any is added to them
-  same("generation", into.generation, part.generation);
-  same("step", into.step, part.step);
-  same("world", into.world, part.world);
-  same("chunk size", into.chunk_bytes, part.chunk_bytes);
-  const auto first_file = static_cast<std::uint32_t>(into.files.size());
-  checkpoint_manifest merged = into;
-  merged.files.insert(merged.files.end(), part.files.begin(), part.files.end());
-  const auto first_stored = static_cast<std::uint32_t>(into.stored.size());
-  merged.stored.insert(merged.stored.end(), part.stored.begin(), part.stored.end());
-  for (std::size_t i = first_file; i < merged.files.size(); ++i) {
-    for (chunk_run& each : merged.files[i].runs)
-      each.stored += first_stored;
+  if (is_empty_) {
+    is_empty_ = false;
+    merged_ = std::move(part);
+    for (std::size_t i = 0; i < merged_.tensors.size(); ++i)
+      places_.emplace(merged_.tensors[i].name, i);
+    return;
   }
-  std::vector<std::size_t> by_name(into.tensors.size());
-  for (std::size_t i = 0; i < by_name.size(); ++i)
-    by_name[i] = i;
-  const auto name_of = [&](std::size_t i) -> std::string_view { return into.tensors[i].name; };
-  std::ranges::sort(by_name, {}, name_of);
-  for (const checkpoint_tensor& each : part.tensors) {
-    const auto found = std::ranges::lower_bound(by_name, std::string_view(each.name), {}, name_of);
-    checkpoint_tensor added = each;
-    for (checkpoint_piece& piece : added.pieces)
+  same("generation", merged_.generation, part.generation);
+  same("step", merged_.step, part.step);
+  same("world", merged_.world, part.world);
+  same("chunk size", merged_.chunk_bytes, part.chunk_bytes);
+  const auto first_file = static_cast<std::uint32_t>(merged_.files.size());
+  const auto first_stored = static_cast<std::uint32_t>(merged_.stored.size());
+  for (checkpoint_file& file : part.files) {
+    for (chunk_run& each : file.runs)
+      each.stored += first_stored;
+    merged_.files.push_back(std::move(file));
+  }
+  for (stored_chunks& each : part.stored)
+    merged_.stored.push_back(std::move(each));
+  for (checkpoint_tensor& each : part.tensors) {
+    for (checkpoint_piece& piece : each.pieces)
       piece.file += first_file;
-    if (found == by_name.end() || name_of(*found) != each.name) {
-      merged.tensors.push_back(std::move(added));
+    const auto [at, is_new] = places_.emplace(each.name, merged_.tensors.size());
+    if (is_new) {
+      merged_.tensors.push_back(std::move(each));
       continue;
     }
-    checkpoint_tensor& there = merged.tensors[*found];
+    checkpoint_tensor& there = merged_.tensors[at->second];
     if (there.type != each.type || there.shape != each.shape) {
       throw argument_error(what + ": tensor " + detail::json_quoted(each.name) +
                            " has another type or shape than other ranks have it");
     }
-    there.pieces.insert(there.pieces.end(), added.pieces.begin(), added.pieces.end());
+    there.pieces.insert(there.pieces.end(), each.pieces.begin(), each.pieces.end());
   }
-  check_manifest(merged, what);
-  into = std::move(merged);
+}
+
+inline checkpoint_manifest manifest_merger::finish(const std::string& what) && {
+  if (!is_empty_) check_manifest(merged_, what);
+  return std::move(merged_);
+}
+
+inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
+                           const std::string& what) {
+  manifest_merger all;
+  all.add(into, what);
+  all.add(part, what);
+  into = std::move(all).finish(what);
 }
 
 namespace detail {

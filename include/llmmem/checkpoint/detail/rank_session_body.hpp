@@ -411,10 +411,12 @@ void rank_session<Storage>::refuse(round& of, const std::string& why) {
 /// Whether rank 0 came first with its decision.
 template <checkpoint_storage Storage>
 bool rank_session<Storage>::commit(round& of) {
-  checkpoint_manifest all = *of.votes[0];
+  checkpoint_manifest all;
   try {
-    for (std::uint32_t rank = 1; rank < options_.world; ++rank)
-      merge_manifest(all, *of.votes[rank], "the vote of rank " + std::to_string(rank));
+    manifest_merger merger;
+    for (std::uint32_t rank = 0; rank < options_.world; ++rank)
+      merger.add(*of.votes[rank], "the vote of rank " + std::to_string(rank));
+    all = std::move(merger).finish("the votes together");
   } catch (const std::exception& error) {  // too large for this machine, too
     refuse(of, error.what());
   }
