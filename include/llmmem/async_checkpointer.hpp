@@ -33,6 +33,10 @@ enum class when_busy : std::uint8_t {
   skip,  ///< it is not made, and its ticket says so; for one rank only
 };
 
+/// Most checkpoints from one that is whole to the next. Who reads a file of the last opens one of each of
+/// them, and a process may often have no more than 1024 files open, of which a reader takes two each.
+inline constexpr std::uint32_t max_whole_every = 256;
+
 /// How a checkpointer is set up.
 struct checkpointer_options {
   std::uint64_t ring_bytes = std::uint64_t{64} << 20;  ///< staging memory, all it ever takes; see below
@@ -42,7 +46,8 @@ struct checkpointer_options {
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not over
   when_busy busy = when_busy::wait;
   /// One checkpoint in so many is written whole; those between write the chunks that changed since the last
-  /// one that was committed, and refer to earlier ones for the rest. 1: all are whole. See below.
+  /// one that was committed, and refer to earlier ones for the rest. 1: all are whole; at most
+  /// `max_whole_every`. See below.
   std::uint32_t whole_every = 1;
   /// A snapshot that holds a step up for longer is given up: a disk that hangs does not stop the training.
   std::uint64_t max_stall_ns = std::uint64_t{3'600'000'000'000};

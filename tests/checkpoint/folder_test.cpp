@@ -328,7 +328,7 @@ TEST_SUITE("checkpoint_folder") {
   TEST_CASE("what a checkpoint refers to stays also while one of its own files cannot be opened") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
-    random_numbers random(3);
+    random_numbers random(5);
     {
       checkpoint_folder<simulated_storage> folder(storage);
       save_step(folder, world, 20);
@@ -337,6 +337,7 @@ TEST_SUITE("checkpoint_folder") {
       for (const std::uint64_t step : {1010U, 1020U})
         save_step(folder, world, step);
     }
+    REQUIRE(open_checkpoint(storage, {1000, 2}, verification::sizes).manifest.stored.size() == 2);
     const auto refuse_one = [](storage_call what, const std::string& path) {
       if (what == storage_call::open && path.ends_with(".new") && path.starts_with("step-0000001000"))
         throw storage_error(what, path, EMFILE);

@@ -313,6 +313,21 @@ TEST_SUITE("incremental saves") {
     }
   }
 
+  TEST_CASE("where nothing can be renamed they are saved as well, also when everything changed") {
+    state of({1000, 500});
+    simulated_storage_options options;
+    options.rename_allowed = false;
+    simulated_storage storage(options);
+    solo_coordinator coordinator(storage);
+    async_checkpointer<digest_traits> saves(coordinator, of.tensors, every_fourth_whole());
+    for (std::uint64_t step = 1; step <= 6; ++step) {
+      if (step != 3) of.set_all(step);
+      const found_checkpoint found = save(saves, storage, step, host_state_view(of.spans));
+      CHECK(compare(storage, found, of.tensors, of.bytes) == "");
+    }
+    CHECK(saves.stats().failed == 0);
+  }
+
   TEST_CASE("retention keeps what is referred to, and lets go of it when nothing refers to it any more") {
     state of({chunk * 20});
     simulated_storage storage;
@@ -538,6 +553,15 @@ TEST_SUITE("incremental saves") {
     CHECK(text_of([&] {
             const async_checkpointer<traits> saves(coordinator, of.tensors, {.whole_every = 0});
           }) == "async_checkpointer: whole_every is 0; 1 writes each checkpoint whole");
+    CHECK(
+        text_of([&] {
+          const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 257});
+        }) ==
+        "async_checkpointer: whole_every is 257, at most 256 is allowed: who reads a file opens one of each "
+        "checkpoint since the last that is whole");
+    CHECK(text_of([&] {
+            const async_checkpointer<digest_traits> saves(coordinator, of.tensors, {.whole_every = 256});
+          }) == "none");
   }
 
 #ifdef LLMMEM_TESTS_XXHASH

@@ -373,6 +373,14 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refused([](auto& m) { m.files[0].runs[0].place = ~std::uint64_t{0}; }) ==
           run + R"(0 on is past the end of "old", which has 24 bytes)");
     CHECK(refused([](auto& m) { m.stored[1].bytes = 24; }) == "taken");
+    CHECK(refused([](auto& m) {
+            m.stored[0] = {3, 800, "old", 8};
+            m.files[0].runs = {{0, 1, 0, 0}, {1, 1, 0, 0}, {2, 1, 1, 0}};
+          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, it has 20");
+    CHECK(refused([](auto& m) {  // one file by two numbers
+            m.stored = {{3, 800, "old", 8}, {7, 1200, "new", 4}, {3, 800, "old", 8}};
+            m.files[0].runs = {{0, 1, 0, 0}, {1, 1, 2, 0}, {2, 1, 1, 0}};
+          }) == "M: file \"a.safetensors\": its chunks are in stored files of 12 bytes, it has 20");
     const std::string stored = "M: stored file ";
     CHECK(refused([](auto& m) { m.stored[0].name = "../old"; }) ==
           stored + R"("../old": the name must be plain: UTF-8, without '/', no '.' first)");

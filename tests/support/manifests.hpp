@@ -123,12 +123,13 @@ inline void scatter_chunks(random_numbers& random, llmmem::checkpoint_manifest& 
     for (std::uint64_t first = 0; first < file.chunks.size();) {
       const std::uint64_t count = 1 + random.below(file.chunks.size() - first);
       const auto stored = static_cast<std::uint32_t>(random.below(of.stored.size()));
-      const std::uint64_t place = random.below(std::uint64_t{5});
+      std::uint64_t& bytes = of.stored[stored].bytes;
+      const std::uint64_t taken = bytes / of.chunk_bytes + (bytes % of.chunk_bytes == 0 ? 0 : 1);
+      const std::uint64_t place = taken + random.below(std::uint64_t{5});  // each chunk has its own
       file.runs.push_back({first, count, stored, place});
       first += count;
-      std::uint64_t& bytes = of.stored[stored].bytes;
       const std::uint64_t end = std::min(first * of.chunk_bytes, file.bytes);
-      bytes = std::max(bytes, place * of.chunk_bytes + end - (first - count) * of.chunk_bytes);
+      bytes = place * of.chunk_bytes + end - (first - count) * of.chunk_bytes;
     }
   }
 }

@@ -57,6 +57,11 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
           std::to_string(options.chunk_bytes) + "; it needs room for two of them");
   }
   if (options.whole_every == 0) wrong("whole_every is 0; 1 writes each checkpoint whole");
+  if (options.whole_every > max_whole_every) {
+    wrong("whole_every is " + std::to_string(options.whole_every) + ", at most " +
+          std::to_string(max_whole_every) +
+          " is allowed: who reads a file opens one of each checkpoint since the last that is whole");
+  }
   constexpr bool can_tell = digest_type::tells || change_tracking_view<view_type>;
   if (options.whole_every > 1 && !can_tell) {
     throw argument_error(options.name + ": whole_every is " + std::to_string(options.whole_every) +

@@ -282,14 +282,25 @@ class async_checkpointer<Traits>::file_writer {
 
   /// How long the file of what changed is; where that is everything, it is the file itself.
   void settle_runs() {
-    if (written_ != 0 && written_ == made_.chunks.size()) {
-      self_->coordinator_->storage().rename(draft_->path(own_.name), draft_->path(file_->name));
+    if (written_ != 0 && written_ == made_.chunks.size() && takes_its_name()) {
       made_.runs.clear();
       std::erase(part_->stored, own_);
       return;
     }
     if (const auto own = std::ranges::find(part_->stored, own_); own != part_->stored.end())
       own->bytes = own_bytes_;
+  }
+
+  /// Whether the file of what changed could be renamed to what the file is called. Some storages rename
+  /// nothing; then it stays what it is called, which restores as well.
+  [[nodiscard]] bool takes_its_name() {
+    try {
+      self_->coordinator_->storage().rename(draft_->path(own_.name), draft_->path(file_->name));
+      return true;
+    } catch (const storage_error& error) {
+      if (!detail::is_unsupported(error.number())) throw;
+      return false;
+    }
   }
 
   async_checkpointer* self_;

@@ -75,6 +75,26 @@ inline constexpr std::string_view manifest_tail = "\"}\n";
   return crc32c_combine(sum, file.chunks.back(), file.bytes - (file.chunks.size() - 1) * chunk_bytes);
 }
 
+/// Bytes of the stored files that a file lies in: it is no longer than they are, as each chunk has a place of
+/// its own. Of a manifest that says otherwise a file could be made of any length from a short one.
+[[nodiscard]] inline std::uint64_t stored_bytes(const checkpoint_manifest& manifest,
+                                                const checkpoint_file& file) {
+  const auto key = [&](std::uint32_t i) {
+    return std::pair<std::uint64_t, std::string_view>(manifest.stored[i].generation, manifest.stored[i].name);
+  };
+  std::vector<std::uint32_t> in;
+  in.reserve(file.runs.size());
+  for (const chunk_run& each : file.runs) {
+    if (in.empty() || in.back() != each.stored) in.push_back(each.stored);
+  }
+  std::ranges::sort(in, {}, key);
+  in.erase(std::ranges::unique(in, {}, key).begin(), in.end());  // one that is listed twice is one
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t each : in)
+    bytes = std::min(bytes + manifest.stored[each].bytes, max_bytes);  // neither is more than that
+  return bytes;
+}
+
 /// That they are of all chunks, in order, and that each is in its stored file.
 inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoint_file& file,
                              const std::string& what) {
@@ -106,6 +126,10 @@ inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoi
   if (next != file.chunks.size()) {
     throw argument_error(what + ": file " + json_quoted(file.name) + ": its runs are of " +
                          std::to_string(next) + " chunks, it has " + std::to_string(file.chunks.size()));
+  }
+  if (const std::uint64_t bytes = stored_bytes(manifest, file); bytes < file.bytes) {
+    throw argument_error(what + ": file " + json_quoted(file.name) + ": its chunks are in stored files of " +
+                         std::to_string(bytes) + " bytes, it has " + std::to_string(file.bytes));
   }
 }
 
