@@ -2,12 +2,13 @@
 /// Loading all of a checkpoint into memory, beside what reads the same file. The page cache of this system is
 /// emptied of the file before a turn, but where a row says warm; a host's is not.
 ///
-///   load/llmmem                 each chunk held to its checksum, past the page cache (the default), 4
-///   readers load/llmmem_sizes           believed load/llmmem_cached          checksums, through an empty
-///   page cache load/llmmem_warm, llmmem_sizes_warm   out of the page cache load/find_and_load          the
-///   search that reads everything first, then the same as `llmmem` load/raw_direct, raw_warm   4 readers of 4
-///   MiB each, no copy to where it belongs load/fio_*                  the same file and block; 4 under way,
-///   fio_warm out of the page cache
+///   load/llmmem                each chunk held to its checksum, past the page cache (the default), 4 readers
+///   load/llmmem_sizes          the same, believed
+///   load/llmmem_cached         checksums, through an empty page cache
+///   load/llmmem_warm, llmmem_sizes_warm   out of the page cache
+///   load/find_and_load         the search that reads everything first, then the same as `llmmem`
+///   load/raw_direct, raw_warm  4 readers of 4 MiB each, no copy to where it belongs
+///   load/fio_*                 the same file and block; 4 under way, fio_warm out of the page cache
 ///
 /// share_of_X: the share of X's rate in the same round. The goal is 0.9 of fio_uring's or more.
 

@@ -47,7 +47,8 @@ struct checkpointer_options {
   when_busy busy = when_busy::wait;
   /// One checkpoint in so many is written whole; those between write the chunks that changed since the last
   /// one that was committed, and refer to earlier ones for the rest. 1: all are whole; at most
-  /// `max_whole_every`. See below.
+  /// `max_whole_every`. One changed byte is `chunk_bytes` written: where changes are scattered take smaller
+  /// chunks. See below.
   std::uint32_t whole_every = 1;
   /// A snapshot that holds a step up for longer is given up: a disk that hangs does not stop the training.
   std::uint64_t max_stall_ns = std::uint64_t{3'600'000'000'000};
@@ -166,9 +167,10 @@ class [[nodiscard]] snapshot_guard {
 ///     async_checkpointer<> checkpointer(coordinator, tensors, {.ring_bytes = 256 << 20});
 ///
 ///     snapshot_guard guard = checkpointer.begin_snapshot(step, host_state_view(spans), extras);
-///     ...                                                   // forward and backward pass: they only read
-///     optimizer.step(std::move(guard).mutate());            // waits until all is copied
-///     if (guard_ticket.wait() == commit_status::committed)  // whenever one wants to know
+///     const commit_ticket ticket = guard.ticket();
+///     ...                                             // forward and backward pass: they only read
+///     optimizer.step(std::move(guard).mutate());      // waits until all is copied
+///     if (ticket.wait() == commit_status::committed)  // whenever one wants to know
 ///
 /// `begin_snapshot` copies nothing but the extras. From then on bytes go through a ring of `ring_bytes`, the
 /// only memory this takes: out of the state chunk by chunk, each with a CRC-32C, into safetensors files,

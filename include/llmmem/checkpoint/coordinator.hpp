@@ -24,10 +24,9 @@ namespace llmmem::inline v0 {
 /// - `commit(draft, part)`   says that this rank's files, which `part` lists, are synced; returns once the
 ///                           checkpoint of all ranks is committed. What it throws is as for
 ///                           `checkpoint_folder::commit`.
-/// - `abandon(draft, why)`   says that this rank's files will not come. What stopped the checkpoint before,
-/// if
-///                           anything did: it is then the true reason, since what failed here may have failed
-///                           because of it.
+/// - `abandon(draft, why)`   says that this rank's files will not come. Returns what stopped the checkpoint
+///                           before, if anything did: it is then the true reason, since what failed here may
+///                           have failed because of it.
 /// - `tidy()`                after a commit; what went wrong, or nothing. Never undoes it.
 ///
 /// One thread at a time, not always the same.

@@ -65,8 +65,8 @@ struct copy_report {
   std::uint64_t bytes = 0;  ///< of all files
 };
 
-/// A checkpoint of one file layout whose chunks lie in files of their own: what `what` is without the earlier
-/// ones that it may take chunks from. Equal for a checkpoint and its copies.
+/// The manifest that a checkpoint would have if it were whole, with no chunks in earlier ones. Equal for a
+/// checkpoint and its copies of the same generation.
 [[nodiscard]] checkpoint_manifest folded_manifest(const checkpoint_manifest& what);
 
 /// Copies a checkpoint into a folder, by that folder's commit protocol: when this returns, the copy outlasts
@@ -95,10 +95,13 @@ copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint
                             const copy_options& options = {}, Watch&& watch = {});
 
 /// Folds the newest checkpoint of a folder, which takes chunks from earlier ones, into one that has all of
-/// its own, as the newest of the folder. Those earlier ones can then go.
+/// its own, as the newest of the folder. Once a retention lets the original go, those earlier ones can go
+/// with it (`checkpoint_folder::tidy`, which this does not call).
 /// @pre no draft of the folder is open: it would be committed as an older one.
+/// @par Complexity      as `copy_checkpoint`, also where the original is whole already.
+/// @par Thread safety   as every folder's: one thread at a time.
 /// @throws argument_error  when it is not the newest: its copy would be taken for newer than what follows it.
-/// @throws as `copy_checkpoint`.
+///      Other errors as `copy_checkpoint`.
 template <checkpoint_storage Storage, copy_watch Watch = unwatched_copy>
 copy_report compact_checkpoint(checkpoint_folder<Storage>& folder, const found_checkpoint& what,
                                copy_options options = {}, Watch&& watch = {});

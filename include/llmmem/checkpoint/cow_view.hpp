@@ -61,8 +61,8 @@ class cow_state_view {
   static constexpr bool is_concurrent = true;
   static constexpr bool is_stable = true;
 
-  /// Takes a snapshot of each range, all of one number: where other snapshots of single ranges were taken,
-  /// the rest skips theirs. That number is `version`.
+  /// Takes a snapshot of each range, all with the version number `version`: one above the highest that any
+  /// of them had.
   /// @param places  of each tensor, in the order in which they were described: ranges are its sources. The
   ///                array lives as long as the view is used.
   cow_state_view(std::span<cow_range* const> ranges, std::span<const state_place> places) : places_(places) {

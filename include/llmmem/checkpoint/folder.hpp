@@ -71,8 +71,7 @@ struct checkpoint_draft {
 /// @par Thread safety   one thread at a time. Any number of processes may read meanwhile (`find_checkpoint`).
 /// @par Errors          `storage_error` and what is said below; a failed call leaves no checkpoint behind.
 /// @par Source          the order of calls: Pillai et al., "All File Systems Are Not Created Equal", OSDI
-/// 2014;
-///      no sync is asked for twice after a failure: Rebello et al., 2020.
+///      2014; no sync is asked for twice after a failure: Rebello et al., 2020.
 template <checkpoint_storage Storage>
 class checkpoint_folder {
  public:

@@ -46,18 +46,17 @@ struct load_report {
 
 /// Gives the sink all bytes that are wanted, in any order.
 ///
-///     load_checkpoint(storage, *search.found, wanted, [&](std::uint32_t i, std::uint64_t offset, auto bytes)
-///     {
+///     const auto sink = [&](std::uint32_t i, std::uint64_t offset, auto bytes) {
 ///       std::memcpy(tensors[i] + offset, bytes.data(), bytes.size());
-///     });
+///     };
+///     load_checkpoint(storage, *search.found, wanted, sink);
 ///
 /// Which bytes are read from where is a `reshard_plan` of what the checkpoint has and what is wanted: any
 /// split into any other. Extra memory is a chunk a reader.
 ///
 /// @param wanted  any parts, which may overlap.
 /// @param sink    `void(std::uint32_t wanted, std::uint64_t offset, std::span<const std::byte>)`: bytes of
-/// the
-///                part, from byte `offset` of it on. With several readers called by all of them at once,
+///                the part, from byte `offset` of it on. With several readers called by all of them at once,
 ///                never twice for the same bytes.
 /// @throws argument_error  for a tensor that is not there, of another type or shape than it must be, or whose
 ///      elements the checkpoint does not have.

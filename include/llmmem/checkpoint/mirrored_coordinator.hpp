@@ -77,15 +77,14 @@ struct no_mirror_observer {
 /// `recover` finds the newest over both. What the thread does:
 ///
 /// - One checkpoint is copied at a time, and one waits: the newest. Where copying is slower than saving,
-/// those
-///   between are skipped and counted. A copy that was begun is finished, whatever comes meanwhile.
+///   those between are skipped and counted. A copy that was begun is finished, whatever comes meanwhile.
 /// - A copy that fails is tried again, and told: `stats()`, the observer, and what `tidy` returns, which
 ///   `async_checkpointer` notes as `last_trouble`. It ends no training and holds none up.
-/// - After a copy the durable folder is tidied by a retention of its own. The local one removes nothing that
-/// is
-///   being copied or waits for it.
-/// - A run goes on behind the durable folder's last generation, also where the local disk was lost; and what
-///   the local folder has and the durable one lacks, because a process ended in between, is copied first.
+/// - After a copy the durable folder is tidied by a retention of its own. The local one removes nothing
+///   that is being copied or waits for it.
+/// - A run goes on behind the durable folder's last generation, also where the local disk was lost. Where
+///   the newest checkpoint of the local folder is newer than all of the durable one, because a process ended
+///   in between, it is copied first.
 ///
 /// With several ranks (`file_coordinator`), rank 0 copies, from the folder that all share. Local disks of
 /// several machines, each with its own ranks' files, need a transport, and are not for this.
@@ -93,10 +92,9 @@ struct no_mirror_observer {
 /// @tparam Observer  `copied(id)` and `failed(id, why)`, by the copying thread; what they throw is noted.
 /// @par Complexity      `tidy` reads the manifest of what was committed; copying: `copy_checkpoint`.
 /// @par Thread safety   as `checkpoint_coordinator`; `stats` and `wait_copied` by any thread.
-/// @par Errors          the constructor throws when the durable folder cannot be opened, is another
-/// process's,
-///      or cannot be read: without it nobody knows which generations are taken. Later on nothing throws that
-///      the local coordinator does not.
+/// @par Errors          the constructor throws `io_error` when the durable folder cannot be opened or read,
+///      or is another process's: without it nobody knows which generations are taken; and `length_error`
+///      for `buffer_bytes` below 2. Later on nothing throws that the local coordinator does not.
 template <checkpoint_coordinator Coordinator, checkpoint_storage DurableStorage,
           retention_policy Retention = keep_last_and_every, class Observer = no_mirror_observer>
 class mirrored_coordinator {
@@ -104,13 +102,15 @@ class mirrored_coordinator {
   using storage_type = typename Coordinator::storage_type;
   using durable_type = DurableStorage;
 
-  /// @param local    a `solo_coordinator` or `file_coordinator`; both outlive this.
-  /// @param durable  not used by ranks other than 0.
+  /// @param local      a `solo_coordinator` or `file_coordinator`, with the local folder's retention.
+  /// @param durable    not used by ranks other than 0. It and `local` outlive this.
+  /// @param retention  of the durable folder.
   mirrored_coordinator(Coordinator& local, DurableStorage& durable, Retention retention = {},
                        const mirror_options& options = {}, Observer observer = {});
   mirrored_coordinator(const mirrored_coordinator&) = delete;
   mirrored_coordinator& operator=(const mirrored_coordinator&) = delete;
-  /// As `mirror_options::at_end` says. A call of the durable storage that hangs is waited for in any case.
+  /// As `mirror_options::at_end` says: by default it waits for the copy under way and the one that waits,
+  /// up to 10 minutes. A call of the durable storage that hangs is waited for in any case.
   ~mirrored_coordinator();
 
   [[nodiscard]] std::uint32_t rank() const noexcept { return local_->rank(); }
@@ -128,7 +128,8 @@ class mirrored_coordinator {
   [[nodiscard]] std::string tidy();
 
   /// Returns once that generation, or a newer one, is in the durable folder: true. False after `most_ns`,
-  /// when its copy has failed for good and none newer waits, and at once for ranks other than 0.
+  /// when its copy has failed for good and none newer waits, and at once for ranks other than 0. A
+  /// generation that is never committed is waited for as long. Any thread.
   bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);

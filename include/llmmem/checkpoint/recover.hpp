@@ -130,7 +130,8 @@ class checkpoint_recovery {
 /// Needs no lock: runs may commit and tidy meanwhile.
 ///
 /// @par Complexity   what `open_checkpoint` takes for every one looked at; a list of each source.
-/// @throws io_error  when no source could be listed.
+/// @par Thread safety   any thread.
+/// @throws io_error  when no source could be listed. What is wrong with a checkpoint is noted, not thrown.
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how,
                                                        checkpoint_source<Storages>... sources)

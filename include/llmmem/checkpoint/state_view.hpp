@@ -62,10 +62,10 @@ inline constexpr bool is_stable_view = detail::says_stable<V>();
 ///
 /// - `version()`            the tag of this snapshot: not 0, and opaque. It means something to views of the
 ///                          same state in the same process alone, and need not outlive any view.
-/// - `is_unchanged_since(version, tensor, offset, bytes)`  true only if these bytes of the tensor are
-/// certainly
-///                          the same as in the view of that tag; false where it does not know, 0 being a tag
-///                          that nobody knows. By one thread, that which copies.
+/// - `is_unchanged_since(version, tensor, offset, bytes)`
+///                          true only if these bytes of the tensor are certainly the same as in the view of
+///                          that tag; false where it does not know, 0 being a tag that nobody knows. Called
+///                          by one thread, that which copies.
 template <class V>
 concept change_tracking_view =
     state_view<V> && requires(const V& view, std::uint64_t version, std::uint32_t tensor,
