@@ -563,4 +563,36 @@ TEST_SUITE("async_checkpointer") {
         crash_limits{.exhaustive_up_to = 6, .samples = 8, .seed = 1, .tears = 1});
     CHECK(sweep.power_cuts > 60);
   }
+
+  TEST_CASE("a wait that ends before the copy does is no stall afterwards, and holds up no writing") {
+    class slow_view : public owners_view {
+     public:
+      using owners_view::owners_view;
+      void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        owners_view::copy_out(tensor, offset, into);
+      }
+    };
+    struct slow_traits : traits {
+      using view_type = slow_view;
+    };
+    state of(3);
+    of.fill(1);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    async_checkpointer<slow_traits> saves(
+        coordinator, of.tensors, {.ring_bytes = 1 << 20, .chunk_bytes = 64, .max_stall_ns = 1'500'000'000});
+    const snapshot_guard guard = saves.begin_snapshot(1, slow_view(of));
+    CHECK(guard.ticket().wait_for(3'000'000) == commit_status::pending);
+    REQUIRE(!guard.is_staged());
+    // The forward pass: nobody waits. What was copied is written meanwhile.
+    const auto began = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - began < std::chrono::milliseconds(1600))
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(saves.progress().persisted > 0);
+    guard.wait_staged();
+    CHECK(guard.ticket().wait() == commit_status::committed);
+    CHECK(guard.ticket().why() == "");
+    CHECK(what_is_wrong(storage, of, 1) == "");
+  }
 }

@@ -537,6 +537,17 @@ TEST_SUITE("incremental saves") {
     CHECK(compare(storage, *search.found, one.tensors, one.bytes) == "");
   }
 
+  TEST_CASE("chunks of one stored file that do not follow each other there are two runs") {
+    checkpoint_manifest part;
+    checkpoint_file file;
+    llmmem::detail::run_list runs(part, file);
+    const stored_chunks in{1, 1, "old", 5};
+    for (const std::uint64_t place : {0U, 1U, 3U, 2U})
+      runs.add(in, place);
+    CHECK(part.stored == std::vector<stored_chunks>{in});
+    CHECK(file.runs == std::vector<chunk_run>{{0, 2, 0, 0}, {2, 1, 0, 3}, {3, 1, 0, 2}});
+  }
+
   TEST_CASE("without a way to tell what changed it is refused") {
     struct traits : checkpointer_traits {
       using storage_type = simulated_storage;

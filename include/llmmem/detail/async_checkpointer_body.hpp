@@ -42,7 +42,8 @@ struct async_checkpointer<Traits>::job {
   bool is_drained = false;        // all that was staged has been taken
   bool is_over = false;           // what is staged is of no use any more
   std::string why{};              // it was given up
-  std::uint64_t stall_began = 0;  // likewise; 0: nobody waits for it yet
+  std::uint64_t stall_began = 0;  // likewise; 0: nobody waits for it now
+  std::uint64_t stalled = 0;      // by waits that are over
 };
 
 template <class Traits>
@@ -441,16 +442,21 @@ void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
   if (staging == nullptr) return;
   const std::uint64_t now = detail::monotonic_ns();
   if (staging->stall_began == 0) staging->stall_began = now;
-  const bool is_too_long = now - staging->stall_began >= options_.max_stall_ns;
+  const std::uint64_t stalled = staging->stalled + (now - staging->stall_began);
+  const bool is_too_long = stalled >= options_.max_stall_ns;
   if (is_too_long && !staging->is_over) {
     staging->is_over = true;
     staging->why = "it held the training up for longer than max_stall_ns";
     changed_.notify_all();
   }
-  const bool can_be_late = is_too_long || options_.max_stall_ns > commit_ticket::forever - now;
-  const std::uint64_t give_up =
-      can_be_late ? commit_ticket::forever : staging->stall_began + options_.max_stall_ns;
-  pump(lock, std::min(until, give_up));
+  const std::uint64_t left = is_too_long ? commit_ticket::forever : options_.max_stall_ns - stalled;
+  pump(lock, std::min(until, left > commit_ticket::forever - now ? commit_ticket::forever : now + left));
+  const std::uint64_t after = detail::monotonic_ns();
+  if (after < until || unstaged() != staging) return;
+  // Who waited goes on with something else: that is no stall, and writing need not wait for him.
+  staging->stalled += after - staging->stall_began;
+  staging->stall_began = 0;
+  changed_.notify_all();
 }
 
 }  // namespace llmmem::inline v0
