@@ -17,6 +17,7 @@
 #include "checkpoint_tool/convert.hpp"
 #include "checkpoint_tool/describe.hpp"
 #include "checkpoint_tool/diff.hpp"
+#include "checkpoint_tool/fold.hpp"
 #include "checkpoint_tool/list.hpp"
 #include "checkpoint_tool/prune.hpp"
 #include "checkpoint_tool/select.hpp"
@@ -102,6 +103,17 @@ namespace detail {
   return {asked.json ? to_json(done) : to_report(done)};
 }
 
+[[nodiscard]] inline answer answer_copy(const command_line& asked, std::FILE* notes) {
+  const folding done = copy_to(read_reference(asked.first), *asked.second, notes);
+  return {asked.json ? to_json(done) : to_report(done)};
+}
+
+[[nodiscard]] inline answer answer_compact(const command_line& asked, std::FILE* notes) {
+  const auto storage = open_folder(asked.first);
+  const folding done = compact(*storage, notes);
+  return {asked.json ? to_json(done) : to_report(done)};
+}
+
 [[nodiscard]] inline answer answer_prune(const command_line& asked) {
   llmmem::keep_last_and_every retention;
   if (asked.keep_last) retention.last = *asked.keep_last;
@@ -123,6 +135,10 @@ namespace detail {
       return answer_diff(asked, notes);
     case command_kind::convert:
       return answer_convert(asked, notes);
+    case command_kind::copy:
+      return answer_copy(asked, notes);
+    case command_kind::compact:
+      return answer_compact(asked, notes);
     case command_kind::prune:
       break;
   }

@@ -21,7 +21,7 @@ namespace checkpoint_tool {
 
 using example::usage_error;
 
-enum class command_kind : std::uint8_t { list, show, verify, diff, convert, prune };
+enum class command_kind : std::uint8_t { list, show, verify, diff, convert, copy, compact, prune };
 
 /// Which rank gets which elements of a tensor.
 enum class partition_kind : std::uint8_t {
@@ -75,7 +75,7 @@ struct command_texts {
   command_line asked;
   bool sizes = false;
   std::optional<std::string> world, partition, shard, last, every;
-  detail::command_texts list, show, verify, diff, convert, prune;
+  detail::command_texts list, show, verify, diff, convert, copy, compact, prune;
   const auto add = [&](detail::command_texts& to, const char* name, const char* what, const char* first,
                        const char* second, const char* second_what) {
     to.app = app.add_subcommand(name, what)->fallthrough();
@@ -93,6 +93,10 @@ struct command_texts {
   add(diff, "diff", "compares two checkpoints, tensor by tensor, whatever their sharding", "A", "B",
       "the other: DIR/STEP, DIR/NAME, DIR; or STEP or NAME of the same folder");
   add(convert, "convert", "reshards a checkpoint into a new folder", "FROM", "TO", "a new folder");
+  add(copy, "copy", "copies a checkpoint, proven and whole, to another folder", "FROM", "TO",
+      "a folder of checkpoints, or a new one");
+  add(compact, "compact", "makes the newest checkpoint whole, if it takes chunks from others", "DIR", nullptr,
+      nullptr);
   add(prune, "prune", "removes checkpoints that need not stay", "DIR", nullptr, nullptr);
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   verify.app->add_flag("--sizes", sizes, "look at sizes and headers only, read no data");
@@ -112,8 +116,9 @@ struct command_texts {
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
 
   const std::pair<command_kind, const detail::command_texts*> all[] = {
-      {command_kind::list, &list}, {command_kind::show, &show},       {command_kind::verify, &verify},
-      {command_kind::diff, &diff}, {command_kind::convert, &convert}, {command_kind::prune, &prune}};
+      {command_kind::list, &list},       {command_kind::show, &show},       {command_kind::verify, &verify},
+      {command_kind::diff, &diff},       {command_kind::convert, &convert}, {command_kind::copy, &copy},
+      {command_kind::compact, &compact}, {command_kind::prune, &prune}};
   const detail::command_texts* chosen = nullptr;
   for (const auto& [kind, texts] : all) {
     if (!texts->app->parsed()) continue;
@@ -125,7 +130,8 @@ struct command_texts {
     asked.command = kind;
   }
   if (chosen == nullptr) {
-    throw usage_error("nothing to do; give a command: list, show, verify, diff, convert or prune");
+    throw usage_error(
+        "nothing to do; give a command: list, show, verify, diff, convert, copy, compact or prune");
   }
   const std::string name = chosen->app->get_name();
   if (!chosen->first) {
@@ -134,6 +140,8 @@ struct command_texts {
                                           "DIR, a folder of checkpoints",
                                           "A and B, two checkpoints",
                                           "FROM, a checkpoint, and TO, a new folder",
+                                          "FROM, a checkpoint, and TO, a folder",
+                                          "DIR, a folder of checkpoints",
                                           "DIR, a folder of checkpoints"};
     throw usage_error(fmt::format("{} needs {}", name, needs[static_cast<std::size_t>(asked.command)]));
   }
@@ -145,6 +153,7 @@ struct command_texts {
   if (asked.command == command_kind::convert && !asked.second) {
     throw usage_error("convert needs TO, a new folder");
   }
+  if (asked.command == command_kind::copy && !asked.second) throw usage_error("copy needs TO, a folder");
   if (sizes) asked.how = llmmem::verification::sizes;
   if (world) asked.world = static_cast<std::uint32_t>(example::usage_count("--world", *world, 1, 65'536));
   if (partition) {

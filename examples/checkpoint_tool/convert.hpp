@@ -18,13 +18,13 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint_tool/describe.hpp"
+#include "checkpoint_tool/fold.hpp"
 #include "checkpoint_tool/memory.hpp"
 #include "checkpoint_tool/progress.hpp"
 #include "checkpoint_tool/reshard_files.hpp"
@@ -187,12 +187,7 @@ inline void refuse_used_folder(const std::string& to) {
   storage_type target(to);
   llmmem::checkpoint_folder<storage_type> folder(target);
   conversion done = convert_into(folder, *source, found, ranks, notes);
-  try {
-    constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
-    static_cast<void>(folder.tidy(llmmem::keep_last_and_every{.last = all}));  // for LATEST
-  } catch (const llmmem::error& wrong) {
-    fmt::print(notes, "checkpoint_tool: {}\n", one_line(wrong.what()));
-  }
+  detail::hint_at_newest(folder, notes);
   return done;
 }
 

@@ -18,6 +18,7 @@
 
 #include "checkpoint_tool/describe.hpp"
 #include "checkpoint_tool/select.hpp"
+#include "checkpoint_tool/stored.hpp"
 #include "common/text.hpp"
 
 namespace checkpoint_tool {
@@ -90,7 +91,9 @@ struct listing {
       text += fmt::format("{:>7}{:>7}{:>11}", "?", "?", "?");
     }
     text += each.why.empty() ? "  whole" : "  not whole: " + one_line(each.why);
-    text += &each == all.newest_whole() ? ", the newest\n" : "\n";
+    if (&each == all.newest_whole()) text += ", the newest";
+    if (each.manifest && !each.manifest->stored.empty()) text += "; " + share_text(share_of(*each.manifest));
+    text += '\n';
   }
   for (const std::string& name : all.left_over)
     text += fmt::format("  {:<26}  {}\n", shown(name), left_over_text(name));
@@ -98,6 +101,8 @@ struct listing {
 }
 
 [[nodiscard]] inline std::string to_json(const listing& all) {
+  constexpr std::string_view unknown_share =
+      R"("incremental": null, "chunks": null, "new_chunks": null, "own_bytes": null, "refers_to": null)";
   std::vector<std::string> checkpoints;
   for (const listed_checkpoint& each : all.checkpoints) {
     const auto number = [&](auto get) {
@@ -105,12 +110,13 @@ struct listing {
     };
     checkpoints.push_back(fmt::format(
         R"({{"name": {}, "step": {}, "generation": {}, "world": {}, "files": {}, "bytes": {}, "tensors": {}, )"
-        R"("whole": {}, "newest_whole": {}, "why": {}}})",
+        R"({}, "whole": {}, "newest_whole": {}, "why": {}}})",
         example::json_string(folder_name(each.id)), each.id.step, each.id.generation,
         number([](const auto& manifest) { return manifest.world; }),
         number([](const auto& manifest) { return manifest.files.size(); }),
         number([](const auto& manifest) { return bytes_in(manifest); }),
-        number([](const auto& manifest) { return manifest.tensors.size(); }), each.why.empty(),
+        number([](const auto& manifest) { return manifest.tensors.size(); }),
+        each.manifest ? share_json(share_of(*each.manifest)) : std::string(unknown_share), each.why.empty(),
         &each == all.newest_whole(), each.why.empty() ? "null" : example::json_string(each.why)));
   }
   std::vector<std::string> left_over;

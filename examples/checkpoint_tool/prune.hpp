@@ -14,11 +14,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint_tool/describe.hpp"
 #include "checkpoint_tool/list.hpp"
 #include "checkpoint_tool/select.hpp"
+#include "checkpoint_tool/stored.hpp"
 #include "common/text.hpp"
 
 namespace checkpoint_tool {
@@ -26,7 +28,8 @@ namespace checkpoint_tool {
 /// A checkpoint, and what becomes of it.
 struct pruned_checkpoint {
   llmmem::checkpoint_id id{};
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;                 ///< of its own files
+  std::vector<std::uint64_t> needed_by{};  ///< generations that stay and take chunks from it
   enum class fate : std::uint8_t {
     stays,
     goes,
@@ -60,16 +63,24 @@ struct pruning {
   const listing all = list_folder(storage);
   pruning plan{all.folder, {}, all.left_over, true};
   std::uint64_t newer = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> needs;  // who stays, and whom it refers to: older ones
   for (const listed_checkpoint& each : all.checkpoints) {
-    pruned_checkpoint one{each.id, each.manifest ? bytes_in(*each.manifest) : 0, {}};
+    const own_share share = each.manifest ? share_of(*each.manifest) : own_share{};
+    pruned_checkpoint one{each.id, share.own_bytes, {}};
+    for (const auto& [by, needed] : needs) {
+      if (needed == each.id.generation) one.needed_by.push_back(by);
+    }
     if (!each.why.empty()) {
       one.what = pruned_checkpoint::fate::not_whole;
     } else {
-      const bool stays = newer < 2 || retention.keeps(each.id, newer);
+      const bool stays = newer < 2 || retention.keeps(each.id, newer) || !one.needed_by.empty();
       one.what = stays ? pruned_checkpoint::fate::stays : pruned_checkpoint::fate::goes;
       ++newer;
+      for (const std::uint64_t needed : share.refers_to) {
+        if (stays) needs.emplace_back(each.id.generation, needed);
+      }
     }
-    plan.checkpoints.push_back(one);
+    plan.checkpoints.push_back(std::move(one));
   }
   return plan;
 }
@@ -103,7 +114,12 @@ struct pruning {
                                       ? "not whole: left as it is, verify tells why"
                                   : plan.is_dry ? "would go"
                                                 : "is gone";
-    text += fmt::format("  {:<26}{:>11}  {}\n", folder_name(each.id), bytes_shown(each.bytes), what);
+    text += fmt::format("  {:<26}{:>11}  {}", folder_name(each.id), bytes_shown(each.bytes), what);
+    if (!each.needed_by.empty()) {
+      text += fmt::format("; {} {} to it", generations_text(each.needed_by),
+                          each.needed_by.size() == 1 ? "refers" : "refer");
+    }
+    text += '\n';
   }
   for (const std::string& name : plan.left_over)
     text += fmt::format("  {:<26}{:>11}  {}\n", shown(name), "", plan.is_dry ? "would go" : "is gone");
@@ -114,10 +130,10 @@ struct pruning {
 [[nodiscard]] inline std::string to_json(const pruning& plan) {
   std::vector<std::string> checkpoints;
   for (const pruned_checkpoint& each : plan.checkpoints) {
-    checkpoints.push_back(
-        fmt::format(R"({{"name": {}, "step": {}, "generation": {}, "bytes": {}, "fate": "{}"}})",
-                    example::json_string(folder_name(each.id)), each.id.step, each.id.generation, each.bytes,
-                    to_string(each.what)));
+    checkpoints.push_back(fmt::format(
+        R"({{"name": {}, "step": {}, "generation": {}, "bytes": {}, "needed_by": [{}], "fate": "{}"}})",
+        example::json_string(folder_name(each.id)), each.id.step, each.id.generation, each.bytes,
+        fmt::join(each.needed_by, ", "), to_string(each.what)));
   }
   std::vector<std::string> left_over;
   for (const std::string& name : plan.left_over)

@@ -28,6 +28,7 @@
 #include "checkpoint_tool/memory.hpp"
 #include "checkpoint_tool/progress.hpp"
 #include "checkpoint_tool/select.hpp"
+#include "checkpoint_tool/stored.hpp"
 #include "common/text.hpp"
 
 namespace checkpoint_tool {
@@ -36,8 +37,9 @@ namespace checkpoint_tool {
 struct damage {
   std::string file{};  ///< of the checkpoint; empty: it is of a tensor
   std::string tensor{};
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> bytes{};  ///< of the file: from, up to
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> bytes{};  ///< of where they lie: from, up to
   std::string why{};
+  std::string stored{};  ///< in which other file those bytes lie; empty: in the file itself
 };
 
 /// What was found of a checkpoint.
@@ -71,11 +73,10 @@ class verifier {
     for (std::uint32_t i = 0; i < found_.manifest.files.size(); ++i) {
       const llmmem::checkpoint_file& file = found_.manifest.files[i];
       try {
-        const auto input = storage_->open(found_.folder + "/" + file.name);
-        if (input.bytes() != file.bytes) {
-          add(file, fmt::format("has {} bytes, the manifest says {}", input.bytes(), file.bytes));
-          continue;
-        }
+        const stored_file input(*storage_, found_, file);
+        for (const std::string& trouble : input.troubles())
+          add(file, trouble);
+        if (!input.troubles().empty()) continue;
         if (how_ == llmmem::verification::checksums) check_bytes(file, input, meter);
         check_header(i, input);
       } catch (const llmmem::error& wrong) {
@@ -93,10 +94,11 @@ class verifier {
   }
 
   /// Chunks that are damaged and adjoin are one damage.
-  void check_bytes(const llmmem::checkpoint_file& file, const storage_type::input& input, progress& meter) {
+  void check_bytes(const llmmem::checkpoint_file& file, const stored_file& input, progress& meter) {
     const std::uint64_t chunk_bytes = found_.manifest.chunk_bytes;
     file_memory memory(std::min(file.bytes, chunk_bytes));
-    std::optional<std::pair<std::uint64_t, std::uint64_t>> bad;
+    std::optional<std::pair<std::uint64_t, std::uint64_t>> bad;  // where they lie
+    std::string bad_in;
     const auto tell = [&] {
       if (!bad) return;
       result_.damages.push_back({file.name,
@@ -104,7 +106,8 @@ class verifier {
                                  bad,
                                  fmt::format("bytes {} to {} are damaged: they have not the CRC-32C that the "
                                              "manifest has",
-                                             bad->first, bad->second)});
+                                             bad->first, bad->second),
+                                 bad_in});
       bad.reset();
     };
     for (std::size_t i = 0; i < file.chunks.size(); ++i) {
@@ -116,15 +119,18 @@ class verifier {
       meter.add(bytes.size());
       if (llmmem::crc32c(0, bytes) == file.chunks[i]) {
         tell();
-      } else {
-        bad = {bad ? bad->first : begin, end};
+        continue;
       }
+      const stored_file::place at = input.find(begin);
+      if (bad && (bad_in != at.in || bad->second != at.offset)) tell();
+      bad = {bad ? bad->first : at.offset, at.offset + bytes.size()};
+      bad_in = at.in;
     }
     tell();
   }
 
   /// The header of a safetensors file, and the manifest's pieces of it, are the same tensors.
-  void check_header(std::uint32_t number, const storage_type::input& input) {
+  void check_header(std::uint32_t number, const stored_file& input) {
     const llmmem::checkpoint_file& file = found_.manifest.files[number];
     std::map<std::string_view, std::pair<const llmmem::checkpoint_tensor*, const llmmem::checkpoint_piece*>>
         pieces;
@@ -205,6 +211,7 @@ class verifier {
   for (const damage& each : one.damages) {
     text += "  ";
     if (!each.file.empty()) text += shown(each.file) + ": ";
+    if (!each.stored.empty()) text += "in " + shown(each.stored) + ": ";
     if (!each.tensor.empty()) text += fmt::format("tensor \"{}\" ", shown(each.tensor));
     text += one_line(each.why) + '\n';
   }
@@ -220,10 +227,12 @@ class verifier {
   for (const verdict& one : all) {
     std::vector<std::string> damages;
     for (const damage& each : one.damages) {
-      damages.push_back(fmt::format(
-          R"({{"file": {}, "tensor": {}, "begin": {}, "end": {}, "why": {}}})", text_or_null(each.file),
-          text_or_null(each.tensor), each.bytes ? std::to_string(each.bytes->first) : "null",
-          each.bytes ? std::to_string(each.bytes->second) : "null", example::json_string(each.why)));
+      damages.push_back(
+          fmt::format(R"({{"file": {}, "tensor": {}, "begin": {}, "end": {}, "stored": {}, "why": {}}})",
+                      text_or_null(each.file), text_or_null(each.tensor),
+                      each.bytes ? std::to_string(each.bytes->first) : "null",
+                      each.bytes ? std::to_string(each.bytes->second) : "null", text_or_null(each.stored),
+                      example::json_string(each.why)));
     }
     checkpoints.push_back(
         fmt::format(R"({{"name": {}, "step": {}, "generation": {}, "whole": {}, "files": {}, )"

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/program.hpp"
+#include "train_gpt/checkpoint_folders.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/shape.hpp"
@@ -150,6 +151,7 @@ class commit_notes {
 template <class View>
 struct run_checkpointer_traits : llmmem::checkpointer_traits {
   using view_type = View;
+  using coordinator_type = checkpoint_folders;
   using observer_type = commit_notes;
 };
 
@@ -172,42 +174,20 @@ class run_checkpoints {
         notes_(notes),
         store_(&store),
         saved_(asked.shape),
-        storage_(asked.checkpoints.folder),
-        coordinator_(storage_, {.last = 2}),
-        checkpointer_(coordinator_, saved_.tensors,
+        folders_(asked.checkpoints, notes),
+        checkpointer_(folders_, saved_.tensors,
                       {.ring_bytes = ring_bytes, .chunk_bytes = chunk_bytes, .name = "train_gpt"},
                       commit_notes(notes)) {}
 
   [[nodiscard]] llmmem::snapshot_gate& gate() noexcept { return checkpointer_.gate(); }
 
-  /// Puts back what the newest checkpoint has, and gives the losses up to its step; none without one.
+  /// Goes on with the newest checkpoint if that was asked for; then copies may be made.
+  /// @return the losses of the steps that are done.
   /// @pre the store was initialised, so that every piece has contents.
-  [[nodiscard]] std::vector<double> resume() {
-    const llmmem::checkpoint_search search = llmmem::find_checkpoint(storage_);
-    if (!search.found) {
-      if (!search.skipped.empty())
-        throw llmmem::format_error(asked_->checkpoints.folder + ": " + search.message() +
-                                   "; take another folder to begin anew");
-      return {};
-    }
-    const llmmem::found_checkpoint& found = *search.found;
-    const auto identity = llmmem::load_extra(storage_, found, 0, "run");
-    const std::string theirs = identity ? text_of(*identity) : "unknown";
-    if (theirs != identity_) {
-      throw example::usage_error(fmt::format("--resume: the checkpoint is of another run: {}; this one is {}",
-                                             example::printable(theirs, 200), identity_));
-    }
-    if (found.id.step > asked_->steps) {
-      throw example::usage_error(fmt::format("--resume: the checkpoint is of step {}, beyond --steps {}",
-                                             found.id.step, asked_->steps));
-    }
-    std::vector<double> losses = losses_of(found);
-    load(found);
-    last_saved_ = found.id.step;
-    fmt::print(notes_, "resumed from step {}\n", found.id.step);
-    for (const llmmem::skipped_checkpoint& each : search.skipped)
-      fmt::print(notes_, "train_gpt: passed over {}: {}\n", each.folder, example::printable(each.why, 1024));
-    std::fflush(notes_);
+  [[nodiscard]] std::vector<double> begin() {
+    std::vector<double> losses;
+    if (asked_->checkpoints.resumes) losses = resume();
+    folders_.begin_copying();
     return losses;
   }
 
@@ -237,6 +217,36 @@ class run_checkpoints {
  private:
   static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   static constexpr std::uint64_t ring_bytes = std::uint64_t{64} << 20;
+
+  /// Puts back what the newest checkpoint has, and gives the losses up to its step; none without one.
+  [[nodiscard]] std::vector<double> resume() {
+    const checkpoint_folders::newest_checkpoint newest = folders_.newest();
+    if (!newest.found) {
+      if (!newest.passed_over.empty())
+        throw llmmem::format_error(asked_->checkpoints.folder + ": " + newest.message +
+                                   "; take another folder to begin anew");
+      return {};
+    }
+    const llmmem::found_checkpoint& found = *newest.found;
+    const auto identity = llmmem::load_extra(*newest.storage, found, 0, "run");
+    const std::string theirs = identity ? text_of(*identity) : "unknown";
+    if (theirs != identity_) {
+      throw example::usage_error(fmt::format("--resume: the checkpoint is of another run: {}; this one is {}",
+                                             example::printable(theirs, 200), identity_));
+    }
+    if (found.id.step > asked_->steps) {
+      throw example::usage_error(fmt::format("--resume: the checkpoint is of step {}, beyond --steps {}",
+                                             found.id.step, asked_->steps));
+    }
+    std::vector<double> losses = losses_of(*newest.storage, found);
+    load(*newest.storage, found);
+    last_saved_ = found.id.step;
+    fmt::print(notes_, "resumed from step {}\n", found.id.step);
+    for (const std::string& each : newest.passed_over)
+      fmt::print(notes_, "train_gpt: passed over {}\n", example::printable(each, 1024));
+    std::fflush(notes_);
+    return losses;
+  }
 
   [[nodiscard]] static std::string text_of(std::span<const std::byte> bytes) {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -273,19 +283,20 @@ class run_checkpoints {
     return done - last_saved_ >= tuner_.every().steps;
   }
 
-  void load(const llmmem::found_checkpoint& found) {
+  void load(llmmem::posix_storage<>& storage, const llmmem::found_checkpoint& found) {
     const view_type view(*store_, saved_);
     std::vector<llmmem::wanted_tensor> wanted;
     for (const llmmem::state_tensor& each : saved_.tensors)
       wanted.push_back({.name = each.name, .part = {}, .type = each.type, .shape = each.shape});
-    llmmem::load_checkpoint(storage_, found, wanted,
+    llmmem::load_checkpoint(storage, found, wanted,
                             [&](std::uint32_t tensor, std::uint64_t offset,
                                 std::span<const std::byte> bytes) { view.copy_in(tensor, offset, bytes); },
                             {.readers = IsConcurrent ? 2U : 1U});
   }
 
-  [[nodiscard]] std::vector<double> losses_of(const llmmem::found_checkpoint& found) {
-    const auto bytes = llmmem::load_extra(storage_, found, 0, "losses");
+  [[nodiscard]] static std::vector<double> losses_of(llmmem::posix_storage<>& storage,
+                                                     const llmmem::found_checkpoint& found) {
+    const auto bytes = llmmem::load_extra(storage, found, 0, "losses");
     if (!bytes || bytes->size() != found.id.step * sizeof(double))
       throw llmmem::format_error(found.folder + ": it lacks the losses of its steps");
     std::vector<double> losses(static_cast<std::size_t>(found.id.step));
@@ -298,8 +309,7 @@ class run_checkpoints {
   std::FILE* notes_;
   State* store_;
   saved_tensors saved_;
-  llmmem::posix_storage<> storage_;
-  llmmem::solo_coordinator<llmmem::posix_storage<>> coordinator_;
+  checkpoint_folders folders_;
   llmmem::async_checkpointer<run_checkpointer_traits<view_type>> checkpointer_;
   std::optional<llmmem::snapshot_guard>
       held_;  // the last one: its state is not to change before it is copied

@@ -53,6 +53,7 @@ struct tier_options {
 /// Where and how often a run is saved.
 struct checkpoint_options {
   std::string folder{};     ///< empty: it is not
+  std::string copy{};       ///< another one, to which each checkpoint is copied; empty: none
   std::uint64_t every = 0;  ///< steps; 0: as often as pays, by what saving takes
   bool resumes = false;
   const llmmem::termination_request* termination = nullptr;  ///< of the program, with a folder
@@ -106,6 +107,9 @@ class training_options {
                    "not depend on it)")
         ->type_name("in_backward|after_backward");
     app.add_option("--checkpoint-dir", asked_.checkpoints.folder, "save the run in this folder as it goes")
+        ->type_name("DIR");
+    app.add_option("--checkpoint-copy", asked_.checkpoints.copy,
+                   "copy checkpoints to this folder, behind the training; --resume looks there, too")
         ->type_name("DIR");
     app.add_option("--checkpoint-every", every_,
                    "steps between two saves (default: auto, as often as pays); the last step is saved, too")
@@ -180,9 +184,10 @@ class training_options {
   void read_checkpoints(command_line& all) const {
     if (!every_.empty() && every_ != "auto")
       all.checkpoints.every = example::usage_count("--checkpoint-every", every_, 1, 1'000'000);
-    if (all.checkpoints.folder.empty() && (!every_.empty() || all.checkpoints.resumes)) {
+    const bool of_checkpoints = !every_.empty() || all.checkpoints.resumes || !all.checkpoints.copy.empty();
+    if (all.checkpoints.folder.empty() && of_checkpoints) {
       throw example::usage_error(
-          "--checkpoint-every and --resume are of checkpoints; add --checkpoint-dir DIR");
+          "--checkpoint-every, --checkpoint-copy and --resume are of checkpoints; add --checkpoint-dir DIR");
     }
   }
 

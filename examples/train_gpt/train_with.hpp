@@ -76,8 +76,7 @@ template <class State, class Activations, class Memory>
   run_checkpoints<State, detail::leases_stay<State>()> checkpoints(asked, run_identity(asked, text), state,
                                                                    notes);
   gated_state<State> gated(state, checkpoints.gate());
-  return train(gated, checkpoints,
-               [&] { return asked.checkpoints.resumes ? checkpoints.resume() : std::vector<double>(); });
+  return train(gated, checkpoints, [&] { return checkpoints.begin(); });
 }
 
 }  // namespace train_gpt

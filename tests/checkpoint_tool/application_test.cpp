@@ -6,15 +6,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "support/program_run.hpp"
 #include "support/saved_state.hpp"
-#include "support/temporary_folder.hpp"
+#include "support/tool_folder.hpp"
 
 using namespace checkpoint_tool;
 using namespace llmmem_tests;
@@ -24,63 +22,6 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string hint = "\nrun checkpoint_tool --help for the options\n";
-
-/// A folder whose path texts call `DIR`.
-class world_folder {
- public:
-  world_folder() : path_(fs::canonical(folder_.path()).string()) {}
-
-  [[nodiscard]] std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
-  [[nodiscard]] outcome run(std::vector<std::string> arguments) const {
-    for (std::string& each : arguments)
-      replace(each, "DIR", path_);
-    outcome done = run_captured(
-        [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
-    replace(done.out, path_, "DIR");
-    replace(done.notes, path_, "DIR");
-    return done;
-  }
-  /// The output of a run that ends so.
-  [[nodiscard]] std::string text(const std::vector<std::string>& arguments,
-                                 exit_status status = exit_status::success) const {
-    const outcome done = run(arguments);
-    CAPTURE(done.notes);
-    CHECK(done.status == status);
-    return done.out;
-  }
-  /// The one line that says why a run failed, without the progress before it.
-  [[nodiscard]] std::string why(const std::vector<std::string>& arguments,
-                                exit_status status = exit_status::failure) const {
-    const outcome done = run(arguments);
-    CHECK(done.status == status);
-    CHECK(done.out.empty());
-    return done.notes;
-  }
-
- private:
-  static void replace(std::string& text, std::string_view what, std::string_view by) {
-    for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
-      text.replace(at, what.size(), by);
-  }
-
-  temporary_folder folder_;
-  std::string path_;
-};
-
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void overwrite(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-}
-
-void flip(const std::string& path, std::size_t at) {
-  std::string text = content(path);
-  text.at(at) = static_cast<char>(text.at(at) ^ 0x10);
-  overwrite(path, text);
-}
 
 /// Puts a manifest in the place of a checkpoint's, its checksum right.
 template <class Change>
@@ -157,6 +98,11 @@ TEST_SUITE("list") {
                   {"files", 9},
                   {"bytes", 37167},
                   {"tensors", 10},
+                  {"incremental", false},
+                  {"chunks", 18},
+                  {"new_chunks", 18},
+                  {"own_bytes", 37167},
+                  {"refers_to", json::array()},
                   {"whole", false},
                   {"newest_whole", false},
                   {"why", std::string("DIR/run/") + name_3 +
@@ -169,6 +115,11 @@ TEST_SUITE("list") {
                   {"files", 3},
                   {"bytes", 12565},
                   {"tensors", 8},
+                  {"incremental", false},
+                  {"chunks", 6},
+                  {"new_chunks", 6},
+                  {"own_bytes", 12565},
+                  {"refers_to", json::array()},
                   {"whole", true},
                   {"newest_whole", true},
                   {"why", nullptr}},
@@ -179,6 +130,11 @@ TEST_SUITE("list") {
                   {"files", nullptr},
                   {"bytes", nullptr},
                   {"tensors", nullptr},
+                  {"incremental", nullptr},
+                  {"chunks", nullptr},
+                  {"new_chunks", nullptr},
+                  {"own_bytes", nullptr},
+                  {"refers_to", nullptr},
                   {"whole", false},
                   {"newest_whole", false},
                   {"why", std::string("DIR/run/") + name_1 +
@@ -251,11 +207,12 @@ TEST_SUITE("show") {
     "generation": 1,
     "world": 2,
     "chunk_bytes": 1048576,
+    "incremental": false, "chunks": 4, "new_chunks": 4, "own_bytes": 16516, "refers_to": [], "stored": [],
     "files": [
-      {"name": "model-rank-00001-of-00002.safetensors", "rank": 0, "bytes": 4150, "crc32c": "5993f1dd", "chunks": ["5993f1dd"]},
-      {"name": "extra-rank-00001-of-00002.safetensors", "rank": 0, "bytes": 4109, "crc32c": "dd00db4c", "chunks": ["dd00db4c"]},
-      {"name": "model-rank-00002-of-00002.safetensors", "rank": 1, "bytes": 4148, "crc32c": "4dbd9848", "chunks": ["4dbd9848"]},
-      {"name": "extra-rank-00002-of-00002.safetensors", "rank": 1, "bytes": 4109, "crc32c": "d337add2", "chunks": ["d337add2"]}],
+      {"name": "model-rank-00001-of-00002.safetensors", "rank": 0, "bytes": 4150, "crc32c": "5993f1dd", "new_chunks": 1, "chunks": ["5993f1dd"]},
+      {"name": "extra-rank-00001-of-00002.safetensors", "rank": 0, "bytes": 4109, "crc32c": "dd00db4c", "new_chunks": 1, "chunks": ["dd00db4c"]},
+      {"name": "model-rank-00002-of-00002.safetensors", "rank": 1, "bytes": 4148, "crc32c": "4dbd9848", "new_chunks": 1, "chunks": ["4dbd9848"]},
+      {"name": "extra-rank-00002-of-00002.safetensors", "rank": 1, "bytes": 4109, "crc32c": "d337add2", "new_chunks": 1, "chunks": ["d337add2"]}],
     "tensors": [
       {"name": "embed.weight", "type": "F32", "shape": [6, 4], "pieces": [
         {"file": "model-rank-00001-of-00002.safetensors", "entry": "embed.weight", "begin": 0, "run": 2, "stride": 4, "count": 6},
@@ -411,6 +368,7 @@ TEST_SUITE("verify") {
                             {"tensor", nullptr},
                             {"begin", 1000},
                             {"end", 3000},
+                            {"stored", nullptr},
                             {"why",
                              "bytes 1000 to 3000 are damaged: they have not the CRC-32C that the manifest "
                              "has"}});
@@ -472,6 +430,7 @@ TEST_SUITE("verify") {
                {"tensor", "layer.bias"},
                {"begin", nullptr},
                {"end", nullptr},
+               {"stored", nullptr},
                {"why", "is in the file, and the manifest does not say so"}});
   }
 
@@ -800,10 +759,10 @@ TEST_SUITE("prune") {
     CHECK(json::parse(world.text({"prune", "DIR/run", "--keep-last", "2", "--json"})) ==
           json::parse(R"({"folder": "DIR/run", "dry_run": false, "freed_bytes": 12565, "left_over": [],
             "checkpoints": [
-              {"name": "step-0000000030-g00000005", "step": 30, "generation": 5, "bytes": 12565, "fate": "stays"},
-              {"name": "step-0000000025-g00000004", "step": 25, "generation": 4, "bytes": 0, "fate": "not_whole"},
-              {"name": "step-0000000020-g00000003", "step": 20, "generation": 3, "bytes": 12565, "fate": "stays"},
-              {"name": "step-0000000010-g00000001", "step": 10, "generation": 1, "bytes": 12565, "fate": "goes"}
+              {"name": "step-0000000030-g00000005", "step": 30, "generation": 5, "bytes": 12565, "needed_by": [], "fate": "stays"},
+              {"name": "step-0000000025-g00000004", "step": 25, "generation": 4, "bytes": 0, "needed_by": [], "fate": "not_whole"},
+              {"name": "step-0000000020-g00000003", "step": 20, "generation": 3, "bytes": 12565, "needed_by": [], "fate": "stays"},
+              {"name": "step-0000000010-g00000001", "step": 10, "generation": 1, "bytes": 12565, "needed_by": [], "fate": "goes"}
             ]})"));
   }
 
@@ -848,9 +807,10 @@ TEST_CASE("wrong usage is told, with what would be right") {
     return world.why(arguments, exit_status::wrong_usage);
   };
   const auto said = [](const std::string& text) { return "checkpoint_tool: " + text + hint; };
-  CHECK(wrong({}) == said("nothing to do; give a command: list, show, verify, diff, convert or prune"));
+  CHECK(wrong({}) ==
+        said("nothing to do; give a command: list, show, verify, diff, convert, copy, compact or prune"));
   CHECK(wrong({"--json"}) ==
-        said("nothing to do; give a command: list, show, verify, diff, convert or prune"));
+        said("nothing to do; give a command: list, show, verify, diff, convert, copy, compact or prune"));
   CHECK(wrong({"list", "a", "verify", "b"}) == said("list and verify are two commands; give one"));
   CHECK(wrong({"list"}) == said("list needs DIR, a folder of checkpoints"));
   CHECK(wrong({"show"}) == said("show needs DIR, a folder of checkpoints"));
@@ -859,6 +819,9 @@ TEST_CASE("wrong usage is told, with what would be right") {
   CHECK(wrong({"diff", "a"}) == said("diff needs B, the checkpoint to compare with"));
   CHECK(wrong({"convert"}) == said("convert needs FROM, a checkpoint, and TO, a new folder"));
   CHECK(wrong({"convert", "a"}) == said("convert needs TO, a new folder"));
+  CHECK(wrong({"copy"}) == said("copy needs FROM, a checkpoint, and TO, a folder"));
+  CHECK(wrong({"copy", "a"}) == said("copy needs TO, a folder"));
+  CHECK(wrong({"compact"}) == said("compact needs DIR, a folder of checkpoints"));
   CHECK(wrong({"convert", "a", "b", "--world", "0"}) ==
         said("--world \"0\": must be a whole number from 1 to 65536"));
   CHECK(wrong({"convert", "a", "b", "--world", "2", "--partition", "diagonal"}) ==
@@ -882,7 +845,8 @@ TEST_CASE("wrong usage is told, with what would be right") {
 TEST_CASE("help names every command, and that of a command its options") {
   const world_folder world;
   const std::string help = world.text({"--help"});
-  for (const char* command : {"list", "show", "verify", "diff", "convert", "prune", "--json"})
+  for (const char* command :
+       {"list", "show", "verify", "diff", "convert", "copy", "compact", "prune", "--json"})
     CHECK(help.find(command) != help.npos);
   const std::string of_convert = world.text({"convert", "--help"});
   for (const char* option : {"FROM", "TO", "--world", "--partition", "--max-shard-mib", "--tensor-prefix"})

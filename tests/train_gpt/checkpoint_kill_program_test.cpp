@@ -7,6 +7,8 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +52,7 @@ struct said {
   bool resumed = false;  // first of all
   std::uint64_t from = 0;
   std::uint64_t committed = 0;  // the highest step
+  std::uint64_t copied = 0;     // likewise
 };
 
 said read_notes(const std::string& path) {
@@ -63,6 +66,8 @@ said read_notes(const std::string& path) {
     }
     if (line.rfind("committed ", 0) == 0)
       all.committed = std::max<std::uint64_t>(all.committed, std::strtoull(line.c_str() + 10, nullptr, 10));
+    if (line.rfind("copied ", 0) == 0)
+      all.copied = std::max<std::uint64_t>(all.copied, std::strtoull(line.c_str() + 7, nullptr, 10));
     is_first = false;
   }
   return all;
@@ -107,6 +112,66 @@ std::uint64_t survive(const std::vector<std::string>& run, std::uint64_t seed, s
   return killed;
 }
 
+/// Changes a byte in the middle of the weights of each checkpoint in a folder.
+void damage_all(const std::string& folder) {
+  for (const auto& each : std::filesystem::directory_iterator(folder)) {
+    const auto weights = each.path() / "model.safetensors";
+    if (!each.path().filename().string().starts_with("step-") || !std::filesystem::exists(weights)) continue;
+    std::fstream file(weights, std::ios::binary | std::ios::in | std::ios::out);
+    const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(weights) / 2);
+    char byte = 0;
+    file.seekg(middle).get(byte);
+    file.seekp(middle).put(static_cast<char>(byte ^ 1));
+  }
+}
+
+/// The same as `survive` with copies: before some runs the local folder is lost, before others damaged.
+/// @return how many runs went on from a copy alone.
+std::uint64_t survive_losses(const std::vector<std::string>& run, std::uint64_t seed, std::uint64_t kills,
+                             std::uint64_t longest_ms, const nlohmann::json& uninterrupted) {
+  const temporary_folder folder;
+  const std::string local = folder.file("local");
+  auto arguments = run;
+  arguments.insert(arguments.end(), {"--checkpoint-dir", local, "--checkpoint-copy", folder.file("copy"),
+                                     "--checkpoint-every", "1", "--resume"});
+  random_numbers random(seed);
+  std::uint64_t acknowledged = 0;  // by what is left
+  std::uint64_t copied = 0;
+  std::uint64_t from_copies = 0;
+  for (std::uint64_t i = 0; i <= kills; ++i) {
+    const bool is_last = i == kills;
+    const std::uint64_t what = i == 0 ? 0 : random.below(3U);
+    if (what != 0) {
+      if (what == 1) std::filesystem::remove_all(local);
+      if (what == 2 && std::filesystem::exists(local)) damage_all(local);
+      acknowledged = copied;
+    }
+    CAPTURE(what);
+    child_process child(program, arguments, folder.file("out"), folder.file("notes"));
+    if (!is_last) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(longest_ms * 1000)));
+      child.send(SIGKILL);
+    }
+    const ending end = child.wait();
+    const said notes = read_notes(folder.file("notes"));
+    CAPTURE(contents_of(folder.file("notes")));
+    if (notes.resumed) CHECK(notes.from >= acknowledged);
+    if (acknowledged != 0 && notes.committed != 0) CHECK(notes.resumed);
+    from_copies += notes.resumed && what != 0 ? 1 : 0;
+    acknowledged = std::max({acknowledged, notes.committed, notes.copied});
+    copied = std::max(copied, notes.copied);
+    if (is_last) {
+      REQUIRE(end.status == 0);
+      CHECK(notes.copied == steps);
+      const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
+      CHECK(json["losses"].size() == steps + 1);
+      CHECK(json["losses"] == uninterrupted["losses"]);
+      CHECK(json["digest"] == uninterrupted["digest"]);
+    }
+  }
+  return from_copies;
+}
+
 nlohmann::json uninterrupted_run(const std::vector<std::string>& run) {
   const temporary_folder folder;
   child_process child(program, run, folder.file("out"), folder.file("notes"));
@@ -137,6 +202,63 @@ TEST_CASE("the same in tiers, whose files are gone with the run") {
     killed += survive(run, seed, 4, 200, uninterrupted);
   }
   CHECK(killed > 0);
+}
+
+TEST_CASE("killed, and its local checkpoints lost or damaged, a run goes on from the last that was copied") {
+  const auto run = run_of({});
+  const nlohmann::json uninterrupted = uninterrupted_run(run);
+  std::uint64_t from_copies = 0;
+  for (const auto seed : seeds(2)) {
+    CAPTURE(seed);
+    from_copies += survive_losses(run, seed, 6, 250, uninterrupted);
+  }
+  MESSAGE(from_copies << " runs went on from a copy");
+  CHECK(from_copies > 0);
+}
+
+TEST_CASE("what is damaged in the local folder is taken from the copy, and said") {
+  const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
+  const temporary_folder folder;
+  const auto arguments = run_of({"--checkpoint-dir", folder.file("local"), "--checkpoint-copy",
+                                 folder.file("copy"), "--checkpoint-every", "20", "--resume"});
+  for (int i = 0; i < 2; ++i) {
+    child_process child(program, arguments, folder.file("out"), folder.file("notes"));
+    REQUIRE(child.wait().status == 0);
+    const std::string notes = contents_of(folder.file("notes"));
+    CAPTURE(notes);
+    const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
+    CHECK(json["losses"] == uninterrupted["losses"]);
+    CHECK(json["digest"] == uninterrupted["digest"]);
+    if (i == 0) {
+      CHECK(notes.find("committed 40 2\n") != std::string::npos);
+      CHECK(notes.find("copied 40 2\n") != std::string::npos);
+      damage_all(folder.file("local"));
+      continue;
+    }
+    CHECK(notes.rfind("resumed from step 40\n"
+                      "train_gpt: passed over --checkpoint-dir: step-0000000040-g00000002: ",
+                      0) == 0);
+  }
+}
+
+TEST_CASE("two folders of two runs are refused, and named") {
+  const temporary_folder folder;
+  const auto run = [&](const std::vector<std::string>& more) {
+    child_process child(program, run_of(more), folder.file("out"), folder.file("notes"));
+    return child.wait().status;
+  };
+  REQUIRE(run({"--checkpoint-dir", folder.file("a"), "--checkpoint-every", "20"}) == 0);
+  REQUIRE(run({"--checkpoint-dir", folder.file("b"), "--checkpoint-every", "40"}) == 0);
+  REQUIRE(run({"--checkpoint-dir", folder.file("b"), "--checkpoint-every", "40"}) == 0);
+  CHECK(run({"--checkpoint-dir", folder.file("a"), "--checkpoint-copy", folder.file("b"), "--resume"}) == 1);
+  CHECK(contents_of(folder.file("notes"))
+            .rfind("train_gpt: --checkpoint-dir and --checkpoint-copy have checkpoints of two runs: ", 0) ==
+        0);
+  CHECK(run({"--checkpoint-copy", folder.file("b")}) == 2);
+  CHECK(
+      contents_of(folder.file("notes"))
+          .find("--checkpoint-every, --checkpoint-copy and --resume are of checkpoints; add --checkpoint-dir "
+                "DIR") != std::string::npos);
 }
 
 TEST_CASE("a run that is asked to end saves where it is, and goes on from there") {

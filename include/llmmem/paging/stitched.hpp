@@ -113,7 +113,7 @@ class stitched_arena {
 
   static constexpr std::uint32_t none = detail::no_index;
   class auditor;
-  using chunk_run = detail::chunk_run;
+  using run_of_chunks = detail::run_of_chunks;
   using condition = detail::stitched_ranges::condition;
 
   enum class kind : std::uint8_t { run, stitched, little };
@@ -136,7 +136,7 @@ class stitched_arena {
   [[nodiscard]] result<place> join(std::uint32_t chunks) noexcept;
   [[nodiscard]] result<place> find_small(std::uint64_t rounded, std::uint64_t bytes) noexcept;
   [[nodiscard]] result<void> create(std::uint32_t chunks) noexcept;
-  void uncreate(const chunk_run& these) noexcept;
+  void uncreate(const run_of_chunks& these) noexcept;
   void uncreate_fresh() noexcept;
   [[nodiscard]] bool gather(std::uint32_t slot, std::uint32_t chunks) noexcept;
   [[nodiscard]] result<void> map_parts(std::uint32_t slot) noexcept;
@@ -145,7 +145,7 @@ class stitched_arena {
   void take_apart_broken() noexcept;
 
   [[nodiscard]] std::byte* address(std::uint32_t chunk) const noexcept { return home_.data + chunk * chunk_; }
-  [[nodiscard]] std::span<const physical_handle> handles(const chunk_run& run) const noexcept {
+  [[nodiscard]] std::span<const physical_handle> handles(const run_of_chunks& run) const noexcept {
     return {&handles_[run.first], run.count};
   }
 

@@ -19,12 +19,12 @@ namespace llmmem::inline v0::detail {
 enum class chunk_state : std::uint8_t { absent, free, used };
 
 /// Chunks next to one another: `count` of them from `first` on.
-struct chunk_run {
+struct run_of_chunks {
   std::uint32_t first = no_index;
   std::uint32_t count = 0;
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return count != 0; }
-  friend constexpr bool operator==(const chunk_run&, const chunk_run&) noexcept = default;
+  friend constexpr bool operator==(const run_of_chunks&, const run_of_chunks&) noexcept = default;
 };
 
 /// Keeps the free runs of a row of chunks, each as long as it can be, by length and by place. Knows nothing
@@ -39,19 +39,21 @@ class chunk_runs {
         by_place_(chunks, source, what) {}
 
   /// The shortest free run of at least `count` chunks, the first of equals.
-  [[nodiscard]] chunk_run best(std::uint32_t count) const noexcept {
+  [[nodiscard]] run_of_chunks best(std::uint32_t count) const noexcept {
     return run(by_length_.at_least({count, 0}));
   }
   /// The longest free run, the last of equals, and the next shorter one.
-  [[nodiscard]] chunk_run longest() const noexcept { return run(by_length_.last()); }
-  [[nodiscard]] chunk_run shorter(const chunk_run& than) const noexcept {
+  [[nodiscard]] run_of_chunks longest() const noexcept { return run(by_length_.last()); }
+  [[nodiscard]] run_of_chunks shorter(const run_of_chunks& than) const noexcept {
     return run(by_length_.previous(than.first));
   }
   /// The free runs by place.
-  [[nodiscard]] chunk_run front() const noexcept { return run(by_place_.first()); }
-  [[nodiscard]] chunk_run behind(const chunk_run& it) const noexcept { return run(by_place_.next(it.first)); }
+  [[nodiscard]] run_of_chunks front() const noexcept { return run(by_place_.first()); }
+  [[nodiscard]] run_of_chunks behind(const run_of_chunks& it) const noexcept {
+    return run(by_place_.next(it.first));
+  }
 
-  [[nodiscard]] bool all_free(const chunk_run& these) const noexcept {
+  [[nodiscard]] bool all_free(const run_of_chunks& these) const noexcept {
     for (std::uint32_t at = these.first; at != these.first + these.count; ++at) {
       if (states_[at] != chunk_state::free) return false;
     }
@@ -59,11 +61,11 @@ class chunk_runs {
   }
 
   /// The first absent run from `from` on, `most` chunks of it at most.
-  [[nodiscard]] chunk_run absent(std::uint32_t from, std::uint32_t most) const noexcept {
+  [[nodiscard]] run_of_chunks absent(std::uint32_t from, std::uint32_t most) const noexcept {
     const auto end = static_cast<std::uint32_t>(states_.size());
     while (from != end && states_[from] != chunk_state::absent)
       ++from;
-    chunk_run found{from, 0};
+    run_of_chunks found{from, 0};
     while (found.count != most && from + found.count != end &&
            states_[from + found.count] == chunk_state::absent) {
       ++found.count;
@@ -72,19 +74,19 @@ class chunk_runs {
   }
 
   /// free -> used. @pre all are free.
-  void use(const chunk_run& these) noexcept { leave(these, chunk_state::used); }
+  void use(const run_of_chunks& these) noexcept { leave(these, chunk_state::used); }
   /// free -> absent. @pre all are free.
-  void remove(const chunk_run& these) noexcept {
+  void remove(const run_of_chunks& these) noexcept {
     leave(these, chunk_state::absent);
     present_ -= these.count;
   }
   /// absent -> free. @pre all are absent.
-  void add(const chunk_run& these) noexcept {
+  void add(const run_of_chunks& these) noexcept {
     present_ += these.count;
     join(these);
   }
   /// used -> free. @pre all are used.
-  void give_back(const chunk_run& these) noexcept { join(these); }
+  void give_back(const run_of_chunks& these) noexcept { join(these); }
 
   [[nodiscard]] chunk_state state(std::uint32_t chunk) const noexcept { return states_[chunk]; }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
@@ -100,7 +102,7 @@ class chunk_runs {
     std::uint32_t free = 0, present = 0;
     std::uint64_t runs = 0;
     for (std::uint32_t at = 0; at < size();) {
-      chunk_run whole{at, 0};
+      run_of_chunks whole{at, 0};
       while (at < size() && states_[at] == chunk_state::free) {
         ++whole.count;
         ++at;
@@ -132,10 +134,10 @@ class chunk_runs {
     friend constexpr auto operator<=>(const length&, const length&) noexcept = default;
   };
 
-  [[nodiscard]] chunk_run run(std::uint32_t first) const noexcept {
-    return first == no_index ? chunk_run{} : chunk_run{first, by_length_.key(first).count};
+  [[nodiscard]] run_of_chunks run(std::uint32_t first) const noexcept {
+    return first == no_index ? run_of_chunks{} : run_of_chunks{first, by_length_.key(first).count};
   }
-  void enter(const chunk_run& these) noexcept {
+  void enter(const run_of_chunks& these) noexcept {
     by_length_.insert(these.first, {these.count, these.first});
     by_place_.insert(these.first, these.first);
   }
@@ -145,8 +147,8 @@ class chunk_runs {
   }
 
   /// Takes `these` out of the free run that holds them.
-  void leave(const chunk_run& these, chunk_state to) noexcept {
-    const chunk_run whole = run(by_place_.below(these.first + 1));
+  void leave(const run_of_chunks& these, chunk_state to) noexcept {
+    const run_of_chunks whole = run(by_place_.below(these.first + 1));
     forget(whole.first);
     const std::uint32_t end = these.first + these.count;
     if (whole.first != these.first) enter({whole.first, these.first - whole.first});
@@ -157,18 +159,18 @@ class chunk_runs {
   }
 
   /// Makes `these` free, one run with what is free on either side.
-  void join(const chunk_run& these) noexcept {
+  void join(const run_of_chunks& these) noexcept {
     const std::uint32_t end = these.first + these.count;
     for (std::uint32_t at = these.first; at != end; ++at)
       states_[at] = chunk_state::free;
     free_ += these.count;
-    chunk_run whole = these;
+    run_of_chunks whole = these;
     if (end != size() && by_place_.contains(end)) {
       whole.count += run(end).count;
       forget(end);
     }
     if (these.first != 0 && states_[these.first - 1] == chunk_state::free) {
-      const chunk_run before = run(by_place_.below(these.first));
+      const run_of_chunks before = run(by_place_.below(these.first));
       whole = {before.first, before.count + whole.count};
       forget(before.first);
     }

@@ -32,7 +32,7 @@ class stitched_arena<Memory>::auditor {
 
  private:
   void blame(const std::string& what) { found_.push_back(std::string(arena_->ledger_.name()) + ": " + what); }
-  void own(const chunk_run& run) noexcept {
+  void own(const run_of_chunks& run) noexcept {
     for (std::uint32_t i = 0; i < run.count; ++i)
       ++owners_[run.first + i];
   }
@@ -44,7 +44,7 @@ class stitched_arena<Memory>::auditor {
     granted_ += a.granted;
     if (a.what == kind::run) own({a.where, static_cast<std::uint32_t>(a.granted / arena_->chunk_)});
     if (a.what != kind::stitched) return;
-    arena_->stitched_.each_part(a.where, [&](const chunk_run& run) { own(run); });
+    arena_->stitched_.each_part(a.where, [&](const run_of_chunks& run) { own(run); });
     if (arena_->stitched_[a.where].now != condition::live) {
       blame("allocation " + std::to_string(slot) + " lost its range");
     }
@@ -87,7 +87,7 @@ class stitched_arena<Memory>::auditor {
 
   void audit_mapping(std::uint32_t slot, const virtual_range& range) {
     std::uint64_t offset = 0;
-    arena_->stitched_.each_part(slot, [&](const chunk_run& run) {
+    arena_->stitched_.each_part(slot, [&](const run_of_chunks& run) {
       for (std::uint32_t i = 0; i < run.count; ++i, offset += arena_->chunk_) {
         const result<physical_handle> there = arena_->memory_->mapped_at(range, offset);
         if (!there || *there != arena_->handles_[run.first + i]) {

@@ -88,10 +88,10 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
   ledger_.taken_back(gone.requested, gone.granted);
   switch (gone.what) {
     case kind::run:
-      runs_.give_back(chunk_run{gone.where, static_cast<std::uint32_t>(gone.granted / chunk_)});
+      runs_.give_back(run_of_chunks{gone.where, static_cast<std::uint32_t>(gone.granted / chunk_)});
       break;
     case kind::stitched:
-      stitched_.each_part(gone.where, [&](const chunk_run& run) { runs_.give_back(run); });
+      stitched_.each_part(gone.where, [&](const run_of_chunks& run) { runs_.give_back(run); });
       stitched_.set(gone.where, condition::idle);
       break;
     case kind::little: {
@@ -99,7 +99,7 @@ result<void> stitched_arena<Memory>::free(const arena_handle& handle) noexcept {
       if (!small_.is_whole(block)) break;
       const std::uint32_t chunk = small_[block].segment;
       small_.remove_segment(block);
-      runs_.give_back(chunk_run{chunk, 1});
+      runs_.give_back(run_of_chunks{chunk, 1});
     }
   }
   return {};
@@ -121,7 +121,7 @@ auto stitched_arena<Memory>::find(std::uint32_t chunks) noexcept -> result<place
 /// Whole chunks out of those that are free. @pre that many are.
 template <virtual_memory Memory>
 auto stitched_arena<Memory>::find_free(std::uint32_t chunks) noexcept -> result<place> {
-  const chunk_run best = runs_.best(chunks);
+  const run_of_chunks best = runs_.best(chunks);
   if (best.count == chunks) {  // S1
     ++counts_.exact;
     runs_.use(best);
@@ -129,7 +129,7 @@ auto stitched_arena<Memory>::find_free(std::uint32_t chunks) noexcept -> result<
   }
   if (const std::uint32_t idle = stitched_.fitting(chunks, runs_); idle != none) {  // S1
     ++counts_.reused;
-    stitched_.each_part(idle, [&](const chunk_run& run) { runs_.use(run); });
+    stitched_.each_part(idle, [&](const run_of_chunks& run) { runs_.use(run); });
     stitched_.set(idle, condition::live);
     return place{kind::stitched, idle};
   }
@@ -150,7 +150,7 @@ auto stitched_arena<Memory>::find_small(std::uint64_t rounded, std::uint64_t byt
     if (runs_.free() == 0) {
       if (const result<void> made = create(1); !made) return made.error();
     }
-    const chunk_run from = runs_.best(1);
+    const run_of_chunks from = runs_.best(1);
     runs_.use({from.first, 1});
     block = small_.add_segment(address(from.first), chunk_, from.first, 0);
   }
@@ -169,8 +169,8 @@ std::uint64_t stitched_arena<Memory>::trim() noexcept {
   }
   // What an idle or broken range still maps cannot go.
   if (stitched_.idle() == 0 && stitched_.broken() == 0) {
-    for (chunk_run run = runs_.front(); run;) {
-      const chunk_run following = runs_.behind(run);
+    for (run_of_chunks run = runs_.front(); run;) {
+      const run_of_chunks following = runs_.behind(run);
       uncreate(run);
       run = following;
     }

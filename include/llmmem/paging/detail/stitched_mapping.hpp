@@ -36,7 +36,7 @@ auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place
     }
   }
   ++counts_.stitched;
-  stitched_.each_part(slot, [&](const chunk_run& run) { runs_.use(run); });
+  stitched_.each_part(slot, [&](const run_of_chunks& run) { runs_.use(run); });
   stitched_.set(slot, condition::live);
   return place{kind::stitched, slot};
 }
@@ -46,10 +46,10 @@ auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place
 template <virtual_memory Memory>
 bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) noexcept {
   std::uint32_t rest = chunks;
-  for (chunk_run run = runs_.longest(); rest != 0; run = runs_.shorter(run)) {
+  for (run_of_chunks run = runs_.longest(); rest != 0; run = runs_.shorter(run)) {
     if (run.count >= rest) {
       // Those listed are longer, or as long and behind: the shortest that is enough is not among them.
-      const chunk_run last = runs_.best(rest);
+      const run_of_chunks last = runs_.best(rest);
       return stitched_.append(slot, {last.first, rest});
     }
     if (!stitched_.append(slot, run)) return false;
@@ -67,7 +67,7 @@ result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
   if (!range) return range.error();
   std::uint64_t offset = 0;
   result<void> mapped;
-  stitched_.each_part(slot, [&](const chunk_run& run) {
+  stitched_.each_part(slot, [&](const run_of_chunks& run) {
     if (!mapped) return;
     mapped = memory_->map(*range, offset, handles(run));
     if (mapped) offset += run.count * chunk_;
@@ -135,8 +135,8 @@ result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
   first_fresh_ = none;
   std::uint32_t from = 0;
   for (std::uint32_t missing = chunks; missing != 0;) {
-    const chunk_run gap = runs_.absent(from, missing);
-    chunk_run made{gap.first, 0};
+    const run_of_chunks gap = runs_.absent(from, missing);
+    run_of_chunks made{gap.first, 0};
     result<void> done;
     for (; made.count != gap.count; ++made.count) {
       const result<physical_handle> one = memory_->try_create(chunk_);
@@ -175,7 +175,7 @@ void stitched_arena<Memory>::uncreate_fresh() noexcept {
 
 /// Gives free chunks back; those whose mapping the system does not let go stay free.
 template <virtual_memory Memory>
-void stitched_arena<Memory>::uncreate(const chunk_run& these) noexcept {
+void stitched_arena<Memory>::uncreate(const run_of_chunks& these) noexcept {
   if (!memory_->decommit(home_, these.first * chunk_, these.count * chunk_)) return;
   runs_.remove(these);
   ledger_.reserved_less(these.count * chunk_);

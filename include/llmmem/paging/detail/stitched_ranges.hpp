@@ -38,7 +38,7 @@ class stitched_ranges {
     condition now = condition::building;
   };
   struct part {
-    chunk_run run{};
+    run_of_chunks run{};
     std::uint32_t next = none;
   };
 
@@ -52,7 +52,7 @@ class stitched_ranges {
   [[nodiscard]] std::uint32_t begin() noexcept { return ranges_.acquire({}); }
 
   /// Adds a run at its end. False when the table of parts is full.
-  [[nodiscard]] bool append(std::uint32_t slot, const chunk_run& run) noexcept {
+  [[nodiscard]] bool append(std::uint32_t slot, const run_of_chunks& run) noexcept {
     const std::uint32_t at = parts_.acquire({.run = run});
     if (at == none) return false;
     stitched& s = ranges_[slot];
@@ -96,7 +96,7 @@ class stitched_ranges {
     for (std::uint32_t at = by_chunks_.at_least({chunks, 0}); at != none; at = by_chunks_.next(at)) {
       if (ranges_[at].chunks != chunks) return none;
       bool free = true;
-      each_part(at, [&](const chunk_run& run) { free = free && of.all_free(run); });
+      each_part(at, [&](const run_of_chunks& run) { free = free && of.all_free(run); });
       if (free) return at;
     }
     return none;

@@ -1,0 +1,124 @@
+/// @file
+/// Where a run's checkpoints go: a folder, and behind it another one if copies were asked for.
+#pragma once
+
+#include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/mirrored_coordinator.hpp>
+#include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/recover.hpp>
+#include <llmmem/checkpoint/search.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/program.hpp"
+#include "train_gpt/command_line.hpp"
+
+namespace train_gpt {
+
+/// Says on a stream what has been copied, as soon as it outlasts this machine.
+class copy_notes {
+ public:
+  explicit copy_notes(std::FILE* to) noexcept : to_(to) {}
+  void copied(const llmmem::checkpoint_id& id) const {
+    fmt::print(to_, "copied {} {}\n", id.step, id.generation);
+    std::fflush(to_);
+  }
+  void failed(const llmmem::checkpoint_id& id, const std::string& why) const {
+    fmt::print(to_, "train_gpt: step {}: not copied: {}\n", id.step, example::printable(why, 1024));
+    std::fflush(to_);
+  }
+
+ private:
+  std::FILE* to_;
+};
+
+/// A `checkpoint_coordinator` that commits to one folder, and copies to another if there is one.
+class checkpoint_folders {
+ public:
+  using storage_type = llmmem::posix_storage<>;
+
+  /// The newest checkpoint of both.
+  struct newest_checkpoint {
+    std::optional<llmmem::found_checkpoint> found{};
+    storage_type* storage = nullptr;         ///< that has it
+    std::vector<std::string> passed_over{};  ///< what should have been newer, and why it was not taken
+    std::string message{};                   ///< all of that in a line
+  };
+
+  checkpoint_folders(const checkpoint_options& asked, std::FILE* notes)
+      : storage_(asked.folder), local_(storage_, {.last = 2}), notes_(notes) {
+    if (!asked.copy.empty()) durable_.emplace(asked.copy);
+  }
+
+  /// @throws llmmem::error  when the two folders have checkpoints of two runs.
+  [[nodiscard]] newest_checkpoint newest() {
+    newest_checkpoint all;
+    if (!durable_) {
+      llmmem::checkpoint_search search = llmmem::find_checkpoint(storage_);
+      all.message = search.message();
+      for (const llmmem::skipped_checkpoint& each : search.skipped)
+        all.passed_over.push_back(each.folder + ": " + each.why);
+      all.found = std::move(search.found);
+      all.storage = &storage_;
+      return all;
+    }
+    auto search = llmmem::recover(llmmem::verification::checksums,
+                                  llmmem::checkpoint_source("--checkpoint-dir", storage_),
+                                  llmmem::checkpoint_source("--checkpoint-copy", *durable_));
+    all.message = search.message();
+    if (search.has_conflict()) {
+      throw llmmem::error("--checkpoint-dir and --checkpoint-copy have checkpoints of two runs: " +
+                          all.message + "; give one of them another folder");
+    }
+    for (const llmmem::skipped_in_source& each : search.skipped) {
+      const char* const gap = each.folder.empty() ? "" : ": ";
+      all.passed_over.push_back(each.name + gap + each.folder + ": " + each.why);
+    }
+    if (search.found) all.storage = search.visit([](storage_type& has_it) { return &has_it; });
+    all.found = std::move(search.found);
+    return all;
+  }
+
+  /// From now on what is committed is copied, and first what a run before this one had no time to copy.
+  /// @pre nothing was begun. @throws as `llmmem::mirrored_coordinator`.
+  void begin_copying() {
+    if (durable_)
+      mirror_.emplace(local_, *durable_, llmmem::keep_last_and_every{.last = 2}, llmmem::mirror_options{},
+                      copy_notes(notes_));
+  }
+
+  // What the checkpointer asks for.
+  [[nodiscard]] std::uint32_t rank() const noexcept { return 0; }
+  [[nodiscard]] std::uint32_t world() const noexcept { return 1; }
+  [[nodiscard]] storage_type& storage() noexcept { return storage_; }
+  [[nodiscard]] llmmem::checkpoint_draft begin(std::uint64_t step) { return local_.begin(step); }
+  void commit(const llmmem::checkpoint_draft& draft, const llmmem::checkpoint_manifest& part) {
+    mirror_ ? mirror_->commit(draft, part) : local_.commit(draft, part);
+  }
+  std::string abandon(const llmmem::checkpoint_draft& draft, const std::string& why) noexcept {
+    return local_.abandon(draft, why);
+  }
+  [[nodiscard]] std::string tidy() { return mirror_ ? mirror_->tidy() : local_.tidy(); }
+
+ private:
+  using local_coordinator = llmmem::solo_coordinator<storage_type>;
+
+  storage_type storage_;
+  local_coordinator local_;
+  std::optional<storage_type> durable_;
+  std::optional<
+      llmmem::mirrored_coordinator<local_coordinator, storage_type, llmmem::keep_last_and_every, copy_notes>>
+      mirror_;  // goes first, when its copies are done
+  std::FILE* notes_;
+};
+
+static_assert(llmmem::checkpoint_coordinator<checkpoint_folders>);
+
+}  // namespace train_gpt
