@@ -306,6 +306,24 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
+  TEST_CASE("folders of two runs are refused, and nothing of either is changed") {
+    simulated_storage local(called("local"));
+    simulated_storage durable(called("durable"));
+    {
+      solo_coordinator one(local);
+      REQUIRE(save(one, 10) == "");
+      solo_coordinator other(durable);
+      REQUIRE(save(other, 20) == "");
+    }
+    solo_coordinator fast(local);
+    CHECK(
+        text_of([&] { const mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once); }) ==
+        "local/step-0000000010-g00000001 and durable/step-0000000020-g00000001 have the same generation and "
+        "are not the same: two runs wrote to these folders; take a new folder for one of them");
+    CHECK(steps_in(durable) == std::vector<std::uint64_t>{20});
+    CHECK(steps_in(local) == std::vector<std::uint64_t>{10});
+  }
+
   TEST_CASE("an older local checkpoint than the durable newest is not copied") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
@@ -348,6 +366,7 @@ TEST_SUITE("mirrored_coordinator") {
                   save(mirror, step);
                   REQUIRE(mirror.wait_copied(step / 10, patience_ns));
                 }
+                settle(mirror);  // tidying calls the storage, too
                 const std::uint64_t begin = durable.calls();
                 durable.set_faults({storage_fault{
                     .call = {}, .first = first, .every = 1, .count = count, .number = ENOSPC, .what = what}});
@@ -572,6 +591,7 @@ TEST_SUITE("mirrored_coordinator") {
       while (mirror.stats().last_trouble.empty())
         std::this_thread::yield();
       CHECK(mirror.stats().last_trouble == "the observer of copies failed: closed");
+      settle(mirror);  // tidying comes behind the observer, and calls the storage, too
       durable.set_faults({storage_fault{.call = storage_call::create}});
       save(mirror, 20);
       CHECK_FALSE(mirror.wait_copied(2, patience_ns));

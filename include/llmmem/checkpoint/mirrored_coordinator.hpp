@@ -93,7 +93,8 @@ struct no_mirror_observer {
 /// @par Complexity      `tidy` reads the manifest of what was committed; copying: `copy_checkpoint`.
 /// @par Thread safety   as `checkpoint_coordinator`; `stats` and `wait_copied` by any thread.
 /// @par Errors          the constructor throws `io_error` when the durable folder cannot be opened or read,
-///      or is another process's: without it nobody knows which generations are taken; and `length_error`
+///      or is another process's: without it nobody knows which generations are taken; `argument_error` when
+///      the local newest and the durable one of its generation are of two runs; and `length_error`
 ///      for `buffer_bytes` below 2. Later on nothing throws that the local coordinator does not.
 template <checkpoint_coordinator Coordinator, checkpoint_storage DurableStorage,
           retention_policy Retention = keep_last_and_every, class Observer = no_mirror_observer>
@@ -148,6 +149,7 @@ class mirrored_coordinator {
   enum class copy_end : std::uint8_t { copied, failed, failed_for_good };
 
   void find_what_lacks();
+  void check_that_one_run(const found_checkpoint& here);
   void hold_local();
   void hand_over();
   void enqueue(found_checkpoint what, std::uint64_t number);

@@ -47,10 +47,28 @@ void mirrored_coordinator<C, D, R, O>::find_what_lacks() {
   if (there.found) stats_.last_copied = there.found->id;
   checkpoint_search here = find_checkpoint(local_->storage(), verification::sizes);
   if (!here.found) return;
+  check_that_one_run(*here.found);
   stats_.last_committed = here.found->id;
   if (here.found->id.generation <= stats_.last_copied.generation) return;
   enqueue(*std::move(here.found), ++commits_);
   hold_local();
+}
+
+/// That a durable checkpoint of the same generation, if there is one, is a copy of the local one.
+template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
+void mirrored_coordinator<C, D, R, O>::check_that_one_run(const found_checkpoint& here) {
+  for (const checkpoint_id& id : list_checkpoints(*durable_)) {
+    if (id.generation != here.id.generation) continue;
+    try {
+      const checkpoint_manifest there = detail::open_manifest(*durable_, id).manifest;
+      if (folded_manifest(there) == folded_manifest(here.manifest)) return;
+    } catch (const error&) {  // damaged: nothing is known of it
+      return;
+    }
+    throw argument_error(local_->storage().path(here.folder) + " and " + durable_->path(folder_name(id)) +
+                         " have the same generation and are not the same: two runs wrote to these folders; "
+                         "take a new folder for one of them");
+  }
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
