@@ -2,6 +2,7 @@
 /// How ranks talk through files of a folder.
 #pragma once
 
+#include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 #include <algorithm>
@@ -415,6 +416,7 @@ bool rank_session<Storage>::commit(round& of) {
   try {
     for (std::uint32_t rank = 1; rank < options_.world; ++rank)
       merge_manifest(all, *of.votes[rank], "the vote of rank " + std::to_string(rank));
+    detail::check_complete(all, "the votes of all ranks");
   } catch (const std::exception& error) {  // too large for this machine, too
     refuse(of, error.what());
   }
