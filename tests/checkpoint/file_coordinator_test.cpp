@@ -1061,4 +1061,61 @@ TEST_SUITE("file_coordinator") {
       CHECK_NOTHROW(open_checkpoint(storage, first.id, verification::checksums));
     }
   }
+
+  TEST_CASE("ranks that together have not all of a tensor commit nothing, and all learn which") {
+    using part = element_runs;
+    struct example {
+      std::vector<std::uint64_t> shape;
+      part zero;
+      part one;
+      std::string missing;  // none: it is complete
+    };
+    const example examples[] = {
+        {{10}, {0, 6, 6, 1}, {6, 4, 4, 1}, ""},
+        {{10}, {0, 10, 10, 1}, {0, 10, 10, 1}, ""},  // replicated
+        {{10}, {0, 10, 10, 1}, {2, 3, 3, 1}, ""},
+        {{0}, {}, {}, ""},
+        {{10}, {0, 6, 6, 1}, {7, 3, 3, 1}, "element 6 of its 10"},
+        {{10}, {0, 8, 8, 1}, {0, 8, 8, 1}, "element 8 of its 10"},
+        {{10}, {}, {}, "element 0 of its 10"},
+        {{2, 4}, {0, 2, 4, 2}, {2, 2, 4, 2}, ""},
+        {{2, 4}, {0, 3, 4, 2}, {1, 2, 4, 2}, "element 3 of its 8"},
+        {{3, 4}, {0, 2, 4, 3}, {2, 2, 4, 2}, "some elements of its 12"},
+    };
+    for (const example& each : examples) {
+      CAPTURE(each.missing);
+      simulated_storage storage(tiny());
+      ranks all(storage, 2);
+      all.join();
+      const checkpoint_draft draft = all.begin(10);
+      for (const std::uint32_t rank : {1U, 0U}) {
+        checkpoint_manifest made = write_rank(storage, two, draft, rank);
+        made.tensors.push_back({"w", safetensors_type::u8, each.shape, {}});
+        made.tensors[0].pieces.push_back({0, "w", rank == 0 ? each.zero : each.one});
+        all[rank].vote(draft, made);
+      }
+      bool is_told = false;
+      const std::string why = text_of([&] { is_told = all[0].try_conclude(draft); });
+      const std::string refused = "the votes of all ranks: tensor \"w\": no rank has " + each.missing;
+      CHECK(why == (each.missing.empty()
+                        ? "none"
+                        : "simulated: step 10, generation 1: " + refused + "; nothing was committed"));
+      CHECK(text_of([&] { is_told = all[1].try_conclude(draft); }) ==
+            (each.missing.empty() ? "none"
+                                  : "simulated: step 10, generation 1: rank 0 stopped it: " + refused +
+                                        "; nothing was committed"));
+      CHECK(is_told == each.missing.empty());
+      CHECK(newest(storage) == (each.missing.empty() ? 10 : 0));
+    }
+    // One that was committed by somebody who did not look is passed over.
+    simulated_storage storage(tiny());
+    checkpoint_folder folder(storage);
+    const checkpoint_draft draft = folder.begin(10);
+    checkpoint_manifest made = write_rank(storage, two, draft, 0);
+    made.tensors.push_back({"w", safetensors_type::u8, {10}, {}});
+    folder.commit(draft, made);
+    CHECK(find_checkpoint(storage).message() ==
+          "no checkpoint; passed over step-0000000010-g00000001: simulated/step-0000000010-g00000001: tensor "
+          "\"w\": no rank has element 0 of its 10");
+  }
 }

@@ -2,6 +2,7 @@
 /// How ranks talk through files of a folder.
 #pragma once
 
+#include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 #include <algorithm>
@@ -416,7 +417,8 @@ bool rank_session<Storage>::commit(round& of) {
     manifest_merger merger;
     for (std::uint32_t rank = 0; rank < options_.world; ++rank)
       merger.add(*of.votes[rank], "the vote of rank " + std::to_string(rank));
-    all = std::move(merger).finish("the votes together");
+    all = std::move(merger).finish("the votes of all ranks");
+    detail::check_complete(all, "the votes of all ranks");
   } catch (const std::exception& error) {  // too large for this machine, too
     refuse(of, error.what());
   }

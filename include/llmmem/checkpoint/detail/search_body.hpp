@@ -2,6 +2,7 @@
 /// How checkpoints are looked for and held to their checksums.
 #pragma once
 
+#include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/file_chunks.hpp>
 #include <llmmem/checkpoint/search.hpp>
 
@@ -80,6 +81,11 @@ template <checkpoint_storage Storage>
 template <checkpoint_storage Storage>
 found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, verification how) {
   found_checkpoint found = detail::open_manifest(storage, id);
+  try {
+    detail::check_complete(found.manifest, storage.path(found.folder));
+  } catch (const argument_error& error) {
+    throw format_error(error.what());
+  }
   for (const checkpoint_file& file : found.manifest.files)
     detail::verify_file(storage, found.folder, found.manifest, file, how);
   return found;
