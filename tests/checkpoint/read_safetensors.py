@@ -1,6 +1,7 @@
-"""read_safetensors.py FOLDER: reads a checkpoint's tensors by the published format of safetensors alone (eight bytes
-of length, JSON, offsets) and by Hugging Face's index of shards, and prints a line for each: name, type, shape, bytes
-and CRC-32. Then does so again by the package `safetensors`, the format's own reader, or says that it is not there.
+"""read_safetensors.py FOLDER [BYTES FILE...]: reads a checkpoint's tensors by the published format of safetensors alone
+(eight bytes of length, JSON, offsets) and by Hugging Face's index of shards, or from the files that are named, and prints
+a line for each: name, type, shape, bytes and CRC-32. Writes their contents to BYTES, in the order of the lines. Then does so
+again by the package `safetensors`, the format's own reader, or says that it is not there.
 """
 
 import json
@@ -52,13 +53,28 @@ def read_by_index(folder, read):
     tensors = {name: files[file][name] for name, file in index["weight_map"].items()}
     assert sum(map(len, files.values())) == len(tensors), "the index does not name every tensor"
     assert sum(len(data) for _, _, data in tensors.values()) == index["metadata"]["total_size"], "another total size"
-    return [line(name, *tensors[name]) for name in sorted(tensors)]
+    return tensors
+
+
+def read_all(folder, names, read):
+    if not names:
+        return read_by_index(folder, read)
+    tensors = {}
+    for name in names:
+        more = read(folder / name)
+        assert not tensors.keys() & more.keys(), f"{name}: a tensor that another file has"
+        tensors.update(more)
+    return tensors
 
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    lines = read_by_index(folder, read_file)
+    names = sys.argv[3:]
+    tensors = read_all(folder, names, read_file)
+    lines = [line(name, *tensors[name]) for name in sorted(tensors)]
     print("\n".join(lines))
+    if names:
+        pathlib.Path(sys.argv[2]).write_bytes(b"".join(tensors[name][2] for name in sorted(tensors)))
     try:
         import safetensors
     except ImportError:
@@ -71,7 +87,8 @@ def main():
             for name, info in safetensors.deserialize(path.read_bytes())
         }
 
-    assert read_by_index(folder, read_by_package) == lines, "the package reads something else"
+    again = read_all(folder, names, read_by_package)
+    assert [line(name, *again[name]) for name in sorted(again)] == lines, "the package reads something else"
     print(f"# the same by safetensors {safetensors.__version__}")
 
 
