@@ -18,15 +18,12 @@
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
-<<<<<<< HEAD
 #include "support/error_text.hpp"
-    =======
 #include "support/hooked_storage.hpp"
-    >>>>>>> hostile
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
-    using namespace llmmem;
+using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::testing::crash_limits;
 using llmmem::testing::simulated_storage;
