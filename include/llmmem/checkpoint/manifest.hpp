@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -132,6 +133,7 @@ class manifest_merger {
  private:
   checkpoint_manifest merged_{};
   std::map<std::string, std::size_t> places_{};  // of tensors
+  std::set<std::string> files_{};
   bool is_empty_ = true;
 };
 

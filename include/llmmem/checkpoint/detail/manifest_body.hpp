@@ -252,6 +252,10 @@ inline void manifest_merger::add(checkpoint_manifest part, const std::string& wh
     }
   };
   check_manifest(part, what);  // its numbers of files, before any is added to them
+  for (const checkpoint_file& each : part.files) {
+    if (!files_.insert(each.name).second)
+      throw argument_error(what + ": file " + detail::json_quoted(each.name) + " twice");
+  }
   if (is_empty_) {
     is_empty_ = false;
     merged_ = std::move(part);
