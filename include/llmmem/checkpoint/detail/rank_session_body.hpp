@@ -243,8 +243,11 @@ bool rank_session<Storage>::find_session(const std::vector<std::string>& there) 
   try {
     static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
   } catch (const storage_error& error) {
-    if (error.number() != ENOENT) throw;  // rank 0 came up and tidied: the next call says it again
-  } catch (const io_error& error) {       // likewise, while it was being opened
+    // Rank 0 came up and tidied, maybe while it was being opened, which has no number: the next call says it
+    // again.
+    if (error.number() != ENOENT && error.number() != 0) throw;
+    if (error.number() == 0) waits_.text += "; " + std::string(error.what());
+  } catch (const io_error& error) {  // likewise, while it was being opened
     waits_.text += "; " + std::string(error.what());
   }
   return false;
