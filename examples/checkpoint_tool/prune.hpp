@@ -72,6 +72,8 @@ struct pruning {
     }
     if (!each.why.empty()) {
       one.what = pruned_checkpoint::fate::not_whole;
+      for (const std::uint64_t needed : share.refers_to)
+        needs.emplace_back(each.id.generation, needed);
     } else {
       const bool stays = newer < 2 || retention.keeps(each.id, newer) || !one.needed_by.empty();
       one.what = stays ? pruned_checkpoint::fate::stays : pruned_checkpoint::fate::goes;

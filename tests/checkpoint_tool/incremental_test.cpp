@@ -323,6 +323,19 @@ TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so")
   CHECK(json::parse(world.text({"list", "DIR/run", "--json"}))["checkpoints"].size() == 2);
 }
 
+TEST_CASE("what one that is not whole refers to stays, too, and a dry run says so") {
+  const world_folder world;
+  save_run(world / "run", {{}, {{1}, {}}, {{2}, {}}});  // the third refers to both
+  save_run(world / "run", {{}, {}, {}});
+  fs::remove(world / in_run("step-0000000003-g00000003", "model.safetensors.changes"));
+  json would = json::parse(world.text({"prune", "DIR/run", "--json", "--keep-last", "2", "--dry-run"}));
+  const json did = json::parse(world.text({"prune", "DIR/run", "--json", "--keep-last", "2"}));
+  would["dry_run"] = false;
+  CHECK(would == did);
+  CHECK(fs::exists(world / (std::string("run/") + name_1)));
+  CHECK(fs::exists(world / (std::string("run/") + name_2)));
+}
+
 TEST_CASE("what a dry run says is what goes, whoever refers to whom") {
   for (std::uint64_t last = 1; last <= 5; ++last) {
     for (const char* every : {"2", "3"}) {
