@@ -102,7 +102,8 @@ class bench_folder {
     const char* const named = std::getenv("LLMMEM_BENCH_IO_DIR");
     const std::filesystem::path where =
         named != nullptr ? std::filesystem::path(named) : std::filesystem::temp_directory_path();
-    std::string pattern = (where / "llmmem-bench-XXXXXX").string();
+    std::string pattern =
+        (where / "llmmem-bench-").string() + std::string(6, 'X');  // letters of its own come there
     if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error(pattern + ": no folder of that name");
     path = pattern;
   }
