@@ -9,8 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -118,23 +116,31 @@ void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, 
 
 /// The parts of many ranks as one.
 ///
-/// @par Complexity   O(log(tensors)) for each tensor of a part; `finish` once as `check_manifest`. Merging
-/// them
-///                   one by one with `merge_manifest` looks at all that is there each time.
+/// @par Complexity   `finish` O(n log n) for n files and tensors of all parts together. To merge them one by
+/// one
+///                   with `merge_manifest` looks at all that is there each time.
 class manifest_merger {
  public:
-  /// As `merge_manifest`, but for what only the whole can show. After an exception the merger is of no more
-  /// use.
+  /// Adds a rank's part. @throws argument_error  as `check_manifest` for the part, and when step, generation,
+  /// world or chunks differ; what was added before is as it was.
   void add(checkpoint_manifest part, const std::string& what);
 
-  /// The whole, or an empty manifest when nothing was added. @throws argument_error  as `check_manifest`.
+  /// The whole, or an empty manifest when nothing was added. @throws argument_error  when a tensor's type or
+  /// shape differs between parts, or a file's name is taken; as `check_manifest` for the whole.
   [[nodiscard]] checkpoint_manifest finish(const std::string& what) &&;
 
  private:
-  checkpoint_manifest merged_{};
-  std::map<std::string, std::size_t> places_{};  // of tensors
-  std::set<std::string> files_{};
-  bool is_empty_ = true;
+  struct added_part {
+    std::string what{};
+    std::size_t end_of_files = 0;
+    std::size_t end_of_tensors = 0;
+  };
+
+  void check_files() const;
+  void fold_tensors();
+
+  checkpoint_manifest merged_{};  // with a tensor for each part that has it, until the end
+  std::vector<added_part> parts_{};
 };
 
 /// Elements of a tensor. @throws length_error  past 2^63 - 1, those of a row likewise.

@@ -216,6 +216,23 @@ inline void check_manifest(const checkpoint_manifest& manifest, const std::strin
     throw argument_error(what + ": tensor " + detail::json_quoted(std::string(*twice)) + " twice");
 }
 
+namespace detail {
+
+/// Places of what has names, by name, and by place where names are the same.
+template <class Named>
+[[nodiscard]] std::vector<std::size_t> places_by_name(const std::vector<Named>& all) {
+  std::vector<std::size_t> places(all.size());
+  for (std::size_t i = 0; i < places.size(); ++i)
+    places[i] = i;
+  std::ranges::sort(places, [&](std::size_t a, std::size_t b) {
+    const int order = all[a].name.compare(all[b].name);
+    return order != 0 ? order < 0 : a < b;
+  });
+  return places;
+}
+
+}  // namespace detail
+
 inline void manifest_merger::add(checkpoint_manifest part, const std::string& what) {
   const auto same = [&](const char* name, std::uint64_t have, std::uint64_t got) {
     if (have != got) {
@@ -224,49 +241,76 @@ inline void manifest_merger::add(checkpoint_manifest part, const std::string& wh
     }
   };
   check_manifest(part, what);  // its numbers of files, before any is added to them
-  for (const checkpoint_file& each : part.files) {
-    if (!files_.insert(each.name).second)
-      throw argument_error(what + ": file " + detail::json_quoted(each.name) + " twice");
-  }
-  if (is_empty_) {
-    is_empty_ = false;
+  if (parts_.empty()) {
     merged_ = std::move(part);
-    for (std::size_t i = 0; i < merged_.tensors.size(); ++i)
-      places_.emplace(merged_.tensors[i].name, i);
-    return;
-  }
-  same("generation", merged_.generation, part.generation);
-  same("step", merged_.step, part.step);
-  same("world", merged_.world, part.world);
-  same("chunk size", merged_.chunk_bytes, part.chunk_bytes);
-  const auto first_file = static_cast<std::uint32_t>(merged_.files.size());
-  const auto first_stored = static_cast<std::uint32_t>(merged_.stored.size());
-  for (checkpoint_file& file : part.files) {
-    for (chunk_run& each : file.runs)
-      each.stored += first_stored;
-    merged_.files.push_back(std::move(file));
-  }
-  for (stored_chunks& each : part.stored)
-    merged_.stored.push_back(std::move(each));
-  for (checkpoint_tensor& each : part.tensors) {
-    for (checkpoint_piece& piece : each.pieces)
-      piece.file += first_file;
-    const auto [at, is_new] = places_.emplace(each.name, merged_.tensors.size());
-    if (is_new) {
+  } else {
+    same("generation", merged_.generation, part.generation);
+    same("step", merged_.step, part.step);
+    same("world", merged_.world, part.world);
+    same("chunk size", merged_.chunk_bytes, part.chunk_bytes);
+    const auto first_file = static_cast<std::uint32_t>(merged_.files.size());
+    const auto first_stored = static_cast<std::uint32_t>(merged_.stored.size());
+    for (checkpoint_file& file : part.files) {
+      for (chunk_run& each : file.runs)
+        each.stored += first_stored;
+      merged_.files.push_back(std::move(file));
+    }
+    for (stored_chunks& each : part.stored)
+      merged_.stored.push_back(std::move(each));
+    for (checkpoint_tensor& each : part.tensors) {
+      for (checkpoint_piece& piece : each.pieces)
+        piece.file += first_file;
       merged_.tensors.push_back(std::move(each));
-      continue;
     }
-    checkpoint_tensor& there = merged_.tensors[at->second];
-    if (there.type != each.type || there.shape != each.shape) {
-      throw argument_error(what + ": tensor " + detail::json_quoted(each.name) +
-                           " has another type or shape than other ranks have it");
-    }
-    there.pieces.insert(there.pieces.end(), each.pieces.begin(), each.pieces.end());
+  }
+  parts_.push_back({what, merged_.files.size(), merged_.tensors.size()});
+}
+
+inline void manifest_merger::check_files() const {
+  const std::vector<std::size_t> places = detail::places_by_name(merged_.files);
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    const std::string& name = merged_.files[places[i]].name;
+    if (name != merged_.files[places[i - 1]].name) continue;
+    const auto by = std::ranges::upper_bound(parts_, places[i], {}, &added_part::end_of_files);
+    throw argument_error(by->what + ": file " + detail::json_quoted(name) + " twice");
   }
 }
 
+/// A tensor's pieces of all parts, with the first of them.
+inline void manifest_merger::fold_tensors() {
+  std::vector<checkpoint_tensor>& all = merged_.tensors;
+  const std::vector<std::size_t> places = detail::places_by_name(all);
+  std::vector<bool> is_folded(all.size());
+  std::size_t first = 0;
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    checkpoint_tensor& there = all[places[first]];
+    checkpoint_tensor& each = all[places[i]];
+    if (each.name != there.name) {
+      first = i;
+      continue;
+    }
+    if (there.type != each.type || there.shape != each.shape) {
+      const auto by = std::ranges::upper_bound(parts_, places[i], {}, &added_part::end_of_tensors);
+      throw argument_error(by->what + ": tensor " + detail::json_quoted(each.name) +
+                           " has another type or shape than other ranks have it");
+    }
+    there.pieces.insert(there.pieces.end(), each.pieces.begin(), each.pieces.end());
+    is_folded[places[i]] = true;
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (is_folded[i]) continue;
+    if (kept != i) all[kept] = std::move(all[i]);
+    ++kept;
+  }
+  all.resize(kept);
+}
+
 inline checkpoint_manifest manifest_merger::finish(const std::string& what) && {
-  if (!is_empty_) check_manifest(merged_, what);
+  if (parts_.empty()) return {};
+  check_files();
+  fold_tensors();
+  check_manifest(merged_, what);
   return std::move(merged_);
 }
 
