@@ -391,7 +391,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refused([](auto& m) { m.stored[1].step = 800; }) ==
           stored + R"("new": it is of this generation, and of step 800)");
     const auto with_runs = [](ordered_json runs) {
-      return refusal_of_json([&](auto& j) { j["files"][0]["runs"] = {std::move(runs)}; });
+      return refusal_of_json([&](auto& j) { j["files"][0]["runs"].push_back(std::move(runs)); });
     };
     CHECK(with_runs({0, 3, 0}).ends_with(": runs are 4 numbers"));
     CHECK(with_runs({0, 3, 0, 0, 0}).ends_with(": runs are 4 numbers"));
