@@ -457,7 +457,7 @@ TEST_SUITE("incremental saves") {
           for (const checkpoint_id& id : list_checkpoints(after))
             REQUIRE_NOTHROW(open_checkpoint(after, id, verification::checksums));
         },
-        crash_limits{.exhaustive_up_to = 4, .samples = 6, .seed = 1, .tears = 1});
+        crash_limits{.exhaustive_up_to = 3, .samples = 3, .seed = 1, .tears = 1});
     CHECK(sweep.power_cuts > 80);
   }
 
