@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -278,7 +279,7 @@ class async_checkpointer {
   void run_persister();
   void persist(job& of);
   void give_up(job& of);
-  [[nodiscard]] std::string tidy();
+  [[nodiscard]] std::string tidy() noexcept;
   [[nodiscard]] checkpoint_manifest write_files(job& of, const checkpoint_draft& draft);
   void remember(job& of, checkpoint_manifest part);
   [[nodiscard]] filled_chunk take(job& of);
@@ -286,7 +287,8 @@ class async_checkpointer {
   [[nodiscard]] bool has_filled() const;
   void release(std::span<const std::size_t> slots);
   void drain(job& of);
-  void conclude(job& of, commit_status how, const std::string& why);
+  void conclude(job& of, commit_status how, std::string why);
+  void note_trouble(std::string_view what) noexcept;
 
   coordinator_type* coordinator_;
   checkpointer_options options_;

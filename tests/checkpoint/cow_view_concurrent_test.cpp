@@ -304,6 +304,28 @@ TEST_SUITE("cow_state_view") {
     CHECK(view.is_unchanged_since(view.version(), 0, 0, 256));
   }
 
+  TEST_CASE("a tag of a range that is gone means nothing to a new one in its place") {
+    bytes state(256);
+    std::optional<cow_range> range;
+    const auto view_of = [&] {
+      const std::array<cow_range*, 1> ranges{&*range};
+      return cow_state_view(ranges, std::array{state_place{0, 0, 256}});
+    };
+    range.emplace(state, std::span<std::byte>(), copy_on_write{.page_bytes = 64});
+    const std::uint64_t before = view_of().version();
+    CHECK(view_of().is_unchanged_since(before, 0, 0, 256));
+    range.reset();
+    state[0] = std::byte{1};  // while nobody looks
+    range.emplace(state, std::span<std::byte>(), copy_on_write{.page_bytes = 64});
+    for (int i = 0; i < 10; ++i)  // also once it has had as many versions
+      CHECK(!view_of().is_unchanged_since(before, 0, 0, 256));
+    bytes other(256);
+    cow_range beside(other, {}, {.page_bytes = 64});
+    const std::array<cow_range*, 1> ranges{&beside};
+    CHECK(!cow_state_view(ranges, std::array{state_place{0, 0, 256}}).is_unchanged_since(before, 0, 0, 256));
+    CHECK(range->identity() != beside.identity());
+  }
+
   TEST_CASE("what has changed may be asked in another thread while it changes on") {
     bytes state(64 * 200);
     bytes pool(64 * 400);
@@ -359,7 +381,9 @@ TEST_SUITE("cow_state_view") {
                            out_of_memory);
       CHECK(one.live() == 0);
     }
-    CHECK(cow_state_view(both, places).version() == 3);  // as the refused one took a number of `weights`
+    static_cast<void>(cow_state_view(both, places));
+    CHECK(one.newest() == version_id{3});  // as the refused one took a number of `weights`
+    CHECK(two.newest() == version_id{3});
     const std::array<cow_range*, 2> twice{&one, &one};
     CHECK_THROWS_WITH_AS(cow_state_view(twice, places), "cow_state_view: weights is listed twice",
                          argument_error);

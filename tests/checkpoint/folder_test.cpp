@@ -170,7 +170,8 @@ TEST_SUITE("checkpoint_folder") {
     const checkpoint_world world{.ranks = 1, .files = 2};
     for (const bool renames : {true, false}) {
       const simulated_storage start = settled(world, {10, 20}, tiny(renames));
-      for (const auto what : {storage_fault::kind::refused, storage_fault::kind::lost}) {
+      for (const auto what :
+           {storage_fault::kind::refused, storage_fault::kind::lost, storage_fault::kind::reported}) {
         for (const std::uint64_t count : {std::uint64_t{1}, storage_fault::for_ever}) {
           bool ended = false;
           for (std::uint64_t first = 1; !ended; ++first) {
@@ -192,7 +193,12 @@ TEST_SUITE("checkpoint_folder") {
             storage.set_faults({});
             const checkpoint_search search = find_checkpoint(storage);
             REQUIRE(search.found);
-            if (committed || uncertain) {
+            // Where everything is done and nothing is said to be, nobody can tell what there is.
+            const bool is_untold =
+                what == storage_fault::kind::reported && count == storage_fault::for_ever && !committed;
+            if (is_untold) {
+              CHECK((search.found->id.step == 20 || search.found->id.step == 30));
+            } else if (committed || uncertain) {
               CHECK(search.found->id.step == 30);
             } else {
               CHECK(search.found->id.step == 20);
@@ -212,6 +218,28 @@ TEST_SUITE("checkpoint_folder") {
         }
       }
     }
+  }
+
+  TEST_CASE("a rename that was done is a commit, whatever was said of it") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    save_step(folder, world, 10);
+    storage.set_faults(
+        {{.call = storage_call::rename, .number = ENOENT, .what = storage_fault::kind::reported}});
+    save_step(folder, world, 20);
+    simulated_storage after = storage.after_crash();
+    CHECK(what_is_lost(after, world, acknowledged{20}) == "");
+
+    // Where nobody can tell, it is said not to be there, and does not count as one that stays.
+    const storage_fault no_answer{.call = storage_call::rename, .what = storage_fault::kind::reported};
+    storage.set_faults({no_answer, {.call = storage_call::list, .count = storage_fault::for_ever}});
+    CHECK(text_of([&] {
+            save_step(folder, world, 30);
+          }).ends_with("cannot be given its name: Input/output error; a planned fault"));
+    storage.set_faults({});
+    CHECK(folder.tidy(keep_last_and_every{.last = 1}).empty());
+    CHECK(list_checkpoints(storage).size() == 3);
   }
 
   TEST_CASE("a checkpoint whose durability is uncertain does not count as one that stays") {

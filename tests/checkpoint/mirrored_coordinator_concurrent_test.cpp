@@ -519,6 +519,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK_THROWS_AS(mirror.commit(draft, write_rank(local, world, draft, 0)), storage_error);
     CHECK(mirror.abandon(draft, "no") == "");
     CHECK(mirror.tidy() == "");
+    CHECK(!mirror.wait_copied(draft.id.generation));  // at once: nobody is told to wait for ever
     CHECK(mirror.stats().last_committed == checkpoint_id{});
     CHECK(durable.folders().empty());
   }

@@ -9,6 +9,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/cow_range.hpp>
+#include <llmmem/version/detail/history.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -63,9 +64,9 @@ class cow_state_view {
 
   /// Takes a snapshot of each range, all with the version number `version`: one above the highest that any
   /// of them had.
-  /// @param places  of each tensor, in the order in which they were described: ranges are its sources. The
-  ///                array lives as long as the view is used.
-  cow_state_view(std::span<cow_range* const> ranges, std::span<const state_place> places) : places_(places) {
+  /// @param places  of each tensor, in the order in which they were described: ranges are its sources.
+  cow_state_view(std::span<cow_range* const> ranges, view_list<state_place> places)
+      : places_(std::move(places)) {
     std::uint64_t newest = 0;
     for (const cow_range* each : ranges) {
       if (each == nullptr) throw argument_error("cow_state_view: a range is null");
@@ -74,27 +75,33 @@ class cow_state_view {
     if (ranges.empty()) throw argument_error("cow_state_view: no ranges; give it those the tensors lie in");
     version_ = newest + 1;
     snapshots_->reserve(ranges.size());
-    for (cow_range* each : ranges)
+    for (cow_range* each : ranges) {
+      history_ = detail::mixed(history_ ^ each->identity());
       snapshots_->push_back(snapshot_of(*each, version_));
+    }
+    history_ = (history_ >> 2) | (std::uint64_t{1} << 63);  // tags are not 0, and do not begin again
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a range.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
-    const state_place& place = detail::place_of(places_, tensor, offset, into.size(), "cow_state_view");
+    const state_place& place =
+        detail::place_of(places_.entries(), tensor, offset, into.size(), "cow_state_view");
     check(place, tensor);
     (*snapshots_)[place.source].read(place.offset + offset, into).value();
   }
 
-  /// See `change_tracking_view`.
-  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  /// See `change_tracking_view`. Views of other ranges, also of ones that were made anew in the same place,
+  /// do not know it (but for a chance of versions / 2^62).
+  [[nodiscard]] std::uint64_t version() const noexcept { return history_ + version_; }
   /// The same, by pages. `version` is that of a view of the same ranges, which may be gone.
   /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
-    const state_place& place = detail::place_of(places_, tensor, offset, bytes, "cow_state_view");
+    const state_place& place = detail::place_of(places_.entries(), tensor, offset, bytes, "cow_state_view");
     check(place, tensor);
-    if (version == 0 || version > version_) return false;
-    if (version != since_) look_since(version);
+    const std::uint64_t number = version - history_;  // of another history: no number that there was
+    if (number == 0 || number > version_) return false;
+    if (number != since_) look_since(number);
     const std::uint64_t begin = place.offset + offset;
     const std::vector<run>& runs = changed_[place.source];
     // The first run that ends behind `begin`.
@@ -110,7 +117,7 @@ class cow_state_view {
     return bytes == 0 || low == runs.size() || runs[low].begin >= begin + bytes;
   }
 
-  [[nodiscard]] std::span<const state_place> places() const noexcept { return places_; }
+  [[nodiscard]] std::span<const state_place> places() const noexcept { return places_.entries(); }
 
  private:
   struct run {
@@ -156,8 +163,9 @@ class cow_state_view {
     since_ = version;
   }
 
-  std::span<const state_place> places_;
-  std::uint64_t version_ = 0;
+  view_list<state_place> places_;
+  std::uint64_t version_ = 0;  // of each range
+  std::uint64_t history_ = 0;  // whose versions those are
   detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
   mutable std::uint64_t since_ = 0;                  // what has been looked up
   mutable std::vector<std::vector<run>> changed_{};  // since then, of each range, in order

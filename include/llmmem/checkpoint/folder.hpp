@@ -106,6 +106,8 @@ class checkpoint_folder {
   /// @throws fenced                when the lock was taken away.
   /// @throws argument_error        for a manifest of something else.
   /// @throws storage_error         whatever else: nothing was committed, and the draft should be abandoned.
+  ///                               A rename that was done and is said to have failed, as over a network, is
+  ///                               none, as long as the folder can be listed.
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
 
   /// Removes a draft, as far as that goes.
@@ -150,6 +152,8 @@ class checkpoint_folder {
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
   void check_stored(const checkpoint_manifest& manifest);
+  void give_name(const checkpoint_draft& draft);
+  [[nodiscard]] bool was_renamed(const checkpoint_draft& draft);
   void write_file(const std::string& path, std::string_view text);
   void hint_at(const checkpoint_id& id);
 

@@ -122,6 +122,7 @@ class mirrored_coordinator {
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step) { return local_->begin(step); }
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& part);
   std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept {
+    give_up(draft.id);
     return local_->abandon(draft, why);
   }
   /// Hands what was committed to the copying thread, tidies the local folder, and tells what went wrong in
@@ -129,8 +130,8 @@ class mirrored_coordinator {
   [[nodiscard]] std::string tidy();
 
   /// Returns once that generation, or a newer one, is in the durable folder: true. False after `most_ns`,
-  /// when its copy has failed for good and none newer waits, and at once for ranks other than 0. A
-  /// generation that is never committed is waited for as long. Any thread.
+  /// when it was abandoned or its copy has failed for good and none newer waits, and at once for ranks other
+  /// than 0. A generation that was never begun is waited for as long. Any thread.
   bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);
@@ -144,7 +145,8 @@ class mirrored_coordinator {
  private:
   struct copy_job {
     found_checkpoint what{};
-    std::uint64_t number = 0;  // of its commit
+    std::vector<std::uint64_t> reads{};  // generations: its own, and those that it takes chunks from
+    std::uint64_t number = 0;            // of its commit
   };
   enum class copy_end : std::uint8_t { copied, failed, failed_for_good };
 
@@ -153,19 +155,18 @@ class mirrored_coordinator {
   void hold_local();
   void hand_over();
   void enqueue(found_checkpoint what, std::uint64_t number);
-  [[nodiscard]] static std::vector<std::uint64_t> generations_of(const found_checkpoint& what);
   void run();
-  void copy(const copy_job& job);
-  [[nodiscard]] copy_end try_copy(const copy_job& job);
+  void copy(const copy_job& job) noexcept;
+  [[nodiscard]] copy_end try_copy(const copy_job& job) noexcept;
   [[nodiscard]] copy_verdict watch(const copy_progress& progress);
   [[nodiscard]] bool waits_for_retry();
   void note_copied(const copy_job& job, const copy_report& report, std::uint64_t ns);
-  void note_failed(const checkpoint_id& id, const std::string& why);
-  void note_trouble(const std::string& what);
-  void give_up(const checkpoint_id& id);
+  void note_failed(const checkpoint_id& id, const std::string& why) noexcept;
+  void note_trouble(std::string what) noexcept;
+  void give_up(const checkpoint_id& id) noexcept;
   template <class Tell>
-  void tell(Tell tell_it);
-  void tidy_durable();
+  void tell(Tell tell_it) noexcept;
+  void tidy_durable() noexcept;
   /// @return whether the time is not over.
   bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t most_ns);
   [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_.empty(); }

@@ -2,6 +2,7 @@
 /// Where a snapshot's bytes come from: `state_view`, and the one for memory of the host.
 #pragma once
 
+#include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
@@ -13,6 +14,8 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace llmmem::inline v0 {
 
@@ -74,6 +77,29 @@ concept change_tracking_view =
       { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
     };
 
+/// A list that every copy of a view shares: copying it copies none of its entries. Made of anything that a
+/// span can be of, whose entries are copied once: so an array that is a temporary will do, and a view that is
+/// made for every snapshot takes a `view_list` that is kept.
+///
+/// @par Thread safety   reading by any threads.
+template <class T>
+class view_list {
+ public:
+  view_list() : entries_(std::in_place) {}
+  template <class Range>
+    requires(!std::same_as<std::remove_cvref_t<Range>, view_list> &&
+             std::convertible_to<const Range&, std::span<const T>>)
+  view_list(const Range& entries) : view_list() {  // NOLINT(google-explicit-constructor): as a span
+    const std::span<const T> all = entries;
+    entries_->assign(all.begin(), all.end());
+  }
+
+  [[nodiscard]] std::span<const T> entries() const noexcept { return *entries_; }
+
+ private:
+  detail::shared_part<std::vector<T>> entries_;
+};
+
 /// Where the bytes of a tensor lie, for views over several ranges or chunks.
 struct state_place {
   std::uint32_t source = 0;  ///< which of them, in the view's order
@@ -110,30 +136,33 @@ inline void check_place(const state_place& place, std::uint32_t tensor, std::uin
 
 }  // namespace detail
 
-/// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged.
+/// Tensors in host memory, each in one piece, which stay where they are until the snapshot is staged. Making
+/// one is O(tensors), copying it O(1): tensors that always lie in the same place need one view for all
+/// snapshots.
 class host_state_view {
  public:
   static constexpr bool is_concurrent = true;
 
-  /// @param tensors  the bytes of each, in the order in which they were described. The array lives as long as
-  ///                 the view is used.
-  explicit host_state_view(std::span<const std::span<const std::byte>> tensors) noexcept
-      : tensors_(tensors) {}
+  /// @param tensors  the bytes of each, in the order in which they were described.
+  explicit host_state_view(view_list<std::span<const std::byte>> tensors) noexcept
+      : tensors_(std::move(tensors)) {}
 
   /// @throws argument_error  where a tensor has fewer bytes than were described.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
-    if (tensor >= tensors_.size() || offset > tensors_[tensor].size() ||
-        into.size() > tensors_[tensor].size() - offset) {
+    const std::span<const std::span<const std::byte>> all = tensors_.entries();
+    if (tensor >= all.size() || offset > all[tensor].size() || into.size() > all[tensor].size() - offset) {
       throw argument_error("host_state_view: bytes " + std::to_string(offset) + " to " +
                            std::to_string(offset + into.size()) + " of tensor " + std::to_string(tensor) +
                            " are not in it: give a span for each tensor that was described, in that order");
     }
-    std::memcpy(into.data(), tensors_[tensor].data() + offset, into.size());
+    std::memcpy(into.data(), all[tensor].data() + offset, into.size());
   }
-  [[nodiscard]] std::span<const std::span<const std::byte>> tensors() const noexcept { return tensors_; }
+  [[nodiscard]] std::span<const std::span<const std::byte>> tensors() const noexcept {
+    return tensors_.entries();
+  }
 
  private:
-  std::span<const std::span<const std::byte>> tensors_;
+  view_list<std::span<const std::byte>> tensors_;
 };
 
 static_assert(state_view<host_state_view> && !is_stable_view<host_state_view>);

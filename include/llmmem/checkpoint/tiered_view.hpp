@@ -53,10 +53,9 @@ class tiered_state_view {
   static_assert(Buffer::template space_type<0>::is_host_accessible,
                 "the host copies out of tier 0: it must be able to touch it");
 
-  /// @param places  of each tensor, in the order in which they were described: chunks are its sources. The
-  ///                array lives as long as the view is used.
-  tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks, std::span<const state_place> places)
-      : places_(places), clones_(std::in_place, buffer) {
+  /// @param places  of each tensor, in the order in which they were described: chunks are its sources.
+  tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks, view_list<state_place> places)
+      : places_(std::move(places)), clones_(std::in_place, buffer) {
     clones_->handles.reserve(chunks.size());
     for (const chunk_handle each : chunks) {
       static_cast<void>(buffer.tier_of(each).value());
@@ -67,7 +66,8 @@ class tiered_state_view {
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;
   ///                         and what a lease fails with.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
-    const state_place& place = detail::place_of(places_, tensor, offset, into.size(), "tiered_state_view");
+    const state_place& place =
+        detail::place_of(places_.entries(), tensor, offset, into.size(), "tiered_state_view");
     if (place.source >= clones_->handles.size()) {
       throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
                            std::to_string(place.source) + ", there are " +
@@ -78,7 +78,7 @@ class tiered_state_view {
     std::memcpy(into.data(), lease.span().data() + (place.offset + offset), into.size());
   }
 
-  [[nodiscard]] std::span<const state_place> places() const noexcept { return places_; }
+  [[nodiscard]] std::span<const state_place> places() const noexcept { return places_.entries(); }
 
  private:
   struct clones {
@@ -94,7 +94,7 @@ class tiered_state_view {
     std::vector<chunk_handle> handles{};
   };
 
-  std::span<const state_place> places_;
+  view_list<state_place> places_;
   detail::shared_part<clones> clones_;
 };
 

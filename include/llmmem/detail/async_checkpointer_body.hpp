@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
@@ -303,9 +304,9 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   try {
     fill(of, file, of.begin, slot(at).first(static_cast<std::size_t>(bytes)));
   } catch (const std::exception& error) {
-    why = std::string("the state could not be copied: ") + error.what();
+    why = detail::reason("the state could not be copied: ", error.what());
   } catch (...) {
-    why = "the state could not be copied";
+    why = detail::reason("the state could not be copied");
   }
   const std::uint64_t took = detail::monotonic_ns() - began;
   lock.lock();
@@ -446,7 +447,7 @@ void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
   const bool is_too_long = stalled >= options_.max_stall_ns;
   if (is_too_long && !staging->is_over) {
     staging->is_over = true;
-    staging->why = "it held the training up for longer than max_stall_ns";
+    staging->why = detail::reason("it held the training up for longer than max_stall_ns");
     changed_.notify_all();
   }
   const std::uint64_t left = is_too_long ? commit_ticket::forever : options_.max_stall_ns - stalled;

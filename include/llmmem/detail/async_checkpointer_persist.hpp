@@ -4,6 +4,7 @@
 
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
@@ -55,25 +56,31 @@ void async_checkpointer<Traits>::persist(job& of) {
     if (options_.whole_every > 1) remember(of, std::move(part));
   } catch (const durability_uncertain& error) {
     how = commit_status::durability_uncertain;
-    why = error.what();
+    why = detail::reason_of(error);
   } catch (const std::exception& error) {
-    why = error.what();
+    why = detail::reason_of(error);
   } catch (...) {
-    why = "an exception that is none of the standard library's";
+    why = detail::reason("an exception that is none of the standard library's");
   }
   if (how == commit_status::not_committed) committed_.reset();  // should that be why
   if (how == commit_status::not_committed && draft) {
     give_up(of);  // at once: what follows may take long
     if (const std::string before = coordinator_->abandon(*draft, why); !before.empty())
-      why = before + "; here: " + why;
+      why = detail::reason(before, detail::reason("; here: ", why));
   }
-  conclude(of, how, why);
+  conclude(of, how, std::move(why));
   if (how == commit_status::not_committed) drain(of);
   // After a failure, too: on a full disk what is superfluous is in the way of the next one.
   const std::string trouble = tidy();
   if (trouble.empty() || how == commit_status::not_committed) return;
   const std::scoped_lock lock(mutex_);
-  stats_.last_trouble = trouble;
+  note_trouble(trouble);
+}
+
+/// @pre the lock is held.
+template <class Traits>
+void async_checkpointer<Traits>::note_trouble(std::string_view what) noexcept {
+  stats_.last_trouble = detail::reason(what);
 }
 
 /// No more of it needs to be staged.
@@ -86,16 +93,18 @@ void async_checkpointer<Traits>::give_up(job& of) {
 
 /// What goes wrong here does not undo a commit.
 template <class Traits>
-std::string async_checkpointer<Traits>::tidy() {
+std::string async_checkpointer<Traits>::tidy() noexcept {
   try {
     return coordinator_->tidy();
+  } catch (const std::exception& error) {
+    return detail::reason_of(error);
   } catch (...) {
-    return "tidying ended with an exception that is none of the library's";
+    return detail::reason("tidying ended with an exception that is none of the standard library's");
   }
 }
 
 template <class Traits>
-void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std::string& why) {
+void async_checkpointer<Traits>::conclude(job& of, commit_status how, std::string why) {
   {
     const std::scoped_lock lock(mutex_);
     of.is_over = true;
@@ -108,17 +117,17 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, const std:
       stats_.unchanged_bytes += of.bytes - of.written;
     } else {
       ++(how == commit_status::not_committed ? stats_.failed : stats_.uncertain);
-      stats_.last_trouble = why;
+      note_trouble(why);
     }
     changed_.notify_all();
   }
-  of.record->settle(how, why);
+  of.record->settle(how, std::move(why));
   const std::scoped_lock one_at_a_time(observer_mutex_);
   try {
     observer_.settled(commit_ticket(of.record));
   } catch (...) {
     const std::scoped_lock lock(mutex_);
-    stats_.last_trouble = "the observer threw";
+    note_trouble("the observer threw");
   }
 }
 

@@ -8,6 +8,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/detail/cow_pages.hpp>
+#include <llmmem/version/detail/history.hpp>
 
 #include <atomic>
 #include <concepts>
@@ -265,6 +266,9 @@ class cow_range {
   [[nodiscard]] std::uint64_t pages() const noexcept { return pages_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return range_.size(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// Tells its versions from those of another range that lay or lies in the same place: a number that no
+  /// other range of the process has, but for a chance of 2^-64.
+  [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return copies_.metadata_bytes() + snapshots_.bytes() + written_.bytes() + readers_.bytes();
   }
@@ -429,6 +433,7 @@ class cow_range {
   }
 
   std::string name_;
+  std::uint64_t identity_ = detail::number_of_its_own(this);
   std::span<std::byte> range_;
   std::span<std::byte> pool_;
   std::uint64_t page_bytes_;

@@ -211,12 +211,37 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
   write_file(draft.path(checkpoint_names::manifest), text);
   storage_->sync_folder(draft.folder);
   check_lock();
-  storage_->rename(draft.folder, folder_name(draft.id));
+  give_name(draft);
   try {
     storage_->sync_folder("");
   } catch (const storage_error& error) {
     throw uncertain(error);
   }
+}
+
+template <checkpoint_storage Storage>
+void checkpoint_folder<Storage>::give_name(const checkpoint_draft& draft) {
+  try {
+    storage_->rename(draft.folder, folder_name(draft.id));
+  } catch (const storage_error&) {
+    if (!was_renamed(draft)) throw;
+  }
+}
+
+/// Whether a rename was done that is said to have failed: a file server's answer may be lost, and then the
+/// same request, sent once more, finds nothing to rename.
+template <checkpoint_storage Storage>
+bool checkpoint_folder<Storage>::was_renamed(const checkpoint_draft& draft) {
+  bool is_named = false;
+  try {
+    for (const storage_entry& each : storage_->list("")) {
+      if (each.name == draft.folder) return false;
+      if (each.name == folder_name(draft.id)) is_named = true;
+    }
+  } catch (const storage_error&) {
+    uncertain_.push_back(draft.id.generation);  // should it be there after all
+  }
+  return is_named;
 }
 
 template <checkpoint_storage Storage>

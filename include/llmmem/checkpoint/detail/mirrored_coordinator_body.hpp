@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/checkpoint/commit_ticket.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
 
 #include <algorithm>
@@ -126,20 +127,11 @@ void mirrored_coordinator<C, D, R, O>::hold_local() {
     const std::scoped_lock lock(mutex_);
     held = copying_;
     if (pending_) {
-      const std::vector<std::uint64_t> more = generations_of(pending_->what);
+      const std::vector<std::uint64_t>& more = pending_->reads;
       held.insert(held.end(), more.begin(), more.end());
     }
   }
   detail::folder_of(*local_).hold(std::move(held));
-}
-
-/// Its own, and those that it takes chunks from.
-template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-std::vector<std::uint64_t> mirrored_coordinator<C, D, R, O>::generations_of(const found_checkpoint& what) {
-  std::vector<std::uint64_t> all{what.id.generation};
-  for (const stored_chunks& each : what.manifest.stored)
-    all.push_back(each.generation);
-  return all;
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
@@ -157,14 +149,14 @@ void mirrored_coordinator<C, D, R, O>::hand_over() {
     enqueue(open_checkpoint(local_->storage(), id, verification::sizes), number);
     return;
   } catch (const std::exception& error) {
-    why = error.what();
+    why = detail::reason_of(error);
   }
   note_failed(id, why);
   give_up(id);
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-void mirrored_coordinator<C, D, R, O>::give_up(const checkpoint_id& id) {
+void mirrored_coordinator<C, D, R, O>::give_up(const checkpoint_id& id) noexcept {
   const std::scoped_lock lock(mutex_);
   given_up_ = std::max(given_up_, id.generation);
   changed_.notify_all();
@@ -172,9 +164,12 @@ void mirrored_coordinator<C, D, R, O>::give_up(const checkpoint_id& id) {
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
 void mirrored_coordinator<C, D, R, O>::enqueue(found_checkpoint what, std::uint64_t number) {
+  std::vector<std::uint64_t> reads{what.id.generation};
+  for (const stored_chunks& each : what.manifest.stored)
+    reads.push_back(each.generation);
   const std::scoped_lock lock(mutex_);
   if (pending_) ++stats_.skipped;
-  pending_ = copy_job{std::move(what), number};
+  pending_ = copy_job{std::move(what), std::move(reads), number};
   changed_.notify_all();
 }
 
@@ -209,13 +204,14 @@ void mirrored_coordinator<C, D, R, O>::run() {
   for (;;) {
     changed_.wait(lock, [this] { return stops_ || pending_; });
     if (!pending_) return;
-    const copy_job job = *std::exchange(pending_, std::nullopt);
-    copying_ = generations_of(job.what);
+    copy_job job = *std::exchange(pending_, std::nullopt);
+    copying_ = std::move(job.reads);
     stats_.copying.id = job.what.id;
     const bool stops = stops_;
     lock.unlock();
     if (stops) {
-      note_failed(job.what.id, "it was not copied before the run ended; the next one copies it");
+      note_failed(job.what.id,
+                  detail::reason("it was not copied before the run ended; the next one copies it"));
     } else {
       copy(job);
     }
@@ -227,7 +223,7 @@ void mirrored_coordinator<C, D, R, O>::run() {
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-void mirrored_coordinator<C, D, R, O>::copy(const copy_job& job) {
+void mirrored_coordinator<C, D, R, O>::copy(const copy_job& job) noexcept {
   for (std::uint32_t attempt = 1;; ++attempt) {
     const copy_end end = try_copy(job);
     if (end == copy_end::copied) return tidy_durable();
@@ -237,7 +233,7 @@ void mirrored_coordinator<C, D, R, O>::copy(const copy_job& job) {
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-auto mirrored_coordinator<C, D, R, O>::try_copy(const copy_job& job) -> copy_end {
+auto mirrored_coordinator<C, D, R, O>::try_copy(const copy_job& job) noexcept -> copy_end {
   const std::uint64_t began = detail::monotonic_ns();
   copy_end end = copy_end::failed;
   std::string why;
@@ -250,14 +246,14 @@ auto mirrored_coordinator<C, D, R, O>::try_copy(const copy_job& job) -> copy_end
     return copy_end::copied;
   } catch (const durability_uncertain& error) {
     end = copy_end::failed_for_good;  // its name is taken
-    why = error.what();
+    why = detail::reason_of(error);
   } catch (const copy_stopped& error) {
     end = copy_end::failed_for_good;
-    why = error.what();
+    why = detail::reason_of(error);
   } catch (const std::exception& error) {
-    why = error.what();
+    why = detail::reason_of(error);
   } catch (...) {
-    why = "an exception that is none of the library's";
+    why = detail::reason("an exception that is none of the standard library's");
   }
   note_failed(job.what.id, why);
   return end;
@@ -297,43 +293,49 @@ void mirrored_coordinator<C, D, R, O>::note_copied(const copy_job& job, const co
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-void mirrored_coordinator<C, D, R, O>::note_failed(const checkpoint_id& id, const std::string& why) {
+void mirrored_coordinator<C, D, R, O>::note_failed(const checkpoint_id& id, const std::string& why) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     ++stats_.failed;
   }
-  note_trouble(folder_name(id) + " was not copied: " + why);
+  try {
+    note_trouble(folder_name(id) + " was not copied: " + why);
+  } catch (const std::bad_alloc& error) {
+    note_trouble(detail::reason_of(error));
+  }
   tell([&] { observer_.failed(id, why); });
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-void mirrored_coordinator<C, D, R, O>::note_trouble(const std::string& what) {
+void mirrored_coordinator<C, D, R, O>::note_trouble(std::string what) noexcept {
   const std::scoped_lock lock(mutex_);
-  stats_.last_trouble = what;
-  untold_ = what;
+  untold_ = detail::reason(what);
+  stats_.last_trouble = std::move(what);
 }
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
 template <class Tell>
-void mirrored_coordinator<C, D, R, O>::tell(Tell tell_it) {
+void mirrored_coordinator<C, D, R, O>::tell(Tell tell_it) noexcept {
   try {
     tell_it();
   } catch (const std::exception& error) {
-    note_trouble(std::string("the observer of copies failed: ") + error.what());
+    note_trouble(detail::reason("the observer of copies failed: ", error.what()));
   } catch (...) {
-    note_trouble("the observer of copies failed");
+    note_trouble(detail::reason("the observer of copies failed"));
   }
 }
 
 /// What it meets undoes no copy.
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
-void mirrored_coordinator<C, D, R, O>::tidy_durable() {
+void mirrored_coordinator<C, D, R, O>::tidy_durable() noexcept {
   try {
     static_cast<void>(folder_->tidy(retention_));
   } catch (const std::exception& error) {
-    note_trouble(error.what());
+    note_trouble(detail::reason_of(error));
   } catch (...) {
-    note_trouble("tidying the durable folder ended with an exception that is none of the library's");
+    note_trouble(
+        detail::reason("tidying the durable folder ended with an exception that is none of the "
+                       "standard library's"));
   }
 }
 

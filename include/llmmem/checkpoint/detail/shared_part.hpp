@@ -29,7 +29,7 @@ class shared_part {
     if (held_ != nullptr && held_->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete held_;
   }
 
-  /// @pre it is not null.
+  /// @pre it is not null, of all four.
   [[nodiscard]] T& operator*() noexcept { return held_->value; }
   [[nodiscard]] const T& operator*() const noexcept { return held_->value; }
   [[nodiscard]] T* operator->() noexcept { return &held_->value; }
