@@ -8,6 +8,7 @@
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/detail/tier_state.hpp>
 #include <llmmem/detail/tier_steps.hpp>
+#include <llmmem/detail/tiered_buffer_records.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
@@ -109,14 +110,13 @@ class basic_tiered_buffer {
     lease(lease&& other) noexcept
         : buffer_(std::exchange(other.buffer_, nullptr)),
           slot_(other.slot_),
-          range_(std::exchange(other.range_, top_range{})) {}
+          range_(std::exchange(other.range_, {})) {}
     lease& operator=(lease&& other) noexcept {
-      if (this != &other) {
-        end();
-        buffer_ = std::exchange(other.buffer_, nullptr);
-        slot_ = other.slot_;
-        range_ = std::exchange(other.range_, top_range{});
-      }
+      if (this == &other) return *this;
+      end();
+      buffer_ = std::exchange(other.buffer_, nullptr);
+      slot_ = other.slot_;
+      range_ = std::exchange(other.range_, {});
       return *this;
     }
     ~lease() { end(); }
@@ -283,15 +283,7 @@ class basic_tiered_buffer {
 
   [[nodiscard]] stats_type stats() const;
   /// What a chunk of `bytes` takes of any tier, at most: as its granularity rounds it.
-  [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
-    std::uint64_t most = 0;
-    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
-      ((most = tier_at<Index>().room.granted_for(bytes) > most ? tier_at<Index>().room.granted_for(bytes)
-                                                               : most),
-       ...);
-    }(std::make_index_sequence<last>{});
-    return most;
-  }
+  [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept;
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
   /// By the clock it measures with.
@@ -305,103 +297,24 @@ class basic_tiered_buffer {
  private:
   static constexpr std::size_t last = tiers - 1;
   static constexpr std::uint32_t none = detail::no_index;
-
-  using copy = detail::tier_copy;
-  using parting = detail::parting;
-  using passage = detail::passage;
-  using staging_slot = detail::staging_slot;
-  using transfer = detail::tier_transfer;
-  using chunk_name = detail::chunk_name;
   static constexpr bool encodes =
       detail::tier_state<std::tuple_element_t<last, std::tuple<Tiers...>>>::encodes;
   static_assert(!encodes || space_type<last - 1>::is_host_accessible,
                 "a codec works on host memory: the tier above the last must be one that the host can touch");
 
-  struct chunk_record {
-    std::uint64_t bytes = 0;
-    std::uint32_t sharers = 0;
-    std::uint32_t name = none;      // one of them, for texts
-    std::uint32_t leases = 0;       // of all of them
-    std::uint32_t transfer = none;  // under way: one at a time
-    std::uint32_t uses = 0;
-    std::uint64_t next_use = access_hint::never;
-    bool writing = false;
-    bool wanted = false;                                // in the queue of prefetches
-    bool store_due = false;                             // to be written through
-    std::array<std::optional<bool>, tiers> admitted{};  // on its way up, and not yet down again
-    LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, detail::kept_chunk, detail::nothing_kept>
-        kept{};
-    std::array<copy, tiers> copies{};
-  };
-
-  /// Keeps a copy from leaving for as long as it lives.
-  template <std::size_t Index>
-  class hold {
-   public:
-    hold(basic_tiered_buffer& buffer, std::uint32_t slot) noexcept : buffer_(buffer), slot_(slot) {
-      buffer_.template pin<Index>(slot_);
-    }
-    hold(const hold&) = delete;
-    hold& operator=(const hold&) = delete;
-    ~hold() { buffer_.template unpin<Index>(slot_); }
-
-   private:
-    basic_tiered_buffer& buffer_;
-    std::uint32_t slot_;
-  };
-
-  /// Copies that cannot leave for now, and why the first of them cannot: not asked again for as long as it
-  /// lives.
-  template <std::size_t Index>
-  class passed_over {
-   public:
-    explicit passed_over(basic_tiered_buffer& buffer) noexcept : buffer_(buffer) {}
-    passed_over(const passed_over&) = delete;
-    passed_over& operator=(const passed_over&) = delete;
-    ~passed_over() {
-      while (count_ != 0)
-        buffer_.template unpin<Index>(slots_[--count_]);
-    }
-    /// False when there are too many to go on.
-    [[nodiscard]] bool add(std::uint32_t slot, const failure& why) noexcept {
-      if (count_ == slots_.size()) return false;
-      if (count_ == 0) why_ = why;
-      slots_[count_++] = slot;
-      buffer_.template pin<Index>(slot);
-      return true;
-    }
-    [[nodiscard]] failure why(const failure& otherwise) const noexcept {
-      return count_ == 0 ? otherwise : why_;
-    }
-
-   private:
-    basic_tiered_buffer& buffer_;
-    std::array<std::uint32_t, 8> slots_{};
-    std::size_t count_ = 0;
-    failure why_;
-  };
-
-  using sieve = detail::slot_sieve;
   using attempt = detail::attempt;
+  using chunk_name = detail::chunk_name;
+  using chunk_record = detail::chunk_record<tiers, keeps_chunks>;
+  using copy = detail::tier_copy;
+  using edges = detail::tier_edges<Traits, std::make_index_sequence<last>, typename Tiers::space_type...>;
+  using parting = detail::parting;
+  using passage = detail::passage;
+  using sieve = detail::slot_sieve;
+  using staging_slot = detail::staging_slot;
+  using transfer = detail::tier_transfer;
 
-  template <std::size_t Index>
-  using edge_type = detail::tier_edge<Traits, space_type<Index>, space_type<Index + 1>>;
-  template <class Indices>
-  struct edge_tuple;
-  template <std::size_t... Index>
-  struct edge_tuple<std::index_sequence<Index...>> {
-    using type = std::tuple<edge_type<Index>...>;
-    using setup = std::tuple<typename edge_type<Index>::setup...>;
-  };
-
-  /// Calls `f` with tier `i` as a constant, or with edge `i`.
   template <std::size_t Count, class F>
-  static void with_index(std::size_t i, F&& f) {
-    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
-      (static_cast<void>(i == Index ? (f(std::integral_constant<std::size_t, Index>{}), 0) : 0), ...);
-    }(std::make_index_sequence<Count>{});
-  }
-
+  static void with_index(std::size_t i, F&& f);
   template <std::size_t Index>
   [[nodiscard]] auto& tier_at() noexcept {
     return std::get<Index>(tiers_);
@@ -411,48 +324,28 @@ class basic_tiered_buffer {
     return std::get<Index>(tiers_);
   }
 
-  // Chunks and leases: detail/tiered_buffer_body.hpp
+  // Chunks: detail/tiered_buffer_body.hpp
   [[nodiscard]] failure check(chunk_handle chunk) const noexcept;
-  [[nodiscard]] failure at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted = 0,
-                                 std::uint64_t found = 0) const noexcept {
-    return {code, chunks_[slot].name, wanted, found, options_.name.c_str()};
-  }
-  /// The record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
-  [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept {
-    const std::uint32_t slot = names_[chunk.slot].record;
-    chunks_[slot].name = chunk.slot;
-    return slot;
-  }
-  [[nodiscard]] result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
-                                              patience wait);
-  void end_lease(std::uint32_t name, access_mode mode) noexcept;
-  /// More of a chunk's bytes change. @pre it is written under a lease.
-  [[nodiscard]] result<void> add_dirty(std::uint32_t name, std::uint64_t offset,
-                                       std::uint64_t count) noexcept {
-    chunk_record& c = chunks_[names_[name].record];
-    const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
-    if (end > c.bytes) {
-      return failure{
-          .code = errc::past_the_bytes, .wanted = end, .found = c.bytes, .where = options_.name.c_str()};
-    }
-    c.copies[0].dirty.add({offset, end});
-    return {};
-  }
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
   [[nodiscard]] failure check_fits(std::uint64_t bytes) const noexcept;
-  [[nodiscard]] failure no_more_chunks() const noexcept {
-    return {errc::table_full, static_cast<std::uint32_t>(full_table::chunks), 1, 0, options_.name.c_str()};
-  }
+  [[nodiscard]] failure at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted = 0,
+                                 std::uint64_t found = 0) const noexcept;
+  [[nodiscard]] failure no_more_chunks() const noexcept;
+  [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept;
+  [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
   [[nodiscard]] result<chunk_handle> enter(copy& place, std::uint64_t bytes);
   result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
-  [[nodiscard]] std::size_t newest(const chunk_record& c) const noexcept;
-  [[nodiscard]] bool is_clean(const chunk_record& c, std::size_t tier) const noexcept;
+  result<void> await_quiet(std::uint32_t slot);
   void forget_contents(std::uint32_t slot) noexcept;
   void release_reservations(std::uint32_t slot) noexcept;
   void unqueue_prefetch(std::uint32_t slot) noexcept;
-  [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
-  result<void> await_quiet(std::uint32_t slot);
   void release_places() noexcept;
+  void note(const failure& why) noexcept;
+
+  // Leases: detail/tiered_buffer_leases.hpp
+  result<top_range> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed, patience wait);
+  void end_lease(std::uint32_t name, access_mode mode) noexcept;
+  result<void> add_dirty(std::uint32_t name, std::uint64_t offset, std::uint64_t count) noexcept;
 
   // Clones: detail/tiered_buffer_clones.hpp
   void join(std::uint32_t name, std::uint32_t slot) noexcept;
@@ -480,30 +373,27 @@ class basic_tiered_buffer {
   template <std::size_t Index>
   [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
 
-  // Movement: detail/tiered_buffer_transfers.hpp, detail/tiered_buffer_movement.hpp
-  result<void> flush_record(std::uint32_t slot);
+  // Movement of chunks: detail/tiered_buffer_movement.hpp
   [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
+  void note_ended();
+  [[nodiscard]] bool is_due(const chunk_record& c, std::size_t tier) const noexcept;
+  void mark_due(std::uint32_t slot) noexcept;
+  void write_through_due(std::uint32_t except);
+  result<void> flush_record(std::uint32_t slot);
+  void begin_writing_all();
+
+  // Room in a tier: detail/tiered_buffer_room.hpp, detail/tiered_buffer_middle.hpp
   template <std::size_t Index>
-  [[nodiscard]] attempt make_room(copy& into, std::uint64_t bytes, urgency how);
+  class hold;
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, urgency how);
+  class passed_over;
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
+  void pin(std::uint32_t slot) noexcept;
   template <std::size_t Index>
-  [[nodiscard]] attempt can_begin() noexcept;
-  [[nodiscard]] attempt refused(const failure& why) const noexcept;
+  void unpin(std::uint32_t slot) noexcept;
   template <std::size_t Index>
-  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
-  template <std::size_t Index>
-  void finish_store(std::uint32_t id, const transfer& done, const result<void>& outcome) noexcept;
-  template <std::size_t Index>
-  [[nodiscard]] result<void> finish_fetch(std::uint32_t id, const transfer& done,
-                                          result<void> outcome) noexcept;
-  template <std::size_t Index>
-  result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
-  [[nodiscard]] result<void> verify(std::uint32_t slot, const copy& beneath,
-                                    std::uint32_t found) const noexcept;
+  void become_valid(std::uint32_t slot) noexcept;
   template <std::size_t Index>
   void drop(std::uint32_t slot) noexcept;
   template <std::size_t Index>
@@ -511,99 +401,59 @@ class basic_tiered_buffer {
   template <std::size_t Index>
   void forget(std::uint32_t slot) noexcept;
   template <std::size_t Index>
-  void become_valid(std::uint32_t slot) noexcept;
+  [[nodiscard]] std::uint64_t most_room() const noexcept;
+  template <std::size_t Index>
+  [[nodiscard]] attempt make_room(copy& into, std::uint64_t bytes, urgency how);
+  [[nodiscard]] bool cancel_reservations() noexcept;
   template <std::size_t Index>
   [[nodiscard]] bool is_admitted(std::uint32_t slot, passage way) noexcept;
   template <std::size_t Index>
   void admit(std::uint32_t slot, passage way) noexcept;
   template <std::size_t Index>
+  void leave_when_passed(std::uint32_t slot) noexcept;
+  template <std::size_t Index>
   void let_go(std::uint32_t slot, urgency how);
   template <std::size_t Index>
   [[nodiscard]] bool take_clean_room(copy& into, std::uint64_t bytes) noexcept;
+
+  // Transfers over an edge: detail/tiered_buffer_transfers.hpp
   template <std::size_t Index>
-  void leave_when_passed(std::uint32_t slot) noexcept;
+  struct below;
   template <std::size_t Index>
-  void pin(std::uint32_t slot) noexcept;
+  [[nodiscard]] attempt can_begin() noexcept;
   template <std::size_t Index>
-  void unpin(std::uint32_t slot) noexcept;
-  [[nodiscard]] result<void> wait_for(std::uint32_t id, patience wait, std::uint64_t began_ns);
-  result<void> complete(std::uint32_t id);
-  [[nodiscard]] bool is_ready(std::uint32_t id);
-  [[nodiscard]] std::uint32_t transfer_touching(std::size_t tier) const noexcept;
-  [[nodiscard]] bool cancel_reservations() noexcept;
-  [[nodiscard]] static bool is_in_the_way(const transfer& failed, std::uint32_t slot,
-                                          bool needs_contents) noexcept;
-  void note_ended();
-  void write_through_due(std::uint32_t except);
-  [[nodiscard]] bool is_due(const chunk_record& c, std::size_t tier) const noexcept;
-  void mark_due(std::uint32_t slot) noexcept;
-  void begin_writing_all();
-  /// Whether what moves between tier Index and the one beneath changes its form.
+  [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, urgency how);
   template <std::size_t Index>
-  static constexpr bool encodes_below = encodes && Index + 1 == last;
-  /// Whether it goes through a ring.
+  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
   template <std::size_t Index>
-  static constexpr bool bounces_below = edge_type<Index>::bounces;
-  /// Whether a copy in tier Index has a checksum where what it came from had one: no lease changes it there.
+  void finish_store(std::uint32_t id, const transfer& done, const result<void>& outcome) noexcept;
   template <std::size_t Index>
-  static constexpr bool keeps_checksum = Index != 0 && detail::leaves_memory<space_type<Index>>();
-  /// Whether what goes down from tier Index is summed in the ring, for which all of it has to go.
+  [[nodiscard]] attempt begin_fetch(std::uint32_t slot, urgency how);
   template <std::size_t Index>
-  [[nodiscard]] static constexpr bool sums_below(const copy& above) noexcept {
-    return bounces_below<Index> && detail::leaves_memory<space_type<Index + 1>>() &&
-           !(keeps_checksum<Index> && above.has_checksum);
-  }
-  /// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
-  [[nodiscard]] std::uint64_t stage_size() const noexcept {
-    return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));
-  }
-  [[nodiscard]] std::uint64_t placed_stages() const noexcept {
-    std::uint64_t placed = 0;
-    for (std::size_t i = 0; i < stages_.size(); ++i)
-      placed += stages_[i].place.granted != 0 ? 1 : 0;
-    return placed;
-  }
-  /// Who pins a copy, for the audit.
-  [[nodiscard]] std::uint32_t held_pins(const chunk_record& c, std::size_t tier) const noexcept {
-    std::uint32_t users = tier == 0 ? c.leases : 0;
-    if (c.transfer != none) {
-      const transfer& t = transfers_[c.transfer];
-      users += (t.edge + 1 == tier) || (t.stores && t.edge == tier) ? 1 : 0;
-    }
-    return users;
-  }
-  [[nodiscard]] std::uint64_t room_lost() const noexcept { return tier_at<last>().room.stats().lost; }
-  /// A free staging slot, or `none`.
-  [[nodiscard]] std::uint32_t free_stage() noexcept;
+  result<void> finish_fetch(std::uint32_t id, const transfer& done, result<void> outcome) noexcept;
   template <std::size_t Index>
-  [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept {
-    return tier_at<Index>().range(stages_[stage].place, bytes).span();
-  }
+  result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
+  [[nodiscard]] attempt refused(const failure& why) const noexcept;
+  [[nodiscard]] failure not_moved() const noexcept;
+  result<void> verify(std::uint32_t slot, const copy& beneath, std::uint32_t found) const noexcept;
   [[nodiscard]] std::uint32_t claim_transfer(const transfer& fresh) noexcept;
   void release_transfer(std::uint32_t id) noexcept;
-  /// The most that copies may take of tier Index.
+  [[nodiscard]] std::uint32_t transfer_touching(std::size_t tier) const noexcept;
+  [[nodiscard]] bool is_ready(std::uint32_t id);
+  result<void> wait_for(std::uint32_t id, patience wait, std::uint64_t began_ns);
+  result<void> complete(std::uint32_t id);
+  [[nodiscard]] std::uint64_t stage_size() const noexcept;
+  [[nodiscard]] std::uint64_t placed_stages() const noexcept;
+  [[nodiscard]] std::uint32_t free_stage() noexcept;
   template <std::size_t Index>
-  [[nodiscard]] std::uint64_t most_room() const noexcept {
-    const detail::room_stats room = tier_at<Index>().room.stats();
-    const std::uint64_t staging =
-        Index + 1 == last ? placed_stages() * tier_at<Index>().room.granted_for(stage_size()) : 0;
-    return room.capacity - room.lost - staging;
-  }
-  /// The outcome of a transfer whose space threw.
-  [[nodiscard]] failure not_moved() const noexcept {
-    return {.code = errc::dependency_failed, .where = options_.name.c_str()};
-  }
-  void note(const failure& why) noexcept {
-    ++background_failures_;
-    background_failure_ = why;
-  }
+  [[nodiscard]] std::span<std::byte> stage_bytes(std::uint32_t stage, std::uint64_t bytes) noexcept;
 
   tiered_options options_;
   meter<tiers - 1, typename Traits::clock> meter_;
   typename Traits::clock clock_;
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   std::tuple<detail::tier_state<Tiers>...> tiers_;
-  typename edge_tuple<std::make_index_sequence<tiers - 1>>::type edges_;
+  typename edges::type edges_;
   detail::handle_table<chunk_handle, chunk_name> names_;
   LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<keeps_chunks, prefix_index, detail::no_keys>
       keys_;                                                 // to names, + 1
@@ -635,7 +485,9 @@ using tiered_buffer = basic_tiered_buffer<tiered_traits, detail::lifted_tier_t<T
 #include <llmmem/detail/tiered_buffer_body.hpp>
 #include <llmmem/detail/tiered_buffer_clones.hpp>
 #include <llmmem/detail/tiered_buffer_keeping.hpp>
+#include <llmmem/detail/tiered_buffer_leases.hpp>
 #include <llmmem/detail/tiered_buffer_middle.hpp>
 #include <llmmem/detail/tiered_buffer_movement.hpp>
+#include <llmmem/detail/tiered_buffer_room.hpp>
 #include <llmmem/detail/tiered_buffer_steps.hpp>
 #include <llmmem/detail/tiered_buffer_transfers.hpp>

@@ -213,4 +213,6 @@ class rank_session {
 
 }  // namespace llmmem::inline v0
 
-#include <llmmem/checkpoint/detail/rank_session_body.hpp>
+#include <llmmem/checkpoint/detail/rank_session_joining.hpp>
+#include <llmmem/checkpoint/detail/rank_session_messages.hpp>
+#include <llmmem/checkpoint/detail/rank_session_rounds.hpp>

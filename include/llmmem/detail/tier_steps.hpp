@@ -25,6 +25,15 @@ struct tier_transfer {
   std::uint32_t stage = no_index;  // staging slot
 };
 
+/// Whether that transfer's failure is what keeps a chunk from where it should go: its own bytes did not come,
+/// or what was to make room for it could not leave.
+[[nodiscard]] constexpr bool is_in_the_way(const tier_transfer& failed, std::uint32_t slot,
+                                           bool needs_contents) noexcept {
+  const bool is_own = failed.chunk == slot;
+  if (!failed.stores) return is_own && needs_contents;
+  return failed.then_drops && !failed.demotes && !(is_own && failed.edge == 0);
+}
+
 /// Memory in which a chunk is encoded or decoded.
 struct staging_slot {
   tier_copy place;

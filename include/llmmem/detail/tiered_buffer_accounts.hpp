@@ -89,9 +89,14 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
         if (held.granted != 0) ++places[at];
         if (held.granted == 0 && held.at != detail::residence::absent) say(tier + " has no place");
         if (held.granted != 0 && held.granted < c.bytes) say(tier + " has too small a place");
-        if (at == last && held.granted == 0 && room_lost() == 0) say("lost its place in the last tier");
+        if (at == last && held.granted == 0 && tier_at<last>().room.stats().lost == 0)
+          say("lost its place in the last tier");
         if (held.at == detail::residence::reserved && !c.wanted) say(tier + " keeps a place for nothing");
-        const std::uint32_t users = held_pins(c, at);
+        std::uint32_t users = at == 0 ? c.leases : 0;
+        if (c.transfer != none) {
+          const transfer& t = transfers_[c.transfer];
+          users += (t.edge + 1 == at) || (t.stores && t.edge == at) ? 1 : 0;
+        }
         if (held.pins != users) {
           say(tier + " is pinned " + std::to_string(held.pins) + " times, by " + std::to_string(users));
         }
@@ -135,6 +140,18 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
     });
   }
   return found;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::uint64_t basic_tiered_buffer<Traits, Tiers...>::rounded_bytes(std::uint64_t bytes) const noexcept {
+  std::uint64_t most = 0;
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    ((most =
+          tier_at<Index>().room.granted_for(bytes) > most ? tier_at<Index>().room.granted_for(bytes) : most),
+     ...);
+  }(std::make_index_sequence<last>{});
+  return most;
 }
 
 }  // namespace llmmem::inline v0

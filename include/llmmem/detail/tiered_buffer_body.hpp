@@ -1,5 +1,5 @@
 /// @file
-/// Chunks and leases of `tiered_buffer`.
+/// Chunks of a `tiered_buffer`: how they are made, resized, discarded and removed.
 #pragma once
 
 #include <llmmem/tiered_buffer.hpp>
@@ -44,8 +44,8 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
              encodes ? options_.staging_slots : 0, options_.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
       edges_([&]<std::size_t... Index>(std::index_sequence<Index...>) {
-        using setups = typename edge_tuple<std::make_index_sequence<tiers - 1>>::setup;
-        return setups(typename edge_type<Index>::setup{
+        using setups = typename edges::setup;
+        return setups(typename edges::template edge<Index>::setup{
             *tier_at<Index>().space, *tier_at<Index + 1>().space, options_.max_transfers,
             options_.bounce_bytes, options_.bounce_slot_bytes,
             options_.name + ": ring beneath tier " + std::to_string(Index), options_.metadata}...);
@@ -120,6 +120,47 @@ template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const noexcept {
   return names_.check(chunk, options_.name.c_str());
+}
+
+/// What is wrong with a chunk, by one of its names.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted,
+                                                        std::uint64_t found) const noexcept {
+  return {code, chunks_[slot].name, wanted, found, options_.name.c_str()};
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::no_more_chunks() const noexcept {
+  return {errc::table_full, static_cast<std::uint32_t>(full_table::chunks), 1, 0, options_.name.c_str()};
+}
+
+/// The record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+inline std::uint32_t basic_tiered_buffer<Traits, Tiers...>::record_of(chunk_handle chunk) noexcept {
+  const std::uint32_t slot = names_[chunk.slot].record;
+  chunks_[slot].name = chunk.slot;
+  return slot;
+}
+
+/// Calls `f` with tier `i` as a constant, or with edge `i`.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Count, class F>
+inline void basic_tiered_buffer<Traits, Tiers...>::with_index(std::size_t i, F&& f) {
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (static_cast<void>(i == Index ? (f(std::integral_constant<std::size_t, Index>{}), 0) : 0), ...);
+  }(std::make_index_sequence<Count>{});
+}
+
+/// A failure that nobody waited for.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+void basic_tiered_buffer<Traits, Tiers...>::note(const failure& why) noexcept {
+  ++background_failures_;
+  background_failure_ = why;
 }
 
 /// Whether the codec takes chunks of that size.
@@ -403,16 +444,6 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::bytes(chunk_handle 
   return chunks_[names_[chunk.slot].record].bytes;
 }
 
-/// The topmost tier with a valid copy, or `tiers` when there is none.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-std::size_t basic_tiered_buffer<Traits, Tiers...>::newest(const chunk_record& c) const noexcept {
-  std::size_t i = 0;
-  while (i < tiers && !c.copies[i].is_valid())
-    ++i;
-  return i;
-}
-
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<std::size_t> basic_tiered_buffer<Traits, Tiers...>::tier_of(chunk_handle chunk) const noexcept {
@@ -421,124 +452,6 @@ result<std::size_t> basic_tiered_buffer<Traits, Tiers...>::tier_of(chunk_handle 
   if (found == tiers)
     return failure{.code = errc::no_contents, .index = chunk.slot, .where = options_.name.c_str()};
   return found;
-}
-
-/// Whether a tier beneath has all that this copy has.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-bool basic_tiered_buffer<Traits, Tiers...>::is_clean(const chunk_record& c, std::size_t tier) const noexcept {
-  if (!c.copies[tier].dirty.empty()) return false;
-  for (std::size_t i = tier + 1; i < tiers; ++i) {
-    if (c.copies[i].is_valid()) return true;
-  }
-  return false;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-result<typename basic_tiered_buffer<Traits, Tiers...>::top_range>
-basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode mode,
-                                                   byte_interval changed, patience wait) {
-  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
-  chunk_name& n = names_[chunk.slot];
-  std::uint32_t slot = record_of(chunk);
-  const std::uint64_t bytes = chunks_[slot].bytes;
-  if (changed.end > bytes || changed.begin > changed.end) {
-    return failure{
-        .code = errc::past_the_bytes, .wanted = changed.end, .found = bytes, .where = options_.name.c_str()};
-  }
-  const bool changes = writes(mode);
-  if (chunks_[slot].writing || (changes && n.leases != 0))
-    return at_chunk(errc::chunk_leased, slot, 0, n.leases);
-  const bool parts = changes && chunks_[slot].sharers > 1;
-  note_ended();
-  if (due_count_ != 0) write_through_due(changes && !parts ? slot : none);
-  const std::size_t found = newest(chunks_[slot]);
-  if (found == tiers && reads(mode)) return at_chunk(errc::no_contents, slot);
-  if (parts) {
-    const parting how = reads(mode) ? parting::copied : parting::anew;
-    if (const result<void> parted = part(chunk.slot, bytes, how, wait); !parted) return parted.error();
-    slot = n.record;
-  } else if (found != 0 && found < last) {
-    with_index<last>(found, [&]<class Index>(Index) {
-      tier_at<Index::value>().eviction.touch(slot_id{slot}, hint_of(slot));
-    });
-  }
-  // A transfer that reads the copy is in nobody's way but a writer's.
-  chunk_record& c = chunks_[slot];
-  if (!parts && (found != 0 || (changes && c.transfer != none))) {
-    if (const result<void> there = make_resident(slot, reads(mode), wait); !there) return there.error();
-  }
-  if (found != tiers) ++hits_[found];
-  if (mode == access_mode::write) {
-    // What lies beneath is overtaken, and will be overwritten whole: it need not keep its room.
-    for (std::size_t i = 1; i < last; ++i) {
-      with_index<last>(i, [&]<class Index>(Index) {
-        if (c.copies[Index::value].is_valid()) forget<Index::value>(slot);
-      });
-    }
-  }
-  copy& top = c.copies[0];
-  if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
-  c.writing = changes;
-  ++n.leases;
-  if (++c.leases == 1) observer_.on_leased(chunk_id{slot}, top.granted, mode);
-  ++c.uses;
-  ++leases_;
-  pin<0>(slot);
-  // The lease for which it was brought in is no use beyond that.
-  if (!std::exchange(top.awaited, false) && found == 0 && !parts)
-    tier_at<0>().eviction.touch(slot_id{slot}, hint_of(slot));
-  return tier_at<0>().range(top, c.bytes);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t name, access_mode mode) noexcept {
-  const std::uint32_t slot = names_[name].record;
-  chunk_record& c = chunks_[slot];
-  --names_[name].leases;
-  if (--c.leases == 0) observer_.on_released(chunk_id{slot}, c.copies[0].granted);
-  unpin<0>(slot);
-  if (!writes(mode)) return;
-  c.writing = false;
-  if (is_due(c, 0)) mark_due(slot);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-auto basic_tiered_buffer<Traits, Tiers...>::read(chunk_handle chunk, patience wait) -> result<read_lease> {
-  const result<top_range> range = begin_lease(chunk, access_mode::read, {}, wait);
-  if (!range) return range.error();
-  return read_lease(*this, chunk.slot, *range);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-auto basic_tiered_buffer<Traits, Tiers...>::write(chunk_handle chunk, patience wait) -> result<write_lease> {
-  const result<top_range> range = begin_lease(chunk, access_mode::write, {}, wait);
-  if (!range) return range.error();
-  return write_lease(*this, chunk.slot, *range);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, patience wait)
-    -> result<update_lease> {
-  const result<std::uint64_t> all = bytes(chunk);
-  if (!all) return all.error();
-  return update(chunk, 0, *all, wait);
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, std::uint64_t offset,
-                                                   std::uint64_t count, patience wait)
-    -> result<update_lease> {
-  const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
-  const result<top_range> range = begin_lease(chunk, access_mode::read_write, {offset, end}, wait);
-  if (!range) return range.error();
-  return update_lease(*this, chunk.slot, *range);
 }
 
 }  // namespace llmmem::inline v0

@@ -53,17 +53,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
   }
 }
 
-/// Whether that transfer's failure is what keeps a chunk from where it should go: its own bytes did not come,
-/// or what was to make room for it could not leave.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-bool basic_tiered_buffer<Traits, Tiers...>::is_in_the_way(const transfer& failed, std::uint32_t slot,
-                                                          bool needs_contents) noexcept {
-  const bool is_own = failed.chunk == slot;
-  if (!failed.stores) return is_own && needs_contents;
-  return failed.then_drops && !failed.demotes && !(is_own && failed.edge == 0);
-}
-
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t slot, bool needs_contents,

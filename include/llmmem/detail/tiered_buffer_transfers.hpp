@@ -1,5 +1,5 @@
 /// @file
-/// The single steps of a `tiered_buffer`: room, transfers over one edge, how they begin and end.
+/// Transfers of a `tiered_buffer` over one edge: how they begin, are waited for, and end.
 #pragma once
 
 #include <llmmem/tiered_buffer.hpp>
@@ -8,6 +8,24 @@
 #include <time.h>
 
 namespace llmmem::inline v0 {
+
+/// What becomes of bytes between tier Index and the one beneath.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Index>
+struct basic_tiered_buffer<Traits, Tiers...>::below {
+  /// Whether they change their form.
+  static constexpr bool encodes = basic_tiered_buffer::encodes && Index + 1 == last;
+  /// Whether they go through a ring.
+  static constexpr bool bounces = edges::template edge<Index>::bounces;
+  static constexpr bool leaves_memory = detail::leaves_memory<space_type<Index + 1>>();
+  /// Whether a copy above has a checksum where what it came from had one: no lease changes it there.
+  static constexpr bool keeps_checksum = Index != 0 && detail::leaves_memory<space_type<Index>>();
+  /// Whether what goes down is summed in the ring, for which all of it has to go.
+  [[nodiscard]] static constexpr bool sums(const copy& above) noexcept {
+    return bounces && leaves_memory && !(keeps_checksum && above.has_checksum);
+  }
+};
 
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
@@ -25,119 +43,6 @@ void basic_tiered_buffer<Traits, Tiers...>::release_transfer(std::uint32_t id) n
   if (transfers_[id].stage != none) stages_[transfers_[id].stage].user = none;
   transfers_[id].chunk = none;
   free_transfers_[free_transfer_count_++] = id;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::pin(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[Index];
-  if constexpr (Index != last) {
-    if (held.pins == 0 && held.is_valid()) tier_at<Index>().eviction.pin(slot_id{slot});
-  }
-  ++held.pins;
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::unpin(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[Index];
-  --held.pins;
-  if constexpr (Index != last) {
-    if (held.pins == 0 && held.is_valid()) tier_at<Index>().eviction.unpin(slot_id{slot});
-  }
-}
-
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noexcept {
-  copy& held = chunks_[slot].copies[Index];
-  held.at = detail::residence::valid;
-  if constexpr (Index != last) {
-    tier_at<Index>().eviction.insert(slot_id{slot}, hint_of(slot));
-    if (held.pins == 0) tier_at<Index>().eviction.unpin(slot_id{slot});
-  }
-}
-
-/// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
-  static_assert(Index != last, "in the last tier every chunk keeps its place");
-  auto& tier = tier_at<Index>();
-  detail::evict(tier.eviction, slot_id{slot});
-  if constexpr (Index == 0) observer_.on_left(chunk_id{slot}, chunks_[slot].copies[0].granted);
-  tier.room.give_back(chunks_[slot].copies[Index]);
-}
-
-/// Frees a valid copy of which a tier beneath has all. @pre it is not pinned.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::drop_clean(std::uint32_t slot) noexcept {
-  ++tier_at<Index>().drops;
-  if constexpr (Index == 0) chunks_[slot].admitted = {};  // what came up does not go down again
-  drop<Index>(slot);
-}
-
-/// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept {
-  auto& tier = tier_at<Index>();
-  tier.eviction.erase(slot_id{slot});
-  if constexpr (Index == 0) observer_.on_left(chunk_id{slot}, chunks_[slot].copies[0].granted);
-  tier.room.give_back(chunks_[slot].copies[Index]);
-}
-
-/// Gives `into` a place in tier Index, of which it drops what is clean and begins to write back what is not.
-///
-/// One that cannot begin to be written is passed over for the next, and costs nobody else its lease.
-///
-/// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
-/// that other prefetches keep: it waits.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-template <std::size_t Index>
-auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t bytes, urgency how)
-    -> attempt {
-  auto& tier = tier_at<Index>();
-  passed_over<Index> unable(*this);
-  for (;;) {
-    const result<void> had = tier.room.take(into, bytes);
-    if (had) {
-      into.at = Index == last ? detail::residence::absent : detail::residence::reserved;
-      return {};
-    }
-    if constexpr (Index == last) {
-      return attempt::failed(had.error());
-    } else {
-      const bool can_be_had = had.code() == errc::out_of_bytes || had.code() == errc::table_full;
-      if (!can_be_had || tier.room.granted_for(bytes) > most_room<Index>())
-        return attempt::failed(had.error());
-      const std::optional<slot_id> victim = tier.eviction.victim();
-      const bool enough_leaves = leaving_[Index] >= bytes;
-      if (!victim || enough_leaves) {
-        if (const std::uint32_t on = transfer_touching(Index); on != none) return attempt::blocked(on);
-        if (how == urgency::prefetch) return attempt::blocked(none);
-        if (cancel_reservations()) continue;
-        return attempt::failed(unable.why(had.error()));
-      }
-      const std::uint32_t slot = to_index(*victim);
-      if (how == urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(none);
-      if (is_clean(chunks_[slot], Index)) {
-        let_go<Index>(slot, how);
-        continue;
-      }
-      const attempt left = begin_store<Index>(slot, true, how);
-      if (left.how == attempt::kind::failed && unable.add(slot, left.why)) continue;
-      if (!left.is_done()) return left;
-    }
-  }
 }
 
 /// Begins to copy a chunk's dirty bytes from tier Index to the one beneath.
@@ -203,6 +108,13 @@ auto basic_tiered_buffer<Traits, Tiers...>::refused(const failure& why) const no
   return attempt::failed(why);
 }
 
+/// The outcome of a transfer whose space threw.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+failure basic_tiered_buffer<Traits, Tiers...>::not_moved() const noexcept {
+  return {.code = errc::dependency_failed, .where = options_.name.c_str()};
+}
+
 /// Ends a transfer: whatever it touched is at rest.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
@@ -229,7 +141,7 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
   dirty_ranges parts;
   auto source =
       tier_at<Index>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
-  if constexpr (encodes_below<Index>) {
+  if constexpr (below<Index>::encodes) {
     const std::uint32_t at = free_stage();
     transfers_[id].stage = at;
     stages_[at].user = id;
@@ -240,14 +152,14 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
     stages_[at].bytes = *encoded;
     source = tier_at<Index>().range(stages_[at].place, lower.rounded(*encoded));
     parts.add({0, source.bytes});
-  } else if (beneath.is_valid() && !sums_below<Index>(above)) {
+  } else if (beneath.is_valid() && !below<Index>::sums(above)) {
     parts = above.dirty.aligned(lower.granularity, source.bytes);
   } else {
     parts.add({0, source.bytes});
   }
   const result<void> begun =
       std::get<Index>(edges_).store(id, source, lower.range(beneath, source.bytes), parts.intervals(), how,
-                                    sums_below<Index>(above) ? c.bytes : 0);
+                                    below<Index>::sums(above) ? c.bytes : 0);
   if (!begun) return begun.error();
   return parts.bytes();
 }
@@ -281,15 +193,15 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t id, const
     return;
   }
   beneath.stored = c.bytes;
-  if constexpr (encodes_below<Index>) beneath.stored = stages_[done.stage].bytes;
-  if constexpr (detail::leaves_memory<space_type<Index + 1>>() && space_type<Index>::is_host_accessible) {
-    if constexpr (encodes_below<Index>) {
+  if constexpr (below<Index>::encodes) beneath.stored = stages_[done.stage].bytes;
+  if constexpr (below<Index>::leaves_memory && space_type<Index>::is_host_accessible) {
+    if constexpr (below<Index>::encodes) {
       beneath.checksum = crc32c(0, stage_bytes<Index>(done.stage, beneath.stored));
     } else {
       beneath.checksum = crc32c(0, tier_at<Index>().range(above, c.bytes).span());
     }
     beneath.has_checksum = true;
-  } else if constexpr (bounces_below<Index> && detail::leaves_memory<space_type<Index + 1>>()) {
+  } else if constexpr (below<Index>::bounces && below<Index>::leaves_memory) {
     // What passes from one such tier to another keeps the checksum that it has.
     const std::optional<std::uint32_t> taken = std::get<Index>(edges_).checksum(id);
     beneath.checksum = taken.value_or(above.checksum);
@@ -320,7 +232,7 @@ template <class Traits, class... Tiers>
 template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
   if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
-  if constexpr (encodes_below<Index>) {
+  if constexpr (below<Index>::encodes) {
     if (free_stage() != none) return {};
     for (std::size_t i = 0; i < stages_.size(); ++i) {
       if (stages_[i].user != none) return attempt::blocked(stages_[i].user);
@@ -331,6 +243,31 @@ auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
   return {};
 }
 
+/// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::uint64_t basic_tiered_buffer<Traits, Tiers...>::stage_size() const noexcept {
+  return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+std::uint64_t basic_tiered_buffer<Traits, Tiers...>::placed_stages() const noexcept {
+  std::uint64_t placed = 0;
+  for (std::size_t i = 0; i < stages_.size(); ++i)
+    placed += stages_[i].place.granted != 0 ? 1 : 0;
+  return placed;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+template <std::size_t Index>
+std::span<std::byte> basic_tiered_buffer<Traits, Tiers...>::stage_bytes(std::uint32_t stage,
+                                                                        std::uint64_t bytes) noexcept {
+  return tier_at<Index>().range(stages_[stage].place, bytes).span();
+}
+
+/// A free staging slot, or `none`.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() noexcept {
@@ -361,7 +298,7 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
   above.at = detail::residence::arriving;
   auto destination =
       tier_at<Index>().range(above, above.granted < beneath.granted ? above.granted : beneath.granted);
-  if constexpr (encodes_below<Index>) {
+  if constexpr (below<Index>::encodes) {
     const std::uint32_t at = free_stage();
     transfers_[id].stage = at;
     stages_[at].user = id;
@@ -397,23 +334,23 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t i
     if (outcome) {
       const std::span<std::byte> into = tier_at<Index>().range(above, c.bytes).span();
       std::span<std::byte> came = into;
-      if constexpr (encodes_below<Index>) came = stage_bytes<Index>(done.stage, beneath.stored);
-      if constexpr (detail::leaves_memory<space_type<Index + 1>>()) {
+      if constexpr (below<Index>::encodes) came = stage_bytes<Index>(done.stage, beneath.stored);
+      if constexpr (below<Index>::leaves_memory) {
         if (beneath.has_checksum) outcome = verify(slot, beneath, crc32c(0, came));
       }
-      if constexpr (encodes_below<Index>) {
+      if constexpr (below<Index>::encodes) {
         const auto decoding = meter_.stalling(stall_cause::codec);
         if (outcome) outcome = tier_at<Index + 1>().codec.decode(came, into);
       }
     }
   }
-  if constexpr (bounces_below<Index>) {
+  if constexpr (below<Index>::bounces) {
     if (const std::optional<std::uint32_t> came = std::get<Index>(edges_).checksum(id); outcome && came)
       outcome = verify(slot, beneath, *came);
   }
   auto& room = tier_at<Index>().room;
   if (outcome) {
-    if constexpr (keeps_checksum<Index>) {
+    if constexpr (below<Index>::keeps_checksum) {
       above.checksum = beneath.checksum;
       above.has_checksum = beneath.has_checksum;
     }
@@ -424,7 +361,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t i
     leave_when_passed<Index + 1>(slot);
   } else if (outcome.code() != errc::completion_lost) {
     room.give_back(above);
-  } else if constexpr (encodes_below<Index>) {
+  } else if constexpr (below<Index>::encodes) {
     // The device may write to the staging memory at any time to come.
     room.retire(stages_[done.stage].place);
     room.give_back(above);
@@ -514,23 +451,6 @@ std::uint32_t basic_tiered_buffer<Traits, Tiers...>::transfer_touching(std::size
     found = id;
   }
   return found;
-}
-
-/// Gives back places that prefetches keep and nothing is on its way to. Whether there were any.
-template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
-bool basic_tiered_buffer<Traits, Tiers...>::cancel_reservations() noexcept {
-  bool any = false;
-  for (std::uint32_t i = 0; i < wanted_count_; ++i) {
-    chunk_record& c = chunks_[wanted_[i]];
-    for (std::size_t tier = 0; tier < last; ++tier) {
-      if (c.copies[tier].at != detail::residence::reserved) continue;
-      with_index<last>(
-          tier, [&]<class Index>(Index) { tier_at<Index::value>().room.give_back(c.copies[Index::value]); });
-      any = true;
-    }
-  }
-  return any;
 }
 
 }  // namespace llmmem::inline v0

@@ -18,7 +18,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -304,6 +306,19 @@ class tier_edge {
 
   link_type link_;
   std::vector<flight> flights_;
+};
+
+/// The edges between neighbours of `Spaces`, fastest first. `Index` is 0 to the number of edges.
+template <class Traits, class Indices, class... Spaces>
+struct tier_edges;
+template <class Traits, std::size_t... Index, class... Spaces>
+struct tier_edges<Traits, std::index_sequence<Index...>, Spaces...> {
+  template <std::size_t At>
+  using space = std::tuple_element_t<At, std::tuple<Spaces...>>;
+  template <std::size_t At>
+  using edge = tier_edge<Traits, space<At>, space<At + 1>>;
+  using type = std::tuple<edge<Index>...>;
+  using setup = std::tuple<typename edge<Index>::setup...>;
 };
 
 }  // namespace llmmem::inline v0::detail

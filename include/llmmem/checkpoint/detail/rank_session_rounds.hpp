@@ -1,50 +1,11 @@
 /// @file
-/// How ranks talk through files of a folder.
+/// One checkpoint of a `rank_session`: its draft, the votes, and whether it is committed or stopped.
 #pragma once
 
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstddef>
-#include <span>
-
 namespace llmmem::inline v0 {
-
-template <checkpoint_storage Storage>
-rank_session<Storage>::rank_session(Storage& storage, const rank_session_options& options)
-    : storage_(&storage), options_(options), nonce_(storage.nonce()), lock_(take_rank(storage, options)) {
-  if (options_.rank == 0) folder_.emplace(storage);
-}
-
-template <checkpoint_storage Storage>
-typename Storage::lock_type rank_session<Storage>::take_rank(Storage& storage,
-                                                             const rank_session_options& options) {
-  const std::string who = "rank " + std::to_string(options.rank);
-  if (options.rank >= options.world)
-    throw argument_error("rank_session: " + who + " of " + std::to_string(options.world));
-  const std::string name = std::string(checkpoint_names::rank_lock) + std::to_string(options.rank);
-  std::optional<typename Storage::lock_type> lock = storage.try_lock(name);
-  if (lock) return std::move(*lock);
-  throw io_error(storage.path(name) + ": another process is " + who +
-                 " here; stop it, or give this one another rank");
-}
-
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::where(const checkpoint_draft& draft) const {
-  return storage_->path("") + ": step " + std::to_string(draft.id.step) + ", generation " +
-         std::to_string(draft.id.generation) + ": ";
-}
-
-template <checkpoint_storage Storage>
-void rank_session<Storage>::check_lock() const {
-  if (lock_.is_held()) return;
-  const std::string rank = std::to_string(options_.rank);
-  throw fenced(storage_->path(std::string(checkpoint_names::rank_lock) + rank) +
-               ": it was removed or replaced while this process held it: another one may be rank " + rank +
-               " now; nothing was committed");
-}
 
 template <checkpoint_storage Storage>
 auto rank_session<Storage>::current(const checkpoint_draft& draft, const char* call) -> round& {
@@ -53,215 +14,6 @@ auto rank_session<Storage>::current(const checkpoint_draft& draft, const char* c
                        ", generation " + std::to_string(draft.id.generation) +
                        " is not of the draft that was begun last");
 }
-
-// --- files
-
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::name_of(std::string_view kind, std::uint64_t number) const {
-  return detail::session_prefix(*session_) + std::string(kind) + "-" + std::to_string(number);
-}
-
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::vote_name(std::uint64_t number, std::uint32_t rank) const {
-  return name_of("vote", number) + "-" + std::to_string(rank);
-}
-
-/// Of all that ranks tell, sorted.
-template <checkpoint_storage Storage>
-std::vector<std::string> rank_session<Storage>::names() {
-  std::vector<std::string> there;
-  for (storage_entry& each : storage_->list("")) {
-    if (each.name.starts_with(checkpoint_names::rendezvous)) there.push_back(std::move(each.name));
-  }
-  std::ranges::sort(there);
-  return there;
-}
-
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::has(const std::vector<std::string>& sorted, const std::string& name) {
-  return std::ranges::binary_search(sorted, name);
-}
-
-/// What cannot be removed goes when the folder is opened next.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::remove_quietly(const std::string& name) {
-  try {
-    storage_->remove(name);
-  } catch (const std::exception&) {
-  }
-}
-
-/// Synced: on a folder that machines share, another one is only sure to see what was.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::write_message(const std::string& name, std::string_view text) {
-  auto output = storage_->create(name, text.size());
-  static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
-  output.sync();
-}
-
-/// Whether this was the first file of that name.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::publish(const std::string& name, const detail::rank_message& message) {
-  const std::string text = detail::to_text(message);
-  const std::string unnamed = detail::rank_file("tmp", storage_->nonce());
-  try {
-    write_message(unnamed, text);
-    if (give_name(unnamed, name, text)) return true;
-  } catch (...) {
-    remove_quietly(unnamed);
-    throw;
-  }
-  remove_quietly(unnamed);
-  return false;
-}
-
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::give_name(const std::string& from, const std::string& name,
-                                      std::string_view text) {
-  try {
-    storage_->rename(from, name);
-    return true;
-  } catch (const storage_error& error) {
-    if (error.number() == EEXIST) return false;
-    if (!detail::is_unsupported(error.number())) throw;
-  }
-  try {
-    storage_->link(from, name);
-    remove_quietly(from);
-    return true;
-  } catch (const storage_error& error) {
-    if (error.number() == EEXIST) return false;
-    if (!detail::is_unsupported(error.number())) throw;
-  }
-  // Others may see half of it, and take it for nothing.
-  try {
-    write_message(name, text);
-  } catch (const storage_error& error) {
-    if (error.call() == storage_call::create && error.number() == EEXIST) return false;
-    throw;
-  }
-  remove_quietly(from);
-  return true;
-}
-
-/// Nothing for what is not there, or not whole.
-template <checkpoint_storage Storage>
-std::optional<detail::rank_message> rank_session<Storage>::read(const std::string& name) {
-  try {
-    return detail::read_rank_message(detail::read_whole(*storage_, name, max_manifest_bytes + 4096));
-  } catch (const storage_error& error) {
-    if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
-    throw;
-  } catch (const io_error&) {  // it went while it was being opened
-    return std::nullopt;
-  }
-}
-
-/// Of this session and that round.
-template <checkpoint_storage Storage>
-std::optional<detail::rank_message> rank_session<Storage>::read_told(const std::string& name,
-                                                                     std::string_view kind,
-                                                                     std::uint64_t number,
-                                                                     std::size_t numbers) {
-  auto message = read(name);
-  if (!message || message->kind != kind || message->numbers.size() != numbers ||
-      message->numbers[0] != *session_ || message->numbers[1] != number) {
-    return std::nullopt;
-  }
-  return message;
-}
-
-// --- who takes part
-
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::try_join() {
-  if (session_) return true;
-  check_lock();
-  const std::vector<std::string> there = names();
-  return options_.rank == 0 ? gather(there) : find_session(there);
-}
-
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
-  std::vector<std::vector<std::pair<std::uint64_t, std::string>>> joined(options_.world);
-  joined[0].emplace_back(nonce_, "");
-  std::string notes;
-  const std::string prefix = std::string(checkpoint_names::rendezvous) + "join-";
-  for (const std::string& name : there) {
-    if (!name.starts_with(prefix)) continue;
-    const auto message = read(name);
-    if (!message || message->kind != "join" || message->numbers.size() != 3) continue;
-    const std::uint64_t rank = message->numbers[0];
-    const std::uint64_t world = message->numbers[1];
-    if (world != options_.world || rank == 0 || rank >= world) {
-      notes += "; somebody is rank " + std::to_string(rank) + " of " + std::to_string(world);
-    } else {
-      joined[static_cast<std::size_t>(rank)].emplace_back(message->numbers[2], name);
-    }
-  }
-  waits_ = {};
-  detail::rank_message session{"session", {storage_->nonce(), options_.world}, {}};
-  for (std::uint32_t rank = 0; rank < options_.world; ++rank) {
-    if (joined[rank].size() == 1) {
-      session.numbers.push_back(joined[rank].front().first);
-      continue;
-    }
-    waits_.ranks.push_back(rank);
-    // One of them is of a process that is gone: who lives says so again.
-    for (const auto& [nonce, name] : joined[rank])
-      remove_quietly(name);
-  }
-  if (!waits_.ranks.empty()) {
-    waits_.text = detail::to_text(waits_.ranks) + " of " + std::to_string(options_.world) +
-                  (waits_.ranks.size() == 1 ? " has" : " have") + " not joined" + notes;
-    return false;
-  }
-  if (!publish(detail::rank_file("session", session.numbers[0]), session)) return false;
-  session_ = session.numbers[0];
-  return true;
-}
-
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::find_session(const std::vector<std::string>& there) {
-  const std::string own = detail::rank_file("join", nonce_);
-  const std::string prefix = std::string(checkpoint_names::rendezvous) + "session-";
-  waits_ = {{0}, "rank 0 has not begun a session with this process"};
-  for (const std::string& name : there) {
-    if (!name.starts_with(prefix)) continue;
-    const auto message = read(name);
-    if (!message || message->kind != "session" || message->numbers.size() < 2) continue;
-    const std::vector<std::uint64_t>& numbers = message->numbers;
-    if (numbers[1] == options_.world && numbers.size() == std::size_t{2} + options_.world &&
-        numbers[std::size_t{2} + options_.rank] == nonce_) {
-      session_ = numbers[0];
-      remove_quietly(own);
-      return true;
-    }
-    waits_.text = "rank 0 has not begun a session with this process, but one with others is there";
-  }
-  if (has(there, own)) return false;
-  try {
-    static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
-  } catch (const storage_error& error) {
-    // Rank 0 came up and tidied, maybe while it was being opened, which has no number: the next call says it
-    // again.
-    if (error.number() != ENOENT && error.number() != 0) throw;
-    if (error.number() == 0) waits_.text += "; " + std::string(error.what());
-  } catch (const io_error& error) {  // likewise, while it was being opened
-    waits_.text += "; " + std::string(error.what());
-  }
-  return false;
-}
-
-template <checkpoint_storage Storage>
-void rank_session<Storage>::leave() noexcept {
-  try {
-    if (!session_ && options_.rank != 0) remove_quietly(detail::rank_file("join", nonce_));
-  } catch (...) {
-  }
-}
-
-// --- a round
 
 template <checkpoint_storage Storage>
 std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t step) {
@@ -451,18 +203,6 @@ bool rank_session<Storage>::commit(round& of) {
   return true;
 }
 
-/// What became of it is so, whether or not it can be told.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::tell(const round& of, fate how, const std::string& why) {
-  try {
-    static_cast<void>(
-        publish(name_of("outcome", of.number),
-                {"outcome", {*session_, of.number, options_.rank, static_cast<std::uint64_t>(how)}, why}));
-  } catch (const std::exception& error) {
-    note_trouble(of, "the other ranks could not be told what became of it: ", error);
-  }
-}
-
 /// Undoes nothing, and must not seem to.
 template <checkpoint_storage Storage>
 void rank_session<Storage>::note_trouble(const round& of, const char* what,
@@ -500,21 +240,6 @@ bool rank_session<Storage>::learn(round& of, const std::vector<std::string>& the
   if (outcome->numbers[3] == static_cast<std::uint64_t>(fate::committed)) return true;
   if (of.is_there) throw durability_uncertain(outcome->text);
   throw io_error(where(of.draft) + "rank 0 could not commit it: " + outcome->text);
-}
-
-template <checkpoint_storage Storage>
-auto rank_session<Storage>::read_decision(std::uint64_t number) -> std::optional<decision> {
-  auto message = read_told(name_of("decision", number), "decision", number, 4);
-  if (!message) return std::nullopt;
-  return decision{message->numbers[3] == 1 ? verdict::go : verdict::stop,
-                  static_cast<std::uint32_t>(message->numbers[2]), std::move(message->text)};
-}
-
-/// Whether nobody had decided before.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::decide(std::uint64_t number, verdict what, const std::string& why) {
-  return publish(name_of("decision", number),
-                 {"decision", {*session_, number, options_.rank, what == verdict::go ? 1U : 0U}, why});
 }
 
 template <checkpoint_storage Storage>
@@ -576,17 +301,6 @@ std::string rank_session<Storage>::abandon(const checkpoint_draft& draft, const 
   }
   if (folder_) folder_->abandon(draft);
   return stopped;
-}
-
-/// All ranks have voted in a later round: nobody reads what was said before.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::forget_before(std::uint64_t number, const std::vector<std::string>& there) {
-  const std::string prefix = detail::session_prefix(*session_);
-  for (const std::string& name : there) {
-    if (!name.starts_with(prefix)) continue;
-    const auto told_in = detail::round_in(std::string_view(name).substr(prefix.size()));
-    if (told_in && *told_in < number) remove_quietly(name);
-  }
 }
 
 }  // namespace llmmem::inline v0
