@@ -65,20 +65,25 @@ def raw_direct_python():
     return turn
 
 
-def safetensors_numpy():
-    import numpy
-    from safetensors.numpy import save_file
-
-    state = {name: numpy.random.default_rng(1).random(shape, dtype=numpy.float32) for name, shape in shapes()}
+def synced_save(save):
+    """A turn of `save(folder)`, which returns when it has written; the state may change when that is synced."""
 
     def turn(folder):
         began = time.perf_counter()
-        save_file(state, folder + "/model.safetensors")
+        save(folder)
         sync_tree(folder)
         took = time.perf_counter() - began
         return {"durable": took, "stall": took}
 
     return turn
+
+
+def safetensors_numpy():
+    import numpy
+    from safetensors.numpy import save_file
+
+    state = {name: numpy.random.default_rng(1).random(shape, dtype=numpy.float32) for name, shape in shapes()}
+    return synced_save(lambda folder: save_file(state, folder + "/model.safetensors"))
 
 
 def torch_state():
@@ -91,45 +96,21 @@ def safetensors_torch():
     from safetensors.torch import save_file
 
     state = torch_state()
-
-    def turn(folder):
-        began = time.perf_counter()
-        save_file(state, folder + "/model.safetensors")
-        sync_tree(folder)
-        took = time.perf_counter() - began
-        return {"durable": took, "stall": took}
-
-    return turn
+    return synced_save(lambda folder: save_file(state, folder + "/model.safetensors"))
 
 
 def torch_save():
     import torch
 
     state = torch_state()
-
-    def turn(folder):
-        began = time.perf_counter()
-        torch.save(state, folder + "/model.pt")
-        sync_tree(folder)
-        took = time.perf_counter() - began
-        return {"durable": took, "stall": took}
-
-    return turn
+    return synced_save(lambda folder: torch.save(state, folder + "/model.pt"))
 
 
 def torch_dcp():
     import torch.distributed.checkpoint as dcp
 
     state = torch_state()
-
-    def turn(folder):
-        began = time.perf_counter()
-        dcp.save(state, checkpoint_id=folder + "/dcp")
-        sync_tree(folder)
-        took = time.perf_counter() - began
-        return {"durable": took, "stall": took}
-
-    return turn
+    return synced_save(lambda folder: dcp.save(state, checkpoint_id=folder + "/dcp"))
 
 
 def torch_dcp_async():

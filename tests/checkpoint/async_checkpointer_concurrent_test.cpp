@@ -22,6 +22,7 @@
 #include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/stuck_coordinator.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -110,32 +111,6 @@ std::string what_is_wrong(simulated_storage& storage, state& as, std::uint64_t s
     as.spans[i] = as.bytes[i];
   return same ? "" : "other bytes";
 }
-
-/// A storage whose files cannot be made until it is opened: a disk that hangs.
-class stuck_gate {
- public:
-  void open() {
-    open_.store(true);
-    open_.notify_all();
-  }
-  void wait() const { open_.wait(false); }
-
- private:
-  std::atomic<bool> open_{false};
-};
-
-class stuck_coordinator : public solo_coordinator<simulated_storage> {
- public:
-  stuck_coordinator(simulated_storage& storage, const stuck_gate& gate)
-      : solo_coordinator<simulated_storage>(storage), gate_(&gate) {}
-  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
-    gate_->wait();
-    return solo_coordinator<simulated_storage>::begin(step);
-  }
-
- private:
-  const stuck_gate* gate_;
-};
 
 struct stuck_traits : traits {
   using coordinator_type = stuck_coordinator;
@@ -345,8 +320,8 @@ TEST_SUITE("async_checkpointer") {
   TEST_CASE("a disk that hangs holds the training up no longer than it may") {
     state of(5);
     simulated_storage storage;
-    stuck_gate disk;
-    stuck_coordinator coordinator(storage, disk);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     checkpointer_options options = tiny;
     options.max_stall_ns = 20'000'000;
     async_checkpointer<stuck_traits> saves(coordinator, of.tensors, options);
@@ -359,7 +334,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.stats().stall_ns >= 20'000'000);
     CHECK(!saves.flush(1'000'000));
     CHECK(ticket.wait_for(1'000'000) == commit_status::pending);
-    disk.open();
+    coordinator.open();
     CHECK(ticket.wait() == commit_status::not_committed);
     CHECK(ticket.why() ==
           "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
@@ -371,8 +346,8 @@ TEST_SUITE("async_checkpointer") {
   TEST_CASE("while it is busy a snapshot is skipped, and says so, or waits") {
     state of(5);
     simulated_storage storage;
-    stuck_gate disk;
-    stuck_coordinator coordinator(storage, disk);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     async_checkpointer<stuck_traits> saves(
         coordinator, of.tensors,
         {.ring_bytes = 1 << 16, .chunk_bytes = 256, .max_pending = 1, .busy = when_busy::skip});
@@ -383,7 +358,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.stats().skipped == 1);
     CHECK(saves.progress().step == 1);
     CHECK(saves.progress().bytes == saves.plan().bytes);
-    disk.open();
+    coordinator.open();
     CHECK(first.wait() == commit_status::committed);
     saves.flush();
     CHECK(saves.progress().bytes == 0);
@@ -392,8 +367,8 @@ TEST_SUITE("async_checkpointer") {
   TEST_CASE("one that waits for its turn does not wait for ever") {
     state of(5);
     simulated_storage storage;
-    stuck_gate disk;
-    stuck_coordinator coordinator(storage, disk);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     async_checkpointer<stuck_traits> saves(
         coordinator, of.tensors,
         {.ring_bytes = 1 << 16, .chunk_bytes = 256, .max_pending = 1, .max_stall_ns = 20'000'000});
@@ -403,7 +378,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(second.why() ==
           "async_checkpointer: 1 snapshots before it are still being written, for longer than max_stall_ns");
     CHECK(saves.stats().stall_ns >= 20'000'000);
-    disk.open();
+    coordinator.open();
     CHECK(first.wait() == commit_status::committed);
     CHECK(saves.begin_snapshot(3, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
   }
@@ -447,8 +422,8 @@ TEST_SUITE("async_checkpointer") {
   TEST_CASE("a view goes before the state is free to change, by the thread that copied") {
     state of(5);
     simulated_storage storage;
-    stuck_gate disk;
-    stuck_coordinator coordinator(storage, disk);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     async_checkpointer<holding_traits> saves(coordinator, of.tensors,
                                              {.ring_bytes = 1 << 16, .chunk_bytes = 256});
     const auto lease = std::make_shared<std::atomic<int>>(0);
@@ -459,7 +434,7 @@ TEST_SUITE("async_checkpointer") {
       CHECK(text_of([&] { static_cast<void>(std::move(guard).mutate()); }) ==  // NOLINT: that is the test
             "snapshot_guard: it was moved from, or has given its permit");
     }
-    disk.open();
+    coordinator.open();
   }
 
   TEST_CASE("an observer that throws ends nothing") {
@@ -475,8 +450,8 @@ TEST_SUITE("async_checkpointer") {
   TEST_CASE("waiting for a ticket ends when it is to, also where the owner copies") {
     state of(5);
     simulated_storage storage;
-    stuck_gate disk;
-    stuck_coordinator coordinator(storage, disk);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     checkpointer_options options = tiny;
     options.max_stall_ns = 2'000'000'000;
     async_checkpointer<owners_stuck> saves(coordinator, of.tensors, options);
@@ -484,7 +459,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(guard.ticket().wait_for(1'000'000) == commit_status::pending);
     CHECK(saves.gate().is_frozen());
     CHECK(saves.stats().stall_ns < 1'000'000'000);
-    disk.open();
+    coordinator.open();
     CHECK(guard.ticket().wait() == commit_status::committed);
   }
 

@@ -16,6 +16,7 @@
 #include "support/checkpoint_world.hpp"
 #include "support/error_text.hpp"
 #include "support/incremental_world.hpp"
+#include "support/named_storage.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
@@ -30,14 +31,6 @@ using llmmem::testing::storage_fault;
 using llmmem::testing::sweep_power_cuts;
 
 namespace {
-
-simulated_storage_options called(const std::string& name, bool rename_allowed = true) {
-  simulated_storage_options options;
-  options.name = name;
-  options.sector_bytes = 8;
-  options.rename_allowed = rename_allowed;
-  return options;
-}
 
 found_checkpoint newest(simulated_storage& storage) {
   const checkpoint_search search = find_checkpoint(storage);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -19,10 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "support/changing_state.hpp"
 #include "support/error_text.hpp"
 #include "support/newest_state.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/stuck_coordinator.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -32,26 +33,7 @@ namespace {
 
 using bytes = std::vector<std::byte>;
 
-/// A storage that takes nothing until it is opened: a disk that hangs.
-class stuck_coordinator : public solo_coordinator<simulated_storage> {
- public:
-  stuck_coordinator(simulated_storage& storage, const std::atomic<bool>& is_open)
-      : solo_coordinator<simulated_storage>(storage), is_open_(&is_open) {}
-  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
-    is_open_->wait(false);
-    return solo_coordinator<simulated_storage>::begin(step);
-  }
-
- private:
-  const std::atomic<bool>* is_open_;
-};
-
-struct traits : checkpointer_traits {
-  using storage_type = simulated_storage;
-  using coordinator_type = stuck_coordinator;
-  using view_type = cow_state_view;
-};
-using checkpointer = async_checkpointer<traits>;
+using checkpointer = async_checkpointer<view_traits<cow_state_view, stuck_coordinator>>;
 
 /// Ranges, with tensors of all sizes laid out in them, gaps between.
 struct cow_world {
@@ -66,8 +48,7 @@ struct cow_world {
   std::vector<cow_range*> ranges{};
   std::vector<state_place> places{};
   std::vector<state_tensor> tensors{};
-  std::optional<snapshot_guard> saving{};
-  std::uint64_t waits = 0;
+  last_snapshot saving{};
 
   cow_world(std::uint64_t seed, std::uint64_t least_pool, std::uint64_t most_pool,
             std::uint32_t max_snapshots = 8)
@@ -102,24 +83,42 @@ struct cow_world {
     return all;
   }
 
+  cow_state_view view_now() { return {ranges, places}; }
+  [[nodiscard]] std::vector<std::string> audit() const {
+    std::vector<std::string> broken;
+    for (const cow_range* each : ranges) {
+      for (std::string& line : each->audit())
+        broken.push_back(std::move(line));
+    }
+    return broken;
+  }
+
   /// Some bytes of some range change, as the doc comment says.
-  void write_some() {
+  void act() {
     part& at = parts[random.below(parts.size())];
     const std::uint64_t first = random.below(at.state.size());
     const std::uint64_t count = 1 + random.below(at.state.size() - first);
-    const auto by_waiting = [&](std::uint64_t) {
-      if (!saving) return false;
-      ++waits;
-      saving->wait_staged();
-      saving.reset();
-      return true;
-    };
+    const auto by_waiting = [&](std::uint64_t) { return saving.wait(); };
     const auto given = at.range->write(first, count, by_waiting);
     REQUIRE_MESSAGE(given, given.error().message());
     const std::uint64_t value = random.next();
     for (std::size_t i = 0; i < given->size(); ++i)
       (*given)[i] = static_cast<std::byte>(value + i);
   }
+};
+
+/// A range of pages of 64 bytes, all of which are one tensor.
+struct one_range {
+  bytes state;
+  bytes pool;
+  cow_range range;
+  std::array<cow_range*, 1> ranges{&range};
+  std::array<state_place, 1> places{state_place{0, 0, state.size()}};
+
+  explicit one_range(std::size_t pages, std::size_t pool_pages = 0)
+      : state(64 * pages), pool(64 * pool_pages), range(state, pool, {.page_bytes = 64}) {}
+
+  cow_state_view view_now() { return {ranges, places}; }
 };
 
 }  // namespace
@@ -131,95 +130,65 @@ TEST_SUITE("cow_state_view") {
       CAPTURE(seed);
       cow_world w(seed, 0, seed % 3 == 0 ? 200 : seed % 3 == 1 ? 4 : 0);
       simulated_storage storage;
-      const std::atomic<bool> is_open{true};
-      stuck_coordinator coordinator(storage, is_open);
-      std::map<std::uint64_t, std::vector<bytes>> expected;
-      const std::uint64_t chunk = 64 + w.random.below(std::uint64_t{400});
+      stuck_coordinator coordinator(storage);
+      std::vector<bytes> last;
       {
-        checkpointer saves(
-            coordinator, w.tensors,
-            {.ring_bytes = chunk * (2 + w.random.below(std::uint64_t{20})), .chunk_bytes = chunk});
-        for (std::uint64_t step = 1; step <= 6; ++step) {
-          expected[step] = w.now();
-          w.saving.emplace(saves.begin_snapshot(step, cow_state_view(w.ranges, w.places)));
-          const commit_ticket ticket = w.saving->ticket();
-          const mutation_permit permit = saves.gate().mutate();
-          for (int i = 0; i < 12; ++i)
-            w.write_some();
-          if (w.random.once_in(3)) continue;
-          REQUIRE(ticket.wait() == commit_status::committed);
-          const newest_state newest = load_newest(storage, w.tensors);
-          CHECK(newest.step == step);
-          CHECK(newest.bytes == expected[step]);
-        }
+        checkpointer saves(coordinator, w.tensors, random_ring(w.random, 400, 20));
+        last = save_while_changing(saves, storage, w, {.steps = 6, .meanwhile = 12});
         saves.flush();
         CHECK(saves.stats().committed == 6);
-        w.saving.reset();
+        w.saving.guard.reset();
       }
-      const newest_state newest = load_newest(storage, w.tensors);
-      CHECK(newest.step == 6);
-      CHECK(newest.bytes == expected[6]);
+      check_newest(storage, w.tensors, 6, last);
       for (const cow_range* each : w.ranges) {
         CHECK(each->live() == 0);
         CHECK(each->stats().used_pages == 0);
         CHECK(each->audit().empty());
       }
-      waits += w.waits;
+      waits += w.saving.waits;
     }
     CHECK(waits > 0);
   }
 
   TEST_CASE("a disk that hangs stalls who writes only once the pool is used up, and then for max_stall_ns") {
-    bytes state(64 * 64);
-    bytes pool(64 * 8);
-    cow_range range(state, pool, {.page_bytes = 64});
-    const std::array<cow_range*, 1> ranges{&range};
-    const std::array places{state_place{0, 0, state.size()}};
+    one_range w(64, 8);
     simulated_storage storage;
-    std::atomic<bool> is_open{false};
-    stuck_coordinator coordinator(storage, is_open);
-    checkpointer saves(coordinator, {byte_tensor("all", state.size())},
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
+    checkpointer saves(coordinator, {byte_tensor("all", w.state.size())},
                        {.ring_bytes = 1024, .chunk_bytes = 256, .max_stall_ns = 3'000'000});
-    std::optional<snapshot_guard> saving(saves.begin_snapshot(1, cow_state_view(ranges, places)));
-    const commit_ticket ticket = saving->ticket();
+    last_snapshot saving{saves.begin_snapshot(1, w.view_now())};
+    const commit_ticket ticket = saving.guard->ticket();
     std::optional<mutation_permit> permit(saves.gate().mutate());
     for (std::uint64_t page = 63; page > 55; --page)
-      REQUIRE(range.write(page * 64, 64));
+      REQUIRE(w.range.write(page * 64, 64));
     CHECK(saves.stats().stall_ns == 0);
-    CHECK(range.write(0, 64).code() == errc::out_of_bytes);
-    const auto by_waiting = [&](std::uint64_t) {
-      if (!saving) return false;
-      saving->wait_staged();
-      saving.reset();
-      return true;
-    };
-    REQUIRE(range.write(0, 64 * 64, by_waiting));  // more pages than the pool has: none is needed any more
-    CHECK(!saving);
+    CHECK(w.range.write(0, 64).code() == errc::out_of_bytes);
+    const auto by_waiting = [&](std::uint64_t) { return saving.wait(); };
+    REQUIRE(w.range.write(0, 64 * 64, by_waiting));  // more pages than the pool has: none is needed any more
+    CHECK(saving.waits == 1);
     CHECK(saves.stats().stall_ns >= 3'000'000);
-    CHECK(range.live() == 0);
-    is_open = true;
-    is_open.notify_all();
+    CHECK(w.range.live() == 0);
+    coordinator.open();
     CHECK(ticket.wait() == commit_status::not_committed);
     CHECK(ticket.why() ==
           "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
     permit.reset();
-    CHECK(saves.begin_snapshot(2, cow_state_view(ranges, places)).ticket().wait() ==
-          commit_status::committed);
+    CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
   }
 
   TEST_CASE("a snapshot that has been read gives its pages back before it is on the disk") {
     cow_world w(4, 0, 200);
     simulated_storage storage;
-    std::atomic<bool> is_open{false};
-    stuck_coordinator coordinator(storage, is_open);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
-    const snapshot_guard guard = saves.begin_snapshot(1, cow_state_view(w.ranges, w.places));
+    const snapshot_guard guard = saves.begin_snapshot(1, w.view_now());
     guard.wait_staged();
     for (const cow_range* each : w.ranges)
       CHECK(each->live() == 0);
     CHECK(guard.ticket().status() == commit_status::pending);
-    is_open = true;
-    is_open.notify_all();
+    coordinator.open();
   }
 
   TEST_CASE("bytes are unchanged since a tag if none of their pages was given out between the snapshots") {
@@ -292,11 +261,8 @@ TEST_SUITE("cow_state_view") {
   }
 
   TEST_CASE("a tag that nobody knows says nothing: 0, and one to come") {
-    bytes state(256);
-    cow_range range(state, {}, {.page_bytes = 64});
-    const std::array<cow_range*, 1> ranges{&range};
-    const std::array places{state_place{0, 0, 256}};
-    const cow_state_view view(ranges, places);
+    one_range w(4);
+    const cow_state_view view = w.view_now();
     CHECK(view.version() != 0);
     CHECK(!view.is_unchanged_since(0, 0, 0, 256));
     CHECK(!view.is_unchanged_since(0, 0, 0, 0));
@@ -327,43 +293,36 @@ TEST_SUITE("cow_state_view") {
   }
 
   TEST_CASE("what has changed may be asked in another thread while it changes on") {
-    bytes state(64 * 200);
-    bytes pool(64 * 400);
-    cow_range range(state, pool, {.page_bytes = 64});
-    const std::array<cow_range*, 1> ranges{&range};
-    const std::array places{state_place{0, 0, state.size()}};
-    const std::uint64_t before = cow_state_view(ranges, places).version();
+    one_range w(200, 400);
+    const std::uint64_t before = w.view_now().version();
     for (std::uint64_t page = 0; page < 200; page += 3)
-      REQUIRE(range.write(page * 64, 64));
-    const cow_state_view view(ranges, places);
+      REQUIRE(w.range.write(page * 64, 64));
+    const cow_state_view view = w.view_now();
     std::thread asks([&, copy = view] {
       for (std::uint64_t page = 0; page < 200; ++page)
         CHECK(copy.is_unchanged_since(before, 0, page * 64, 64) == (page % 3 != 0));
-      bytes read(state.size());
+      bytes read(w.state.size());
       copy.copy_out(0, 0, read);
-      CHECK(read == bytes(state.size()));
+      CHECK(read == bytes(w.state.size()));
     });
     for (std::uint64_t page = 0; page < 200; ++page)
-      range.write(page * 64, 64).value()[0] = std::byte{1};
+      w.range.write(page * 64, 64).value()[0] = std::byte{1};
     asks.join();
-    CHECK(range.live() == 1);
+    CHECK(w.range.live() == 1);
   }
 
   TEST_CASE("copies of a view share its snapshots, which go with the last of them") {
-    bytes state(128);
-    cow_range range(state, {}, {.page_bytes = 64});
-    const std::array<cow_range*, 1> ranges{&range};
-    const std::array places{state_place{0, 0, 128}};
-    std::optional<cow_state_view> first(std::in_place, ranges, places);
+    one_range w(2);
+    std::optional<cow_state_view> first(w.view_now());
     const std::uint64_t version = first->version();
     std::optional<cow_state_view> second(*first);
-    CHECK(range.live() == 1);
-    CHECK(range.stats().snapshots == 1);
+    CHECK(w.range.live() == 1);
+    CHECK(w.range.stats().snapshots == 1);
     first.reset();
-    CHECK(range.live() == 1);
+    CHECK(w.range.live() == 1);
     CHECK(second->version() == version);
     second.reset();
-    CHECK(range.live() == 0);
+    CHECK(w.range.live() == 0);
   }
 
   TEST_CASE("a view that cannot be taken says why, and holds nothing") {
@@ -430,17 +389,16 @@ TEST_SUITE("cow_state_view") {
   TEST_CASE("a snapshot that was skipped holds no pages") {
     cow_world w(5, 0, 10);
     simulated_storage storage;
-    std::atomic<bool> is_open{false};
-    stuck_coordinator coordinator(storage, is_open);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     checkpointer saves(coordinator, w.tensors,
                        {.ring_bytes = 512, .chunk_bytes = 256, .max_pending = 1, .busy = when_busy::skip});
-    const snapshot_guard first = saves.begin_snapshot(1, cow_state_view(w.ranges, w.places));
-    const snapshot_guard skipped = saves.begin_snapshot(2, cow_state_view(w.ranges, w.places));
+    const snapshot_guard first = saves.begin_snapshot(1, w.view_now());
+    const snapshot_guard skipped = saves.begin_snapshot(2, w.view_now());
     CHECK(skipped.is_staged());
     CHECK(skipped.ticket().status() == commit_status::not_committed);
     CHECK(w.ranges[0]->live() == 1);
-    is_open = true;
-    is_open.notify_all();
+    coordinator.open();
     first.wait_staged();
     CHECK(w.ranges[0]->live() == 0);
   }

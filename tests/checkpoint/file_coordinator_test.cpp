@@ -175,34 +175,29 @@ file_coordinator_options patient(std::uint32_t rank, std::uint32_t world) {
           .commit_within = seconds(2)};
 }
 
-/// A storage in which somebody acts just before a file gets its name.
-struct meddled_storage {
-  using output = simulated_storage::output;
-  using input = simulated_storage::input;
-  using lock_type = simulated_storage::lock_type;
-  simulated_storage* inner;
-  std::function<void()> before_rename = [] {};
-
-  void make_folder(const std::string& path) { inner->make_folder(path); }
-  output create(const std::string& path, std::uint64_t bytes) { return inner->create(path, bytes); }
-  input open(const std::string& path) { return inner->open(path); }
-  void rename(const std::string& from, const std::string& to) {
-    std::exchange(before_rename, [] {})();
-    inner->rename(from, to);
-  }
-  void replace(const std::string& from, const std::string& to) { inner->replace(from, to); }
-  void link(const std::string& from, const std::string& to) { inner->link(from, to); }
-  void remove(const std::string& path) { inner->remove(path); }
-  void remove_folder(const std::string& path) { inner->remove_folder(path); }
-  std::vector<storage_entry> list(const std::string& path) { return inner->list(path); }
-  void sync_folder(const std::string& path) { inner->sync_folder(path); }
-  std::optional<lock_type> try_lock(const std::string& path) { return inner->try_lock(path); }
-  std::uint64_t nonce() { return inner->nonce(); }
-  [[nodiscard]] std::string path(const std::string& below) const { return inner->path(below); }
-};
-static_assert(checkpoint_storage<meddled_storage>);
-
 const checkpoint_world two{.ranks = 2, .files = 1};
+
+/// Rank 0, before each of whose calls of the storage something may happen, and rank 1: both have voted for a
+/// checkpoint of step 10.
+template <class Before>
+struct both_voted {
+  hooked_storage<Before> hooked;
+  rank_session<hooked_storage<Before>> zero{hooked, {.rank = 0, .world = 2}};
+  session one;
+  checkpoint_draft draft{};   // of rank 0
+  checkpoint_draft others{};  // of rank 1
+
+  both_voted(simulated_storage& storage, Before before)
+      : hooked(storage, std::move(before)), one(storage, {.rank = 1, .world = 2}) {
+    CHECK(!one.try_join());
+    REQUIRE(zero.try_join());
+    REQUIRE(one.try_join());
+    draft = zero.try_begin(10).value();
+    others = one.try_begin(10).value();
+    one.vote(others, write_rank(storage, two, others, 1));
+    zero.vote(draft, write_rank(storage, two, draft, 0));
+  }
+};
 
 }  // namespace
 
@@ -490,19 +485,12 @@ TEST_SUITE("file_coordinator") {
 
   TEST_CASE("who stops while rank 0 is about to decide comes first, and nothing is committed") {
     simulated_storage storage(tiny());
-    meddled_storage meddled{.inner = &storage};
-    rank_session<meddled_storage> zero(meddled, {.rank = 0, .world = 2});
-    session one(storage, {.rank = 1, .world = 2});
-    CHECK(!one.try_join());
-    REQUIRE(zero.try_join());
-    REQUIRE(one.try_join());
-    const auto draft = zero.try_begin(20);
-    const auto others = one.try_begin(20);
-    REQUIRE((draft && others));
-    one.vote(*others, write_rank(storage, two, *others, 1));
-    zero.vote(*draft, write_rank(storage, two, *draft, 0));
-    meddled.before_rename = [&] { one.stop(*others, "it has waited for too long"); };
-    CHECK(kind_of([&] { static_cast<void>(zero.try_conclude(*draft)); }) == thrown::stopped);
+    std::function<void()> before_rename = [] {};
+    both_voted voted(storage, [&](storage_call what, const std::string&) {
+      if (what == storage_call::rename) std::exchange(before_rename, [] {})();
+    });
+    before_rename = [&] { voted.one.stop(voted.others, "it has waited for too long"); };
+    CHECK(kind_of([&] { static_cast<void>(voted.zero.try_conclude(voted.draft)); }) == thrown::stopped);
     CHECK(newest(storage) == 0);
   }
 
@@ -997,21 +985,12 @@ TEST_SUITE("file_coordinator") {
     const auto before = [&](storage_call what, const std::string& path) {
       if (fails && what == storage_call::create && path.ends_with("MANIFEST.json")) throw std::bad_alloc();
     };
-    hooked_storage<decltype(before)> hooked(storage, before);
-    rank_session<hooked_storage<decltype(before)>> zero(hooked, {.rank = 0, .world = 2});
-    session one(storage, {.rank = 1, .world = 2});
-    static_cast<void>(one.try_join());
-    REQUIRE(zero.try_join());
-    REQUIRE(one.try_join());
-    const auto draft = zero.try_begin(10);
-    const auto others = one.try_begin(10);
-    one.vote(*others, write_rank(storage, two, *others, 1));
-    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    both_voted voted(storage, before);
     fails = true;
-    CHECK_THROWS_AS(static_cast<void>(zero.try_conclude(*draft)), std::bad_alloc);
-    CHECK(text_of([&] { static_cast<void>(one.try_conclude(*others)); }) ==
+    CHECK_THROWS_AS(static_cast<void>(voted.zero.try_conclude(voted.draft)), std::bad_alloc);
+    CHECK(text_of([&] { static_cast<void>(voted.one.try_conclude(voted.others)); }) ==
           "simulated: step 10, generation 1: rank 0 could not commit it: std::bad_alloc");
-    static_cast<void>(zero.abandon(*draft, "it has failed"));
+    static_cast<void>(voted.zero.abandon(voted.draft, "it has failed"));
     CHECK(newest(storage) == 0);
   }
 
@@ -1023,19 +1002,10 @@ TEST_SUITE("file_coordinator") {
         throw std::bad_alloc();
       static_cast<void>(path);
     };
-    hooked_storage<decltype(before)> hooked(storage, before);
-    rank_session<hooked_storage<decltype(before)>> zero(hooked, {.rank = 0, .world = 2});
-    session one(storage, {.rank = 1, .world = 2});
-    static_cast<void>(one.try_join());
-    REQUIRE(zero.try_join());
-    REQUIRE(one.try_join());
-    const auto draft = zero.try_begin(10);
-    const auto others = one.try_begin(10);
-    one.vote(*others, write_rank(storage, two, *others, 1));
-    zero.vote(*draft, write_rank(storage, two, *draft, 0));
+    both_voted voted(storage, before);
     forbidden = "step-0000000010-g00000001/MANIFEST.json";
-    CHECK(zero.try_conclude(*draft));
-    CHECK(zero.take_trouble() ==
+    CHECK(voted.zero.try_conclude(voted.draft));
+    CHECK(voted.zero.take_trouble() ==
           "simulated: step 10, generation 1: the other ranks could not be told what became of it: "
           "std::bad_alloc");
     CHECK(newest(storage) == 10);

@@ -28,6 +28,7 @@
 #include "support/error_text.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/stuck_coordinator.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace llmmem;
@@ -129,19 +130,6 @@ struct telling_traits : checkpointer_traits {
   using view_type = telling_view;
 };
 
-/// A storage that hangs at the beginning of each checkpoint until it is let go.
-class stuck_coordinator : public solo_coordinator<simulated_storage> {
- public:
-  stuck_coordinator(simulated_storage& storage, const std::atomic<bool>& goes)
-      : solo_coordinator<simulated_storage>(storage), goes_(&goes) {}
-  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
-    goes_->wait(false);
-    return solo_coordinator<simulated_storage>::begin(step);
-  }
-
- private:
-  const std::atomic<bool>* goes_;
-};
 struct stuck_traits : digest_traits {
   using coordinator_type = stuck_coordinator;
 };
@@ -464,8 +452,8 @@ TEST_SUITE("incremental saves") {
   TEST_CASE("one that waits for the one before holds training up no longer than it may") {
     state of({chunk * 20});
     simulated_storage storage;
-    std::atomic<bool> goes = false;
-    stuck_coordinator coordinator(storage, goes);
+    stuck_coordinator coordinator(storage);
+    coordinator.close();
     checkpointer_options how = every_fourth_whole();
     how.ring_bytes = 1 << 16;
     how.max_stall_ns = 30'000'000;
@@ -482,8 +470,7 @@ TEST_SUITE("incremental saves") {
       of.set_all(9);
     }
     CHECK(second.status() == commit_status::pending);  // training goes on, and it is known only later
-    goes = true;
-    goes.notify_all();
+    coordinator.open();
     CHECK(first.wait() == commit_status::committed);
     CHECK(second.wait() == commit_status::not_committed);
     CHECK(second.why() ==

@@ -34,6 +34,7 @@
 #include "support/error_text.hpp"
 #include "support/hooked_storage.hpp"
 #include "support/incremental_world.hpp"
+#include "support/named_storage.hpp"
 #include "support/random.hpp"
 #include "support/temporary_folder.hpp"
 
@@ -50,14 +51,6 @@ namespace {
 
 const checkpoint_world world{.ranks = 1, .files = 2};
 constexpr std::uint64_t patience_ns = 30'000'000'000;  // nothing takes as long
-
-simulated_storage_options called(const std::string& name, bool rename_allowed = true) {
-  simulated_storage_options options;
-  options.name = name;
-  options.sector_bytes = 8;
-  options.rename_allowed = rename_allowed;
-  return options;
-}
 
 /// Notes what it is told.
 struct copy_log {
@@ -156,6 +149,20 @@ auto hanging(simulated_storage& below, gate& at, const std::string& only = "") {
 
 const mirror_options at_once{.buffer_bytes = 20, .attempts = 1, .retry_after_ns = 0};
 const mirror_options thrice{.buffer_bytes = 20, .attempts = 3, .retry_after_ns = 0};
+
+/// A run of one rank that saves to a local folder, copied to a durable one, and notes what is told of that.
+struct mirrored_run {
+  simulated_storage local{called("local")};
+  simulated_storage durable;
+  copy_log::notes notes{};
+  solo_coordinator<simulated_storage> fast{local};
+  mirrored_coordinator<solo_coordinator<simulated_storage>, simulated_storage, keep_last_and_every, copy_log>
+      mirror;
+
+  explicit mirrored_run(const mirror_options& options,
+                        const simulated_storage_options& durable_options = called("durable"))
+      : durable(durable_options), mirror(fast, durable, {}, options, copy_log{&notes}) {}
+};
 
 }  // namespace
 
@@ -410,118 +417,93 @@ TEST_SUITE("mirrored_coordinator") {
 
   TEST_CASE("a copy that fails is tried again, as often as is said, and not when a newer one waits") {
     for (const std::uint32_t attempts : {1U, 2U, 4U}) {
-      simulated_storage local(called("local"));
-      simulated_storage durable(called("durable"));
-      copy_log::notes notes;
-      solo_coordinator fast(local);
-      mirrored_coordinator mirror(fast, durable, keep_last_and_every{},
-                                  {.buffer_bytes = 20, .attempts = attempts, .retry_after_ns = 0},
-                                  copy_log{&notes});
-      durable.set_faults({storage_fault{.call = storage_call::create, .every = 1, .count = 3}});
-      const std::string early = save(mirror, 10);
-      CHECK(mirror.wait_copied(1, patience_ns) == (attempts > 3));
-      CHECK(mirror.stats().failed == std::min(attempts, 3U));
-      CHECK(mirror.stats().last_trouble.find(
+      mirrored_run w({.buffer_bytes = 20, .attempts = attempts, .retry_after_ns = 0});
+      w.durable.set_faults({storage_fault{.call = storage_call::create, .every = 1, .count = 3}});
+      const std::string early = save(w.mirror, 10);
+      CHECK(w.mirror.wait_copied(1, patience_ns) == (attempts > 3));
+      CHECK(w.mirror.stats().failed == std::min(attempts, 3U));
+      CHECK(w.mirror.stats().last_trouble.find(
                 "step-0000000010-g00000001 was not copied: durable/.tmp-step-") == 0);
-      CHECK(mirror.stats().behind == (attempts > 3 ? 0 : 1));
+      CHECK(w.mirror.stats().behind == (attempts > 3 ? 0 : 1));
       // Once.
-      CHECK((early + mirror.tidy()).find("was not copied: ") != std::string::npos);
-      CHECK(mirror.tidy() == "");
+      CHECK((early + w.mirror.tidy()).find("was not copied: ") != std::string::npos);
+      CHECK(w.mirror.tidy() == "");
     }
-    simulated_storage local(called("local"));
-    simulated_storage durable(called("durable"));
-    copy_log::notes notes;
-    solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{},
-                                {.buffer_bytes = 20,
-                                 .attempts = 100,
-                                 .retry_after_ns = 100 * patience_ns,
-                                 .at_end = mirror_end::stop},
-                                copy_log{&notes});
-    durable.set_faults({storage_fault{.call = storage_call::create}});
-    save(mirror, 10);
-    while (mirror.stats().failed == 0)
+    mirrored_run w({.buffer_bytes = 20,
+                    .attempts = 100,
+                    .retry_after_ns = 100 * patience_ns,
+                    .at_end = mirror_end::stop});
+    w.durable.set_faults({storage_fault{.call = storage_call::create}});
+    save(w.mirror, 10);
+    while (w.mirror.stats().failed == 0)
       std::this_thread::yield();
-    CHECK_FALSE(mirror.wait_copied(1, 1'000'000));
-    save(mirror, 20);  // in its place, at once
-    CHECK(mirror.wait_copied(2, patience_ns));
-    CHECK(steps_in(durable) == std::vector<std::uint64_t>{20});
+    CHECK_FALSE(w.mirror.wait_copied(1, 1'000'000));
+    save(w.mirror, 20);  // in its place, at once
+    CHECK(w.mirror.wait_copied(2, patience_ns));
+    CHECK(steps_in(w.durable) == std::vector<std::uint64_t>{20});
   }
 
   TEST_CASE("a full durable disk is told, and does not stop the training") {
-    simulated_storage local(called("local"));
     simulated_storage_options small = called("durable");
     small.capacity = 60;
-    simulated_storage durable(small);
-    solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
-    save(mirror, 10);
-    CHECK_FALSE(mirror.wait_copied(1, patience_ns));
-    CHECK(mirror.stats().last_trouble.find("No space left on device") != std::string::npos);
-    CHECK(save(mirror, 20).find("No space left on device") != std::string::npos);
-    CHECK_FALSE(mirror.wait_copied(2, patience_ns));
-    CHECK(mirror.stats().failed == 2);
-    CHECK(durable.folders().empty());
-    CHECK(what_is_lost(local, world, acknowledged{20}) == "");
+    mirrored_run w(at_once, small);
+    save(w.mirror, 10);
+    CHECK_FALSE(w.mirror.wait_copied(1, patience_ns));
+    CHECK(w.mirror.stats().last_trouble.find("No space left on device") != std::string::npos);
+    CHECK(save(w.mirror, 20).find("No space left on device") != std::string::npos);
+    CHECK_FALSE(w.mirror.wait_copied(2, patience_ns));
+    CHECK(w.mirror.stats().failed == 2);
+    CHECK(w.durable.folders().empty());
+    CHECK(what_is_lost(w.local, world, acknowledged{20}) == "");
   }
 
   TEST_CASE("a local checkpoint that is damaged is not copied, and the durable one before it stays") {
-    simulated_storage local(called("local"));
-    simulated_storage durable(called("durable"));
-    copy_log::notes notes;
-    solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, thrice, copy_log{&notes});
-    save(mirror, 10);
-    CHECK(mirror.wait_copied(1, patience_ns));
-    const checkpoint_draft draft = mirror.begin(20);
-    mirror.commit(draft, write_rank(local, world, draft, 0));
-    local.flip("step-0000000020-g00000002/rank0-1.bin", 77);
-    static_cast<void>(mirror.tidy());
-    CHECK_FALSE(mirror.wait_copied(2, patience_ns));
-    CHECK(mirror.stats().failed == 3);
-    CHECK(notes.failed.at(0).find("step-0000000020-g00000002: local/step-0000000020-g00000002/rank0-1.bin: "
-                                  "bytes 0 to 12 are damaged") == 0);
-    CHECK(steps_in(durable) == std::vector<std::uint64_t>{10});
-    const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
-                                   checkpoint_source("durable", durable));
+    mirrored_run w(thrice);
+    save(w.mirror, 10);
+    CHECK(w.mirror.wait_copied(1, patience_ns));
+    const checkpoint_draft draft = w.mirror.begin(20);
+    w.mirror.commit(draft, write_rank(w.local, world, draft, 0));
+    w.local.flip("step-0000000020-g00000002/rank0-1.bin", 77);
+    static_cast<void>(w.mirror.tidy());
+    CHECK_FALSE(w.mirror.wait_copied(2, patience_ns));
+    CHECK(w.mirror.stats().failed == 3);
+    CHECK(w.notes.failed.at(0).find("step-0000000020-g00000002: local/step-0000000020-g00000002/rank0-1.bin: "
+                                    "bytes 0 to 12 are damaged") == 0);
+    CHECK(steps_in(w.durable) == std::vector<std::uint64_t>{10});
+    const auto recovered = recover(verification::checksums, checkpoint_source("local", w.local),
+                                   checkpoint_source("durable", w.durable));
     CHECK(recovered.found->id == checkpoint_id{10, 1});
     // One whose manifest cannot be read is not even begun.
-    const checkpoint_draft next = mirror.begin(30);
-    mirror.commit(next, write_rank(local, world, next, 0));
-    local.flip("step-0000000030-g00000003/MANIFEST.json", 77);
-    CHECK(mirror.tidy().find("step-0000000030-g00000003 was not copied: local/step-0000000030-g00000003/"
-                             "MANIFEST.json: its checksum differs: it is damaged") != std::string::npos);
-    CHECK_FALSE(mirror.wait_copied(3, patience_ns));
+    const checkpoint_draft next = w.mirror.begin(30);
+    w.mirror.commit(next, write_rank(w.local, world, next, 0));
+    w.local.flip("step-0000000030-g00000003/MANIFEST.json", 77);
+    CHECK(w.mirror.tidy().find("step-0000000030-g00000003 was not copied: local/step-0000000030-g00000003/"
+                               "MANIFEST.json: its checksum differs: it is damaged") != std::string::npos);
+    CHECK_FALSE(w.mirror.wait_copied(3, patience_ns));
   }
 
   TEST_CASE("one whose local durability is uncertain is copied all the same") {
-    simulated_storage local(called("local"));
-    simulated_storage durable(called("durable"));
-    solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
-    const checkpoint_draft draft = mirror.begin(10);
-    const auto manifest = write_rank(local, world, draft, 0);
-    local.set_faults({storage_fault{.call = storage_call::sync_folder, .first = 2}});
-    CHECK_THROWS_AS(mirror.commit(draft, manifest), durability_uncertain);
-    local.set_faults({});
-    CHECK(mirror.tidy() == "");
-    CHECK(mirror.wait_copied(1, patience_ns));
-    CHECK(what_is_lost(durable, world, acknowledged{10}) == "");
+    mirrored_run w(at_once);
+    const checkpoint_draft draft = w.mirror.begin(10);
+    const auto manifest = write_rank(w.local, world, draft, 0);
+    w.local.set_faults({storage_fault{.call = storage_call::sync_folder, .first = 2}});
+    CHECK_THROWS_AS(w.mirror.commit(draft, manifest), durability_uncertain);
+    w.local.set_faults({});
+    CHECK(w.mirror.tidy() == "");
+    CHECK(w.mirror.wait_copied(1, patience_ns));
+    CHECK(what_is_lost(w.durable, world, acknowledged{10}) == "");
   }
 
   TEST_CASE("one that failed locally is not copied") {
-    simulated_storage local(called("local"));
-    simulated_storage durable(called("durable"));
-    solo_coordinator fast(local);
-    mirrored_coordinator mirror(fast, durable, keep_last_and_every{}, at_once);
-    const checkpoint_draft draft = mirror.begin(10);
-    local.set_faults({storage_fault{.call = storage_call::rename}});
-    CHECK_THROWS_AS(mirror.commit(draft, write_rank(local, world, draft, 0)), storage_error);
-    CHECK(mirror.abandon(draft, "no") == "");
-    CHECK(mirror.tidy() == "");
-    CHECK(!mirror.wait_copied(draft.id.generation));  // at once: nobody is told to wait for ever
-    CHECK(mirror.stats().last_committed == checkpoint_id{});
-    CHECK(durable.folders().empty());
+    mirrored_run w(at_once);
+    const checkpoint_draft draft = w.mirror.begin(10);
+    w.local.set_faults({storage_fault{.call = storage_call::rename}});
+    CHECK_THROWS_AS(w.mirror.commit(draft, write_rank(w.local, world, draft, 0)), storage_error);
+    CHECK(w.mirror.abandon(draft, "no") == "");
+    CHECK(w.mirror.tidy() == "");
+    CHECK(!w.mirror.wait_copied(draft.id.generation));  // at once: nobody is told to wait for ever
+    CHECK(w.mirror.stats().last_committed == checkpoint_id{});
+    CHECK(w.durable.folders().empty());
   }
 
   TEST_CASE("at the end what waits is copied, or told that it was not") {

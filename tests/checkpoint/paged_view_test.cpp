@@ -11,15 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/changing_state.hpp"
 #include "support/error_text.hpp"
-#include "support/newest_state.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -34,12 +33,7 @@ using view = paged_state_view<paged_allocator<>, host_space>;
 
 static_assert(state_view<view> && is_stable_view<view> && !view::is_concurrent);
 
-struct traits : checkpointer_traits {
-  using storage_type = simulated_storage;
-  using coordinator_type = solo_coordinator<simulated_storage>;
-  using view_type = view;
-};
-using checkpointer = async_checkpointer<traits>;
+using checkpointer = async_checkpointer<view_traits<view>>;
 
 /// An engine of three requests, whose KV of a token is 8 bytes.
 struct generation {
@@ -52,8 +46,7 @@ struct generation {
   block_storage<host_space> storage;
   std::vector<sequence_id> sequences{};
   std::vector<state_tensor> tensors{};
-  std::optional<snapshot_guard> saving{};
-  std::uint64_t waits = 0;
+  last_snapshot saving{};
 
   generation(std::uint64_t seed, std::uint64_t blocks, std::uint32_t max_sequences = 16)
       : random(seed),
@@ -83,6 +76,9 @@ struct generation {
     return all;
   }
 
+  view view_now() { return view(cache, sequences, storage, rows); }
+  [[nodiscard]] auto audit() const { return cache.audit(); }
+
   void append(std::size_t which) {
     const sequence_id sequence = sequences[which];
     const std::uint64_t left = rows * block_tokens - cache.tokens(sequence);
@@ -91,12 +87,7 @@ struct generation {
     for (token_id& each : tokens)
       each = static_cast<token_id>(random.below(std::uint64_t{3}));  // prefixes meet
     auto grown = cache.append(sequence, tokens);
-    if (grown.code() == errc::out_of_blocks && saving) {
-      ++waits;
-      saving->wait_staged();
-      saving.reset();
-      grown = cache.append(sequence, tokens);
-    }
+    if (grown.code() == errc::out_of_blocks && saving.wait()) grown = cache.append(sequence, tokens);
     if (!grown) return shorten(which);
     REQUIRE(storage.copy_async(host, grown->copy));
     for (std::uint64_t i = grown->first; i < cache.tokens(sequence); ++i) {
@@ -147,37 +138,16 @@ TEST_SUITE("paged_state_view") {
       generation w(seed, seed % 2 == 0 ? 100 : 30);
       simulated_storage storage;
       solo_coordinator coordinator(storage);
-      std::map<std::uint64_t, std::vector<bytes>> expected;
-      const std::uint64_t chunk = 64 + w.random.below(std::uint64_t{300});
+      std::vector<bytes> last;
       {
-        checkpointer saves(
-            coordinator, w.tensors,
-            {.ring_bytes = chunk * (2 + w.random.below(std::uint64_t{6})), .chunk_bytes = chunk});
-        for (std::uint64_t step = 1; step <= 6; ++step) {
-          for (int i = 0; i < 8; ++i)
-            w.act();
-          expected[step] = w.now();
-          w.saving.emplace(saves.begin_snapshot(step, view(w.cache, w.sequences, w.storage, w.rows)));
-          const commit_ticket ticket = w.saving->ticket();
-          for (int i = 0; i < 16; ++i) {
-            w.act();
-            if (w.random.once_in(4)) saves.stage_for(1'000);
-          }
-          for (const std::string& broken : w.cache.audit())
-            FAIL_CHECK(broken);
-          if (w.random.once_in(3)) continue;
-          REQUIRE(ticket.wait() == commit_status::committed);
-          const newest_state newest = load_newest(storage, w.tensors);
-          CHECK(newest.step == step);
-          CHECK(newest.bytes == expected[step]);
-        }
-        w.saving.reset();
+        checkpointer saves(coordinator, w.tensors, random_ring(w.random, 300, 6));
+        last = save_while_changing(saves, storage, w,
+                                   {.steps = 6, .before = 8, .meanwhile = 16, .stage_ns = 1'000});
+        w.saving.guard.reset();
       }
-      const newest_state newest = load_newest(storage, w.tensors);
-      CHECK(newest.step == 6);
-      CHECK(newest.bytes == expected[6]);
+      check_newest(storage, w.tensors, 6, last);
       CHECK(w.cache.stats().sequences == w.sequences.size());
-      waits += w.waits;
+      waits += w.saving.waits;
     }
     CHECK(waits > 0);
   }
@@ -201,10 +171,8 @@ TEST_SUITE("paged_state_view") {
 
   TEST_CASE("a view that cannot be taken says why, and leaves no forks") {
     generation w(2, 30, 5);
-    CHECK(text_of([&] {
-            static_cast<void>(view(w.cache, w.sequences, w.storage, w.rows));
-          }).find("paged_allocator: ") == 0);
-    CHECK_THROWS_AS(view(w.cache, w.sequences, w.storage, w.rows), out_of_memory);
+    CHECK(text_of([&] { static_cast<void>(w.view_now()); }).find("paged_allocator: ") == 0);
+    CHECK_THROWS_AS(w.view_now(), out_of_memory);
     CHECK(w.cache.stats().sequences == 3);
     const std::array two{w.sequences[0], w.sequences[1]};
     static_cast<void>(w.cache.extend(two[1], 9).value());

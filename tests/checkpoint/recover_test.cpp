@@ -20,6 +20,7 @@
 #include "support/error_text.hpp"
 #include "support/hooked_storage.hpp"
 #include "support/incremental_world.hpp"
+#include "support/named_storage.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
@@ -27,18 +28,11 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::testing::simulated_storage;
-using llmmem::testing::simulated_storage_options;
 using llmmem::testing::storage_fault;
 
 namespace {
 
 const checkpoint_world world{.ranks = 1, .files = 2, .file_bytes = 40, .write_bytes = 16};
-
-simulated_storage_options called(const std::string& name) {
-  simulated_storage_options options;
-  options.name = name;
-  return options;
-}
 
 /// Two folders with the same checkpoints, or with others.
 struct two_tiers {

@@ -17,8 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "support/stuck_coordinator.hpp"
+
 using namespace llmmem;
 using llmmem::testing::simulated_storage;
+using llmmem_tests::stuck_coordinator;
 
 namespace {
 
@@ -68,20 +71,6 @@ static_assert(is_stable_view<copied_view<true>> && !is_stable_view<host_state_vi
               !is_stable_view<says_no> && state_view<says_no>);
 static_assert(!change_tracking_view<copied_view<true>>);
 
-/// A storage that takes nothing until it is opened: a disk that hangs.
-class stuck_coordinator : public solo_coordinator<simulated_storage> {
- public:
-  stuck_coordinator(simulated_storage& storage, const std::atomic<bool>& is_open)
-      : solo_coordinator<simulated_storage>(storage), is_open_(&is_open) {}
-  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) {
-    is_open_->wait(false);
-    return solo_coordinator<simulated_storage>::begin(step);
-  }
-
- private:
-  const std::atomic<bool>* is_open_;
-};
-
 template <class View>
 struct traits : checkpointer_traits {
   using storage_type = simulated_storage;
@@ -94,8 +83,7 @@ const checkpointer_options tiny{.ring_bytes = 512, .chunk_bytes = 256};
 
 struct world {
   simulated_storage storage{};
-  std::atomic<bool> is_open{true};
-  stuck_coordinator coordinator{storage, is_open};
+  stuck_coordinator coordinator{storage};
   std::vector<state_tensor> tensors{
       {.name = "state", .type = safetensors_type::u8, .shape = {state_bytes}, .group = "model", .part = {}}};
   bytes state = bytes(state_bytes);
@@ -109,10 +97,6 @@ struct world {
   template <class View>
   [[nodiscard]] View view() {
     return View(std::make_shared<const watched>(state, gone, elsewhere));
-  }
-  void open() {
-    is_open.store(true);
-    is_open.notify_all();
   }
   /// Whether the newest checkpoint is of that step, to the byte.
   [[nodiscard]] bool has(std::uint64_t step) {
@@ -143,7 +127,7 @@ TEST_SUITE("stable_view") {
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);
     w.fill(1);
-    w.is_open = false;
+    w.coordinator.close();
     commit_ticket ticket;
     {
       snapshot_guard guard = saves.begin_snapshot(1, w.view<view>());
@@ -163,7 +147,7 @@ TEST_SUITE("stable_view") {
     CHECK(ticket.status() == commit_status::pending);
     CHECK(w.gone == 0);
     CHECK(saves.stats().stall_ns == 0);
-    w.open();
+    w.coordinator.open();
     CHECK(ticket.wait() == commit_status::committed);
     saves.flush();
     CHECK(w.gone == 2);
@@ -176,10 +160,10 @@ TEST_SUITE("stable_view") {
     using view = copied_view<true>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);
-    w.is_open = false;
+    w.coordinator.close();
     w.fill(1);
     const snapshot_guard first = saves.begin_snapshot(1, w.view<view>());
-    std::thread opens([&] { w.open(); });
+    std::thread opens([&] { w.coordinator.open(); });
     first.wait_staged();
     CHECK(first.is_staged());
     CHECK(w.gone == 1);
@@ -187,11 +171,11 @@ TEST_SUITE("stable_view") {
     opens.join();
     saves.flush();
     CHECK(w.has(1));
-    w.is_open = false;
+    w.coordinator.close();
     const snapshot_guard second = saves.begin_snapshot(2, w.view<view>());
     CHECK(first.is_staged());  // each guard tells of its own
     CHECK(!second.is_staged());
-    w.open();
+    w.coordinator.open();
   }
 
   TEST_CASE("a disk that hangs costs who waits for a stable view max_stall_ns, and that checkpoint") {
@@ -200,13 +184,13 @@ TEST_SUITE("stable_view") {
     checkpointer_options impatient = tiny;
     impatient.max_stall_ns = 2'000'000;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, impatient);
-    w.is_open = false;
+    w.coordinator.close();
     const snapshot_guard guard = saves.begin_snapshot(1, w.view<view>());
     guard.wait_staged();
     CHECK(guard.is_staged());
     CHECK(w.gone == 1);
     CHECK(saves.stats().stall_ns >= impatient.max_stall_ns);
-    w.open();
+    w.coordinator.open();
     CHECK(guard.ticket().wait() == commit_status::not_committed);
     CHECK(guard.ticket().why() ==
           "async_checkpointer: step 1 was given up: it held the training up for longer than max_stall_ns");
@@ -237,7 +221,7 @@ TEST_SUITE("stable_view") {
     some.ring_bytes = 2048;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, some);
     w.fill(1);
-    w.is_open = false;
+    w.coordinator.close();
     const snapshot_guard guard = saves.begin_snapshot(1, w.view<view>());
     const mutation_permit permit = saves.gate().mutate();
     w.fill(9);
@@ -246,7 +230,7 @@ TEST_SUITE("stable_view") {
     CHECK(!saves.stage_for(commit_ticket::forever));  // no further than the ring
     CHECK(saves.progress().staged == 2048);
     CHECK(!guard.is_staged());
-    w.open();
+    w.coordinator.open();
     while (!saves.stage_for(1'000'000))
       std::this_thread::yield();
     CHECK(guard.is_staged());
@@ -267,7 +251,7 @@ TEST_SUITE("stable_view") {
     impatient.busy = when_busy::skip;
     {
       async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, impatient);
-      w.is_open = false;
+      w.coordinator.close();
       const snapshot_guard given_up = saves.begin_snapshot(1, w.view<view>());
       const snapshot_guard skipped = saves.begin_snapshot(2, w.view<view>());
       CHECK(skipped.is_staged());
@@ -276,7 +260,7 @@ TEST_SUITE("stable_view") {
       given_up.wait_staged();
       CHECK(given_up.is_staged());
       CHECK(w.gone == 2);
-      w.open();
+      w.coordinator.open();
       CHECK(given_up.ticket().wait() == commit_status::not_committed);
       saves.flush();
       CHECK_THROWS_AS(saves.begin_snapshot(3, w.view<view>(), {{"note", {}}, {"note", {}}}), argument_error);

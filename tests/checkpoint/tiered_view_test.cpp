@@ -9,13 +9,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/changing_state.hpp"
 #include "support/error_text.hpp"
 #include "support/newest_state.hpp"
 #include "support/random.hpp"
@@ -33,12 +33,7 @@ using view = tiered_state_view<buffer_type>;
 
 static_assert(state_view<view> && is_stable_view<view> && !view::is_concurrent);
 
-struct traits : checkpointer_traits {
-  using storage_type = simulated_storage;
-  using coordinator_type = solo_coordinator<simulated_storage>;
-  using view_type = view;
-};
-using checkpointer = async_checkpointer<traits>;
+using checkpointer = async_checkpointer<view_traits<view>>;
 
 /// Chunks with tensors in them, and a model of what is in each.
 struct tiered_state {
@@ -50,8 +45,7 @@ struct tiered_state {
   std::vector<bytes> contents{};
   std::vector<state_place> places{};
   std::vector<state_tensor> tensors{};
-  std::optional<snapshot_guard> saving{};
-  std::uint64_t waits = 0;
+  last_snapshot saving{};
 
   /// @param beneath  bytes of the last tier, besides those that the chunks take at first.
   tiered_state(std::uint64_t seed, std::uint64_t beneath, std::uint32_t max_chunks = 64)
@@ -79,16 +73,14 @@ struct tiered_state {
     return all;
   }
 
+  view view_now() { return view(buffer, chunks, places); }
+  [[nodiscard]] auto audit() const { return buffer.audit(); }
+
   /// Again after waiting for the snapshot, where there is no second place for the chunk.
   template <class Lease>
   auto leased(Lease lease) {
     auto given = lease();
-    if (given.code() == errc::out_of_bytes && saving) {
-      ++waits;
-      saving->wait_staged();
-      saving.reset();
-      given = lease();
-    }
+    if (given.code() == errc::out_of_bytes && saving.wait()) given = lease();
     REQUIRE_MESSAGE(given, given.error().message());
     return std::move(given).value();
   }
@@ -131,37 +123,16 @@ TEST_SUITE("tiered_state_view") {
       const std::uint64_t beneath = w.buffer.stats().tiers[1].used;
       simulated_storage storage;
       solo_coordinator coordinator(storage);
-      std::map<std::uint64_t, std::vector<bytes>> expected;
-      const std::uint64_t chunk = 64 + w.random.below(std::uint64_t{400});
+      std::vector<bytes> last;
       {
-        checkpointer saves(
-            coordinator, w.tensors,
-            {.ring_bytes = chunk * (2 + w.random.below(std::uint64_t{20})), .chunk_bytes = chunk});
-        for (std::uint64_t step = 1; step <= 5; ++step) {
-          expected[step] = w.now();
-          w.saving.emplace(saves.begin_snapshot(step, view(w.buffer, w.chunks, w.places)));
-          const commit_ticket ticket = w.saving->ticket();
-          const mutation_permit permit = saves.gate().mutate();
-          for (int i = 0; i < 16; ++i) {
-            w.act();
-            if (w.random.once_in(4)) saves.stage_for(2'000);
-          }
-          for (const std::string& broken : w.buffer.audit())
-            FAIL_CHECK(broken);
-          if (w.random.once_in(3)) continue;
-          REQUIRE(ticket.wait() == commit_status::committed);
-          const newest_state newest = load_newest(storage, w.tensors);
-          CHECK(newest.step == step);
-          CHECK(newest.bytes == expected[step]);
-        }
-        w.saving.reset();
+        checkpointer saves(coordinator, w.tensors, random_ring(w.random, 400, 20));
+        last = save_while_changing(saves, storage, w, {.steps = 5, .meanwhile = 16, .stage_ns = 2'000});
+        w.saving.guard.reset();
       }
-      const newest_state newest = load_newest(storage, w.tensors);
-      CHECK(newest.step == 5);
-      CHECK(newest.bytes == expected[5]);
+      check_newest(storage, w.tensors, 5, last);
       CHECK(w.buffer.stats().shared == 0);
       CHECK(w.buffer.stats().tiers[1].used == beneath);
-      waits += w.waits;
+      waits += w.saving.waits;
     }
     CHECK(waits > 0);
   }
@@ -187,7 +158,7 @@ TEST_SUITE("tiered_state_view") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
-    const snapshot_guard guard = saves.begin_snapshot(1, view(w.buffer, w.chunks, w.places));
+    const snapshot_guard guard = saves.begin_snapshot(1, w.view_now());
     CHECK(w.buffer.stats().shared != 0);
     CHECK(saves.stage_for(commit_ticket::forever));
     CHECK(guard.is_staged());
@@ -200,7 +171,7 @@ TEST_SUITE("tiered_state_view") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     checkpointer saves(coordinator, w.tensors, {.ring_bytes = 1 << 16, .chunk_bytes = 256});
-    const snapshot_guard guard = saves.begin_snapshot(1, view(w.buffer, w.chunks, w.places));
+    const snapshot_guard guard = saves.begin_snapshot(1, w.view_now());
     {
       const chunk_handle all = w.buffer.create(4 * tiered_state::most).value();
       const auto fills_tier_0 = w.buffer.write(all).value();
@@ -211,15 +182,13 @@ TEST_SUITE("tiered_state_view") {
     CHECK(guard.ticket().why().find("step 1 was given up: the state could not be copied: ") !=
           std::string::npos);
     CHECK(w.buffer.stats().shared == 0);
-    CHECK(saves.begin_snapshot(2, view(w.buffer, w.chunks, w.places)).ticket().wait() ==
-          commit_status::committed);
+    CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
   }
 
   TEST_CASE("a view that cannot be taken says why, and leaves no clones") {
     tiered_state w(4, 0, 11);
-    CHECK(text_of([&] {
-            static_cast<void>(view(w.buffer, w.chunks, w.places));
-          }).find("the table of chunks is full") != std::string::npos);
+    CHECK(text_of([&] { static_cast<void>(w.view_now()); }).find("the table of chunks is full") !=
+          std::string::npos);
     CHECK(w.buffer.stats().shared == 0);
     const std::array some{w.chunks[0], w.chunks[1]};
     {

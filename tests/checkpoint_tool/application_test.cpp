@@ -55,8 +55,7 @@ bool all_identical(const json& diff) {
 
 TEST_SUITE("list") {
   TEST_CASE("a listing has every checkpoint, the newest first, and marks the newest whole one") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     CHECK(world.text({"list", "DIR/run"}) ==
           "DIR/run\n"
           "  checkpoint                        step  generation  world  files      bytes\n"
@@ -66,8 +65,7 @@ TEST_SUITE("list") {
   }
 
   TEST_CASE("what is not whole says why, what was left over is named, and the status tells") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     fs::create_directory(world / "run/.tmp-step-0000000004-g00000004-77");
     fs::create_directory(world / "run/.trash-step-0000000000-g00000000");
     overwrite(world / "run/.latest-5", "");
@@ -201,7 +199,7 @@ TEST_SUITE("show") {
     auto state = some_state(7);
     state.resize(2);
     save_state(world / "run", 7, state, {.world = 2, .how = saved_as::columns, .chunk_bytes = 1 << 20});
-    CHECK(json::parse(world.text({"show", "DIR/run", "7", "--json"})) == json::parse(R"({"folder": "DIR/run",
+    CHECK(world.json({"show", "DIR/run", "7"}) == json::parse(R"({"folder": "DIR/run",
     "name": "step-0000000007-g00000001",
     "step": 7,
     "generation": 1,
@@ -232,9 +230,8 @@ TEST_SUITE("show") {
     save_state(world / "run", 5, some_state(1));
     save_state(world / "run", 5, some_state(2));
     save_state(world / "run", 6, some_state(3));
-    const auto name = [&](std::vector<std::string> arguments) {
-      arguments.push_back("--json");
-      return json::parse(world.text(arguments))["name"].get<std::string>();
+    const auto name = [&](const std::vector<std::string>& arguments) {
+      return world.json(arguments)["name"].get<std::string>();
     };
     CHECK(name({"show", "DIR/run"}) == "step-0000000006-g00000003");
     CHECK(name({"show", "DIR/run/"}) == "step-0000000006-g00000003");
@@ -248,8 +245,7 @@ TEST_SUITE("show") {
   }
 
   TEST_CASE("what cannot be meant is told, with what there is") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     fs::create_directory(world / "empty");
     CHECK(world.why({"show", "DIR/run", "9"}) ==
           "checkpoint_tool: DIR/run: has no checkpoint of step 9; it has steps 3, 2, 1\n");
@@ -268,10 +264,9 @@ TEST_SUITE("show") {
   }
 
   TEST_CASE("by default it is the newest whole one, and with none that is, each says why") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     fs::remove(world / ("run/" + std::string(name_3) + "/MANIFEST.json"));
-    CHECK(json::parse(world.text({"show", "DIR/run", "--json"}))["name"] == name_2);
+    CHECK(world.json({"show", "DIR/run"})["name"] == name_2);
     for (const char* name : {name_1, name_2})
       fs::remove(world / ("run/" + std::string(name) + "/MANIFEST.json"));
     const std::string gone = "/MANIFEST.json: cannot be opened: No such file or directory";
@@ -295,7 +290,7 @@ TEST_SUITE("show") {
     CHECK(shown.find('\x1b') == std::string::npos);
     CHECK(shown.find("    evil\\x1b[2Jname\\x0a  U8 [1]\n      mod\\x1bel.safetensors  all elements\n") !=
           std::string::npos);
-    const json all = json::parse(world.text({"show", "DIR/run", "--json"}));
+    const json all = world.json({"show", "DIR/run"});
     CHECK(all["tensors"][0]["name"] == "evil\x1b[2Jname\n");
     CHECK(all["files"][0]["name"] ==
           "mod\x1b"
@@ -312,8 +307,7 @@ TEST_SUITE("show") {
 
 TEST_SUITE("verify") {
   TEST_CASE("whole checkpoints are whole, all of them or one, and all their bytes are read") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     const outcome done = world.run({"verify", "DIR/run"});
     CHECK(done.status == exit_status::success);
     CHECK(done.out ==
@@ -326,18 +320,17 @@ TEST_SUITE("verify") {
           "checkpoint_tool: verifying step-0000000001-g00000001\n");
     CHECK(world.text({"verify", "DIR/run", "2", "--sizes"}) ==
           "step-0000000002-g00000002  whole by sizes: 3 files, no data read\n");
-    CHECK(json::parse(world.text({"verify", "DIR/run", "2", "--json"})) ==
-          json{{"folder", "DIR/run"},
-               {"how", "checksums"},
-               {"whole", true},
-               {"checkpoints",
-                {{{"name", name_2},
-                  {"step", 2},
-                  {"generation", 2},
-                  {"whole", true},
-                  {"files", 3},
-                  {"read_bytes", 12565},
-                  {"damage", json::array()}}}}});
+    CHECK(world.json({"verify", "DIR/run", "2"}) == json{{"folder", "DIR/run"},
+                                                         {"how", "checksums"},
+                                                         {"whole", true},
+                                                         {"checkpoints",
+                                                          {{{"name", name_2},
+                                                            {"step", 2},
+                                                            {"generation", 2},
+                                                            {"whole", true},
+                                                            {"files", 3},
+                                                            {"read_bytes", 12565},
+                                                            {"damage", json::array()}}}}});
   }
 
   TEST_CASE("every damage is named: its file and which bytes") {
@@ -360,7 +353,7 @@ TEST_SUITE("verify") {
             "  adam.safetensors: has 5 bytes, the manifest says 4192\n"
             "  extra.safetensors: DIR/run/step-0000000001-g00000001/extra.safetensors: cannot be opened: No "
             "such file or directory\n");
-    const json all = json::parse(world.text({"verify", "DIR/run", "--json"}, exit_status::failure));
+    const json all = world.json({"verify", "DIR/run"}, exit_status::failure);
     CHECK(all["whole"] == false);
     const json& damage = all["checkpoints"][0]["damage"];
     REQUIRE(damage.size() == 5);
@@ -386,8 +379,7 @@ TEST_SUITE("verify") {
   }
 
   TEST_CASE("a manifest that is damaged, of another checkpoint or missing is told") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     flip(world / ("run/" + std::string(name_3) + "/MANIFEST.json"), 100);
     fs::copy_file(world / ("run/" + std::string(name_1) + "/MANIFEST.json"),
                   world / ("run/" + std::string(name_2) + "/MANIFEST.json"),
@@ -424,7 +416,7 @@ TEST_SUITE("verify") {
         "  model.safetensors: tensor \"renamed\" is not in the file, and the manifest says so\n";
     CHECK(world.text({"verify", "DIR/run", "--sizes"}, exit_status::failure) == wrong);
     CHECK(world.text({"verify", "DIR/run"}, exit_status::failure) == wrong);
-    const json all = json::parse(world.text({"verify", "DIR/run", "--json"}, exit_status::failure));
+    const json all = world.json({"verify", "DIR/run"}, exit_status::failure);
     CHECK(all["checkpoints"][0]["damage"][1] ==
           json{{"file", "model.safetensors"},
                {"tensor", "layer.bias"},
@@ -480,8 +472,7 @@ TEST_SUITE("verify") {
   }
 
   TEST_CASE("a checkpoint that a run removes meanwhile is not damaged") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     std::string gone = world / ("run/" + std::string(name_1));
     // What is noted before a checkpoint is read removes the oldest.
     const cookie_io_functions_t io{.read = nullptr,
@@ -520,7 +511,7 @@ TEST_SUITE("diff") {
     for (int i = 1; i <= 8; ++i) {
       CAPTURE(i);
       const std::string name = "step-0000000001-g0000000" + std::to_string(i);
-      CHECK(all_identical(json::parse(world.text({"diff", "DIR/run/" + name, "1", "--json"}))));
+      CHECK(all_identical(world.json({"diff", "DIR/run/" + name, "1"})));
     }
     CHECK(world.text({"diff", "DIR/run/step-0000000001-g00000004", "step-0000000001-g00000008"}) ==
           "a  DIR/run/step-0000000001-g00000004\n"
@@ -554,7 +545,7 @@ TEST_SUITE("diff") {
           "  contents       step  1 of 1 element differ, the first is 0\n"
           "8 tensors: 1 identical, 4 of other contents, 1 of another type or shape, 1 only in a, 1 only in "
           "b\n");
-    const json both = json::parse(world.text({"diff", "DIR/a/1", "DIR/b/2", "--json"}, exit_status::failure));
+    const json both = world.json({"diff", "DIR/a/1", "DIR/b/2"}, exit_status::failure);
     CHECK(both["a"] == json{{"folder", "DIR/a"}, {"name", name_1}, {"step", 1}, {"generation", 1}});
     CHECK(both["b"] ==
           json{{"folder", "DIR/b"}, {"name", "step-0000000002-g00000001"}, {"step", 2}, {"generation", 1}});
@@ -579,8 +570,7 @@ TEST_SUITE("diff") {
   }
 
   TEST_CASE("what is damaged is not compared but refused, with the file and its bytes") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     flip(world / ("run/" + std::string(name_2) + "/adam.safetensors"), 4180);
     const std::string said = world.why({"diff", "DIR/run/3", "2"});
     CHECK(
@@ -609,9 +599,9 @@ TEST_SUITE("convert") {
       for (const char* what : {"one-", "two-", "again-"}) {
         CAPTURE(what);
         CHECK(world.run({"verify", name(what)}).status == exit_status::success);
-        CHECK(all_identical(json::parse(world.text({"diff", from, name(what), "--json"}))));
+        CHECK(all_identical(world.json({"diff", from, name(what)})));
       }
-      CHECK(json::parse(world.text({"show", name("two-"), "--json"}))["world"] == 2);
+      CHECK(world.json({"show", name("two-")})["world"] == 2);
       // Files of one rank are the same bytes, whatever they came from.
       for (const char* file : {"model.safetensors", "adam.safetensors", "extra.safetensors"}) {
         const auto bytes = [&](const char* what) {
@@ -630,7 +620,7 @@ TEST_SUITE("convert") {
       const std::string to = "DIR/" + std::string(partition);
       static_cast<void>(world.text({"convert", "DIR/one", to, "--world", "2", "--partition", partition}));
       std::string text;
-      const json shown = json::parse(world.text({"show", to, "--json"}));
+      const json shown = world.json({"show", to});
       for (const json& tensor : shown["tensors"]) {
         if (tensor["name"] != "embed.weight" && tensor["name"] != "layer.bias") continue;
         for (const json& piece : tensor["pieces"]) {
@@ -667,8 +657,7 @@ TEST_SUITE("convert") {
     large[3] = {"head.weight", llmmem::safetensors_type::f32, {300, 1000}, {}};
     large[3].bytes.resize(1'200'000, std::byte{7});
     save_state(world / "large", 9, large, {.world = 3, .how = saved_as::columns, .has_extras = false});
-    const json done =
-        json::parse(world.text({"convert", "DIR/large", "DIR/shards", "--max-shard-mib", "1", "--json"}));
+    const json done = world.json({"convert", "DIR/large", "DIR/shards", "--max-shard-mib", "1"});
     CHECK(
         done["from"] ==
         json{{"folder", "DIR/large"}, {"name", "step-0000000009-g00000001"}, {"step", 9}, {"generation", 1}});
@@ -685,7 +674,7 @@ TEST_SUITE("convert") {
         json::parse(content(world / "shards/step-0000000009-g00000001/model.safetensors.index.json"));
     CHECK(index["metadata"]["total_size"] == 2'400'072);
     CHECK(index["weight_map"]["head.weight"] == "model-00003-of-00004.safetensors");
-    CHECK(all_identical(json::parse(world.text({"diff", "DIR/large", "DIR/shards", "--json"}))));
+    CHECK(all_identical(world.json({"diff", "DIR/large", "DIR/shards"})));
   }
 
   TEST_CASE("with a prefix there are only those tensors, and no extras") {
@@ -693,7 +682,7 @@ TEST_SUITE("convert") {
     save_state(world / "three", 9, some_state(9), {.world = 3});
     static_cast<void>(world.text({"convert", "DIR/three", "DIR/some", "--tensor-prefix", "layer."}));
     std::vector<std::string> names;
-    const json shown = json::parse(world.text({"show", "DIR/some", "--json"}));
+    const json shown = world.json({"show", "DIR/some"});
     for (const json& each : shown["tensors"])
       names.push_back(each["name"]);
     CHECK(names == std::vector<std::string>{"layer.bias", "layer.weight"});
@@ -746,9 +735,7 @@ TEST_SUITE("prune") {
     auto dry = asked;
     dry.push_back("--dry-run");
     CHECK(world.text(dry) == expected("would go", "1 checkpoint would go, 12.3 KiB\n"));
-    dry.push_back("--json");
-    const json would = json::parse(world.text(dry));
-    CHECK(would["dry_run"] == true);
+    CHECK(world.json(dry)["dry_run"] == true);
     CHECK(fs::exists(world / "run/step-0000000015-g00000002"));
     CHECK(fs::exists(world / "run/.tmp-step-0000000035-g00000006-1"));
     CHECK(!fs::exists(world / "run/LATEST"));
@@ -756,7 +743,7 @@ TEST_SUITE("prune") {
     CHECK(!fs::exists(world / "run/step-0000000015-g00000002"));
     CHECK(!fs::exists(world / "run/.tmp-step-0000000035-g00000006-1"));
     CHECK(fs::exists(world / "run/step-0000000025-g00000004"));
-    CHECK(json::parse(world.text({"prune", "DIR/run", "--keep-last", "2", "--json"})) ==
+    CHECK(world.json({"prune", "DIR/run", "--keep-last", "2"}) ==
           json::parse(R"({"folder": "DIR/run", "dry_run": false, "freed_bytes": 12565, "left_over": [],
             "checkpoints": [
               {"name": "step-0000000030-g00000005", "step": 30, "generation": 5, "bytes": 12565, "needed_by": [], "fate": "stays"},
@@ -774,14 +761,9 @@ TEST_SUITE("prune") {
         const world_folder world;
         for (std::uint64_t step = 1; step <= 6; ++step)
           save_state(world / "run", step, {some_state()[4]}, {.has_extras = false});
-        std::vector<std::string> asked{"prune", "DIR/run", "--json", "--keep-last", std::to_string(last)};
+        std::vector<std::string> asked{"prune", "DIR/run", "--keep-last", std::to_string(last)};
         if (every != 0) asked.insert(asked.end(), {"--keep-every", std::to_string(every)});
-        auto dry = asked;
-        dry.push_back("--dry-run");
-        json would = json::parse(world.text(dry));
-        const json did = json::parse(world.text(asked));
-        would["dry_run"] = false;
-        CHECK(would == did);
+        const json did = prune_as_foretold(world, asked);
         for (const json& each : did["checkpoints"])
           CHECK(fs::exists(world / ("run/" + each["name"].get<std::string>())) == (each["fate"] == "stays"));
       }
@@ -789,8 +771,7 @@ TEST_SUITE("prune") {
   }
 
   TEST_CASE("while another process commits only a dry run is possible") {
-    const world_folder world;
-    save_three(world);
+    const world_folder world(save_three);
     llmmem::posix_storage<> storage(world / "run");
     const llmmem::checkpoint_folder folder(storage);
     CHECK(world.run({"prune", "DIR/run", "--keep-last", "2", "--dry-run"}).status == exit_status::success);

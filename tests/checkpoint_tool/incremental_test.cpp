@@ -88,8 +88,7 @@ std::string in_run(const char* checkpoint, const char* file) {
 }  // namespace
 
 TEST_CASE("a listing says how much of a checkpoint is new, and whom it refers to") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"list", "DIR/run"}) ==
         "DIR/run\n"
         "  checkpoint                        step  generation  world  files      bytes\n"
@@ -100,7 +99,7 @@ TEST_CASE("a listing says how much of a checkpoint is new, and whom it refers to
         "  step-0000000002-g00000002            2           2      1      2   32.0 KiB  whole; "
         "incremental: 1 of 8 chunks new (4.00 KiB), refers to g1\n"
         "  step-0000000001-g00000001            1           1      1      2   32.0 KiB  whole\n");
-  const json all = json::parse(world.text({"list", "DIR/run", "--json"}))["checkpoints"];
+  const json all = world.json({"list", "DIR/run"})["checkpoints"];
   CHECK(all[0] == json::parse(R"({"name": "step-0000000004-g00000004", "step": 4, "generation": 4, "world": 1,
     "files": 2, "bytes": 32768, "tensors": 2, "incremental": true, "chunks": 8, "new_chunks": 1,
     "own_bytes": 4096, "refers_to": [1, 3], "whole": true, "newest_whole": true, "why": null})"));
@@ -111,8 +110,7 @@ TEST_CASE("a listing says how much of a checkpoint is new, and whom it refers to
 }
 
 TEST_CASE("a checkpoint is shown with the files that its chunks are in") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"show", "DIR/run"}) ==
         "DIR/run/step-0000000004-g00000004\n"
         "  step 4, generation 4, 1 rank; 2 tensors, 0 extras; 2 files of 32.0 KiB; checksums of every 4.00 "
@@ -132,7 +130,7 @@ TEST_CASE("a checkpoint is shown with the files that its chunks are in") {
         "      model.safetensors  all elements\n"
         "    moments  F32 [2, 1024]\n"
         "      adam.safetensors  all elements\n");
-  const json all = json::parse(world.text({"show", "DIR/run", "--json"}));
+  const json all = world.json({"show", "DIR/run"});
   CHECK(all["incremental"] == true);
   CHECK(all["chunks"] == 8);
   CHECK(all["new_chunks"] == 1);
@@ -147,8 +145,7 @@ TEST_CASE("a checkpoint is shown with the files that its chunks are in") {
 }
 
 TEST_CASE("verify names the stored file that is damaged, for each checkpoint that needs its bytes") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"verify", "DIR/run"}) ==
         "step-0000000004-g00000004  whole: 2 files, 32.0 KiB read\n"
         "step-0000000003-g00000003  whole: 2 files, 32.0 KiB read\n"
@@ -167,7 +164,7 @@ TEST_CASE("verify names the stored file that is damaged, for each checkpoint tha
             damaged + first + "12288 to 16384" + damaged + "step-0000000003-g00000003  DAMAGED\n" + two +
             "step-0000000002-g00000002  DAMAGED\n" + two +
             "step-0000000001-g00000001  DAMAGED\n  model.safetensors: bytes 4096 to 16384" + damaged);
-  const json all = json::parse(world.text({"verify", "DIR/run", "4", "--json"}, exit_status::failure));
+  const json all = world.json({"verify", "DIR/run", "4"}, exit_status::failure);
   const json& damage = all["checkpoints"][0]["damage"];
   REQUIRE(damage.size() == 3);
   CHECK(damage[1]["file"] == "model.safetensors");
@@ -177,8 +174,7 @@ TEST_CASE("verify names the stored file that is damaged, for each checkpoint tha
 }
 
 TEST_CASE("stored files that are missing or of another length are told, also by sizes and by a listing") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   overwrite(world / in_run(name_1, "model.safetensors"), "short");
   fs::remove(world / in_run("step-0000000003-g00000003", "model.safetensors.changes"));
   const std::string gone =
@@ -197,8 +193,7 @@ TEST_CASE("stored files that are missing or of another length are told, also by 
 }
 
 TEST_CASE("comparing and converting read incremental checkpoints as what they are") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"diff", "DIR/run/3", "4"}, exit_status::failure) ==
         "a  DIR/run/step-0000000003-g00000003\n"
         "b  DIR/run/step-0000000004-g00000004\n"
@@ -212,15 +207,14 @@ TEST_CASE("comparing and converting read incremental checkpoints as what they ar
     const std::string to = std::string("DIR/of-") + ranks;
     static_cast<void>(world.text({"convert", "DIR/run", to, "--world", ranks}));
     CHECK(world.run({"verify", to}).status == exit_status::success);
-    CHECK(json::parse(world.text({"show", to, "--json"}))["incremental"] == false);
+    CHECK(world.json({"show", to})["incremental"] == false);
     CHECK(world.run({"diff", "DIR/run/4", to}).status == exit_status::success);
     CHECK(world.run({"diff", "DIR/run/3", to}).status == exit_status::failure);
   }
 }
 
 TEST_CASE("compact makes the newest checkpoint whole, as the next one, once") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"compact", "DIR/run"}) ==
         "DIR/run/step-0000000004-g00000005\n"
         "  of DIR/run/step-0000000004-g00000004, incremental: 1 of 8 chunks new (4.00 KiB), refers to g1, "
@@ -230,22 +224,21 @@ TEST_CASE("compact makes the newest checkpoint whole, as the next one, once") {
   CHECK(world.run({"verify", "DIR/run"}).status == exit_status::success);
   CHECK(world.run({"diff", std::string("DIR/run/") + name_4, "step-0000000004-g00000005"}).status ==
         exit_status::success);
-  const json shown = json::parse(world.text({"show", "DIR/run", "--json"}));
+  const json shown = world.json({"show", "DIR/run"});
   CHECK(shown["generation"] == 5);
   CHECK(shown["incremental"] == false);
-  CHECK(json::parse(world.text({"compact", "DIR/run", "--json"})) == json::parse(R"({
+  CHECK(world.json({"compact", "DIR/run"}) == json::parse(R"({
     "from": {"folder": "DIR/run", "name": "step-0000000004-g00000005", "step": 4, "generation": 5,
              "incremental": false, "chunks": 8, "new_chunks": 8, "own_bytes": 32768, "refers_to": []},
     "to": {"folder": "DIR/run", "name": "step-0000000004-g00000005", "step": 4, "generation": 5},
     "new": false, "files": 2, "bytes": 32768})"));
   CHECK(world.text({"compact", "DIR/run"}) ==
         "DIR/run/step-0000000004-g00000005\n  is whole: there is nothing to fold\n");
-  CHECK(json::parse(world.text({"list", "DIR/run", "--json"}))["checkpoints"].size() == 5);
+  CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 5);
 }
 
 TEST_CASE("what is damaged, in use or not there is not compacted") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   {
     llmmem::posix_storage<> storage(world / "run");
     const llmmem::checkpoint_folder folder(storage);
@@ -257,14 +250,13 @@ TEST_CASE("what is damaged, in use or not there is not compacted") {
   CHECK(world.why({"compact", "DIR/run"})
             .starts_with("checkpoint_tool: DIR/run/step-0000000003-g00000003/adam.safetensors.changes: bytes "
                          "0 to 4096 are damaged: their CRC-32C is "));
-  CHECK(json::parse(world.text({"list", "DIR/run", "--json"}))["checkpoints"].size() == 4);
+  CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 4);
   fs::create_directory(world / "empty");
   CHECK(world.why({"compact", "DIR/empty"}) == "checkpoint_tool: DIR/empty: there is no checkpoint in it\n");
 }
 
 TEST_CASE("a copy has the name of what it is a copy of, and is whole") {
-  const world_folder world;
-  save_four(world);
+  const world_folder world(save_four);
   CHECK(world.text({"copy", "DIR/run", "DIR/other"}) ==
         "DIR/other/step-0000000004-g00000004\n"
         "  of DIR/run/step-0000000004-g00000004, incremental: 1 of 8 chunks new (4.00 KiB), refers to g1, "
@@ -283,7 +275,7 @@ TEST_CASE("a copy has the name of what it is a copy of, and is whole") {
         "may have its number\n");
   flip(world / in_run(name_2, "model.safetensors.changes"), 0);
   CHECK(world.run({"copy", "DIR/run/2", "DIR/other"}).status == exit_status::failure);
-  CHECK(json::parse(world.text({"list", "DIR/other", "--json"}))["checkpoints"].size() == 2);
+  CHECK(world.json({"list", "DIR/other"})["checkpoints"].size() == 2);
 }
 
 TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so") {
@@ -309,18 +301,12 @@ TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so")
   // Whole ones behind them: then the earlier ones can go.
   static_cast<void>(world.text({"compact", "DIR/run"}));
   save_run(world / "run", {{}});
-  dry.push_back("--json");
-  json would = json::parse(world.text(dry));
-  auto done = asked;
-  done.push_back("--json");
-  const json did = json::parse(world.text(done));
-  would["dry_run"] = false;
-  CHECK(would == did);
+  const json did = prune_as_foretold(world, asked);
   CHECK(did["checkpoints"].size() == 5);
   CHECK(did["freed_bytes"] == 40960);
   CHECK(did["checkpoints"][4]["fate"] == "goes");
   CHECK(did["checkpoints"][4]["needed_by"].empty());
-  CHECK(json::parse(world.text({"list", "DIR/run", "--json"}))["checkpoints"].size() == 2);
+  CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 2);
 }
 
 TEST_CASE("what one that is not whole refers to stays, too, and a dry run says so") {
@@ -328,10 +314,7 @@ TEST_CASE("what one that is not whole refers to stays, too, and a dry run says s
   save_run(world / "run", {{}, {{1}, {}}, {{2}, {}}});  // the third refers to both
   save_run(world / "run", {{}, {}, {}});
   fs::remove(world / in_run("step-0000000003-g00000003", "model.safetensors.changes"));
-  json would = json::parse(world.text({"prune", "DIR/run", "--json", "--keep-last", "2", "--dry-run"}));
-  const json did = json::parse(world.text({"prune", "DIR/run", "--json", "--keep-last", "2"}));
-  would["dry_run"] = false;
-  CHECK(would == did);
+  prune_as_foretold(world, {"prune", "DIR/run", "--keep-last", "2"});
   CHECK(fs::exists(world / (std::string("run/") + name_1)));
   CHECK(fs::exists(world / (std::string("run/") + name_2)));
 }
@@ -343,14 +326,8 @@ TEST_CASE("what a dry run says is what goes, whoever refers to whom") {
       CAPTURE(every);
       const world_folder world;
       save_run(world / "run", {{}, {{0}, {}}, {{1}, {}}, {{0}, {0}}, {{1}, {}}, {{0}, {0}}});
-      const std::vector<std::string> asked{
-          "prune", "DIR/run", "--json", "--keep-last", std::to_string(last), "--keep-every", every};
-      auto dry = asked;
-      dry.push_back("--dry-run");
-      json would = json::parse(world.text(dry));
-      const json did = json::parse(world.text(asked));
-      would["dry_run"] = false;
-      CHECK(would == did);
+      prune_as_foretold(world,
+                        {"prune", "DIR/run", "--keep-last", std::to_string(last), "--keep-every", every});
       CHECK(world.run({"verify", "DIR/run"}).status == exit_status::success);
     }
   }

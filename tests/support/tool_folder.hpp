@@ -3,6 +3,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint_tool/application.hpp"
@@ -23,6 +25,11 @@ namespace llmmem_tests {
 class world_folder {
  public:
   world_folder() : path_(std::filesystem::canonical(folder_.path()).string()) {}
+  /// With what `fill` puts into it.
+  template <class Fill>
+  explicit world_folder(Fill fill) : world_folder() {
+    fill(std::as_const(*this));
+  }
 
   [[nodiscard]] std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
   [[nodiscard]] outcome run(std::vector<std::string> arguments) const {
@@ -44,6 +51,13 @@ class world_folder {
     CHECK(done.status == status);
     return done.out;
   }
+  /// The same of a run that is asked for JSON.
+  [[nodiscard]] nlohmann::json json(
+      std::vector<std::string> arguments,
+      checkpoint_tool::exit_status status = checkpoint_tool::exit_status::success) const {
+    arguments.emplace_back("--json");
+    return nlohmann::json::parse(text(arguments, status));
+  }
   /// The one line that says why a run failed, without the progress before it.
   [[nodiscard]] std::string why(
       const std::vector<std::string>& arguments,
@@ -63,6 +77,18 @@ class world_folder {
   temporary_folder folder_;
   std::string path_;
 };
+
+/// Prunes as `asked`, after a dry run which has to say the same. What was done.
+inline nlohmann::json prune_as_foretold(const world_folder& world, const std::vector<std::string>& asked) {
+  auto dry = asked;
+  dry.emplace_back("--dry-run");
+  nlohmann::json would = world.json(dry);
+  nlohmann::json did = world.json(asked);
+  CHECK(would["dry_run"] == true);
+  would["dry_run"] = false;
+  CHECK(would == did);
+  return did;
+}
 
 inline std::string content(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -75,40 +76,60 @@ said read_notes(const std::string& path) {
   return all;
 }
 
+/// A run, once it has ended.
+struct ended_run {
+  ending end{};
+  said notes{};
+
+  /// That it went on from all that had been acknowledged. Killed before it could say so, it says nothing.
+  void check_resumed(std::uint64_t acknowledged) const {
+    if (notes.resumed) CHECK(notes.from >= acknowledged);
+    if (acknowledged != 0 && notes.committed != 0) CHECK(notes.resumed);
+  }
+};
+
+/// Runs the program, which leaves what it says in `folder`, and kills it somewhere in its first `longest_ms`;
+/// without those, lets it come to its end.
+ended_run run_in(const temporary_folder& folder, const std::vector<std::string>& arguments,
+                 random_numbers& random, std::optional<std::uint64_t> longest_ms) {
+  child_process child(program, arguments, folder.file("out"), folder.file("notes"));
+  if (longest_ms) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random.below(*longest_ms * 1000)));
+    child.send(SIGKILL);
+  }
+  const ending end = child.wait();
+  return {end, read_notes(folder.file("notes"))};
+}
+
+/// That the run which left its output in a folder came to the same losses and weights as another.
+void check_result(const temporary_folder& folder, const nlohmann::json& uninterrupted) {
+  const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
+  CHECK(json["losses"].size() == steps + 1);
+  CHECK(json["losses"] == uninterrupted["losses"]);
+  CHECK(json["digest"] == uninterrupted["digest"]);
+}
+
 /// Kills the run again and again, each time somewhere in its first `longest_ms`, until one comes through.
 /// @return how many were killed.
 std::uint64_t survive(const std::vector<std::string>& run, std::uint64_t seed, std::uint64_t kills,
                       std::uint64_t longest_ms, const nlohmann::json& uninterrupted) {
   const temporary_folder folder;
   auto arguments = run;
-  for (const char* each : {"--checkpoint-dir", "--checkpoint-every", "1", "--resume"}) {
-    arguments.emplace_back(each);
-    if (arguments.back() == "--checkpoint-dir") arguments.push_back(folder.file("checkpoints"));
-  }
+  arguments.insert(arguments.end(),
+                   {"--checkpoint-dir", folder.file("checkpoints"), "--checkpoint-every", "1", "--resume"});
   random_numbers random(seed);
   std::uint64_t acknowledged = 0;
   std::uint64_t killed = 0;
   for (std::uint64_t i = 0; i <= kills; ++i) {
-    child_process child(program, arguments, folder.file("out"), folder.file("notes"));
     const bool is_last = i == kills;
-    if (!is_last) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random.below(longest_ms * 1000)));
-      child.send(SIGKILL);
-    }
-    const ending end = child.wait();
-    const said notes = read_notes(folder.file("notes"));
+    const auto ended = run_in(folder, arguments, random, is_last ? std::nullopt : std::optional(longest_ms));
     CAPTURE(contents_of(folder.file("notes")));
-    // Killed before it could say so, it says nothing.
-    if (notes.resumed) CHECK(notes.from >= acknowledged);
-    if (acknowledged != 0 && notes.committed != 0) CHECK(notes.resumed);
-    acknowledged = std::max(acknowledged, notes.committed);
-    killed += end.signal == SIGKILL ? 1 : 0;
+    ended.check_resumed(acknowledged);
+    acknowledged = std::max(acknowledged, ended.notes.committed);
+    killed += ended.end.signal == SIGKILL ? 1 : 0;
     if (is_last) {
-      REQUIRE(end.status == 0);
-      const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
-      CHECK(json["losses"].size() == steps + 1);
-      CHECK(json["losses"] == uninterrupted["losses"]);
-      CHECK(json["digest"] == uninterrupted["digest"]);
+      REQUIRE(ended.end.status == 0);
+      check_result(folder, uninterrupted);
     }
   }
   return killed;
@@ -157,26 +178,16 @@ std::uint64_t survive_losses(const std::vector<std::string>& run, std::uint64_t 
       acknowledged = copied;
     }
     CAPTURE(what);
-    child_process child(program, arguments, folder.file("out"), folder.file("notes"));
-    if (!is_last) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random.below(longest_ms * 1000)));
-      child.send(SIGKILL);
-    }
-    const ending end = child.wait();
-    const said notes = read_notes(folder.file("notes"));
+    const auto ended = run_in(folder, arguments, random, is_last ? std::nullopt : std::optional(longest_ms));
     CAPTURE(contents_of(folder.file("notes")));
-    if (notes.resumed) CHECK(notes.from >= acknowledged);
-    if (acknowledged != 0 && notes.committed != 0) CHECK(notes.resumed);
-    from_copies += notes.resumed && what != 0 ? 1 : 0;
-    acknowledged = std::max({acknowledged, notes.committed, notes.copied});
-    copied = std::max(copied, notes.copied);
+    ended.check_resumed(acknowledged);
+    from_copies += ended.notes.resumed && what != 0 ? 1 : 0;
+    acknowledged = std::max({acknowledged, ended.notes.committed, ended.notes.copied});
+    copied = std::max(copied, ended.notes.copied);
     if (is_last) {
-      REQUIRE(end.status == 0);
+      REQUIRE(ended.end.status == 0);
       CHECK(has_step(folder.file("copy"), steps));  // by this run or by one that was killed
-      const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
-      CHECK(json["losses"].size() == steps + 1);
-      CHECK(json["losses"] == uninterrupted["losses"]);
-      CHECK(json["digest"] == uninterrupted["digest"]);
+      check_result(folder, uninterrupted);
     }
   }
   return from_copies;
@@ -236,9 +247,7 @@ TEST_CASE("what is damaged or gone in the local folder is taken from the copy") 
     REQUIRE(child.wait().status == 0);
     const std::string notes = contents_of(folder.file("notes"));
     CAPTURE(notes);
-    const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
-    CHECK(json["losses"] == uninterrupted["losses"]);
-    CHECK(json["digest"] == uninterrupted["digest"]);
+    check_result(folder, uninterrupted);
     if (i == 0) {
       CHECK(notes.find("committed 40 2\n") != std::string::npos);
       CHECK(notes.find("copied 40 2\n") != std::string::npos);
@@ -293,8 +302,6 @@ TEST_CASE("a run that is asked to end saves where it is, and goes on from there"
   }
   child_process next(program, arguments, folder.file("out"), folder.file("notes"));
   CHECK(next.wait().status == 0);
-  const auto json = nlohmann::json::parse(contents_of(folder.file("out")));
-  CHECK(json["losses"] == uninterrupted["losses"]);
-  CHECK(json["digest"] == uninterrupted["digest"]);
+  check_result(folder, uninterrupted);
   CHECK(lines_of(contents_of(folder.file("notes"))).front().rfind("resumed from step ", 0) == 0);
 }
