@@ -137,13 +137,17 @@ TEST_SUITE("rank_state") {
     std::vector<state_tensor> layers;
     for (int i = 0; i < 24; ++i)
       layers.push_back(tensor("layer." + std::to_string(i), {64, 64}));
-    const lopsided even{facts_of(layers), 4};
-    std::uint64_t whole = 0;
-    for (const auto& rank : rank_states(layers, even)) {
-      for (const state_tensor& each : rank)
-        whole += each.part ? 0U : 1U;
-    }
-    CHECK(whole == 24);
+    const auto whole_in = [&](std::uint32_t world) {
+      std::uint64_t whole = 0;
+      for (const auto& rank : rank_states(layers, lopsided{facts_of(layers), world})) {
+        for (const state_tensor& each : rank)
+          whole += each.part ? 0U : 1U;
+      }
+      return whole;
+    };
+    CHECK(whole_in(4) == 24);
+    layers.pop_back();
+    CHECK(whole_in(2) == 23);  // 12 and 11: no rank has more than 1.1 times what the other has
     layers.push_back(tensor("embedding", {1000, 64}));
     const auto ranks = rank_states(layers, lopsided{facts_of(layers), 4});
     std::uint64_t parts = 0;
@@ -174,6 +178,15 @@ TEST_SUITE("rank_state") {
       whole += rank[0].part ? 0U : 1U;
     }
     CHECK(whole == 1);
+  }
+
+  TEST_CASE("elements that share a byte count all the same") {
+    std::vector<state_tensor> catalogue = {tensor("wide", {1400})};
+    for (int i = 0; i < 4; ++i)
+      catalogue.push_back(tensor("narrow" + std::to_string(i), {64, 64}, safetensors_type::f4));
+    const rank_shares shares = shares_of(rank_states(catalogue, lopsided{facts_of(catalogue), 3}));
+    CHECK(shares.smallest + shares.largest > 0);
+    CHECK(shares.largest * 10 <= shares.smallest * 11);
   }
 
   TEST_CASE("a tensor without elements is saved by rank 0, as nothing") {

@@ -160,8 +160,16 @@ TEST_CASE("fingerprints are equal for what looks the same, and for nothing else"
           written(storage, "b", filled(3, 2));
           storage.remove("b");
         }));
+  const auto linked = [&](const char* to) {
+    return made([&](simulated_storage& storage) {
+      written(storage, "b", filled(3, 1));
+      storage.link(to, "c");
+    });
+  };
   const std::set<std::uint64_t> all{
       one,
+      linked("a"),
+      linked("b"),
       made([](simulated_storage& storage) { storage.link("a", "b"); }),
       made([](simulated_storage& storage) { written(storage, "b", filled(3, 1)); }),
       made([](simulated_storage& storage) { written(storage, "b", {}); }),
@@ -170,7 +178,7 @@ TEST_CASE("fingerprints are equal for what looks the same, and for nothing else"
       made([](simulated_storage& storage) { storage.flip("a", 0); }),
       made([](simulated_storage& storage) { storage.truncate("a", 2); }),
   };
-  CHECK(all.size() == 8);
+  CHECK(all.size() == 10);
 }
 
 TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothing") {
@@ -870,8 +878,9 @@ TEST_CASE("a storage is full when its files are, and removed files give their ro
   }
   storage.remove("b");
   storage.link("a", "c");  // no room of its own
-  storage.remove("a");
   CHECK(number_of([&] { (void)storage.create("d", 4); }) == -1);
+  storage.remove("a");
+  CHECK(number_of([&] { (void)storage.create("more", 1); }) == ENOSPC);
   storage.remove("c");
   CHECK(number_of([&] { (void)storage.create("e", 6); }) == -1);
 }
@@ -916,6 +925,7 @@ TEST_CASE("a lock is one owner's until he ends, and no longer his when the name 
     CHECK(moved.is_held());
     CHECK_FALSE(lock->is_held());
     CHECK(storage.try_lock("other").has_value());
+    CHECK(storage.try_lock("other").has_value());  // it has ended
     storage.remove("lock");
     CHECK_FALSE(moved.is_held());
     const auto second = storage.try_lock("lock");
