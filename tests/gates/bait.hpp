@@ -1,4 +1,5 @@
-// Real system headers define these names as macros (complex.h, termios.h, windows.h), so the library may not use them.
+// Real system headers define these names as macros (complex.h, termios.h, windows.h), so the library may not
+// use them.
 #define I ) bait (
 #define B0 ) bait (
 #define small ) bait (
