@@ -19,6 +19,7 @@
 #include <llmmem/transfer/meter.hpp>
 #include <llmmem/transfer/tier.hpp>
 #include <llmmem/transfer/tiered_types.hpp>
+#include <llmmem/version/detail/history.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 
 #include <array>
@@ -217,6 +218,13 @@ class basic_tiered_buffer {
   /// Makes the contents worthless: nothing of them is moved any more. The next lease is a `write`.
   result<void> discard(chunk_handle chunk);
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept;
+  /// How often contents of any chunk may have changed: by `create`, a lease that writes, `resize`, `discard`.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
+  /// What `changes()` was after the last that may have changed this chunk: its contents are the same for as
+  /// long as that is. Chunks that share contents share it.
+  [[nodiscard]] result<std::uint64_t> last_change(chunk_handle chunk) const noexcept;
+  /// Whose count that is: a number that no other buffer of the process has, but for a chance of 2^-64.
+  [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
   /// The tier of the newest copy. `errc::no_contents`.
   [[nodiscard]] result<std::size_t> tier_of(chunk_handle chunk) const noexcept;
   /// @}
@@ -468,6 +476,8 @@ class basic_tiered_buffer {
   std::uint32_t due_count_ = 0;
   std::array<std::uint64_t, tiers> leaving_{};  // bytes of each tier that are on their way out of it
   std::array<std::uint64_t, tiers> hits_{};
+  std::uint64_t changes_ = 0;
+  std::uint64_t identity_ = detail::number_of_its_own(this);
   std::uint64_t leases_ = 0;
   std::uint64_t shared_ = 0;
   std::uint64_t parted_bytes_ = 0;

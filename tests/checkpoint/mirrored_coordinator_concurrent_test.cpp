@@ -266,6 +266,31 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(local) == std::vector<std::uint64_t>{70, 60});
   }
 
+  TEST_CASE("what waits stays also while newer ones cannot be handed over, and is copied") {
+    simulated_storage local(called("local"));
+    simulated_storage durable(called("durable"));
+    gate stuck;
+    auto slow = hanging(durable, stuck);
+    solo_coordinator fast(local);
+    mirrored_coordinator mirror(fast, slow, keep_last_and_every{}, at_once);
+    const opened_at_end lets_go(stuck);
+    stuck.close();
+    CHECK(save(mirror, 10) == "");
+    stuck.wait_for_arrival();
+    CHECK(save(mirror, 20) == "");
+    for (std::uint64_t step = 30; step <= 50; step += 10) {
+      const checkpoint_draft draft = mirror.begin(step);
+      mirror.commit(draft, write_rank(local, world, draft, 0));
+      local.set_faults({storage_fault{.call = storage_call::open}});
+      CHECK(mirror.tidy().find("was not copied: ") != std::string::npos);
+      local.set_faults({});
+    }
+    CHECK(steps_in(local) == std::vector<std::uint64_t>{50, 40, 20, 10});
+    stuck.open();
+    CHECK(mirror.wait_copied(2, patience_ns));
+    CHECK(steps_in(durable) == std::vector<std::uint64_t>{20, 10});
+  }
+
   TEST_CASE("a run whose local disk was lost goes on behind the durable folder's last generation") {
     simulated_storage durable(called("durable"));
     {

@@ -1,4 +1,5 @@
 #include <llmmem/async_checkpointer.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/checkpoint_world.hpp"
@@ -70,6 +72,23 @@ std::vector<std::byte> loaded(Storage& storage, const found_checkpoint& found) {
 }  // namespace
 
 TEST_SUITE("checkpoints, short heap") {
+  TEST_CASE("a reason that there is no memory for is a short one, or the end of it") {
+    const std::string text(100, 'x');
+    std::string whole = "not told";
+    std::string last;
+    {
+      const short_heap heap(1, heap_refusal::for_ever);
+      std::thread([&] {
+        whole = detail::reason(text);
+        last = detail::reason(text, "no room");
+      }).join();
+    }
+    CHECK(short_heap::refused() == 2);
+    CHECK(whole == "out of memory");
+    CHECK(last == "no room");
+    CHECK(detail::reason(text, "no room") == text + "no room");
+  }
+
   TEST_CASE("whichever request for memory fails, a save ends, its end is told, and the next one works") {
     for (const heap_refusal how : {heap_refusal::once, heap_refusal::for_ever}) {
       std::uint64_t failed = 0;

@@ -65,6 +65,48 @@ using taken = std::pair<std::uint64_t, std::uint64_t>;
 
 }  // namespace
 
+TEST_CASE("a chunk's last change is told by what may have changed it, and by nothing else") {
+  two_tiers w(4);
+  const chunk_handle one = w.filled(1);
+  const chunk_handle two = w.filled(2);
+  const auto last_of = [&](chunk_handle chunk) { return w.buffer.last_change(chunk).value(); };
+  CHECK(w.buffer.last_change({}).code() == errc::null_handle);
+  CHECK(last_of(two) == w.buffer.changes());
+  CHECK(last_of(one) < last_of(two));
+  std::uint64_t before = last_of(one);
+  const chunk_handle twin = w.buffer.clone(one).value();
+  CHECK(w.holds(one, 1));
+  REQUIRE(w.buffer.flush());
+  REQUIRE(w.buffer.evict(one));
+  REQUIRE(w.buffer.prefetch(one));
+  CHECK(last_of(one) == before);
+  CHECK(last_of(twin) == before);
+  const auto changes = [&](chunk_handle chunk, auto&& work) {
+    before = last_of(chunk);
+    work();
+    CHECK(last_of(chunk) > before);
+    CHECK(last_of(chunk) == w.buffer.changes());
+  };
+  changes(one, [&] { w.change(one, 0, 3); });  // it parts
+  CHECK(last_of(twin) < last_of(one));
+  changes(one, [&] { w.fill(one, 4); });  // in place
+  changes(one, [&] { REQUIRE(w.buffer.resize(one, page / 2)); });
+  const chunk_handle third = w.buffer.clone(twin).value();
+  changes(third, [&] { REQUIRE(w.buffer.resize(third, page / 2)); });
+  const chunk_handle fourth = w.buffer.clone(twin).value();
+  changes(fourth, [&] { REQUIRE(w.buffer.discard(fourth)); });
+  changes(third, [&] { REQUIRE(w.buffer.discard(third)); });
+  before = w.buffer.changes();
+  CHECK(!w.buffer.write({}));
+  {
+    const auto held = w.buffer.read(two).value();
+    CHECK(w.buffer.update(two).code() == errc::chunk_leased);  // refused: nothing changed
+  }
+  CHECK(w.buffer.changes() == before);
+  two_tiers other(4);
+  CHECK(w.buffer.identity() != other.buffer.identity());
+}
+
 TEST_CASE("clones of clones take no room, and are one chunk to every tier") {
   two_tiers world(2, 1);
   auto& buffer = world.buffer;

@@ -50,7 +50,8 @@ namespace llmmem::inline v0 {
 ///
 /// Copies of a view share its snapshots. They are released when the last copy goes.
 ///
-/// @par Complexity      to take it O(ranges), and O(1) for each snapshot of one range that others did not
+/// @par Complexity      to take it O(ranges + places), and O(1) for each snapshot of one range that others
+/// did not
 ///                      have. `is_unchanged_since` O(log(changed runs)); the first for a tag O(pages), with
 ///                      16 bytes a run.
 /// @par Thread safety   taken by the writer of the ranges; then read by any one thread each, copies by
@@ -76,10 +77,10 @@ class cow_state_view {
     version_ = newest + 1;
     snapshots_->reserve(ranges.size());
     for (cow_range* each : ranges) {
-      history_ = detail::mixed(history_ ^ each->identity());
+      history_.add(each->identity());
       snapshots_->push_back(snapshot_of(*each, version_));
     }
-    history_ = (history_ >> 2) | (std::uint64_t{1} << 63);  // tags are not 0, and do not begin again
+    detail::add_places(history_, places_.entries());
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a range.
@@ -90,16 +91,16 @@ class cow_state_view {
     (*snapshots_)[place.source].read(place.offset + offset, into).value();
   }
 
-  /// See `change_tracking_view`. Views of other ranges, also of ones that were made anew in the same place,
-  /// do not know it (but for a chance of versions / 2^62).
-  [[nodiscard]] std::uint64_t version() const noexcept { return history_ + version_; }
+  /// See `change_tracking_view`. Views of other ranges or other places do not know it, also where a range was
+  /// made anew in the place of another.
+  [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(version_); }
   /// The same, by pages. `version` is that of a view of the same ranges, which may be gone.
   /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
     const state_place& place = detail::place_of(places_.entries(), tensor, offset, bytes, "cow_state_view");
     check(place, tensor);
-    const std::uint64_t number = version - history_;  // of another history: no number that there was
+    const std::uint64_t number = history_.number(version);
     if (number == 0 || number > version_) return false;
     if (number != since_) look_since(number);
     const std::uint64_t begin = place.offset + offset;
@@ -164,8 +165,8 @@ class cow_state_view {
   }
 
   view_list<state_place> places_;
-  std::uint64_t version_ = 0;  // of each range
-  std::uint64_t history_ = 0;  // whose versions those are
+  std::uint64_t version_ = 0;      // of each range
+  detail::history_tag history_{};  // whose versions those are
   detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
   mutable std::uint64_t since_ = 0;                  // what has been looked up
   mutable std::vector<std::vector<run>> changed_{};  // since then, of each range, in order

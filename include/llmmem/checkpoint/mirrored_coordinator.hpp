@@ -145,8 +145,7 @@ class mirrored_coordinator {
  private:
   struct copy_job {
     found_checkpoint what{};
-    std::vector<std::uint64_t> reads{};  // generations: its own, and those that it takes chunks from
-    std::uint64_t number = 0;            // of its commit
+    std::uint64_t number = 0;  // of its commit
   };
   enum class copy_end : std::uint8_t { copied, failed, failed_for_good };
 
@@ -169,7 +168,7 @@ class mirrored_coordinator {
   void tidy_durable() noexcept;
   /// @return whether the time is not over.
   bool wait_until(std::unique_lock<std::mutex>& lock, std::uint64_t began, std::uint64_t most_ns);
-  [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_.empty(); }
+  [[nodiscard]] bool is_idle() const noexcept { return !pending_ && copying_ == 0; }
 
   Coordinator* local_;
   DurableStorage* durable_;
@@ -182,7 +181,7 @@ class mirrored_coordinator {
   std::condition_variable changed_;
   std::optional<checkpoint_id> committed_;  // and not handed over yet
   std::optional<copy_job> pending_;
-  std::vector<std::uint64_t> copying_;  // generations that are read
+  std::uint64_t copying_ = 0;  // generation that is read; 0: none
   std::uint64_t commits_ = 0;
   std::uint64_t copied_commit_ = 0;  // number of the newest that was copied
   std::uint64_t given_up_ = 0;       // highest generation

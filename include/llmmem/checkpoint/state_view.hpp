@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/version/detail/history.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -110,6 +111,14 @@ struct state_place {
 };
 
 namespace detail {
+
+inline void add_places(history_tag& history, std::span<const state_place> places) noexcept {
+  for (const state_place& each : places) {
+    history.add(each.source);
+    history.add(each.offset);
+    history.add(each.bytes);
+  }
+}
 
 /// The place of a tensor, of which bytes `[offset, offset + bytes)` are asked for.
 /// @throws argument_error  where there are none.

@@ -9,6 +9,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/tiered_types.hpp>
+#include <llmmem/version/detail/history.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -38,9 +39,12 @@ namespace llmmem::inline v0 {
 /// and `max_chunks` twice as many, as without. A lease that is refused while copying ends the checkpoint:
 /// hold none of those that fill tier 0.
 ///
+/// A chunk that no lease has written since another view tells so (`change_tracking_view`): an incremental
+/// save neither brings it up nor writes it.
+///
 /// Copies of a view share its clones. They are removed when the last copy goes.
 ///
-/// @par Complexity      to take it O(chunks), and no byte moves.
+/// @par Complexity      to take it O(chunks + places), and no byte moves. `is_unchanged_since` O(1).
 /// @par Thread safety   the buffer's thread. The buffer outlives it: see `snapshot_guard`.
 /// @par Errors          the constructor throws what `clone` refuses: `out_of_memory` where the table of
 ///                      chunks is full, `argument_error` for one that is being written or has no contents,
@@ -57,10 +61,16 @@ class tiered_state_view {
   tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks, view_list<state_place> places)
       : places_(std::move(places)), clones_(std::in_place, buffer) {
     clones_->handles.reserve(chunks.size());
+    clones_->changes.reserve(chunks.size());
+    history_.add(buffer.identity());
     for (const chunk_handle each : chunks) {
       static_cast<void>(buffer.tier_of(each).value());
       clones_->handles.push_back(buffer.clone(each).value());
+      clones_->changes.push_back(buffer.last_change(each).value());
+      history_.add(std::uint64_t{each.slot} << 32 | each.generation);
     }
+    detail::add_places(history_, places_.entries());
+    number_ = buffer.changes() + 1;
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;
@@ -68,14 +78,23 @@ class tiered_state_view {
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, into.size(), "tiered_state_view");
-    if (place.source >= clones_->handles.size()) {
-      throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
-                           std::to_string(place.source) + ", there are " +
-                           std::to_string(clones_->handles.size()));
-    }
+    check_source(place, tensor);
     const auto lease = clones_->buffer->read(clones_->handles[place.source]).value();
     detail::check_place(place, tensor, lease.span().size(), "tiered_state_view");
     std::memcpy(into.data(), lease.span().data() + (place.offset + offset), into.size());
+  }
+
+  /// See `change_tracking_view`. Views of other chunks or other places do not know it.
+  [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(number_); }
+  /// The same, by chunks. `version` is that of a view of the same chunks, which may be gone.
+  /// @throws argument_error  as `copy_out`.
+  [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
+                                        std::uint64_t bytes) const {
+    const state_place& place =
+        detail::place_of(places_.entries(), tensor, offset, bytes, "tiered_state_view");
+    check_source(place, tensor);
+    const std::uint64_t number = history_.number(version);  // of another history: no number that there was
+    return number != 0 && number <= number_ && clones_->changes[place.source] < number;
   }
 
   [[nodiscard]] std::span<const state_place> places() const noexcept { return places_.entries(); }
@@ -92,10 +111,20 @@ class tiered_state_view {
 
     Buffer* buffer;
     std::vector<chunk_handle> handles{};
+    std::vector<std::uint64_t> changes{};  // the last of each, when the view was taken
   };
+
+  void check_source(const state_place& place, std::uint32_t tensor) const {
+    if (place.source < clones_->handles.size()) return;
+    throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
+                         std::to_string(place.source) + ", there are " +
+                         std::to_string(clones_->handles.size()));
+  }
 
   view_list<state_place> places_;
   detail::shared_part<clones> clones_;
+  detail::history_tag history_{};
+  std::uint64_t number_ = 0;  // one more than the buffer's changes were
 };
 
 }  // namespace llmmem::inline v0

@@ -224,6 +224,7 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::enter(copy& place, s
   }
   chunk_record fresh;
   fresh.bytes = bytes;
+  fresh.changed = ++changes_;
   fresh.copies[last] = place;
   join(name, chunks_.acquire(fresh));
   return names_.handle(name);
@@ -310,6 +311,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
   if (lowest.granted != 0) home.give_back(lowest);
   lowest = place.release();
   c.bytes = bytes;
+  c.changed = ++changes_;
   unqueue_prefetch(slot);
   if (has_contents) {
     for (std::size_t i = 1; i < last; ++i) {
@@ -369,6 +371,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) 
   static_cast<void>(await_quiet(slot));  // how that went no longer matters
   if (const result<void> gone = unindex(slot); !gone) return gone;
   forget_contents(slot);
+  chunks_[slot].changed = ++changes_;
   return {};
 }
 
@@ -442,6 +445,13 @@ template <class Traits, class... Tiers>
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::bytes(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   return chunks_[names_[chunk.slot].record].bytes;
+}
+
+template <class Traits, class... Tiers>
+  requires(sizeof...(Tiers) >= 2)
+result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::last_change(chunk_handle chunk) const noexcept {
+  if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
+  return chunks_[names_[chunk.slot].record].changed;
 }
 
 template <class Traits, class... Tiers>

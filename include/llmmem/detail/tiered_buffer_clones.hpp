@@ -88,6 +88,7 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::part(std::uint32_t name, std
   chunk_record fresh;
   if (has_key) fresh.kept = std::exchange(chunks_[shared].kept, {});
   fresh.bytes = bytes;
+  fresh.changed = ++changes_;
   fresh.uses = chunks_[shared].uses;
   fresh.next_use = chunks_[shared].next_use;
   fresh.copies[0] = top.release();

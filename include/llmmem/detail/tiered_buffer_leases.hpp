@@ -53,6 +53,7 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
   copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
   c.writing = changes;
+  if (changes) c.changed = ++changes_;
   ++n.leases;
   if (++c.leases == 1) observer_.on_leased(chunk_id{slot}, top.granted, mode);
   ++c.uses;

@@ -25,6 +25,7 @@ struct chunk_record {
   std::uint32_t transfer = no_index;  // under way: one at a time
   std::uint32_t uses = 0;
   std::uint64_t next_use = access_hint::never;
+  std::uint64_t changed = 0;  // the buffer's count of changes, after the last of this one's
   bool writing = false;
   bool wanted = false;                                // in the queue of prefetches
   bool store_due = false;                             // to be written through

@@ -119,17 +119,14 @@ std::string mirrored_coordinator<C, D, R, O>::tidy() {
   return trouble;
 }
 
-/// Before the local folder is tidied: what is on its way must stay.
+/// Before the local folder is tidied: what is on its way must stay, and with it what it takes chunks from.
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
 void mirrored_coordinator<C, D, R, O>::hold_local() {
   std::vector<std::uint64_t> held;
   {
     const std::scoped_lock lock(mutex_);
-    held = copying_;
-    if (pending_) {
-      const std::vector<std::uint64_t>& more = pending_->reads;
-      held.insert(held.end(), more.begin(), more.end());
-    }
+    if (copying_ != 0) held.push_back(copying_);
+    if (pending_) held.push_back(pending_->what.id.generation);
   }
   detail::folder_of(*local_).hold(std::move(held));
 }
@@ -164,12 +161,9 @@ void mirrored_coordinator<C, D, R, O>::give_up(const checkpoint_id& id) noexcept
 
 template <checkpoint_coordinator C, checkpoint_storage D, retention_policy R, class O>
 void mirrored_coordinator<C, D, R, O>::enqueue(found_checkpoint what, std::uint64_t number) {
-  std::vector<std::uint64_t> reads{what.id.generation};
-  for (const stored_chunks& each : what.manifest.stored)
-    reads.push_back(each.generation);
   const std::scoped_lock lock(mutex_);
   if (pending_) ++stats_.skipped;
-  pending_ = copy_job{std::move(what), std::move(reads), number};
+  pending_ = copy_job{std::move(what), number};
   changed_.notify_all();
 }
 
@@ -204,8 +198,8 @@ void mirrored_coordinator<C, D, R, O>::run() {
   for (;;) {
     changed_.wait(lock, [this] { return stops_ || pending_; });
     if (!pending_) return;
-    copy_job job = *std::exchange(pending_, std::nullopt);
-    copying_ = std::move(job.reads);
+    const copy_job job = *std::exchange(pending_, std::nullopt);
+    copying_ = job.what.id.generation;
     stats_.copying.id = job.what.id;
     const bool stops = stops_;
     lock.unlock();
@@ -216,7 +210,7 @@ void mirrored_coordinator<C, D, R, O>::run() {
       copy(job);
     }
     lock.lock();
-    copying_.clear();
+    copying_ = 0;
     stats_.copying = {};
     changed_.notify_all();
   }

@@ -28,4 +28,23 @@ namespace llmmem::inline v0::detail {
   return mixed(mixed(at) ^ reinterpret_cast<std::uintptr_t>(object));
 }
 
+/// What the numbers of a view's tags are counted from: another number for each history, by the identities of
+/// what its bytes lie in and where. Tags are not 0, and those of two histories do not meet, but for a chance
+/// of versions / 2^62.
+class history_tag {
+ public:
+  constexpr void add(std::uint64_t fact) noexcept { mixed_ = mixed(mixed_ ^ fact); }
+
+  [[nodiscard]] constexpr std::uint64_t tag(std::uint64_t number) const noexcept { return first() + number; }
+  /// The number of a tag of this history; of another one's tag a number that there was not.
+  [[nodiscard]] constexpr std::uint64_t number(std::uint64_t tag) const noexcept { return tag - first(); }
+
+ private:
+  [[nodiscard]] constexpr std::uint64_t first() const noexcept {
+    return (mixed_ >> 2) | (std::uint64_t{1} << 63);
+  }
+
+  std::uint64_t mixed_ = 0;
+};
+
 }  // namespace llmmem::inline v0::detail
