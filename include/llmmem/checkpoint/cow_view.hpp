@@ -50,9 +50,9 @@ namespace llmmem::inline v0 {
 ///
 /// Copies of a view share its snapshots. They are released when the last copy goes.
 ///
-/// @par Complexity      to take it O(ranges), and O(1) for each snapshot of one range that others did not
-///                      have. `is_unchanged_since` O(log(changed runs)); the first for a tag O(pages), with
-///                      16 bytes a run.
+/// @par Complexity      to take it O(ranges + tensors), and O(1) for each snapshot of one range that others
+///                      did not have. `is_unchanged_since` O(log(changed runs)); the first for a tag
+///                      O(pages), with 16 bytes a run.
 /// @par Thread safety   taken by the writer of the ranges; then read by any one thread each, copies by
 ///                      several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
 /// @par Errors          the constructor throws `argument_error` for no range, a null one or one that is
@@ -79,6 +79,11 @@ class cow_state_view {
       history_ = detail::mixed(history_ ^ each->identity());
       snapshots_->push_back(snapshot_of(*each, version_));
     }
+    // A tensor that lies elsewhere than in the view before is another one, though no page has changed.
+    for (const state_place& each : places_.entries()) {
+      for (const std::uint64_t part : {std::uint64_t{each.source}, each.offset, each.bytes})
+        history_ = detail::mixed(history_ ^ part);
+    }
     history_ = (history_ >> 2) | (std::uint64_t{1} << 63);  // tags are not 0, and do not begin again
   }
 
@@ -91,9 +96,9 @@ class cow_state_view {
   }
 
   /// See `change_tracking_view`. Views of other ranges, also of ones that were made anew in the same place,
-  /// do not know it (but for a chance of versions / 2^62).
+  /// and views with other places in the same ranges do not know it (but for a chance of versions / 2^62).
   [[nodiscard]] std::uint64_t version() const noexcept { return history_ + version_; }
-  /// The same, by pages. `version` is that of a view of the same ranges, which may be gone.
+  /// The same, by pages. `version` is that of a view of the same ranges and places, which may be gone.
   /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
