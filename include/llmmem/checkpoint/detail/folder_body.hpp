@@ -125,6 +125,11 @@ checkpoint_draft checkpoint_folder<Storage>::begin_as(const checkpoint_id& id) {
   check_lock();
   for (const storage_entry& each : storage_->list("")) {
     if (generation_in(each.name) != id.generation) continue;
+    if (std::ranges::find(abandoned_, each.name) != abandoned_.end()) {
+      remove_tree(each.name);
+      std::erase(abandoned_, each.name);
+      continue;
+    }
     throw argument_error(storage_->path(each.name) + ": generation " + std::to_string(id.generation) +
                          " is there already; nothing else may have its number");
   }
@@ -238,7 +243,7 @@ bool checkpoint_folder<Storage>::was_renamed(const checkpoint_draft& draft) {
       if (each.name == draft.folder) return false;
       if (each.name == folder_name(draft.id)) is_named = true;
     }
-  } catch (const storage_error&) {
+  } catch (...) {                               // want of memory, too: why it was asked is what is told
     uncertain_.push_back(draft.id.generation);  // should it be there after all
   }
   return is_named;
@@ -248,7 +253,11 @@ template <checkpoint_storage Storage>
 void checkpoint_folder<Storage>::abandon(const checkpoint_draft& draft) noexcept {
   try {
     remove_tree(draft.folder);
-  } catch (...) {  // what is left goes when the folder is opened next
+  } catch (...) {
+    try {
+      abandoned_.push_back(draft.folder);
+    } catch (...) {  // what is left goes when the folder is opened next
+    }
   }
 }
 
