@@ -513,6 +513,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.mirror.abandon(draft, "no") == "");
     CHECK(w.mirror.tidy() == "");
     CHECK(!w.mirror.wait_copied(draft.id.generation));  // at once: nobody is told to wait for ever
+    CHECK(!w.mirror.wait_copied(0));                    // stats().last_generation where nothing was committed
     CHECK(w.mirror.stats().last_committed == checkpoint_id{});
     CHECK(w.durable.folders().empty());
   }
