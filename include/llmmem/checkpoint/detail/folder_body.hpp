@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <new>
 #include <span>
 
 namespace llmmem::inline v0 {
@@ -184,11 +185,17 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
                          "; take larger chunks");
   }
   check_stored(manifest);
-  uncertain_.reserve(uncertain_.size() + 1);  // what can fail comes before it can be seen
+  // What can fail comes before it can be seen; and where there is no memory for words it is uncertain still.
+  uncertain_.reserve(uncertain_.size() + 1);
+  const std::string remains = folder_name(draft.id) + " is whole, and may be gone after a crash";
+  const durability_uncertain in_short(remains);
   const auto uncertain = [&](const storage_error& error) {
     uncertain_.push_back(draft.id.generation);
-    return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
-                                " is whole, and may be gone after a crash");
+    try {
+      return durability_uncertain(std::string(error.what()) + "; " + remains);
+    } catch (const std::bad_alloc&) {
+      return in_short;
+    }
   };
   if (method_ == commit_method::manifest) {
     storage_->sync_folder(draft.folder);
