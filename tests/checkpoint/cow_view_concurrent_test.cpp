@@ -292,6 +292,23 @@ TEST_SUITE("cow_state_view") {
     CHECK(range->identity() != beside.identity());
   }
 
+  TEST_CASE("a tag says nothing of tensors that lay elsewhere in the same range") {
+    one_range w(4);
+    const auto view_of = [&](std::vector<state_place> places) { return cow_state_view(w.ranges, places); };
+    const std::uint64_t before = view_of({{0, 0, 64}, {0, 128, 64}}).version();
+    CHECK(view_of({{0, 0, 64}, {0, 128, 64}}).is_unchanged_since(before, 0, 0, 64));
+    // Two halves by turns: no page was written, and each tensor has the bytes of the other.
+    CHECK(!view_of({{0, 128, 64}, {0, 0, 64}}).is_unchanged_since(before, 0, 0, 64));
+    CHECK(!view_of({{0, 0, 64}, {0, 192, 64}}).is_unchanged_since(before, 1, 0, 64));
+    CHECK(!view_of({{0, 0, 64}, {0, 128, 65}}).is_unchanged_since(before, 1, 0, 64));
+    CHECK(!view_of({{0, 0, 64}}).is_unchanged_since(before, 0, 0, 64));
+    bytes other_state(256);
+    cow_range other(other_state, {}, {.page_bytes = 64});
+    const std::array<cow_range*, 2> both{&w.range, &other};
+    const auto tag = cow_state_view(both, std::array{state_place{0, 0, 64}}).version();
+    CHECK(!cow_state_view(both, std::array{state_place{1, 0, 64}}).is_unchanged_since(tag, 0, 0, 64));
+  }
+
   TEST_CASE("what has changed may be asked in another thread while it changes on") {
     one_range w(200, 400);
     const std::uint64_t before = w.view_now().version();

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -244,6 +245,32 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
+  TEST_CASE("a rename of which nobody can tell is told as it is, also where there is no memory to look") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    bool is_short = false;
+    const auto no_memory = [&](storage_call what, const std::string& /*path*/) {
+      if (what == storage_call::list && is_short) throw std::bad_alloc();
+    };
+    hooked_storage<decltype(no_memory)> hooked(storage, no_memory);
+    checkpoint_folder<hooked_storage<decltype(no_memory)>> folder(hooked);
+    for (const std::uint64_t step : {10U, 20U, 30U}) {
+      const checkpoint_draft draft = folder.begin(step);
+      const checkpoint_manifest part = write_rank(storage, world, draft, 0);
+      is_short = step == 30;
+      if (is_short)
+        storage.set_faults({{.call = storage_call::rename, .what = storage_fault::kind::reported}});
+      if (is_short) {
+        CHECK_THROWS_AS(folder.commit(draft, part), storage_error);
+      } else {
+        folder.commit(draft, part);
+      }
+    }
+    is_short = false;
+    CHECK(folder.tidy(keep_last_and_every{.last = 1}).empty());  // it does not count
+    CHECK(list_checkpoints(storage).size() == 3);
+  }
+
   TEST_CASE("a checkpoint whose durability is uncertain does not count as one that stays") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
@@ -423,6 +450,29 @@ TEST_SUITE("checkpoint_folder") {
             "simulated/.trash-step-0000000010-g00000009: generation 9 is there already; nothing else may "
             "have its number");
       CHECK(folder.begin(80).id == checkpoint_id{80, 8});
+    }
+  }
+
+  TEST_CASE("a draft that could not be removed is in nobody's way once it can be") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    for (const bool renames : {true, false}) {
+      CAPTURE(renames);
+      simulated_storage storage(tiny(renames));
+      checkpoint_folder folder(storage);
+      const checkpoint_draft draft = folder.begin_as({70, 7});
+      static_cast<void>(write_rank(storage, world, draft, 0));
+      storage.set_faults({{.call = storage_call::remove, .every = 1, .count = storage_fault::for_ever}});
+      folder.abandon(draft);
+      // As long as it cannot be, that is what is told.
+      CHECK(text_of([&] {
+              static_cast<void>(folder.begin_as({70, 7}));
+            }).ends_with("cannot be removed: Input/output error; a planned fault"));
+      storage.set_faults({});
+      const checkpoint_draft again = folder.begin_as({70, 7});
+      folder.commit(again, write_rank(storage, world, again, 0));
+      CHECK(find_checkpoint(storage).found->id == checkpoint_id{70, 7});
+      CHECK(storage.folders() == std::vector<std::string>{"step-0000000070-g00000007"});
+      CHECK_THROWS_AS(static_cast<void>(folder.begin_as({70, 7})), argument_error);
     }
   }
 

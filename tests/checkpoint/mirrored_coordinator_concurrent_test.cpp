@@ -468,6 +468,17 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(w.durable) == std::vector<std::uint64_t>{20});
   }
 
+  TEST_CASE("a copy is tried again also where what was left of it could not be removed at once") {
+    mirrored_run w({.buffer_bytes = 20, .attempts = 3, .retry_after_ns = 0});
+    w.durable.set_faults({storage_fault{.call = storage_call::sync_folder},  // of the copy's own folder
+                          storage_fault{.call = storage_call::remove}});
+    save(w.mirror, 10);
+    CHECK(w.mirror.wait_copied(1, patience_ns));
+    settle(w.mirror);
+    CHECK(w.mirror.stats().failed == 1);
+    CHECK(w.durable.folders() == std::vector<std::string>{"step-0000000010-g00000001"});
+  }
+
   TEST_CASE("a full durable disk is told, and does not stop the training") {
     simulated_storage_options small = called("durable");
     small.capacity = 60;
@@ -527,6 +538,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.mirror.abandon(draft, "no") == "");
     CHECK(w.mirror.tidy() == "");
     CHECK(!w.mirror.wait_copied(draft.id.generation));  // at once: nobody is told to wait for ever
+    CHECK(!w.mirror.wait_copied(0));                    // stats().last_generation where nothing was committed
     CHECK(w.mirror.stats().last_committed == checkpoint_id{});
     CHECK(w.durable.folders().empty());
   }

@@ -1,16 +1,21 @@
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 #include <llmmem/checkpoint/recover.hpp>
 #include <llmmem/checkpoint/xxh3_chunk_digest.hpp>
+#include <llmmem/testing/simulated_storage.hpp>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -18,10 +23,12 @@
 
 #include "support/checkpoint_world.hpp"
 #include "support/heap_counter.hpp"
+#include "support/hooked_storage.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
+using llmmem::testing::simulated_storage;
 
 namespace {
 
@@ -67,6 +74,12 @@ std::vector<std::byte> loaded(Storage& storage, const found_checkpoint& found) {
                   },
                   {.readers = 1});
   return state;
+}
+
+std::size_t drafts_in(posix_storage<>& storage) {
+  const std::vector<storage_entry> all = storage.list("");
+  return static_cast<std::size_t>(std::ranges::count_if(
+      all, [](const storage_entry& each) { return each.name.starts_with(checkpoint_names::in_the_making); }));
 }
 
 }  // namespace
@@ -115,6 +128,8 @@ TEST_SUITE("checkpoints, short heap") {
         REQUIRE(next.is_committed());
         CHECK(of.mirror.wait_copied(next.generation()));
         for (posix_storage<>* const each : {&of.local, &of.durable}) {
+          // Memory that was short once was there again for who tidied up.
+          if (how == heap_refusal::once) CHECK(drafts_in(*each) == 0);
           const checkpoint_search search = find_checkpoint(*each);
           REQUIRE(search.found);
           CHECK(search.found->id.step == 3);
@@ -126,6 +141,67 @@ TEST_SUITE("checkpoints, short heap") {
         }
       }
       CHECK(failed > 10);
+    }
+  }
+
+  TEST_CASE(
+      "a checkpoint that can be seen is uncertain, not refused, also where there is no memory to say so") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    const auto commit_with_short_heap = [&]<class Make>(std::uint64_t first, Make make) {
+      simulated_storage storage;
+      std::atomic<bool> is_named{false};
+      std::atomic<bool> is_short{false};
+      const storage_error no_sync(storage_call::sync_folder, "the folder", EIO);
+      const auto refuse = [&](storage_call what, const std::string& path) {
+        const auto is_checkpoint = [](const checkpoint_id& each) { return each.step == 10; };
+        if (what != storage_call::sync_folder || !path.empty() || is_short) return;
+        if (std::ranges::none_of(list_checkpoints(storage), is_checkpoint)) return;
+        is_named = true;
+        is_named.notify_all();
+        is_short.wait(false);
+        throw storage_error(no_sync);
+      };
+      hooked_storage<decltype(refuse)> hooked(storage, refuse);
+      auto coordinator = make(hooked);
+      const checkpoint_draft draft = coordinator->begin(10);
+      const checkpoint_manifest part = write_rank(storage, world, draft, 0);
+      bool is_uncertain = false;
+      std::thread commits([&] {
+        try {
+          coordinator->commit(draft, part);
+        } catch (const durability_uncertain&) {
+          is_uncertain = true;
+        } catch (...) {
+        }
+      });
+      is_named.wait(false);
+      bool refused = false;
+      {
+        const short_heap heap(first, heap_refusal::once);
+        is_short = true;
+        is_short.notify_all();
+        commits.join();
+        refused = short_heap::refused() != 0;
+      }
+      CHECK(is_uncertain);
+      return refused;
+    };
+    for (const bool alone : {true, false}) {
+      CAPTURE(alone);
+      std::uint64_t first = 1;
+      for (bool goes_on = true; goes_on; ++first) {
+        CAPTURE(first);
+        goes_on = alone
+                      ? commit_with_short_heap(first,
+                                               []<class Storage>(Storage& storage) {
+                                                 return std::make_unique<solo_coordinator<Storage>>(storage);
+                                               })
+                      : commit_with_short_heap(first, []<class Storage>(Storage& storage) {
+                          return std::make_unique<file_coordinator<Storage>>(
+                              storage, file_coordinator_options{.rank = 0, .world = 1});
+                        });
+      }
+      CHECK(first > 2);
     }
   }
 }

@@ -50,10 +50,9 @@ namespace llmmem::inline v0 {
 ///
 /// Copies of a view share its snapshots. They are released when the last copy goes.
 ///
-/// @par Complexity      to take it O(ranges + places), and O(1) for each snapshot of one range that others
-/// did not
-///                      have. `is_unchanged_since` O(log(changed runs)); the first for a tag O(pages), with
-///                      16 bytes a run.
+/// @par Complexity      to take it O(ranges + tensors), and O(1) for each snapshot of one range that others
+///                      did not have. `is_unchanged_since` O(log(changed runs)); the first for a tag
+///                      O(pages), with 16 bytes a run.
 /// @par Thread safety   taken by the writer of the ranges; then read by any one thread each, copies by
 ///                      several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
 /// @par Errors          the constructor throws `argument_error` for no range, a null one or one that is

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/config.hpp>
 
@@ -117,10 +118,10 @@ class file_coordinator {
             throw ranks_missing(why);
           });
     } catch (const std::exception& error) {
-      stop(draft, error.what());
+      stop(draft, detail::reason_of(error));
       throw;
     } catch (...) {
-      stop(draft, "an exception that is none of the standard library's");
+      stop(draft, detail::reason("an exception that is none of the standard library's"));
       throw;
     }
   }

@@ -85,9 +85,9 @@ class checkpoint_folder {
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
   /// A new draft of a generation that is told: a copy has that of what it is a copy of. Later ones of `begin`
-  /// go beyond it.
-  /// @throws argument_error  when anything of that generation is there: a checkpoint, whatever its step, a
-  ///      draft, or trash.
+  /// go beyond it. What `abandon` could not remove of that generation is removed first.
+  /// @throws argument_error  when anything else of that generation is there: a checkpoint, whatever its step,
+  ///      a draft, or trash.
   [[nodiscard]] checkpoint_draft begin_as(const checkpoint_id& id);
 
   /// Drafts to come are of later generations than that, which others may have used elsewhere. It is not
@@ -110,7 +110,8 @@ class checkpoint_folder {
   ///                               none, as long as the folder can be listed.
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
 
-  /// Removes a draft, as far as that goes.
+  /// Removes a draft, as far as that goes. What is left of it goes when its generation is asked for again
+  /// (`begin_as`), or the folder is opened next.
   void abandon(const checkpoint_draft& draft) noexcept;
 
   /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
@@ -163,6 +164,7 @@ class checkpoint_folder {
   std::uint64_t generation_ = 0;
   std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
   std::vector<std::uint64_t> held_{};       // generations
+  std::vector<std::string> abandoned_{};    // folders of drafts that could not be removed
 };
 
 }  // namespace llmmem::inline v0

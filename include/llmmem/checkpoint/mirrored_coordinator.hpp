@@ -131,7 +131,8 @@ class mirrored_coordinator {
 
   /// Returns once that generation, or a newer one, is in the durable folder: true. False after `most_ns`,
   /// when it was abandoned or its copy has failed for good and none newer waits, and at once for ranks other
-  /// than 0. A generation that was never begun is waited for as long. Any thread.
+  /// than 0, and for generation 0: nothing was committed. A generation that was never begun is waited for as
+  /// long. Any thread.
   bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);

@@ -124,14 +124,16 @@ template <checkpoint_storage From, checkpoint_storage To, copy_watch Watch>
 copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint_folder<To>& to,
                             const copy_options& options, Watch&& watch) {
   detail::copy_buffer buffer(options.buffer_bytes);
-  const checkpoint_draft draft =
-      options.generation == copy_generation::same ? to.begin_as(what.id) : to.begin(what.id.step);
-  copy_report report{{draft.id, folder_name(draft.id), folded_manifest(what.manifest)}, 0};
-  report.copy.manifest.generation = draft.id.generation;
+  copy_report report{{what.id, {}, folded_manifest(what.manifest)}, 0};
   for (const checkpoint_file& each : what.manifest.files)
     report.bytes += each.bytes;
+  const checkpoint_draft draft =
+      options.generation == copy_generation::same ? to.begin_as(what.id) : to.begin(what.id.step);
   copy_progress progress{draft.id, report.bytes, 0};
-  try {
+  try {  // at once: whatever fails from here on leaves a draft
+    report.copy.id = draft.id;
+    report.copy.folder = folder_name(draft.id);
+    report.copy.manifest.generation = draft.id.generation;
     for (const checkpoint_file& each : what.manifest.files)
       detail::copy_file(from, what, each, to.storage(), draft.path(each.name), buffer, progress, watch);
     detail::ask_watch(watch, progress, from.path(what.folder));

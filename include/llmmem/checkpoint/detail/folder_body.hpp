@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <new>
 #include <span>
 
 namespace llmmem::inline v0 {
@@ -125,6 +126,11 @@ checkpoint_draft checkpoint_folder<Storage>::begin_as(const checkpoint_id& id) {
   check_lock();
   for (const storage_entry& each : storage_->list("")) {
     if (generation_in(each.name) != id.generation) continue;
+    if (std::ranges::find(abandoned_, each.name) != abandoned_.end()) {
+      remove_tree(each.name);
+      std::erase(abandoned_, each.name);
+      continue;
+    }
     throw argument_error(storage_->path(each.name) + ": generation " + std::to_string(id.generation) +
                          " is there already; nothing else may have its number");
   }
@@ -179,11 +185,17 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
                          "; take larger chunks");
   }
   check_stored(manifest);
-  uncertain_.reserve(uncertain_.size() + 1);  // what can fail comes before it can be seen
+  // What can fail comes before it can be seen; and where there is no memory for words it is uncertain still.
+  uncertain_.reserve(uncertain_.size() + 1);
+  const std::string remains = folder_name(draft.id) + " is whole, and may be gone after a crash";
+  const durability_uncertain in_short(remains);
   const auto uncertain = [&](const storage_error& error) {
     uncertain_.push_back(draft.id.generation);
-    return durability_uncertain(std::string(error.what()) + "; " + folder_name(draft.id) +
-                                " is whole, and may be gone after a crash");
+    try {
+      return durability_uncertain(std::string(error.what()) + "; " + remains);
+    } catch (const std::bad_alloc&) {
+      return in_short;
+    }
   };
   if (method_ == commit_method::manifest) {
     storage_->sync_folder(draft.folder);
@@ -238,7 +250,8 @@ bool checkpoint_folder<Storage>::was_renamed(const checkpoint_draft& draft) {
       if (each.name == draft.folder) return false;
       if (each.name == folder_name(draft.id)) is_named = true;
     }
-  } catch (const storage_error&) {
+  } catch (...) {
+    // Want of memory, too: why it was asked is what is told.
     uncertain_.push_back(draft.id.generation);  // should it be there after all
   }
   return is_named;
@@ -248,7 +261,11 @@ template <checkpoint_storage Storage>
 void checkpoint_folder<Storage>::abandon(const checkpoint_draft& draft) noexcept {
   try {
     remove_tree(draft.folder);
-  } catch (...) {  // what is left goes when the folder is opened next
+  } catch (...) {
+    try {
+      abandoned_.push_back(draft.folder);
+    } catch (...) {  // what is left goes when the folder is opened next
+    }
   }
 }
 

@@ -172,7 +172,7 @@ bool mirrored_coordinator<C, D, R, O>::wait_copied(std::uint64_t generation, std
   const std::uint64_t began = detail::monotonic_ns();
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (!folder_) return false;
+    if (!folder_ || generation == 0) return false;
     if (stats_.last_copied.generation >= generation) return true;
     if (given_up_ >= generation && is_idle()) return false;
     if (!wait_until(lock, began, most_ns)) return false;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/checkpoint/detail/coverage.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 namespace llmmem::inline v0 {
@@ -187,15 +188,15 @@ bool rank_session<Storage>::commit(round& of) {
     throw;
   } catch (const durability_uncertain& error) {
     of.is_over = of.is_there = true;
-    tell(of, fate::uncertain, error.what());
+    tell(of, fate::uncertain, detail::reason_of(error));
     throw;
   } catch (const std::exception& error) {
     of.is_over = true;
-    tell(of, fate::failed, error.what());
+    tell(of, fate::failed, detail::reason_of(error));
     throw;
   } catch (...) {
     of.is_over = true;
-    tell(of, fate::failed, "an exception that is none of the standard library's");
+    tell(of, fate::failed, detail::reason("an exception that is none of the standard library's"));
     throw;
   }
   of.is_over = of.is_there = true;
