@@ -250,7 +250,8 @@ bool checkpoint_folder<Storage>::was_renamed(const checkpoint_draft& draft) {
       if (each.name == draft.folder) return false;
       if (each.name == folder_name(draft.id)) is_named = true;
     }
-  } catch (...) {                               // want of memory, too: why it was asked is what is told
+  } catch (...) {
+    // Want of memory, too: why this was asked is what is told.
     uncertain_.push_back(draft.id.generation);  // should it be there after all
   }
   return is_named;
