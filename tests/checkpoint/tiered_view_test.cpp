@@ -290,6 +290,22 @@ TEST_SUITE("tiered_state_view") {
     CHECK(w.buffer.stats().shared == 0);
   }
 
+  TEST_CASE("a view that was moved from says so, and a list that was is as before") {
+    tiered_state w(8, 0);
+    view taken = w.view_now();
+    const view moved = std::move(taken);
+    bytes into(1);
+    // NOLINTNEXTLINE(bugprone-use-after-move): that is what is asked
+    CHECK(text_of([&] { taken.copy_out(0, 0, into); }) ==
+          "tiered_state_view: it was moved from; take another, or copy it");
+    moved.copy_out(0, 0, into);
+    view_list<state_place> places{{0, 0, 1}, {1, 0, 1}};
+    const view_list<state_place> same = std::move(places);
+    CHECK(same.entries().size() == 2);
+    CHECK(places.entries().data() == same.entries().data());  // NOLINT(bugprone-use-after-move)
+    CHECK(view_list<state_place>().entries().empty());
+  }
+
   TEST_CASE("bytes that no place has, and places that no chunk has, are refused with their numbers") {
     tiered_state w(5, 0);
     const chunk_handle chunk = w.buffer.create(100).value();

@@ -22,7 +22,8 @@ enum class commit_status : std::uint8_t {
   pending,               ///< being copied or written
   committed,             ///< it outlasts any crash
   not_committed,         ///< it is not there, and will not be
-  durability_uncertain,  ///< it is there, whole; the system would not say that it lasts
+  durability_uncertain,  ///< it is whole if it is there: the system would not say that it is, or that it
+                         ///< lasts
 };
 
 /// The status in words.

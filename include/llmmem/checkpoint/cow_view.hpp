@@ -142,6 +142,7 @@ class cow_state_view {
   }
 
   void check(const state_place& place, std::uint32_t tensor) const {
+    detail::check_held(static_cast<bool>(snapshots_), "cow_state_view");
     if (place.source >= snapshots_->size()) {
       throw argument_error("cow_state_view: tensor " + std::to_string(tensor) + " lies in range " +
                            std::to_string(place.source) + ", there are " +

@@ -19,8 +19,8 @@
 
 namespace llmmem::inline v0 {
 
-/// A commit went as far as others can see, and then the system would not say that it lasts: after a crash the
-/// checkpoint may be there or not, whole in either case.
+/// A commit went as far as others may see, and then the system would not say that it lasts, or even that it
+/// is there: after a crash the checkpoint may be there or not, and if so it is whole.
 class durability_uncertain : public io_error {
  public:
   using io_error::io_error;
@@ -102,12 +102,13 @@ class checkpoint_folder {
 
   /// Makes it a checkpoint. @pre each file of the manifest is there and synced. What it takes from earlier
   /// checkpoints is looked for.
-  /// @throws durability_uncertain  when it can be seen, but may not outlast a crash.
+  /// @throws durability_uncertain  when it can be seen, but may not outlast a crash; and when its rename is
+  ///                               said to have failed, and the folder cannot be looked at: a file server may
+  ///                               do what its answer is lost of. One that is found to have been done is a
+  ///                               commit.
   /// @throws fenced                when the lock was taken away.
   /// @throws argument_error        for a manifest of something else.
   /// @throws storage_error         whatever else: nothing was committed, and the draft should be abandoned.
-  ///                               A rename that was done and is said to have failed, as over a network, is
-  ///                               none, as long as the folder can be listed.
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
 
   /// Removes a draft, as far as that goes. What is left of it goes when its generation is asked for again
@@ -133,6 +134,8 @@ class checkpoint_folder {
   [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
 
  private:
+  enum class draft_name : std::uint8_t { its_own, final, unknown };
+  static constexpr std::string_view whole_for_now = " is whole, and may be gone after a crash";
   struct leaving_checkpoint {
     checkpoint_id id{};
     std::vector<std::uint64_t> refers_to{};  // generations
@@ -153,8 +156,13 @@ class checkpoint_folder {
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
   void check_stored(const checkpoint_manifest& manifest);
-  void give_name(const checkpoint_draft& draft);
-  [[nodiscard]] bool was_renamed(const checkpoint_draft& draft);
+  template <class Uncertain>
+  void commit_by_rename(const checkpoint_draft& draft, const std::string& text, const Uncertain& uncertain);
+  template <class Uncertain>
+  void commit_by_manifest(const checkpoint_draft& draft, const std::string& text, const Uncertain& uncertain);
+  template <class Uncertain>
+  void give_name(const checkpoint_draft& draft, const Uncertain& uncertain);
+  [[nodiscard]] draft_name name_now(const checkpoint_draft& draft) noexcept;
   void write_file(const std::string& path, std::string_view text);
   void hint_at(const checkpoint_id& id);
 

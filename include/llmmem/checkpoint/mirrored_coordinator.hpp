@@ -133,7 +133,7 @@ class mirrored_coordinator {
   /// when it was abandoned or its copy has failed for good and none newer waits, and at once for ranks other
   /// than 0, and for generation 0: nothing was committed. A generation that was never begun is waited for as
   /// long. Any thread.
-  bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever);
+  [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t most_ns = forever);
   [[nodiscard]] mirror_stats stats() const {
     const std::scoped_lock lock(mutex_);
     mirror_stats now = stats_;

@@ -75,6 +75,7 @@ class paged_state_view {
 
   /// @throws argument_error  for bytes that the tensor has not got; and what `block_storage::at` fails with.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
+    detail::check_held(static_cast<bool>(forks_), "paged_state_view");
     const std::uint64_t block_bytes = forks_->storage->block_bytes();
     const std::uint64_t bytes = rows_ * block_bytes;
     if (tensor >= forks_->handles.size() || offset > bytes || into.size() > bytes - offset) {
@@ -101,9 +102,9 @@ class paged_state_view {
     }
   }
 
-  /// Of tensor `tensor`: how many there were. 0 for one that is not there.
+  /// Of tensor `tensor`: how many there were. 0 for one that is not there, and when moved from.
   [[nodiscard]] std::uint64_t tokens(std::uint32_t tensor) const noexcept {
-    return tensor < forks_->handles.size() ? forks_->cache->tokens(forks_->handles[tensor]) : 0;
+    return forks_ && tensor < forks_->handles.size() ? forks_->cache->tokens(forks_->handles[tensor]) : 0;
   }
 
  private:

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -95,6 +96,13 @@ class view_list {
     entries_->assign(all.begin(), all.end());
   }
 
+  view_list(std::initializer_list<T> entries)
+      : view_list(std::span<const T>(entries.begin(), entries.end())) {}
+  // No moves: a list that is moved from is as before, so that a view can be used again.
+  view_list(const view_list&) noexcept = default;
+  view_list& operator=(const view_list&) noexcept = default;
+  ~view_list() = default;
+
   [[nodiscard]] std::span<const T> entries() const noexcept { return *entries_; }
 
  private:
@@ -131,6 +139,11 @@ inline void add_places(history_tag& history, std::span<const state_place> places
                          " are not in it: give a place for each tensor that was described, in that order");
   }
   return places[tensor];
+}
+
+/// @throws argument_error  for a view that was moved from.
+inline void check_held(bool is_held, const char* what) {
+  if (!is_held) throw argument_error(std::string(what) + ": it was moved from; take another, or copy it");
 }
 
 /// @throws argument_error  for a place that does not lie in its source, which has `bytes`.

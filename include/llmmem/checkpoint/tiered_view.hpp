@@ -115,6 +115,7 @@ class tiered_state_view {
   };
 
   void check_source(const state_place& place, std::uint32_t tensor) const {
+    detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
     if (place.source < clones_->handles.size()) return;
     throw argument_error("tiered_state_view: tensor " + std::to_string(tensor) + " lies in chunk " +
                          std::to_string(place.source) + ", there are " +

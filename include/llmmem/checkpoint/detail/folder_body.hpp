@@ -187,74 +187,95 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
   check_stored(manifest);
   // What can fail comes before it can be seen; and where there is no memory for words it is uncertain still.
   uncertain_.reserve(uncertain_.size() + 1);
-  const std::string remains = folder_name(draft.id) + " is whole, and may be gone after a crash";
-  const durability_uncertain in_short(remains);
-  const auto uncertain = [&](const storage_error& error) {
+  const std::string name = folder_name(draft.id);
+  const durability_uncertain in_short(name + " may be there or not, now or after a crash");
+  const auto uncertain = [&](const storage_error& error, std::string_view what_is_known) {
     uncertain_.push_back(draft.id.generation);
     try {
-      return durability_uncertain(std::string(error.what()) + "; " + remains);
+      return durability_uncertain(std::string(error.what()) + "; " + name + std::string(what_is_known));
     } catch (const std::bad_alloc&) {
       return in_short;
     }
   };
-  if (method_ == commit_method::manifest) {
-    storage_->sync_folder(draft.folder);
-    storage_->sync_folder("");
-    check_lock();
-    const std::string path = draft.path(checkpoint_names::manifest);
-    try {
-      write_file(path, text);
-    } catch (const storage_error& error) {
-      // Written and not synced: others may have seen a whole one. Now it is none, if that can be had.
-      try {
-        remove_if_there(path);
-      } catch (const storage_error&) {
-        if (error.call() == storage_call::sync) throw uncertain(error);
-      }
-      throw;
-    }
-    try {
-      storage_->sync_folder(draft.folder);
-    } catch (const storage_error& error) {
-      throw uncertain(error);
-    }
-    return;
+  if (method_ == commit_method::rename) {
+    commit_by_rename(draft, text, uncertain);
+  } else {
+    commit_by_manifest(draft, text, uncertain);
   }
+}
+
+template <checkpoint_storage Storage>
+template <class Uncertain>
+void checkpoint_folder<Storage>::commit_by_rename(const checkpoint_draft& draft, const std::string& text,
+                                                  const Uncertain& uncertain) {
   write_file(draft.path(checkpoint_names::manifest), text);
   storage_->sync_folder(draft.folder);
   check_lock();
-  give_name(draft);
+  give_name(draft, uncertain);
   try {
     storage_->sync_folder("");
   } catch (const storage_error& error) {
-    throw uncertain(error);
+    throw uncertain(error, whole_for_now);
   }
 }
 
 template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::give_name(const checkpoint_draft& draft) {
+template <class Uncertain>
+void checkpoint_folder<Storage>::give_name(const checkpoint_draft& draft, const Uncertain& uncertain) {
   try {
     storage_->rename(draft.folder, folder_name(draft.id));
-  } catch (const storage_error&) {
-    if (!was_renamed(draft)) throw;
+  } catch (const storage_error& error) {
+    switch (name_now(draft)) {
+      case draft_name::its_own:
+        throw;
+      case draft_name::unknown:
+        throw uncertain(error, " may be there, whole, or not at all");
+      case draft_name::final:
+        return;
+    }
   }
 }
 
-/// Whether a rename was done that is said to have failed: a file server's answer may be lost, and then the
-/// same request, sent once more, finds nothing to rename.
 template <checkpoint_storage Storage>
-bool checkpoint_folder<Storage>::was_renamed(const checkpoint_draft& draft) {
-  bool is_named = false;
+template <class Uncertain>
+void checkpoint_folder<Storage>::commit_by_manifest(const checkpoint_draft& draft, const std::string& text,
+                                                    const Uncertain& uncertain) {
+  storage_->sync_folder(draft.folder);
+  storage_->sync_folder("");
+  check_lock();
+  const std::string path = draft.path(checkpoint_names::manifest);
   try {
-    for (const storage_entry& each : storage_->list("")) {
-      if (each.name == draft.folder) return false;
-      if (each.name == folder_name(draft.id)) is_named = true;
+    write_file(path, text);
+  } catch (const storage_error& error) {
+    // Written and not synced: others may have seen a whole one. Now it is none, if that can be had.
+    try {
+      remove_if_there(path);
+    } catch (const storage_error&) {
+      if (error.call() == storage_call::sync) throw uncertain(error, whole_for_now);
     }
-  } catch (...) {
-    // Want of memory, too: why it was asked is what is told.
-    uncertain_.push_back(draft.id.generation);  // should it be there after all
+    throw;
   }
-  return is_named;
+  try {
+    storage_->sync_folder(draft.folder);
+  } catch (const storage_error& error) {
+    throw uncertain(error, whole_for_now);
+  }
+}
+
+/// What a draft is called whose rename is said to have failed: a file server's answer may be lost, and then
+/// the same request, sent once more, finds nothing to rename.
+template <checkpoint_storage Storage>
+auto checkpoint_folder<Storage>::name_now(const checkpoint_draft& draft) noexcept -> draft_name {
+  try {
+    draft_name found = draft_name::its_own;
+    for (const storage_entry& each : storage_->list("")) {
+      if (each.name == draft.folder) return draft_name::its_own;
+      if (each.name == folder_name(draft.id)) found = draft_name::final;
+    }
+    return found;
+  } catch (...) {  // want of memory, too
+    return draft_name::unknown;
+  }
 }
 
 template <checkpoint_storage Storage>

@@ -29,6 +29,7 @@ class shared_part {
     if (held_ != nullptr && held_->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete held_;
   }
 
+  [[nodiscard]] explicit operator bool() const noexcept { return held_ != nullptr; }
   /// @pre it is not null, of all four.
   [[nodiscard]] T& operator*() noexcept { return held_->value; }
   [[nodiscard]] const T& operator*() const noexcept { return held_->value; }
