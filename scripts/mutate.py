@@ -5,8 +5,12 @@ Exit status 0: every mutation was noticed. 1: some survived. 2: a mutation is ma
 Run from the root of the checkout.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
+import os
 import pathlib
+import queue
 import re
 import shutil
 import subprocess
@@ -14,9 +18,6 @@ import sys
 import time
 
 SCRATCH = pathlib.Path("build/mutate")
-SOURCE = SCRATCH / "source"
-BUILD = SCRATCH / "build"
-BUILD_THREADS = SCRATCH / "build_threads"  # with the thread sanitizer, for *_concurrent tests: it sees what x86 hides
 TIMEOUT = 120  # of one test, in seconds: a mutation that makes it hang is noticed
 
 
@@ -51,71 +52,132 @@ def parse(path):
         yield Mutation(where, file, test, find, replace.rstrip("\n") + "\n" if replace.strip() else "")
 
 
+def occurrences(text, find):
+    """How often whole lines stand in a text."""
+    return ("\n" + text).count("\n" + find)
+
+
 def run(*command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
-def prepare():
-    """A copy of what git tracks or would, configured so that tests build fast."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    wanted = {name for name in listed if pathlib.Path(name).is_file()}
-    for old in [p for p in SOURCE.rglob("*") if p.is_file()]:
-        if old.relative_to(SOURCE).as_posix() not in wanted:
-            old.unlink()
-    for name in wanted:
-        copy = SOURCE / name
-        # Left alone when it is the same, so that a second run does not build everything again.
-        if not copy.is_file() or copy.read_bytes() != pathlib.Path(name).read_bytes():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(name, copy)
-    for build, flags, kinds in ((BUILD, "-O1", "unit"), (BUILD_THREADS, "-O1 -g1 -fsanitize=thread", "concurrent")):
-        configured = run(
-            "cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
-            f"-DCMAKE_CXX_FLAGS_DEBUG={flags}",
-            "-DLLMMEM_BUILD_BENCHMARKS=OFF", "-DLLMMEM_BUILD_EXAMPLES=OFF", f"-DLLMMEM_TESTS={kinds}",
-            f"-DLLMMEM_TEST_TIMEOUT={TIMEOUT}",
-            # What a mutation leaves unused is no reason to reject it.
-            "-DCMAKE_CXX_FLAGS=-w",
+class Copy:
+    """A copy of the checkout, and its builds: of each test by itself, so that a mutation costs one file."""
+
+    def __init__(self, number):
+        self.source = SCRATCH / f"source{number}"
+        self.build = SCRATCH / f"build{number}"
+        self.build_threads = SCRATCH / f"build_threads{number}"  # with the thread sanitizer: it sees what x86 hides
+
+    def prepare(self):
+        """What git tracks or would, configured so that tests build fast."""
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            check=True, capture_output=True, text=True,
+        ).stdout.splitlines()
+        wanted = {name for name in listed if pathlib.Path(name).is_file()}
+        for old in [p for p in self.source.rglob("*") if p.is_file()]:
+            if old.relative_to(self.source).as_posix() not in wanted:
+                old.unlink()
+        for name in wanted:
+            copy = self.source / name
+            # Left alone when it is the same, so that a second run does not build everything again.
+            if not copy.is_file() or copy.read_bytes() != pathlib.Path(name).read_bytes():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(name, copy)
+        for build, flags, kinds in (
+            (self.build, "-O1", "unit"), (self.build_threads, "-O1 -g1 -fsanitize=thread", "concurrent"),
+        ):
+            configured = run(
+                "cmake", "-S", self.source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
+                f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DLLMMEM_TESTS_ALONE=ON",
+                "-DLLMMEM_BUILD_BENCHMARKS=OFF", "-DLLMMEM_BUILD_EXAMPLES=OFF", f"-DLLMMEM_TESTS={kinds}",
+                f"-DLLMMEM_TEST_TIMEOUT={TIMEOUT}",
+                # What a mutation leaves unused is no reason to reject it.
+                "-DCMAKE_CXX_FLAGS=-w",
+            )
+            if configured.returncode != 0:
+                raise Malformed(configured.stdout)
+
+    def build_and_test(self, test):
+        """Builds the program of `test` and runs it: 'passed', 'failed' or 'does not compile', and the output."""
+        build = self.build_threads if test.endswith("_concurrent") else self.build
+        built = run("cmake", "--build", build, "--parallel", "1", "--target", "alone_" + test.replace("/", "_"))
+        if built.returncode != 0:
+            return "does not compile", built.stdout
+        tested = run(
+            "ctest", "--test-dir", build, "-R", f"^{re.escape(test)}$", "--no-tests=error", "--output-on-failure"
         )
-        if configured.returncode != 0:
-            sys.exit(configured.stdout)
+        if "No tests were found" in tested.stdout:
+            raise Malformed(f"there is no test {test}")
+        return ("passed" if tested.returncode == 0 else "failed"), tested.stdout
+
+    def try_mutation(self, mutation):
+        """'noticed', 'SURVIVED' or 'INVALID', and why."""
+        path = self.source / mutation.file
+        if not path.is_file():
+            return "INVALID", f"there is no {mutation.file}"
+        original = path.read_text()
+        if (count := occurrences(original, mutation.find)) != 1:
+            return "INVALID", f"its lines occur {count} times in {mutation.file}, must once"
+        path.write_text(("\n" + original).replace("\n" + mutation.find, "\n" + mutation.replace)[1:])
+        try:
+            outcome, output = self.build_and_test(mutation.test)
+        finally:
+            path.write_text(original)
+        if outcome == "failed":
+            return "noticed", ""
+        if outcome == "passed":
+            return "SURVIVED", f"{mutation.test} passes with this in {mutation.file}:\n{mutation.replace}"
+        return "INVALID", f"does not compile:\n{output}"
+
+    def try_all(self, test, mutations):
+        """Those that one test must notice; it must pass without them."""
+        outcome, output = self.build_and_test(test)
+        if outcome != "passed":
+            raise Malformed(f"{test} does not pass even without a mutation:\n{output}")
+        counts = collections.Counter()
+        for mutation in mutations:
+            began = time.monotonic()
+            verdict, why = self.try_mutation(mutation)
+            counts[verdict] += 1
+            lines = f"{verdict:<9} {mutation.where}  by {test}  {time.monotonic() - began:.1f} s\n"
+            if why:
+                lines += "    " + why.rstrip().replace("\n", "\n    ") + "\n"
+            print(lines, end="", flush=True)  # at once: others print, too
+        return counts
 
 
-def build_and_test(test):
-    """Builds the program of `test` and runs it: 'passed', 'failed' or 'does not compile', and the output."""
-    folder, header = test.split("/", 1)
-    concurrent = header.endswith("_concurrent")
-    build = BUILD_THREADS if concurrent else BUILD
-    target = f"test_{folder}" + ("_concurrent" if concurrent else "")
-    built = run("cmake", "--build", build, "--target", target)
-    if built.returncode != 0:
-        return "does not compile", built.stdout
-    tested = run("ctest", "--test-dir", build, "-R", f"^{re.escape(test)}$", "--no-tests=error", "--output-on-failure")
-    if "No tests were found" in tested.stdout:
-        raise Malformed(f"there is no test {test}")
-    return ("passed" if tested.returncode == 0 else "failed"), tested.stdout
+def try_by_test(mutations):
+    """All of them, as many tests at once as there are cores, each in a copy of its own."""
+    by_test = collections.defaultdict(list)
+    for mutation in mutations:
+        by_test[mutation.test].append(mutation)
+    copies = queue.SimpleQueue()
+    jobs = min(os.cpu_count() or 1, len(by_test))
+    for number in range(jobs):
+        copy = Copy(number)
+        copy.prepare()
+        copies.put(copy)
 
+    def in_a_copy(test):
+        copy = copies.get()
+        try:
+            return copy.try_all(test, by_test[test])
+        finally:
+            copies.put(copy)
 
-def try_mutation(mutation):
-    """'noticed', 'SURVIVED' or 'INVALID', and why."""
-    path = SOURCE / mutation.file
-    if not path.is_file():
-        return "INVALID", f"there is no {mutation.file}"
-    original = path.read_text()
-    if (count := original.count(mutation.find)) != 1:
-        return "INVALID", f"its text occurs {count} times in {mutation.file}, must once"
-    path.write_text(original.replace(mutation.find, mutation.replace))
-    try:
-        outcome, output = build_and_test(mutation.test)
-    finally:
-        path.write_text(original)
-    if outcome == "failed":
-        return "noticed", ""
-    if outcome == "passed":
-        return "SURVIVED", f"{mutation.test} passes with this in {mutation.file}:\n{mutation.replace}"
-    return "INVALID", f"does not compile:\n{output}"
+    counts = collections.Counter()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        # The longest first: none is left alone at the end.
+        running = [pool.submit(in_a_copy, test) for test in sorted(by_test, key=lambda test: -len(by_test[test]))]
+        for each in concurrent.futures.as_completed(running):
+            try:
+                counts += each.result()
+            except Malformed:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return counts
 
 
 def check(mutations):
@@ -123,10 +185,10 @@ def check(mutations):
     stale = 0
     for mutation in mutations:
         path = pathlib.Path(mutation.file)
-        count = path.read_text().count(mutation.find) if path.is_file() else 0
+        count = occurrences(path.read_text(), mutation.find) if path.is_file() else 0
         if count != 1:
             stale += 1
-            print(f"{mutation.where}: its text occurs {count} times in {mutation.file}, must once")
+            print(f"{mutation.where}: its lines occur {count} times in {mutation.file}, must once")
     print(f"{len(mutations)} mutations, {stale} do not apply")
     return 2 if stale else 0
 
@@ -145,26 +207,14 @@ def main(arguments):
     if only_check:
         return check(mutations)
 
-    prepare()
-    for test in sorted({mutation.test for mutation in mutations}):
-        outcome, output = build_and_test(test)
-        if outcome != "passed":
-            raise Malformed(f"{test} does not pass even without a mutation:\n{output}")
-
-    counts = {"noticed": 0, "SURVIVED": 0, "INVALID": 0}
-    for mutation in mutations:
-        began = time.monotonic()
-        verdict, why = try_mutation(mutation)
-        counts[verdict] += 1
-        print(f"{verdict:<9} {mutation.where}  by {mutation.test}  {time.monotonic() - began:.1f} s", flush=True)
-        if why:
-            print("    " + why.rstrip().replace("\n", "\n    "))
+    counts = try_by_test(mutations)
     print(f"{len(mutations)} mutations: {counts['noticed']} noticed, {counts['SURVIVED']} survived, {counts['INVALID']} invalid")
     return 2 if counts["INVALID"] else 1 if counts["SURVIVED"] else 0
 
 
-try:
-    sys.exit(main(sys.argv[1:]))
-except Malformed as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Malformed as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
