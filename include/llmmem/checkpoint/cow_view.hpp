@@ -65,8 +65,7 @@ class cow_state_view {
   /// Takes a snapshot of each range, all with the version number `version`: one above the highest that any
   /// of them had.
   /// @param places  of each tensor, in the order in which they were described: ranges are its sources.
-  cow_state_view(std::span<cow_range* const> ranges, view_list<state_place> places)
-      : places_(std::move(places)) {
+  cow_state_view(std::span<cow_range* const> ranges, const view_list<state_place>& places) : places_(places) {
     std::uint64_t newest = 0;
     for (const cow_range* each : ranges) {
       if (each == nullptr) throw argument_error("cow_state_view: a range is null");

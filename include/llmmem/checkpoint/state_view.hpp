@@ -166,8 +166,8 @@ class host_state_view {
   static constexpr bool is_concurrent = true;
 
   /// @param tensors  the bytes of each, in the order in which they were described.
-  explicit host_state_view(view_list<std::span<const std::byte>> tensors) noexcept
-      : tensors_(std::move(tensors)) {}
+  explicit host_state_view(const view_list<std::span<const std::byte>>& tensors) noexcept
+      : tensors_(tensors) {}
 
   /// @throws argument_error  where a tensor has fewer bytes than were described.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {

@@ -58,8 +58,9 @@ class tiered_state_view {
                 "the host copies out of tier 0: it must be able to touch it");
 
   /// @param places  of each tensor, in the order in which they were described: chunks are its sources.
-  tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks, view_list<state_place> places)
-      : places_(std::move(places)), clones_(std::in_place, buffer) {
+  tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks,
+                    const view_list<state_place>& places)
+      : places_(places), clones_(std::in_place, buffer) {
     clones_->handles.reserve(chunks.size());
     clones_->changes.reserve(chunks.size());
     history_.add(buffer.identity());
