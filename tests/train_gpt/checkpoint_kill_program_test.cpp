@@ -92,6 +92,9 @@ struct ended_run {
 /// without those, lets it come to its end.
 ended_run run_in(const temporary_folder& folder, const std::vector<std::string>& arguments,
                  random_numbers& random, std::optional<std::uint64_t> longest_ms) {
+  // One that is killed before it has begun must not be taken for the one before.
+  for (const char* const name : {"out", "notes"})
+    std::ofstream(folder.file(name), std::ios::trunc).flush();
   child_process child(program, arguments, folder.file("out"), folder.file("notes"));
   if (longest_ms) {
     std::this_thread::sleep_for(std::chrono::microseconds(random.below(*longest_ms * 1000)));
