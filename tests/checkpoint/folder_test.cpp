@@ -271,6 +271,22 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
+  TEST_CASE("a draft that somebody took away is no commit") {
+    const checkpoint_world world{.ranks = 1, .files = 1};
+    simulated_storage storage;
+    checkpoint_folder folder(storage);
+    const checkpoint_draft draft = folder.begin(10);
+    const checkpoint_manifest part = write_rank(storage, world, draft, 0);
+    const auto takes_it = [&](storage_call what, const std::string& from) {
+      if (what == storage_call::rename && from == draft.folder) storage.rename(from, "elsewhere");
+    };
+    hooked_storage<decltype(takes_it)> hooked(storage, takes_it);
+    storage.remove("LOCK");
+    checkpoint_folder<hooked_storage<decltype(takes_it)>> other(hooked);
+    CHECK_THROWS_AS(other.commit(draft, part), storage_error);
+    CHECK(list_checkpoints(storage).empty());
+  }
+
   TEST_CASE("a checkpoint whose durability is uncertain does not count as one that stays") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
