@@ -274,16 +274,16 @@ TEST_SUITE("checkpoint_folder") {
   TEST_CASE("a draft that somebody took away is no commit") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
-    checkpoint_folder folder(storage);
-    const checkpoint_draft draft = folder.begin(10);
-    const checkpoint_manifest part = write_rank(storage, world, draft, 0);
     const auto takes_it = [&](storage_call what, const std::string& from) {
-      if (what == storage_call::rename && from == draft.folder) storage.rename(from, "elsewhere");
+      if (what == storage_call::rename && from.starts_with(".tmp")) storage.rename(from, "elsewhere");
     };
     hooked_storage<decltype(takes_it)> hooked(storage, takes_it);
-    storage.remove("LOCK");
-    checkpoint_folder<hooked_storage<decltype(takes_it)>> other(hooked);
-    CHECK_THROWS_AS(other.commit(draft, part), storage_error);
+    checkpoint_folder<hooked_storage<decltype(takes_it)>> folder(hooked);
+    const checkpoint_draft draft = folder.begin(10);
+    REQUIRE(draft.folder.starts_with(".tmp"));
+    const checkpoint_manifest part = write_rank(storage, world, draft, 0);
+    CHECK_THROWS_AS(folder.commit(draft, part), storage_error);
+    CHECK(storage.list("elsewhere").size() == 2);  // manifest and all: the commit got as far as its name
     CHECK(list_checkpoints(storage).empty());
   }
 
