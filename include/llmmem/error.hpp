@@ -64,6 +64,12 @@ class format_error : public error {
   using error::error;
 };
 
+/// A rank that has died or is not heard, an epoch that was revoked, a message that was damaged on its way.
+class comm_error : public error {
+ public:
+  using error::error;
+};
+
 /// The largest byte count the library computes with: 2^63 - 1, so that a difference of two fits a signed
 /// integer.
 inline constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;

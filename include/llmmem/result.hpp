@@ -107,10 +107,16 @@ enum class errc : std::uint8_t {
   no_such_version,  ///< wanted = version asked for, found = the newest, 0 when there is none
   version_gone,     ///< wanted = version asked for, found = the oldest there is
   version_pinned,   ///< wanted = the version whose slot is needed, index = its pins, found = slots there are
+  // Of ranks
+  peer_failed,      ///< index = the rank, or below a communicator the seat, that has died
+  epoch_revoked,    ///< found = the epoch, which somebody has ended
+  no_quorum,        ///< wanted = members that must be heard, found = those that are
+  peer_timed_out,   ///< index = rank or seat waited for, wanted = bytes to move, found = bytes moved
+  message_damaged,  ///< index = rank that sent it, wanted = its checksum, found = that of what came
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::version_pinned;
+inline constexpr errc last_errc = errc::message_damaged;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -133,7 +139,8 @@ struct failure {
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
   /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles and dead ranges,
-  /// `length_error` for nothing asked, `io_error` for files and transfers, else `argument_error`.
+  /// `length_error` for nothing asked, `io_error` for files and transfers, `comm_error` for ranks, else
+  /// `argument_error`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {
@@ -445,6 +452,19 @@ inline std::string failure::message() const {
     case errc::version_pinned:
       return who + ": version " + n(wanted) + " is pinned " + n(index) + " times, and none of the " +
              n(found) + " slots is free; release it first, or give it more slots";
+    case errc::peer_failed:
+      return who + ": rank " + n(index) + " has died; revoke(), agree() and go on without it";
+    case errc::epoch_revoked:
+      return who + ": epoch " + n(found) + " was revoked: a rank has failed; agree() on which, and shrink()";
+    case errc::no_quorum:
+      return who + ": " + n(found) + " members are heard, " + n(wanted) +
+             " are needed: the others may live and go on; end here, and join anew";
+    case errc::peer_timed_out:
+      return who + ": " + n(found) + " of " + n(wanted) + " bytes moved, then rank " + n(index) +
+             " was waited for beyond the deadline; give it more time, or revoke() and agree()";
+    case errc::message_damaged:
+      return who + ": a message of rank " + n(index) + " has checksum " + n(found) + " and left with " +
+             n(wanted) + "; it is dropped: have it sent again";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -490,6 +510,12 @@ inline void failure::raise() const {
     case errc::timed_out:
     case errc::engine_failed:
       throw io_error(message());
+    case errc::peer_failed:
+    case errc::epoch_revoked:
+    case errc::no_quorum:
+    case errc::peer_timed_out:
+    case errc::message_damaged:
+      throw comm_error(message());
     default:
       throw argument_error(message());
   }

@@ -12,7 +12,7 @@ using namespace llmmem;
 namespace {
 
 // Every refusal with distinct numbers, its whole text, and what raise() makes of it.
-enum class raises { out_of_memory, handle_error, argument_error, length_error, io_error };
+enum class raises { out_of_memory, handle_error, argument_error, length_error, io_error, comm_error };
 
 struct refusal {
   errc code;
@@ -201,6 +201,18 @@ constexpr std::array refusals{
     refusal{errc::version_pinned, raises::out_of_memory,
             "kv: version 30 is pinned 7 times, and none of the 12 slots is free; release it first, or give "
             "it more slots"},
+    refusal{errc::peer_failed, raises::comm_error,
+            "kv: rank 7 has died; revoke(), agree() and go on without it"},
+    refusal{errc::epoch_revoked, raises::comm_error,
+            "kv: epoch 12 was revoked: a rank has failed; agree() on which, and shrink()"},
+    refusal{
+        errc::no_quorum, raises::comm_error,
+        "kv: 12 members are heard, 30 are needed: the others may live and go on; end here, and join anew"},
+    refusal{errc::peer_timed_out, raises::comm_error,
+            "kv: 12 of 30 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
+            "revoke() and agree()"},
+    refusal{errc::message_damaged, raises::comm_error,
+            "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
 };
 
 }  // namespace
@@ -227,6 +239,9 @@ TEST_CASE("every refusal says who, what and how much, and raises the exception o
         break;
       case raises::io_error:
         CHECK_THROWS_WITH_AS(why.raise(), text, io_error);
+        break;
+      case raises::comm_error:
+        CHECK_THROWS_WITH_AS(why.raise(), text, comm_error);
         break;
     }
   }

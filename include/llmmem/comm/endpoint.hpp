@@ -1,0 +1,150 @@
+/// @file
+/// `endpoint`: ordered frames between the processes of a job, and word of those that have died. What a
+/// `communicator` stands on.
+#pragma once
+
+#include <llmmem/comm/seats.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// A time on an endpoint's clock, in nanoseconds: nothing waits beyond it.
+struct deadline {
+  std::uint64_t ns = 0;
+
+  friend constexpr bool operator==(const deadline&, const deadline&) noexcept = default;
+};
+
+/// The time that is never reached. For tests, and for what something else ends for certain.
+inline constexpr deadline no_deadline{~std::uint64_t{0}};
+
+/// What goes before a frame's bytes. An endpoint carries it, and looks at `bytes` alone.
+struct frame_header {
+  std::uint64_t epoch = 0;    ///< in which it was sent
+  std::uint64_t message = 0;  ///< bytes of the message that the frame is a part of
+  std::uint64_t offset = 0;   ///< of the frame's bytes in the message
+  std::uint32_t bytes = 0;    ///< of this frame
+  std::uint32_t tag = 0;
+  std::uint32_t crc = 0;  ///< CRC-32C of the frame's bytes, where `is_checked`
+  std::uint16_t kind = 0;
+  std::uint16_t is_checked = 0;
+
+  friend constexpr bool operator==(const frame_header&, const frame_header&) noexcept = default;
+};
+
+/// The most bytes `tell` takes at once. A frame of data may have `frame_bytes()`.
+inline constexpr std::uint32_t max_told_bytes = 4096;
+
+/// How sure a death is.
+enum class death : std::uint8_t {
+  certain,    ///< its process is gone: nothing of it will come any more
+  suspected,  ///< silent beyond the limit, or its connection broke while it lives: it may come back, unheard
+};
+
+/// Where the bytes of a frame are to go.
+struct frame_room {
+  /// What becomes of it.
+  enum class answer : std::uint8_t {
+    take,   ///< into `bytes`, of which there are as many as the frame has
+    drop,   ///< nowhere: they are read and forgotten
+    later,  ///< nowhere as yet: nothing more is read from that seat, and the next `poll` or `send` asks again
+  };
+
+  answer what = answer::drop;
+  std::span<std::byte> bytes{};
+};
+
+/// Who is told what comes. An endpoint calls it within `send` and `poll`, in the thread that called these.
+///
+/// - `room_for(from, header)`  where a frame of data is to go. Asked again, for the same frame, after
+/// `later`.
+/// - `arrived(from, header)`   all of its bytes are in the room.
+/// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
+/// - `died(seat, how)`         nothing will come from there any more, and what was under way is not finished:
+///                             rooms given are free again. Told of a seat once, and once more when one that
+///                             was suspected died for certain.
+/// - `came(seat)`              a process that has not been heard before is connected there.
+/// - `goes_on()`               whether `send` is to go on waiting. Asked after anything was told.
+///
+/// They may call `tell`, and nothing else of the endpoint.
+template <class H>
+concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
+                                 std::span<const std::byte> bytes, death how) {
+  { handler.room_for(from, header) } noexcept -> std::same_as<frame_room>;
+  { handler.arrived(from, header) } noexcept;
+  { handler.told(from, header, bytes) } noexcept;
+  { handler.died(from, how) } noexcept;
+  { handler.came(from) } noexcept;
+  { seen.goes_on() } noexcept -> std::same_as<bool>;
+};
+
+namespace detail {
+
+/// For concepts.
+struct any_frame_handler {
+  frame_room room_for(seat_id, const frame_header&) noexcept { return {}; }
+  void arrived(seat_id, const frame_header&) noexcept {}
+  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  void died(seat_id, death) noexcept {}
+  void came(seat_id) noexcept {}
+  [[nodiscard]] bool goes_on() const noexcept { return true; }
+};
+static_assert(frame_handler<any_frame_handler>);
+
+}  // namespace detail
+
+/// One process of a job, which exchanges frames with the others.
+///
+/// There are two lanes between any two seats. What is *sent* is data: it may wait for whoever does not take
+/// it. What is *told* is small, never waits, and is heard though data are stuck. Within a lane, frames from
+/// one seat to another come in the order in which they were sent, each once, whole, or, when one of both
+/// dies, not at all; the lanes overtake each other.
+///
+/// - `self()`, `seats()`   its own seat, and how many there are: 2 to `max_seats`, or 1.
+/// - `now_ns()`            the clock that deadlines are of. Never goes back.
+/// - `frame_bytes()`       the most bytes that a frame of data may have; at least `max_told_bytes`.
+/// - `is_connected(seat)`  whether `send` and `tell` reach somebody, for all that is known.
+/// - `send(to, header, bytes, by, handler)`
+///                         a frame of data. Returns once the bytes may be written again, which does not mean
+///                         that they have come. Meanwhile it takes what comes, so that two who send to each
+///                         other do not wait for ever. What ends it otherwise: `errc::peer_failed`, nobody is
+///                         connected there; `errc::timed_out`; `errc::cancelled`, the handler does not go on.
+///                         A frame that was begun is then finished by itself, from a copy, with later calls:
+///                         who receives never sees half of one.
+/// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`. Never waits. What cannot go at once goes
+///                         with later calls; who takes none of it for long is suspected. To nobody: dropped.
+/// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has.
+/// - `withdraw(from)`      takes back a room that was given and not yet told as arrived: the rest of that
+/// frame
+///                         is dropped.
+/// - `give_up(seat)`       hears and sends no more there, until a fresh process comes. What was told before
+///                         still goes, as far as it does without waiting. Whoever sits there must not take it
+///                         for a death: it is told, or the connection stays.
+/// - `wake()`              ends a `poll` of this endpoint, this or the next, by any thread.
+///
+/// @par Thread safety   one thread at a time, but `wake`.
+/// @par Errors          want of memory within `send` and `poll` throws `std::bad_alloc`.
+template <class E>
+concept endpoint =
+    requires(E& end, const E& seen, seat_id seat, const frame_header& header,
+             std::span<const std::byte> bytes, deadline by, detail::any_frame_handler& handler) {
+      { seen.self() } noexcept -> std::same_as<seat_id>;
+      { seen.seats() } noexcept -> std::same_as<std::uint32_t>;
+      { seen.now_ns() } noexcept -> std::same_as<std::uint64_t>;
+      { seen.frame_bytes() } noexcept -> std::same_as<std::uint32_t>;
+      { seen.is_connected(seat) } noexcept -> std::same_as<bool>;
+      { end.send(seat, header, bytes, by, handler) } -> std::same_as<result<void>>;
+      { end.tell(seat, header, bytes) } noexcept;
+      { end.poll(by, handler) } -> std::same_as<bool>;
+      { end.withdraw(seat) } noexcept;
+      { end.give_up(seat) } noexcept;
+      { end.wake() } noexcept;
+    };
+
+}  // namespace llmmem::inline v0
