@@ -1,0 +1,183 @@
+/// @file
+/// The bodies of `agreement`.
+#pragma once
+
+#include <llmmem/comm/agreement.hpp>
+
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+inline std::uint32_t agreement::quorum() const noexcept {
+  if ((suspected_ - certain_).empty()) return 1;
+  const std::uint32_t all = members_.size();
+  const bool halves_do = all % 2 == 0 && !failed().has(members_.lowest());
+  return halves_do ? all / 2 : all / 2 + 1;
+}
+
+inline bool agreement::has_quorum() const noexcept {
+  return heard_members().size() >= quorum();
+}
+
+inline void agreement::note(seat_id seat, death how) noexcept {
+  if (seat == self_ || !members_.has(seat)) return;
+  (how == death::certain ? certain_ : suspected_).insert(seat);
+}
+
+inline agree_message agreement::message(agree_kind kind) const noexcept {
+  return {.kind = kind, .instance = instance_, .certain = certain_, .suspected = suspected_};
+}
+
+inline agree_message agreement::last_decision() const noexcept {
+  agree_message told = message(agree_kind::decide);
+  told.instance = instance_ - 1;
+  told.value = last_;
+  return told;
+}
+
+inline void agreement::merge(const agree_message& message) noexcept {
+  message.certain.each([this](seat_id seat) { note(seat, death::certain); });
+  message.suspected.each([this](seat_id seat) { note(seat, death::suspected); });
+}
+
+inline void agreement::gather(gathered& into, seat_id from, const agree_message& message) noexcept {
+  into.heard.insert(from);
+  if (message.accepted_by == no_seat) {
+    into.said.bits &= message.value.bits;
+    into.said.joining &= message.value.joining;
+    return;
+  }
+  // The latest ballot: what it proposed may have been decided, what earlier ones did is the same or was not.
+  if (into.accepted_by != no_seat && to_index(message.accepted_by) < to_index(into.accepted_by)) return;
+  into.accepted_by = message.accepted_by;
+  into.accepted = message.value;
+}
+
+template <agree_post Post>
+void agreement::to_others(const agree_message& message, Post& post) const noexcept {
+  heard_members().each([&](seat_id seat) {
+    if (seat != self_) post(seat, message);
+  });
+}
+
+template <agree_post Post>
+void agreement::begin(std::uint64_t bits, const seat_set& joining, Post& post) noexcept {
+  begun_ = true;
+  say_ = {.bits = bits, .joining = joining};
+  advance(post);
+}
+
+template <agree_post Post>
+void agreement::died(seat_id seat, death how, Post& post) noexcept {
+  note(seat, how);
+  advance(post);
+}
+
+template <agree_post Post>
+void agreement::hear(seat_id from, const agree_message& message, Post& post) noexcept {
+  if (from == self_ || !members_.has(from)) return;
+  if (message.certain.has(self_) || message.suspected.has(self_)) {
+    note(from, death::suspected);
+    return advance(post);
+  }
+  if (failed().has(from)) {
+    if (message.kind != agree_kind::estranged) post(from, this->message(agree_kind::estranged));
+    return;
+  }
+  merge(message);
+  if (message.instance < instance_) {
+    answer_late(from, message, post);
+  } else if (message.instance > instance_) {
+    if (message.kind == agree_kind::report && message.instance == instance_ + 1) gather(next_, from, message);
+  } else if (message.kind == agree_kind::report) {
+    gather(now_, from, message);
+  } else if (message.kind == agree_kind::propose && from == reported_to_) {
+    accepted_by_ = from;
+    accepted_ = message.value;
+    post(from, this->message(agree_kind::accept));
+  } else if (message.kind == agree_kind::accept && proposed_) {
+    agreeing_.insert(from);
+  } else if (message.kind == agree_kind::decide) {
+    // Those that have reported to this member wait for it to coordinate.
+    const seat_set waiting = now_.heard & heard_members();
+    finish(message.value);
+    waiting.each([&](seat_id seat) {
+      if (seat != self_ && seat != from) post(seat, last_decision());
+    });
+  }
+  advance(post);
+}
+
+/// A member that asks for what is decided already: whoever told it has died before it told all.
+template <agree_post Post>
+void agreement::answer_late(seat_id from, const agree_message& message, Post& post) const noexcept {
+  if (message.instance + 1 != instance_) return;
+  if (message.kind == agree_kind::report || message.kind == agree_kind::query) post(from, last_decision());
+}
+
+template <agree_post Post>
+void agreement::advance(Post& post) noexcept {
+  const seat_set estranged = suspected_ - told_estranged_;
+  told_estranged_ |= estranged;
+  estranged.each([&](seat_id seat) { post(seat, message(agree_kind::estranged)); });
+  if (!begun_) return;
+  const seat_id leads = coordinator();
+  if (leads == self_) return coordinate(post);
+  if (reported_to_ == leads) return;
+  reported_to_ = leads;
+  agree_message report = message(agree_kind::report);
+  report.accepted_by = accepted_by_;
+  report.value = accepted_by_ == no_seat ? say_ : accepted_;
+  post(leads, report);
+}
+
+template <agree_post Post>
+void agreement::coordinate(Post& post) noexcept {
+  if (reported_to_ != self_) {  // its own report
+    reported_to_ = self_;
+    agree_message report = message(agree_kind::report);
+    report.accepted_by = accepted_by_;
+    report.value = accepted_by_ == no_seat ? say_ : accepted_;
+    gather(now_, self_, report);
+  }
+  // Nobody needs to be asked who knows of no failure: all report to the first by themselves.
+  if (!asked_ && !failed().empty()) {
+    asked_ = true;
+    to_others(message(agree_kind::query), post);
+  }
+  if (!proposed_ && (heard_members() - now_.heard).empty()) {
+    proposed_ = true;
+    if (now_.accepted_by == no_seat) {
+      accepted_ = now_.said;
+      accepted_.failed = failed();
+    } else {
+      accepted_ = now_.accepted;
+    }
+    accepted_by_ = self_;
+    agreeing_.insert(self_);
+    agree_message proposal = message(agree_kind::propose);
+    proposal.value = accepted_;
+    to_others(proposal, post);
+  }
+  if (!proposed_ || !(heard_members() - agreeing_).empty() || !has_quorum()) return;
+  finish(accepted_);
+  to_others(last_decision(), post);
+}
+
+inline void agreement::finish(const agreed& value) noexcept {
+  last_ = value;
+  outcome_ = value;
+  ++instance_;
+  begun_ = false;
+  accepted_by_ = no_seat;
+  reported_to_ = no_seat;
+  asked_ = proposed_ = false;
+  agreeing_ = {};
+  now_ = std::exchange(next_, {});
+}
+
+inline std::optional<agreed> agreement::take_outcome() noexcept {
+  return std::exchange(outcome_, std::nullopt);
+}
+
+}  // namespace llmmem::inline v0
