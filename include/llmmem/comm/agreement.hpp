@@ -46,7 +46,7 @@ struct agree_message {
 
 /// What carries its messages.
 template <class P>
-concept agree_post = requires(P& post, seat_id to, const agree_message& message) {
+concept agree_post = requires(const P& post, seat_id to, const agree_message& message) {
   { post(to, message) } noexcept;
 };
 
@@ -102,12 +102,12 @@ class agreement {
 
   /// Says what this member has to say in the agreement that is next. @pre not `is_begun()`
   template <agree_post Post>
-  void begin(std::uint64_t bits, const seat_set& joining, Post& post) noexcept;
+  void begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept;
   /// A member has failed. One that was suspected may still die for certain.
   template <agree_post Post>
-  void died(seat_id seat, death how, Post& post) noexcept;
+  void died(seat_id seat, death how, const Post& post) noexcept;
   template <agree_post Post>
-  void hear(seat_id from, const agree_message& message, Post& post) noexcept;
+  void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
 
   /// The outcome of the agreement that is just over; once.
   [[nodiscard]] std::optional<agreed> take_outcome() noexcept;
@@ -128,13 +128,13 @@ class agreement {
   [[nodiscard]] agree_message last_decision() const noexcept;
   [[nodiscard]] seat_set heard_members() const noexcept { return members_ - failed(); }
   template <agree_post Post>
-  void to_others(const agree_message& message, Post& post) const noexcept;
+  void to_others(const agree_message& message, const Post& post) const noexcept;
   template <agree_post Post>
-  void advance(Post& post) noexcept;
+  void advance(const Post& post) noexcept;
   template <agree_post Post>
-  void coordinate(Post& post) noexcept;
+  void coordinate(const Post& post) noexcept;
   template <agree_post Post>
-  void answer_late(seat_id from, const agree_message& message, Post& post) const noexcept;
+  void answer_late(seat_id from, const agree_message& message, const Post& post) const noexcept;
   void finish(const agreed& value) noexcept;
 
   seat_id self_{};

@@ -66,9 +66,9 @@ struct frame_room {
 /// `later`.
 /// - `arrived(from, header)`   all of its bytes are in the room.
 /// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
-/// - `died(seat, how)`         nothing will come from there any more, and what was under way is not finished:
+/// - `died(seat, how)`         nothing is heard from there any more, and what was under way is not finished:
 ///                             rooms given are free again. Told of a seat once, and once more when one that
-///                             was suspected died for certain.
+///                             was suspected died for certain. One that is suspected can still be told.
 /// - `came(seat)`              a process that has not been heard before is connected there.
 /// - `goes_on()`               whether `send` is to go on waiting. Asked after anything was told.
 ///
@@ -109,7 +109,9 @@ static_assert(frame_handler<any_frame_handler>);
 /// - `self()`, `seats()`   its own seat, and how many there are: 2 to `max_seats`, or 1.
 /// - `now_ns()`            the clock that deadlines are of. Never goes back.
 /// - `frame_bytes()`       the most bytes that a frame of data may have; at least `max_told_bytes`.
-/// - `is_connected(seat)`  whether `send` and `tell` reach somebody, for all that is known.
+/// - `is_connected(seat)`  whether somebody is there who can be sent to, for all that is known: between
+/// `came`
+///                         and `died`.
 /// - `send(to, header, bytes, by, handler)`
 ///                         a frame of data. Returns once the bytes may be written again, which does not mean
 ///                         that they have come. Meanwhile it takes what comes, so that two who send to each

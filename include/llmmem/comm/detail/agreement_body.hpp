@@ -54,27 +54,27 @@ inline void agreement::gather(gathered& into, seat_id from, const agree_message&
 }
 
 template <agree_post Post>
-void agreement::to_others(const agree_message& message, Post& post) const noexcept {
+void agreement::to_others(const agree_message& message, const Post& post) const noexcept {
   heard_members().each([&](seat_id seat) {
     if (seat != self_) post(seat, message);
   });
 }
 
 template <agree_post Post>
-void agreement::begin(std::uint64_t bits, const seat_set& joining, Post& post) noexcept {
+void agreement::begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept {
   begun_ = true;
   say_ = {.bits = bits, .joining = joining};
   advance(post);
 }
 
 template <agree_post Post>
-void agreement::died(seat_id seat, death how, Post& post) noexcept {
+void agreement::died(seat_id seat, death how, const Post& post) noexcept {
   note(seat, how);
   advance(post);
 }
 
 template <agree_post Post>
-void agreement::hear(seat_id from, const agree_message& message, Post& post) noexcept {
+void agreement::hear(seat_id from, const agree_message& message, const Post& post) noexcept {
   if (from == self_ || !members_.has(from)) return;
   if (message.certain.has(self_) || message.suspected.has(self_)) {
     note(from, death::suspected);
@@ -110,13 +110,13 @@ void agreement::hear(seat_id from, const agree_message& message, Post& post) noe
 
 /// A member that asks for what is decided already: whoever told it has died before it told all.
 template <agree_post Post>
-void agreement::answer_late(seat_id from, const agree_message& message, Post& post) const noexcept {
+void agreement::answer_late(seat_id from, const agree_message& message, const Post& post) const noexcept {
   if (message.instance + 1 != instance_) return;
   if (message.kind == agree_kind::report || message.kind == agree_kind::query) post(from, last_decision());
 }
 
 template <agree_post Post>
-void agreement::advance(Post& post) noexcept {
+void agreement::advance(const Post& post) noexcept {
   const seat_set estranged = suspected_ - told_estranged_;
   told_estranged_ |= estranged;
   estranged.each([&](seat_id seat) { post(seat, message(agree_kind::estranged)); });
@@ -132,7 +132,7 @@ void agreement::advance(Post& post) noexcept {
 }
 
 template <agree_post Post>
-void agreement::coordinate(Post& post) noexcept {
+void agreement::coordinate(const Post& post) noexcept {
   if (reported_to_ != self_) {  // its own report
     reported_to_ = self_;
     agree_message report = message(agree_kind::report);

@@ -1,0 +1,54 @@
+/// @file
+/// Messages of an agreement as bytes.
+#pragma once
+
+#include <llmmem/comm/agreement.hpp>
+#include <llmmem/comm/detail/wire.hpp>
+#include <llmmem/config.hpp>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
+
+namespace llmmem::inline v0::detail {
+
+/// Room for any message that is told: an agreement's has four sets of seats.
+using told_bytes = std::array<std::byte, 1024>;
+static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 + 4 * sizeof(seat_set));
+
+[[nodiscard]] inline std::span<const std::byte> encode(const agree_message& message, std::uint32_t seats,
+                                                       told_bytes& into) noexcept {
+  wire_writer out(into);
+  out.u32(static_cast<std::uint32_t>(message.kind));
+  out.u32(to_index(message.accepted_by));
+  out.u64(message.instance);
+  out.u64(message.value.bits);
+  out.seats(message.value.failed, seats);
+  out.seats(message.value.joining, seats);
+  out.seats(message.certain, seats);
+  out.seats(message.suspected, seats);
+  return out.written();
+}
+
+/// Nothing for what none of this kind can be.
+[[nodiscard]] inline std::optional<agree_message> decode_agree(std::span<const std::byte> bytes,
+                                                               std::uint32_t seats) noexcept {
+  wire_reader in(bytes);
+  agree_message message;
+  const std::uint32_t kind = in.u32();
+  if (kind > static_cast<std::uint32_t>(agree_kind::estranged)) return std::nullopt;
+  message.kind = static_cast<agree_kind>(kind);
+  message.accepted_by = seat_id{in.u32()};
+  message.instance = in.u64();
+  message.value.bits = in.u64();
+  message.value.failed = in.seats(seats);
+  message.value.joining = in.seats(seats);
+  message.certain = in.seats(seats);
+  message.suspected = in.seats(seats);
+  if (message.accepted_by != no_seat && to_index(message.accepted_by) >= seats) return std::nullopt;
+  if (!in.is_all_read()) return std::nullopt;
+  return message;
+}
+
+}  // namespace llmmem::inline v0::detail

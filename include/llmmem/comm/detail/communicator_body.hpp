@@ -1,0 +1,289 @@
+/// @file
+/// `communicator`: who is a member, who has died, and what is agreed on.
+#pragma once
+
+#include <llmmem/comm/communicator.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+template <endpoint E>
+communicator<E>::communicator(E& end, const communicator_options& options)
+    : end_(&end), options_(options), inbox_(end.seats(), options.early_bytes), traffic_(end.seats()) {
+  // Heard within callbacks, which must not fail: a member may be one epoch ahead, and say in it who has died.
+  early_words_.reserve(std::size_t{4} * end.seats());
+}
+
+template <endpoint E>
+deadline communicator<E>::after(std::uint64_t ns) const noexcept {
+  const std::uint64_t now = end_->now_ns();
+  return {ns > no_deadline.ns - now ? no_deadline.ns : now + ns};
+}
+
+template <endpoint E>
+std::optional<rank_id> communicator<E>::rank_of(seat_id seat) const noexcept {
+  const auto at = std::ranges::lower_bound(seats_, to_index(seat), {}, [](seat_id s) { return to_index(s); });
+  if (at == seats_.end() || *at != seat) return std::nullopt;
+  return rank_id{static_cast<std::uint32_t>(at - seats_.begin())};
+}
+
+template <endpoint E>
+communicator_stats communicator<E>::stats() const noexcept {
+  communicator_stats now = stats_;
+  now.torn_frames = inbox_.torn_frames();
+  now.early_bytes = inbox_.early_bytes();
+  return now;
+}
+
+template <endpoint E>
+void communicator<E>::wait_once(deadline by) {
+  hearing handler{this};
+  static_cast<void>(end_->poll(by, handler));
+}
+
+template <endpoint E>
+void communicator<E>::poll() {
+  hearing handler{this};
+  while (end_->poll({0}, handler)) {
+  }
+}
+
+// Who is there
+// -------------------------------------------------------------------------------------------------
+
+template <endpoint E>
+void communicator<E>::died(seat_id seat, death how) noexcept {
+  gone_.insert(seat);
+  if (how == death::certain) certain_.insert(seat);
+  fresh_.erase(seat);
+  waiting_.erase(seat);
+  anew_.erase(seat);
+  inbox_.forget(seat);
+  part_.died(seat, how, poster{this, epoch_});
+}
+
+template <endpoint E>
+void communicator<E>::came(seat_id seat) noexcept {
+  gone_.erase(seat);
+  certain_.erase(seat);
+  anew_.insert(seat);
+  tell(seat, told_kind::hello, epoch_, {});
+}
+
+template <endpoint E>
+void communicator<E>::hear_hello(seat_id from, const frame_header& frame) noexcept {
+  if (frame.epoch != 0) return;
+  fresh_.insert(from);
+  if (epoch_ != 0) waiting_.insert(from);
+}
+
+template <endpoint E>
+void communicator<E>::hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept {
+  detail::wire_reader in(bytes);
+  const seat_set members = in.seats(end_->seats());
+  if (!in.is_all_read() || !members.has(end_->self())) {
+    ++stats_.bad_frames;
+    return;
+  }
+  if (epoch_ != 0 || welcomed_) return;  // each member says it
+  welcomed_ = members;
+  welcome_epoch_ = frame.epoch;
+}
+
+template <endpoint E>
+void communicator<E>::tell_welcome(const seat_set& to) noexcept {
+  detail::told_bytes room;
+  detail::wire_writer out(room);
+  out.seats(part_.members(), end_->seats());
+  to.each([&](seat_id seat) {
+    if (seat != end_->self()) tell(seat, told_kind::welcome, epoch_, out.written());
+  });
+}
+
+/// A seat that is needed, and neither taken nor known to have died.
+template <endpoint E>
+std::optional<seat_id> communicator<E>::missing() const noexcept {
+  seat_set there = fresh_;
+  seat_set needed = seat_set::first(end_->seats());
+  if (welcomed_) {
+    needed = *welcomed_;
+    there = gone_ | part_.failed();
+    needed.each([&](seat_id seat) {
+      if (end_->is_connected(seat)) there.insert(seat);
+    });
+  }
+  needed -= there;
+  needed.erase(end_->self());
+  const seat_id first = needed.lowest();
+  return first == no_seat ? std::nullopt : std::optional(first);
+}
+
+template <endpoint E>
+result<void> communicator<E>::join(deadline by) {
+  if (epoch_ != 0 && !welcomed_) return {};
+  for (;;) {
+    if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_);
+    const std::optional<seat_id> lacks = missing();
+    if (!lacks) break;
+    if (end_->now_ns() >= by.ns) {
+      return failure{.code = errc::peer_timed_out, .index = to_index(*lacks), .where = options_.name};
+    }
+    wait_once(by);
+  }
+  if (epoch_ == 0) {
+    begin_epoch(1, seat_set::first(end_->seats()));
+    tell_welcome(part_.members());  // who has heard all others says so to those that have not
+  }
+  welcomed_.reset();
+  return {};
+}
+
+template <endpoint E>
+void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) {
+  std::vector<seat_id> seats;
+  seats.reserve(members.size());
+  members.each([&](seat_id seat) { seats.push_back(seat); });
+  std::vector<early_word> early_words;
+  early_words.reserve(early_words_.capacity());
+  early_words.swap(early_words_);
+  seats_ = std::move(seats);  // nothing throws from here on
+  part_before_ = std::exchange(part_, agreement(end_->self(), members));
+  epoch_ = epoch;
+  ++stats_.epochs;
+  rank_ = *rank_of(end_->self());
+  inbox_.clear();
+  fresh_ -= members;
+  waiting_ -= members;
+  anew_ -= members;
+  is_revoked_ = false;
+  const poster post{this, epoch_};
+  (gone_ & members).each([&](seat_id seat) {
+    part_.died(seat, certain_.has(seat) ? death::certain : death::suspected, post);
+  });
+  for (const early_word& each : early_words)
+    part_.hear(each.from, each.message, post);
+  if (std::exchange(is_next_revoked_, false)) revoke();
+}
+
+// What is told
+// -------------------------------------------------------------------------------------------------
+
+template <endpoint E>
+void communicator<E>::tell(seat_id to, told_kind kind, std::uint64_t epoch,
+                           std::span<const std::byte> bytes) noexcept {
+  const auto size = static_cast<std::uint32_t>(bytes.size());
+  end_->tell(to, {.epoch = epoch, .message = size, .bytes = size, .kind = static_cast<std::uint16_t>(kind)},
+             bytes);
+}
+
+template <endpoint E>
+void communicator<E>::tell_agree(seat_id to, const agree_message& message, std::uint64_t epoch) noexcept {
+  detail::told_bytes room;
+  tell(to, told_kind::agree, epoch, detail::encode(message, end_->seats(), room));
+}
+
+template <endpoint E>
+void communicator<E>::told(seat_id from, const frame_header& frame,
+                           std::span<const std::byte> bytes) noexcept {
+  switch (static_cast<told_kind>(frame.kind)) {
+    case told_kind::hello:
+      return hear_hello(from, frame);
+    case told_kind::welcome:
+      return hear_welcome(frame, bytes);
+    case told_kind::revoke:
+      if (part_.members().has(from)) hear_revoke(frame);
+      return;
+    case told_kind::fenced:
+      if (epoch_ != 0 && frame.epoch > epoch_) is_fenced_ = true;
+      return;
+    case told_kind::agree:
+      return hear_agree(from, frame, bytes);
+  }
+  ++stats_.bad_frames;
+}
+
+template <endpoint E>
+void communicator<E>::hear_revoke(const frame_header& frame) noexcept {
+  if (frame.epoch == epoch_) revoke();
+  if (frame.epoch == epoch_ + 1) is_next_revoked_ = true;
+}
+
+template <endpoint E>
+void communicator<E>::revoke() noexcept {
+  if (std::exchange(is_revoked_, true) || epoch_ == 0) return;
+  // Everybody passes it on, once: whoever began may die before it has told all.
+  (part_.members() - part_.failed()).each([this](seat_id seat) {
+    if (seat != end_->self()) tell(seat, told_kind::revoke, epoch_, {});
+  });
+}
+
+template <endpoint E>
+void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
+                                 std::span<const std::byte> bytes) noexcept {
+  const std::optional<agree_message> message = detail::decode_agree(bytes, end_->seats());
+  if (!message) {
+    ++stats_.bad_frames;
+    return;
+  }
+  if (frame.epoch == epoch_) return part_.hear(from, *message, poster{this, epoch_});
+  if (frame.epoch > epoch_) {
+    const bool is_next = frame.epoch == epoch_ + 1 || epoch_ == 0;
+    if (is_next && early_words_.size() < early_words_.capacity()) early_words_.push_back({from, *message});
+    return;
+  }
+  ++stats_.stale_frames;
+  if (frame.epoch + 1 == epoch_ && part_before_.members().has(from)) {
+    part_before_.hear(from, *message, poster{this, frame.epoch});
+  }
+  if (!part_.members().has(from)) tell(from, told_kind::fenced, epoch_, {});
+}
+
+// What is agreed on
+// --------------------------------------------------------------------------------------------
+
+template <endpoint E>
+result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
+  const poster post{this, epoch_};
+  if (!part_.is_begun()) part_.begin(bits, waiting_, post);
+  for (;;) {
+    if (std::optional<agreed> outcome = part_.take_outcome()) {
+      ++stats_.agreements;
+      return *outcome;
+    }
+    const std::uint32_t heard = (part_.members() - part_.failed()).size();
+    if (is_fenced_ || !part_.has_quorum()) {
+      return failure{
+          .code = errc::no_quorum, .wanted = part_.quorum(), .found = heard, .where = options_.name};
+    }
+    if (end_->now_ns() >= by.ns) {
+      const std::optional<rank_id> leads = rank_of(part_.coordinator());
+      return refuse(errc::peer_timed_out, leads.value_or(rank_), 0, 0);
+    }
+    wait_once(by);
+  }
+}
+
+template <endpoint E>
+void communicator<E>::leave_behind(const seat_set& failed) noexcept {
+  failed.each([this](seat_id seat) {
+    if (!anew_.has(seat)) end_->give_up(seat);
+  });
+}
+
+template <endpoint E>
+void communicator<E>::shrink(const agreed& outcome) {
+  const seat_set members = part_.members() - outcome.failed;
+  begin_epoch(epoch_ + 1, members);
+  leave_behind(outcome.failed);
+}
+
+template <endpoint E>
+void communicator<E>::admit(const agreed& outcome) {
+  begin_epoch(epoch_ + 1, (part_.members() - outcome.failed) | outcome.joining);
+  leave_behind(outcome.failed - outcome.joining);
+  tell_welcome(outcome.joining);
+}
+
+}  // namespace llmmem::inline v0

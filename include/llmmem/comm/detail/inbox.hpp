@@ -1,0 +1,238 @@
+/// @file
+/// `inbox`: an epoch's messages, put together of frames where somebody waits for them or, early, in store.
+#pragma once
+
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/seats.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// How a message came.
+struct message_outcome {
+  enum class kind : std::uint8_t { none, whole, damaged, other_size };
+
+  kind what = kind::none;
+  std::uint64_t bytes = 0;      ///< that it has
+  std::uint32_t left_with = 0;  ///< checksum of a damaged frame, as it left
+  std::uint32_t came_with = 0;
+};
+
+/// One message at a time is awaited; what comes of others is kept while there is room, and left where it is
+/// when there is none. A seat's messages are put together one at a time, as its frames come.
+class inbox {
+ public:
+  /// @throws std::bad_alloc
+  inbox(std::uint32_t seats, std::uint64_t early_bytes) : senders_(seats), most_(early_bytes) {}
+
+  /// Bytes of messages that nobody has asked for yet.
+  [[nodiscard]] std::uint64_t early_bytes() const noexcept { return held_; }
+  /// Frames of messages whose beginning was lost: of those given up by who sent or who awaited them.
+  [[nodiscard]] std::uint64_t torn_frames() const noexcept { return torn_; }
+
+  /// Waits for the next message of that tag. What is in store already is taken at once. @pre none is awaited
+  void await(seat_id from, std::uint32_t tag, std::span<std::byte> bytes) noexcept {
+    from_ = from;
+    tag_ = tag;
+    bytes_ = bytes;
+    outcome_ = {};
+    take_early();
+  }
+  [[nodiscard]] bool is_awaiting() const noexcept { return from_ != no_seat; }
+  /// Of the awaited message that have come.
+  [[nodiscard]] std::uint64_t awaited_bytes() const noexcept {
+    if (from_ == no_seat) return 0;
+    const sender& of = senders_[to_index(from_)];
+    return of.into == target::awaited ? of.next : 0;
+  }
+  /// How it came, once nothing is awaited.
+  [[nodiscard]] const message_outcome& outcome() const noexcept { return outcome_; }
+  /// Nothing is awaited any more. Whether a frame may be on its way into its bytes: it must be withdrawn.
+  [[nodiscard]] bool end_await() noexcept {
+    if (from_ == no_seat) return false;
+    sender& of = senders_[to_index(std::exchange(from_, no_seat))];
+    if (of.into != target::awaited) return false;
+    of.into = target::none;
+    return true;
+  }
+
+  /// How long the next message of that tag is, once that is known.
+  [[nodiscard]] std::optional<std::uint64_t> size_of_next(seat_id from, std::uint32_t tag) const noexcept {
+    const sender& of = senders_[to_index(from)];
+    for (const early_message& each : of.early) {
+      if (each.tag == tag) return each.bytes.size();
+    }
+    if (of.offered && of.offered->tag == tag) return of.offered->message;
+    return std::nullopt;
+  }
+
+  /// See `frame_handler`. Of frames of this epoch, from who is heard.
+  [[nodiscard]] frame_room room_for(seat_id from, const frame_header& frame) noexcept {
+    sender& of = senders_[to_index(from)];
+    if (frame.bytes > frame.message || frame.offset > frame.message - frame.bytes) return torn();
+    if (frame.offset == 0) {
+      abandon(of, from);
+      if (!begin(of, from, frame)) return {.what = frame_room::answer::later};
+    } else if (of.into == target::none || frame.offset != of.next) {
+      return torn();
+    }
+    if (of.into == target::dropped) return {};
+    return {.what = frame_room::answer::take, .bytes = place(of, frame)};
+  }
+
+  void arrived(seat_id from, const frame_header& frame) noexcept {
+    sender& of = senders_[to_index(from)];
+    if (of.into == target::none || of.into == target::dropped) return;
+    if (frame.is_checked != 0) check(of, frame);
+    of.next = frame.offset + frame.bytes;
+    if (of.next != frame.message) return;
+    if (std::exchange(of.into, target::none) == target::awaited) {
+      if (outcome_.what == message_outcome::kind::none) outcome_.what = message_outcome::kind::whole;
+      from_ = no_seat;
+    } else {
+      of.early.back().is_whole = true;
+      if (from == from_) take_early();
+    }
+  }
+
+  /// Nothing more comes from there. What came whole stays.
+  void forget(seat_id from) noexcept {
+    sender& of = senders_[to_index(from)];
+    abandon(of, from);
+    of.offered.reset();
+  }
+  /// Another epoch: what is in store is of the one before.
+  void clear() noexcept {
+    for (sender& of : senders_) {
+      of.early.clear();
+      of.offered.reset();
+      of.into = target::none;
+    }
+    held_ = 0;
+    from_ = no_seat;
+  }
+
+ private:
+  enum class target : std::uint8_t { none, awaited, early, dropped };
+  struct early_message {
+    std::uint32_t tag = 0;
+    bool is_whole = false;
+    message_outcome outcome{};
+    std::vector<std::byte> bytes{};
+  };
+  struct sender {
+    target into = target::none;
+    std::uint64_t next = 0;  // byte of the message that is being put together
+    std::vector<early_message> early{};
+    std::optional<frame_header> offered{};  // the beginning of a message that waits for room
+  };
+
+  [[nodiscard]] frame_room torn() noexcept {
+    ++torn_;
+    return {};
+  }
+
+  [[nodiscard]] bool begin(sender& of, seat_id from, const frame_header& frame) noexcept {
+    of.next = 0;
+    if (from == from_ && frame.tag == tag_) {
+      outcome_ = {.bytes = frame.message};
+      of.into = target::awaited;
+      if (frame.message != bytes_.size()) {
+        outcome_.what = message_outcome::kind::other_size;
+        from_ = no_seat;
+        of.into = target::dropped;
+      }
+    } else if (!keep(of, frame)) {
+      of.offered = frame;
+      return false;
+    }
+    of.offered.reset();
+    return true;
+  }
+
+  [[nodiscard]] bool keep(sender& of, const frame_header& frame) noexcept {
+    if (frame.message > most_ - held_) return false;
+    try {
+      of.early.push_back({.tag = frame.tag, .outcome = {.bytes = frame.message}});
+      of.early.back().bytes.resize(frame.message);
+    } catch (const std::bad_alloc&) {
+      if (!of.early.empty() && !of.early.back().is_whole) of.early.pop_back();
+      return false;
+    }
+    held_ += frame.message;
+    of.into = target::early;
+    return true;
+  }
+
+  [[nodiscard]] std::span<std::byte> place(sender& of, const frame_header& frame) noexcept {
+    const std::span<std::byte> all =
+        of.into == target::awaited ? bytes_ : std::span<std::byte>(of.early.back().bytes);
+    return all.subspan(frame.offset, frame.bytes);
+  }
+
+  void check(sender& of, const frame_header& frame) noexcept {
+    const std::uint32_t came_with = crc32c(0, place(of, frame));
+    if (came_with == frame.crc) return;
+    message_outcome& outcome = of.into == target::awaited ? outcome_ : of.early.back().outcome;
+    outcome.what = message_outcome::kind::damaged;
+    outcome.left_with = frame.crc;
+    outcome.came_with = came_with;
+  }
+
+  /// What is being put together is not finished: whoever sent it gave it up, or died.
+  void abandon(sender& of, seat_id from) noexcept {
+    switch (std::exchange(of.into, target::none)) {
+      case target::early:
+        held_ -= of.early.back().bytes.size();
+        of.early.pop_back();
+        break;
+      case target::awaited:
+        if (from == from_) outcome_ = {};
+        break;
+      case target::dropped:
+      case target::none:
+        break;
+    }
+  }
+
+  void take_early() noexcept {
+    sender& of = senders_[to_index(from_)];
+    for (std::size_t i = 0; i < of.early.size(); ++i) {
+      early_message& each = of.early[i];
+      if (each.tag != tag_) continue;
+      if (!each.is_whole) return;
+      outcome_ = each.outcome;
+      if (each.bytes.size() != bytes_.size()) {
+        outcome_.what = message_outcome::kind::other_size;
+      } else if (outcome_.what == message_outcome::kind::none) {
+        outcome_.what = message_outcome::kind::whole;
+        if (!bytes_.empty()) std::memcpy(bytes_.data(), each.bytes.data(), bytes_.size());
+      }
+      held_ -= each.bytes.size();
+      of.early.erase(of.early.begin() + static_cast<std::ptrdiff_t>(i));
+      from_ = no_seat;
+      return;
+    }
+  }
+
+  std::vector<sender> senders_;
+  std::uint64_t most_;
+  std::uint64_t held_ = 0;
+  std::uint64_t torn_ = 0;
+  seat_id from_ = no_seat;  // awaited
+  std::uint32_t tag_ = 0;
+  std::span<std::byte> bytes_{};
+  message_outcome outcome_{};
+};
+
+}  // namespace llmmem::inline v0::detail
