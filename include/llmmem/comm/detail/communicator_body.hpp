@@ -66,9 +66,10 @@ void communicator<E>::died(seat_id seat, death how) noexcept {
 
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
+  // A member that comes late is not another who takes its seat.
+  if (gone_.has(seat) || !part_.members().has(seat)) anew_.insert(seat);
   gone_.erase(seat);
   certain_.erase(seat);
-  anew_.insert(seat);
   tell(seat, told_kind::hello, epoch_, {});
 }
 
@@ -76,7 +77,7 @@ template <endpoint E>
 void communicator<E>::hear_hello(seat_id from, const frame_header& frame) noexcept {
   if (frame.epoch != 0) return;
   fresh_.insert(from);
-  if (epoch_ != 0) waiting_.insert(from);
+  if (epoch_ != 0 && anew_.has(from)) waiting_.insert(from);
 }
 
 template <endpoint E>

@@ -1,0 +1,249 @@
+/// @file
+/// `sim_network`: the processes of a job in one process, with time, delays and deaths drawn by a seed.
+#pragma once
+
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/seats.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace llmmem::inline v0::testing {
+
+/// Thrown out of an endpoint's call when its process is killed. No `std::exception`, so that nobody takes it
+/// for an error and goes on: between two calls a killed process does nothing any more.
+struct process_killed {};
+
+/// No process can ever go on: a hang. The text says who waits for what.
+class sim_stuck : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// How a simulated network behaves. Times in nanoseconds.
+struct sim_options {
+  std::uint32_t seats = 4;
+  std::uint64_t seed = 1;
+  std::uint64_t least_delay_ns = 2'000;  ///< of a frame
+  std::uint64_t most_delay_ns = 100'000;
+  std::uint64_t least_notice_ns = 10'000;  ///< until a death is noticed, by each on its own
+  std::uint64_t most_notice_ns = 10'000'000;
+  std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until one that is not heard is suspected
+  std::uint32_t frame_bytes = 4096;
+  std::uint64_t lane_bytes = 16384;       ///< of data between two, sent and not taken: more waits
+  std::uint32_t corrupts_one_in = 0;      ///< frames of data, of which one bit is turned; 0: none
+  std::uint64_t most_calls = 10'000'000;  ///< of all together; more counts as a hang
+};
+
+class sim_network;
+
+/// One process of a `sim_network`: what its body gets. An `endpoint`.
+class sim_endpoint {
+ public:
+  sim_endpoint(const sim_endpoint&) = delete;
+  sim_endpoint& operator=(const sim_endpoint&) = delete;
+
+  [[nodiscard]] seat_id self() const noexcept { return self_; }
+  [[nodiscard]] std::uint32_t seats() const noexcept;
+  [[nodiscard]] std::uint64_t now_ns() const noexcept;
+  [[nodiscard]] std::uint32_t frame_bytes() const noexcept;
+  [[nodiscard]] bool is_connected(seat_id seat) const noexcept;
+  /// How many processes had this seat before.
+  [[nodiscard]] std::uint32_t incarnation() const noexcept { return incarnation_; }
+
+  template <frame_handler Handler>
+  result<void> send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes, deadline by,
+                    Handler& handler);
+  void tell(seat_id to, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  template <frame_handler Handler>
+  [[nodiscard]] bool poll(deadline by, Handler& handler);
+  void withdraw(seat_id from) noexcept;
+  void give_up(seat_id seat) noexcept;
+  void wake() noexcept;
+
+  /// Computes: time passes, and it hears nothing.
+  void work(std::uint64_t ns);
+
+ private:
+  friend class sim_network;
+  struct frame_on_wire {
+    frame_header header{};
+    std::vector<std::byte> bytes{};
+    std::uint64_t due = 0;
+  };
+  /// What one process has sent another.
+  struct wire {
+    std::deque<frame_on_wire> told{};
+    std::deque<frame_on_wire> data{};
+    std::uint64_t data_bytes = 0;
+    std::uint64_t last_due[2] = {0, 0};  // of told, of data: order is kept
+    bool is_held = false;                // the handler said `later`
+  };
+  struct notice {
+    std::uint64_t due = 0;
+    std::uint32_t process = 0;
+    enum class kind : std::uint8_t { came, died, suspected } what = kind::came;
+  };
+  enum class phase : std::uint8_t { not_started, ready, waits, works, over };
+
+  sim_endpoint(sim_network& net, seat_id self, std::uint32_t number, std::uint32_t incarnation)
+      : net_(&net), self_(self), number_(number), incarnation_(incarnation) {}
+
+  template <frame_handler Handler>
+  [[nodiscard]] bool deliver_one(Handler& handler);
+  void ask_again() noexcept;
+  [[nodiscard]] bool is_next_of_its_seat(std::size_t at) const noexcept;
+
+  sim_network* net_;
+  seat_id self_;
+  std::uint32_t number_;       // of the process, in the network
+  std::uint32_t incarnation_;  // of the seat
+  phase phase_ = phase::not_started;
+  bool is_dead_ = false;
+  bool is_woken_ = false;
+  std::uint64_t resumes_at_ = 0;  // while it waits or works
+  std::uint32_t room_at_ = ~0U;   // process it waits for to take data, or none
+  std::uint64_t room_for_ = 0;    // so many bytes
+  std::uint64_t calls_ = 0;
+  std::uint64_t dies_in_call_ = ~std::uint64_t{0};
+  std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
+  std::vector<std::uint32_t> speaks_{};     // by seat: the process that can be told there, or none
+  std::vector<notice> notices_{};
+  std::condition_variable turn_{};
+};
+
+/// Runs a body for each seat, in a thread of its own, one at a time: which goes on is drawn by the seed, and
+/// time is virtual, so that every run of a seed is the same.
+///
+///     sim_network net({.seats = 4, .seed = seed});
+///     net.kill_in_call(seat_id{2}, 17);
+///     net.run([](sim_endpoint& end) { communicator ranks(end); ... });
+///
+/// What it knows of: frames take time, each its own, in order within a lane; who sends too much waits; a
+/// process dies in any of its calls or at any time, frames on their way then come or not, and each of the
+/// others notices it in its own time; a process stands still for a while; two groups do not hear each other
+/// for a while, or for ever; bits are turned; a fresh process takes the seat of a dead one. Who is not heard
+/// for `hard_silence_ns` is suspected.
+///
+/// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
+/// @par Thread safety   plan from one thread, before `run`.
+/// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck`
+/// when
+///      nobody can go on.
+/// @par Source          the method: FoundationDB's simulation (apple.github.io/foundationdb/testing.html).
+class sim_network {
+ public:
+  /// @throws argument_error  for no seats, or delays of which the least is above the most.
+  explicit sim_network(const sim_options& options);
+  sim_network(const sim_network&) = delete;
+  sim_network& operator=(const sim_network&) = delete;
+
+  /// The first process of the seat, or that which is its `incarnation`-th, dies within its `call`-th call of
+  /// its endpoint, from 0.
+  void kill_in_call(seat_id seat, std::uint64_t call, std::uint32_t incarnation = 0);
+  void kill_at(seat_id seat, std::uint64_t ns);
+  /// It does nothing from then on, until then.
+  void stop(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns);
+  /// Between `group` and all others nothing comes through from then on, until then.
+  void part(const seat_set& group, std::uint64_t from_ns, std::uint64_t until_ns);
+  /// A fresh process takes the seat that long after the last one died. May be called several times.
+  void restart_after(seat_id seat, std::uint64_t ns);
+
+  /// Runs them all until they have returned or were killed. Once.
+  template <class Body>
+  void run(Body body);
+
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return now_; }
+  /// Whether the process was killed.
+  [[nodiscard]] bool was_killed(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
+  /// Calls of its endpoint that it made.
+  [[nodiscard]] std::uint64_t calls(seat_id seat, std::uint32_t incarnation = 0) const noexcept;
+  [[nodiscard]] std::uint64_t frames_corrupted() const noexcept { return corrupted_; }
+
+ private:
+  friend class sim_endpoint;
+  using lock = std::unique_lock<std::mutex>;
+  struct pause {
+    seat_id seat{};
+    std::uint64_t from = 0;
+    std::uint64_t until = 0;
+  };
+  struct parting {
+    seat_set group{};
+    std::uint64_t from = 0;
+    std::uint64_t until = 0;
+  };
+  struct timed_death {
+    seat_id seat{};
+    std::uint64_t at = 0;
+  };
+  struct start {
+    std::uint64_t after = 0;  // the death of the one before
+    std::uint64_t at = ~std::uint64_t{0};
+  };
+
+  [[nodiscard]] sim_endpoint* find(seat_id seat, std::uint32_t incarnation) const noexcept;
+  [[nodiscard]] sim_endpoint::wire& wire_between(std::uint32_t from, std::uint32_t to) noexcept {
+    return wires_[std::size_t{from} * processes_.size() + to];
+  }
+  [[nodiscard]] std::uint64_t draw(std::uint64_t least, std::uint64_t most) {
+    return least + random_() % (most - least + 1);
+  }
+  sim_endpoint& add(seat_id seat, std::uint64_t after);
+  template <class Body>
+  void live(sim_endpoint& process, Body& body, std::exception_ptr& thrown);
+  void plan_silences();
+
+  // All under the lock, by the process whose turn it is.
+  void begin_call(sim_endpoint& process);
+  void give_way(sim_endpoint& process, lock& held);
+  void pass_on();
+  [[nodiscard]] std::uint64_t resumes(sim_endpoint& process) noexcept;
+  [[nodiscard]] std::uint64_t next_due(sim_endpoint& process) noexcept;
+  [[nodiscard]] std::uint64_t past_pauses(seat_id seat, std::uint64_t time) const noexcept;
+  [[nodiscard]] std::uint64_t past_partings(seat_id a, seat_id b, std::uint64_t time) const noexcept;
+  void reach(std::uint64_t time);
+  [[nodiscard]] bool has_room(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept;
+  void die(sim_endpoint& process);
+  void leave(sim_endpoint& process);
+  void connect(sim_endpoint& process);
+  void notify(sim_endpoint& whom, std::uint64_t due, std::uint32_t of, sim_endpoint::notice::kind what);
+  void put(sim_endpoint& from, sim_endpoint& to, const frame_header& frame, std::span<const std::byte> bytes,
+           std::size_t lane);
+  [[nodiscard]] std::string who_waits() const;
+
+  sim_options options_;
+  std::mt19937_64 random_;
+  std::mutex mutex_;
+  std::uint64_t now_ = 0;
+  std::uint64_t calls_ = 0;
+  std::uint64_t corrupted_ = 0;
+  std::vector<std::unique_ptr<sim_endpoint>> processes_{};
+  std::vector<start> starts_{};
+  std::vector<sim_endpoint::wire> wires_{};
+  std::vector<pause> pauses_{};
+  std::vector<parting> partings_{};
+  std::vector<timed_death> deaths_{};
+  sim_endpoint* turn_ = nullptr;
+  bool is_stuck_ = false;
+  std::string stuck_{};
+};
+
+static_assert(endpoint<sim_endpoint>);
+
+}  // namespace llmmem::inline v0::testing
+
+#include <llmmem/testing/detail/sim_network_body.hpp>
