@@ -40,6 +40,32 @@ job_ends run_in(sim_network& net, std::uint32_t seats, job_history& history, con
   return ends;
 }
 
+/// Two ranks that have joined, and end together.
+template <class Body>
+void in_pairs(const communicator_options& options, Body body) {
+  for (const auto seed : llmmem_tests::seeds(5)) {
+    CAPTURE(seed);
+    sim_network net({.seats = 2, .seed = seed});
+    net.run([&](sim_endpoint& end) {
+      ranks_of ranks(end, options);
+      ranks.join(ranks.after(second)).value();
+      body(ranks, rank_id{1 - to_index(ranks.rank())});
+      ranks.agree(0, ranks.after(second)).value();
+    });
+  }
+}
+
+std::vector<std::byte> received(ranks_of& ranks, rank_id from, std::uint32_t tag, std::size_t bytes) {
+  std::vector<std::byte> made(bytes);
+  ranks.recv(made, from, tag, ranks.after(second)).value();
+  return made;
+}
+
+void end_of_a_while(ranks_of& ranks) {
+  ranks.end().work(millisecond);
+  ranks.poll();
+}
+
 }  // namespace
 
 TEST_SUITE("communicator") {
@@ -95,6 +121,7 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE("several die, some come back and are admitted, and all that are left end with the same state") {
+    std::uint64_t admitted = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -104,7 +131,7 @@ TEST_SUITE("communicator") {
       for (std::uint32_t i = 0; i < seats; ++i) {
         if (random() % 2 == 0 || killed + 1 == seats) continue;
         ++killed;
-        if (random() % 2 == 0) net.restart_after(seat_id{i}, random() % (100 * millisecond));
+        if (random() % 2 == 0) net.restart_after(seat_id{i}, random() % (10 * millisecond));
         if (random() % 2 == 0) {
           net.kill_in_call(seat_id{i}, 12 + random() % 120);
         } else {
@@ -124,7 +151,10 @@ TEST_SUITE("communicator") {
           CHECK((ends[i][0].is_through || (!is_formed && ends[i][0].is_fresh)));
       }
       CHECK_FALSE(history.has_split());
+      for (const auto& each : ends)
+        admitted += each[1].is_through ? 1U : 0U;
     }
+    CHECK(admitted > 30);
   }
 
   TEST_CASE(
@@ -155,5 +185,249 @@ TEST_SUITE("communicator") {
         left_behind += each[0].has_lost_quorum ? 1U : 0U;
     }
     CHECK(left_behind > 30);
+  }
+
+  TEST_CASE(
+      "messages are told apart by tag, in any order, and those of one tag come in the order they were sent") {
+    in_pairs({}, [](ranks_of& ranks, rank_id other) {
+      const deadline by = ranks.after(second);
+      if (to_index(ranks.rank()) == 0) {
+        for (const std::uint32_t tag : {5U, 6U, 5U, 7U})
+          ranks.send(bytes_of_seed(100 * tag, tag), other, tag, by).value();
+        ranks.send({}, other, 9, by).value();
+        ranks.send(bytes_of_seed(3, 55), other, 5, by).value();
+      } else {
+        CHECK(received(ranks, other, 7, 700) == bytes_of_seed(700, 7));
+        CHECK(received(ranks, other, 9, 0).empty());
+        CHECK(received(ranks, other, 5, 500) == bytes_of_seed(500, 5));
+        CHECK(received(ranks, other, 5, 500) == bytes_of_seed(500, 5));
+        CHECK(ranks.stats().early_bytes == 600);
+        CHECK(received(ranks, other, 6, 600) == bytes_of_seed(600, 6));
+        CHECK(received(ranks, other, 5, 3) == bytes_of_seed(3, 55));
+        CHECK(ranks.stats().early_bytes == 0);
+        CHECK(ranks.traffic(ranks.seat_of(other)).received_bytes == 2303);
+        CHECK(ranks.traffic(ranks.seat_of(other)).received_messages == 6);
+      }
+    });
+  }
+
+  TEST_CASE("what comes early beyond the budget waits, and is there when it is asked for") {
+    in_pairs({.early_bytes = 10'000}, [](ranks_of& ranks, rank_id other) {
+      const deadline by = ranks.after(second);
+      if (to_index(ranks.rank()) == 0) {
+        ranks.send(bytes_of_seed(9000, 1), other, 1, by).value();
+        ranks.send(bytes_of_seed(100'000, 2), other, 2, by).value();  // more than may wait anywhere
+        ranks.send(bytes_of_seed(2000, 3), other, 3, by).value();
+      } else {
+        // In the way of what is asked for, and too much to be put aside: that is no hang.
+        std::vector<std::byte> bytes(2000);
+        const auto stuck = ranks.recv(bytes, other, 3, ranks.after(10 * millisecond));
+        CHECK(stuck.error() == failure{errc::peer_timed_out, 0, 2000, 0});
+        CHECK(ranks.stats().early_bytes == 9000);
+        CHECK(ranks.probe(other, 2, by).value() == 100'000);
+        CHECK(received(ranks, other, 2, 100'000) == bytes_of_seed(100'000, 2));
+        CHECK(received(ranks, other, 3, 2000) == bytes_of_seed(2000, 3));
+        CHECK(received(ranks, other, 1, 9000) == bytes_of_seed(9000, 1));
+      }
+    });
+  }
+
+  TEST_CASE("a message of another length is refused with both, and the next one comes") {
+    in_pairs({}, [](ranks_of& ranks, rank_id other) {
+      const deadline by = ranks.after(second);
+      if (to_index(ranks.rank()) == 0) {
+        for (std::uint32_t i = 0; i < 2; ++i) {
+          ranks.send(bytes_of_seed(12'000, 1), other, 1, by).value();
+          ranks.send(bytes_of_seed(50, 2), other, 1, by).value();
+          std::byte go{};
+          ranks.recv({&go, 1}, other, 0, by).value();
+        }
+      } else {
+        for (std::uint32_t i = 0; i < 2; ++i) {
+          if (i == 1) end_of_a_while(ranks);  // then they are in store
+          std::vector<std::byte> bytes(11'999);
+          CHECK(ranks.recv(bytes, other, 1, by).error() == failure{errc::size_mismatch, 0, 11'999, 12'000});
+          CHECK(received(ranks, other, 1, 50) == bytes_of_seed(50, 2));
+          ranks.send(bytes_of_seed(1, 0), other, 0, by).value();
+        }
+      }
+    });
+  }
+
+  TEST_CASE(
+      "a wait ends at its deadline and says how far it came, and a message lost halfway harms no other") {
+    in_pairs({}, [](ranks_of& ranks, rank_id other) {
+      if (to_index(ranks.rank()) == 0) {
+        // Fills the lane, and waits for who does not listen.
+        const auto stuck = ranks.send(bytes_of_seed(50'000, 1), other, 1, ranks.after(5 * millisecond));
+        REQUIRE(stuck.code() == errc::peer_timed_out);
+        CHECK(stuck.error().wanted == 50'000);
+        CHECK(stuck.error().found >= 4096);
+        CHECK(stuck.error().found < 50'000);
+        ranks.send(bytes_of_seed(60'000, 2), other, 1, ranks.after(second)).value();
+        // And what nobody asks for any more.
+        ranks.send(bytes_of_seed(3000, 3), other, 2, ranks.after(second)).value();
+      } else {
+        ranks.end().work(20 * millisecond);
+        const std::uint64_t before = ranks.end().now_ns();
+        std::vector<std::byte> nothing(8);
+        const auto none = ranks.recv(nothing, other, 4, ranks.after(millisecond));
+        CHECK(none.error() == failure{errc::peer_timed_out, 0, 8, 0});
+        CHECK(ranks.end().now_ns() >= before + millisecond);
+        CHECK(received(ranks, other, 1, 60'000) == bytes_of_seed(60'000, 2));
+        CHECK(received(ranks, other, 2, 3000) == bytes_of_seed(3000, 3));
+      }
+    });
+  }
+
+  TEST_CASE("one may send to oneself, and waits for nobody who is not there") {
+    in_pairs({.early_bytes = 100}, [](ranks_of& ranks, rank_id) {
+      const deadline by = ranks.after(second);
+      const rank_id self = ranks.rank();
+      ranks.send(bytes_of_seed(60, 1), self, 1, by).value();
+      CHECK(ranks.send(bytes_of_seed(60, 2), self, 1, by).error() ==
+            failure{errc::out_of_bytes, to_index(self), 60, 40});
+      CHECK(received(ranks, self, 1, 60) == bytes_of_seed(60, 1));
+      std::vector<std::byte> bytes(60);
+      CHECK(ranks.recv(bytes, self, 1, by).error() == failure{errc::peer_timed_out, to_index(self), 60, 0});
+      ranks.exchange(bytes_of_seed(60, 3), self, bytes, self, 2, by).value();
+      CHECK(bytes == bytes_of_seed(60, 3));
+      CHECK(ranks.send({}, rank_id{2}, 1, by).error() == failure{errc::out_of_range, 2, 2, 2});
+      CHECK(ranks.recv({}, rank_id{7}, 1, by).error() == failure{errc::out_of_range, 7, 7, 2});
+    });
+  }
+
+  TEST_CASE("a damaged message is an error and its bytes are not taken for good, and the next one comes") {
+    std::uint64_t damaged = 0;
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      sim_network net({.seats = 2, .seed = seed, .corrupts_one_in = 5});
+      std::uint64_t told = 0;
+      net.run([&](sim_endpoint& end) {
+        ranks_of ranks(end, {.check = payload_check::crc32c});
+        ranks.join(ranks.after(second)).value();
+        const deadline by = ranks.after(second);
+        const rank_id other{1 - to_index(ranks.rank())};
+        for (std::uint32_t i = 0; i < 20; ++i) {
+          if (to_index(ranks.rank()) == 0) {
+            ranks.send(bytes_of_seed(500 * i + 1, i), other, i % 3, by).value();
+            continue;
+          }
+          std::vector<std::byte> bytes(500 * i + 1);
+          const auto came = ranks.recv(bytes, other, i % 3, by);
+          if (came) CHECK(bytes == bytes_of_seed(bytes.size(), i));
+          if (!came) CHECK(came.code() == errc::message_damaged);
+          if (!came) CHECK(came.error().wanted != came.error().found);
+          told += came ? 0U : 1U;
+        }
+        ranks.agree(0, by).value();
+      });
+      CHECK(told > 0);
+      CHECK(told <= net.frames_corrupted());
+      damaged += told;
+    }
+    CHECK(damaged > 40);
+  }
+
+  TEST_CASE(
+      "who waits for one that lives learns by a revoke that another has died, long before its deadline") {
+    sim_network net({.seats = 3, .most_notice_ns = millisecond});
+    net.kill_at(seat_id{2}, 5 * millisecond);
+    net.run([&](sim_endpoint& end) {
+      ranks_of ranks(end);
+      ranks.join(ranks.after(second)).value();
+      std::vector<std::byte> bytes(100);
+      if (end.self() == seat_id{2}) {
+        end.work(second);
+        return;
+      }
+      const bool meets_it = end.self() == seat_id{1};
+      const auto came = ranks.recv(bytes, rank_id{meets_it ? 2U : 1U}, 1, ranks.after(1000 * second));
+      CHECK(came.code() == (meets_it ? errc::peer_failed : errc::epoch_revoked));
+      if (meets_it) ranks.revoke();
+      CHECK(end.now_ns() < 20 * millisecond);
+      CHECK(ranks.is_revoked());
+      // Nobody waits anew.
+      CHECK(ranks.send(bytes, rank_id{0}, 1, no_deadline).error() == failure{errc::epoch_revoked, 0, 0, 1});
+      const agreed outcome = ranks.agree(6, ranks.after(second)).value();
+      CHECK(to_text(outcome.failed) == "seat 2");
+      ranks.shrink(outcome);
+      CHECK(ranks.epoch() == 2);
+      CHECK(ranks.world() == rank_count{2});
+      CHECK_FALSE(ranks.is_revoked());
+      ranks
+          .exchange(bytes, rank_id{1 - to_index(ranks.rank())}, bytes, rank_id{1 - to_index(ranks.rank())}, 1,
+                    ranks.after(second))
+          .value();
+      ranks.agree(0, ranks.after(second)).value();
+      CHECK(ranks.stats().epochs == 2);
+      CHECK(ranks.stats().agreements == 2);
+    });
+  }
+
+  TEST_CASE("what came whole from one that has died can still be received") {
+    sim_network net({.seats = 2});
+    net.run([&](sim_endpoint& end) {
+      ranks_of ranks(end);
+      ranks.join(ranks.after(second)).value();
+      if (end.self() == seat_id{0}) {
+        ranks.send(bytes_of_seed(3000, 1), rank_id{1}, 1, ranks.after(second)).value();
+        return;  // and is gone
+      }
+      std::vector<std::byte> bytes(3000);
+      while (ranks.failed().empty())
+        end_of_a_while(ranks);
+      CHECK(ranks.recv(bytes, rank_id{0}, 2, ranks.after(second)).error() ==
+            failure{errc::peer_failed, 0, 3000, 0});
+      CHECK(received(ranks, rank_id{0}, 1, 3000) == bytes_of_seed(3000, 1));
+      CHECK(ranks.send(bytes, rank_id{0}, 1, ranks.after(second)).error() ==
+            failure{errc::peer_failed, 0, 3000, 0});
+      CHECK(ranks.probe(rank_id{0}, 3, ranks.after(second)).error() == failure{errc::peer_failed, 0, 0, 0});
+    });
+  }
+
+  TEST_CASE("one that was silent for long comes back to an epoch that is over, and can do nothing in it") {
+    sim_network net({.seats = 3, .hard_silence_ns = 100 * millisecond});
+    net.stop(seat_id{0}, 5 * millisecond, second);
+    net.run([&](sim_endpoint& end) {
+      ranks_of ranks(end);
+      ranks.join(ranks.after(second)).value();
+      const bool is_zombie = end.self() == seat_id{0};
+      while (is_zombie && end.now_ns() < second)
+        end.work(millisecond);
+      std::vector<std::byte> bytes(100);
+      if (is_zombie) {
+        static_cast<void>(ranks.send(bytes, rank_id{1}, 1, ranks.after(millisecond)));
+        const auto outcome = ranks.agree(1, ranks.after(10 * second));
+        CHECK(outcome.code() == errc::no_quorum);
+        return;
+      }
+      const bool meets_it = end.self() == seat_id{1};
+      const auto came = ranks.recv(bytes, rank_id{meets_it ? 0U : 1U}, 1, no_deadline);
+      CHECK(came.code() == (meets_it ? errc::peer_failed : errc::epoch_revoked));
+      ranks.revoke();
+      const agreed outcome = ranks.agree(1, ranks.after(second)).value();
+      CHECK(to_text(outcome.failed) == "seat 0");
+      ranks.shrink(outcome);
+      CHECK(ranks.rank_of(seat_id{0}) == std::nullopt);
+      CHECK(ranks.rank_of(seat_id{2}) == rank_id{1});
+      CHECK(end.now_ns() < second);
+      const rank_id partner{1 - to_index(ranks.rank())};
+      end.work(2 * second);  // the other comes back meanwhile
+      ranks.exchange(bytes, partner, bytes, partner, 1, ranks.after(second)).value();
+      ranks.agree(0, ranks.after(second)).value();
+    });
+  }
+
+  TEST_CASE("joining ends at its deadline and names a seat that is missing") {
+    sim_network net({.seats = 3});
+    net.kill_in_call(seat_id{1}, 0);
+    net.run([&](sim_endpoint& end) {
+      ranks_of ranks(end, {.name = "job"});
+      const auto joined = ranks.join(ranks.after(50 * millisecond));
+      REQUIRE_FALSE(joined);
+      CHECK(joined.error() == failure{errc::peer_timed_out, 1, 0, 0});
+      CHECK(ranks.epoch() == 0);
+    });
   }
 }
