@@ -1,0 +1,304 @@
+/// @file
+/// The bodies of `thread_network`.
+#pragma once
+
+#include <llmmem/comm/thread_network.hpp>
+#include <llmmem/transfer/meter.hpp>
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+inline thread_network::thread_network(std::uint32_t seats, const thread_network_options& options)
+    : options_(options), places_(seats), lanes_(std::size_t{seats} * seats) {
+  if (seats == 0 || seats > max_seats) {
+    throw argument_error("thread_network: " + std::to_string(seats) + " seats; 1 to " +
+                         std::to_string(max_seats) + " are possible");
+  }
+  if (options.frame_bytes < max_told_bytes) {
+    throw argument_error("thread_network: frames of " + std::to_string(options.frame_bytes) +
+                         " bytes; at least " + std::to_string(max_told_bytes) + " are needed");
+  }
+}
+
+inline void thread_network::sit(seat_id seat) {
+  const std::lock_guard held(mutex_);
+  place& its = places_[to_index(seat)];
+  if (its.is_taken) {
+    throw argument_error("thread_network: seat " + std::to_string(to_index(seat)) +
+                         " is taken; end that endpoint first");
+  }
+  its.peers.assign(places_.size(), 0);
+  const std::uint64_t incarnation = its.incarnation + 1;
+  for (std::uint32_t i = 0; i < seats(); ++i) {
+    place& other = places_[i];
+    if (!other.is_taken || other.is_killed) continue;
+    other.notices.push_back({seat, incarnation, false});
+    its.notices.push_back({seat_id{i}, other.incarnation, false});
+    other.changed.notify_one();
+  }
+  its.incarnation = incarnation;
+  its.is_taken = true;
+}
+
+inline bool thread_network::reaches(seat_id from, seat_id to) const noexcept {
+  const place& there = places_[to_index(to)];
+  return there.is_taken && there.incarnation == places_[to_index(from)].peers[to_index(to)];
+}
+
+/// Under the lock.
+inline void thread_network::tell_death(seat_id seat) noexcept {
+  for (std::uint32_t i = 0; i < seats(); ++i) {
+    place& other = places_[i];
+    if (seat_id{i} == seat || !other.is_taken) continue;
+    try {
+      other.notices.push_back({seat, places_[to_index(seat)].incarnation, true});
+    } catch (...) {
+      other.peers[to_index(seat)] = 0;  // want of memory: it sends no more there, and is not told why
+    }
+    other.changed.notify_one();
+  }
+}
+
+inline void thread_network::kill(seat_id seat) noexcept {
+  const std::lock_guard held(mutex_);
+  place& its = places_[to_index(seat)];
+  if (!its.is_taken || std::exchange(its.is_killed, true)) return;
+  tell_death(seat);
+  its.changed.notify_one();
+}
+
+inline void thread_network::leave(seat_id seat) noexcept {
+  const std::lock_guard held(mutex_);
+  place& its = places_[to_index(seat)];
+  if (!its.is_killed) tell_death(seat);
+  for (std::uint32_t i = 0; i < seats(); ++i) {
+    lane& in = between(seat_id{i}, seat);
+    in.told.clear();
+    in.data.clear();
+    in.copied = 0;
+    in.taken = in.put;
+    places_[i].changed.notify_one();  // who waits for room here
+  }
+  its.notices.clear();
+  its.is_taken = its.is_killed = its.is_woken = false;
+}
+
+inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self) : net_(&net), self_(self) {
+  if (to_index(self) >= net.seats()) {
+    throw argument_error("thread_endpoint: seat " + std::to_string(to_index(self)) + " of " +
+                         std::to_string(net.seats()) + ", which count from 0");
+  }
+  net.sit(self);
+}
+
+inline std::uint64_t thread_endpoint::now_ns() const noexcept {
+  return steady_meter_clock{}.now_ns();
+}
+
+inline bool thread_endpoint::is_connected(seat_id seat) const noexcept {
+  return here().peers[to_index(seat)] != 0;
+}
+
+inline void thread_endpoint::check_alive() const {
+  if (here().is_killed) throw rank_killed{};
+}
+
+inline void thread_endpoint::wake() noexcept {
+  const std::lock_guard held(net_->mutex_);
+  here().is_woken = true;
+  here().changed.notify_one();
+}
+
+inline void thread_endpoint::give_up(seat_id seat) noexcept {
+  const std::lock_guard held(net_->mutex_);
+  here().peers[to_index(seat)] = 0;
+}
+
+inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
+                                  std::span<const std::byte> bytes) noexcept {
+  const std::lock_guard held(net_->mutex_);
+  if (here().is_killed || !net_->reaches(self_, to)) return;
+  try {
+    net_->between(self_, to).told.push_back(
+        {.of = here().incarnation, .header = frame, .copy = {bytes.begin(), bytes.end()}});
+  } catch (...) {
+    return;  // want of memory: as if it had been told to one who died
+  }
+  net_->places_[to_index(to)].changed.notify_one();
+}
+
+inline void thread_endpoint::ask_again() noexcept {
+  for (std::uint32_t i = 0; i < seats(); ++i)
+    net_->between(seat_id{i}, self_).is_held = false;
+}
+
+inline void thread_endpoint::wait(lock& held, deadline by) {
+  if (by == no_deadline) {
+    here().changed.wait(held);
+  } else if (const std::uint64_t now = now_ns(); now < by.ns) {
+    here().changed.wait_for(held, std::chrono::nanoseconds(by.ns - now));
+  }
+  check_alive();
+}
+
+/// The first frame of data of a seat. The lock is let go while it is copied.
+template <frame_handler Handler>
+bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
+  thread_network::lane& in = net_->between(from, self_);
+  const frame_header header = in.data.front().header;
+  const std::byte* const bytes = in.data.front().bytes;
+  in.is_being_read = true;
+  held.unlock();
+  const frame_room room = handler.room_for(from, header);
+  if (room.what == frame_room::answer::take && header.bytes != 0)
+    std::memcpy(room.bytes.data(), bytes, header.bytes);
+  held.lock();
+  in.is_being_read = false;
+  const bool is_taken = room.what != frame_room::answer::later;
+  in.is_held = !is_taken;
+  if (is_taken) {
+    if (in.data.front().is_copy) in.copied -= header.bytes;
+    in.data.pop_front();
+    ++in.taken;
+  }
+  net_->places_[to_index(from)].changed.notify_one();
+  if (room.what == frame_room::answer::take) {
+    held.unlock();
+    handler.arrived(from, header);
+    held.lock();
+  }
+  return is_taken;
+}
+
+template <frame_handler Handler>
+bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
+  if (here().notices.empty()) return false;
+  const thread_network::notice what = here().notices.front();
+  std::uint64_t& heard = here().peers[to_index(what.seat)];
+  if (what.is_death) {
+    // After what was sent before, but for what nobody takes.
+    thread_network::lane& in = net_->between(what.seat, self_);
+    const bool was_heard = heard == what.of;
+    if (was_heard && !in.told.empty() && in.told.front().of == what.of) return false;
+    if (was_heard && !in.data.empty() && in.data.front().of == what.of && !in.is_held) return false;
+    while (!in.told.empty() && in.told.front().of == what.of)
+      in.told.pop_front();
+    while (!in.data.empty() && in.data.front().of == what.of) {
+      if (in.data.front().is_copy) in.copied -= in.data.front().header.bytes;
+      in.data.pop_front();
+      ++in.taken;
+    }
+    here().notices.pop_front();
+    if (!was_heard) return true;  // given up before
+    heard = 0;
+    held.unlock();
+    handler.died(what.seat, death::certain);
+  } else {
+    here().notices.pop_front();
+    heard = what.of;
+    held.unlock();
+    handler.came(what.seat);
+  }
+  held.lock();
+  return true;
+}
+
+template <frame_handler Handler>
+bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
+  if (deliver_notice(held, handler)) return true;
+  for (std::uint32_t i = 0; i < seats(); ++i) {
+    const seat_id from{(turn_ + i) % seats()};
+    const std::uint64_t heard = here().peers[to_index(from)];
+    if (heard == 0) continue;
+    thread_network::lane& in = net_->between(from, self_);
+    if (!in.told.empty() && in.told.front().of == heard) {
+      const thread_network::parcel one = std::move(in.told.front());
+      in.told.pop_front();
+      held.unlock();
+      handler.told(from, one.header, one.copy);
+      held.lock();
+      return true;
+    }
+    if (in.data.empty() || in.data.front().of != heard || in.is_held) continue;
+    if (deliver_data(held, from, handler)) {
+      turn_ = (to_index(from) + 1) % seats();
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Takes back a frame that lies in the sender's memory, unless it was taken.
+inline void thread_endpoint::retract(seat_id to, std::uint64_t number, lock& held) noexcept {
+  thread_network::lane& out = net_->between(self_, to);
+  while (out.is_being_read)
+    here().changed.wait(held);
+  if (out.taken > number || out.data.empty()) return;
+  out.data.pop_back();
+  --out.put;
+}
+
+template <frame_handler Handler>
+result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes,
+                                   deadline by, Handler& handler) {
+  const auto refused = [&](errc code) {
+    return failure{.code = code, .index = to_index(to), .wanted = bytes.size(), .where = "thread_network"};
+  };
+  const bool is_copied = bytes.size() <= net_->options_.copied_bytes;
+  thread_network::parcel parcel{.header = frame, .bytes = bytes.data(), .is_copy = is_copied};
+  if (is_copied) {
+    parcel.copy.assign(bytes.begin(), bytes.end());
+    parcel.bytes = parcel.copy.data();
+  }
+  lock held(net_->mutex_);
+  check_alive();
+  ask_again();
+  thread_network::lane& out = net_->between(self_, to);
+  std::optional<std::uint64_t> number;  // of the frame, once it is put
+  for (;;) {
+    // Its receiver may have left, and what it was sent with it.
+    if (number && out.taken > *number) return {};
+    if (!net_->reaches(self_, to)) {
+      if (number) retract(to, *number, held);  // one that was killed may still read it
+      return refused(errc::peer_failed);
+    }
+    if (!number && (out.copied == 0 || out.copied + bytes.size() <= net_->options_.lane_bytes)) {
+      parcel.of = here().incarnation;
+      number = out.put++;
+      if (is_copied) out.copied += bytes.size();
+      out.data.push_back(std::move(parcel));
+      net_->places_[to_index(to)].changed.notify_one();
+      if (is_copied) return {};
+    }
+    const bool is_late = now_ns() >= by.ns;
+    if (is_late || !handler.goes_on()) {
+      if (number) retract(to, *number, held);
+      if (number && out.taken > *number) return {};
+      return refused(is_late ? errc::peer_timed_out : errc::cancelled);
+    }
+    try {
+      if (!deliver_one(held, handler)) wait(held, by);
+    } catch (...) {
+      if (!held.owns_lock()) held.lock();
+      if (number) retract(to, *number, held);
+      throw;
+    }
+  }
+}
+
+template <frame_handler Handler>
+bool thread_endpoint::poll(deadline by, Handler& handler) {
+  lock held(net_->mutex_);
+  check_alive();
+  ask_again();
+  for (;;) {
+    if (deliver_one(held, handler)) return true;
+    if (std::exchange(here().is_woken, false) || now_ns() >= by.ns) return false;
+    wait(held, by);
+  }
+}
+
+}  // namespace llmmem::inline v0

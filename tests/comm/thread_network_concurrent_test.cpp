@@ -1,0 +1,147 @@
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/thread_network.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "support/comm_job.hpp"
+#include "support/seeds.hpp"
+
+namespace {
+
+using namespace llmmem;
+using llmmem_tests::bytes_of_seed;
+using llmmem_tests::job_end;
+using llmmem_tests::job_history;
+using llmmem_tests::run_job;
+
+using ranks_of = communicator<thread_endpoint>;
+constexpr std::uint64_t second = 1'000'000'000;
+
+/// Runs `body(seat)` in a thread for each.
+template <class Body>
+void in_threads(std::uint32_t seats, Body body) {
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < seats; ++i)
+    threads.emplace_back([&body, i] { body(seat_id{i}); });
+  for (std::thread& each : threads)
+    each.join();
+}
+
+}  // namespace
+
+TEST_SUITE("thread_network") {
+  TEST_CASE("messages of any length go round a ring, copied and read in place") {
+    thread_network net(3, {.frame_bytes = 5000, .copied_bytes = 1000, .lane_bytes = 3000});
+    in_threads(3, [&](seat_id self) {
+      thread_endpoint end(net, self);
+      ranks_of ranks(end);
+      ranks.join(ranks.after(10 * second)).value();
+      const rank_id next{(to_index(self) + 1) % 3};
+      const rank_id before{(to_index(self) + 2) % 3};
+      for (const auto seed : llmmem_tests::seeds(300)) {
+        std::mt19937_64 random(seed);
+        const std::size_t bytes = random() % 2 == 0 ? random() % 1200 : random() % 30'000;
+        std::vector<std::byte> in(bytes);
+        ranks
+            .exchange(bytes_of_seed(bytes, seed + to_index(self)), next, in, before, 1,
+                      ranks.after(10 * second))
+            .value();
+        if (in != bytes_of_seed(bytes, seed + to_index(before))) CHECK_MESSAGE(false, "seed ", seed);
+      }
+      ranks.agree(0, ranks.after(10 * second)).value();
+    });
+  }
+
+  TEST_CASE("ranks are killed and take their seats again, and all end with the state of a quiet run") {
+    std::atomic<std::uint64_t> killed{0};
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const auto seats = static_cast<std::uint32_t>(2 + random() % 3);
+      const std::uint64_t steps = 30;
+      thread_network net(seats);
+      job_history history;
+      std::vector<std::uint64_t> dies_at(seats, steps);
+      for (std::uint32_t i = 1; i < seats; ++i)
+        dies_at[i] = random() % 3 == 0 ? steps : random() % (steps / 2);
+      in_threads(seats, [&](seat_id self) {
+        for (std::uint32_t incarnation = 0;; ++incarnation) {
+          try {
+            thread_endpoint end(net, self);
+            const job_end how =
+                run_job(end, history, {.steps = steps, .words = 5000, .join_patience_ns = second},
+                        [&](std::uint64_t step) {
+                          if (incarnation == 0 && step == dies_at[to_index(self)]) net.kill(self);
+                        });
+            CHECK((how.is_through || (how.is_fresh && incarnation > 0)));
+            return;
+          } catch (const rank_killed&) {
+            ++killed;
+          }
+        }
+      });
+      CHECK_FALSE(history.has_split());
+    }
+    CHECK(killed > 5);
+  }
+
+  TEST_CASE(
+      "who sends to one that does not listen waits until its deadline, and its bytes are its own again") {
+    thread_network net(2, {.frame_bytes = 1 << 20, .copied_bytes = 100, .lane_bytes = 100});
+    std::atomic<bool> is_over{false};
+    in_threads(2, [&](seat_id self) {
+      thread_endpoint end(net, self);
+      ranks_of ranks(end);
+      ranks.join(ranks.after(10 * second)).value();
+      const rank_id other{1 - to_index(self)};
+      if (self == seat_id{0}) {
+        std::vector<std::byte> bytes(1000, std::byte{1});
+        const auto late = ranks.send(bytes, other, 1, ranks.after(5'000'000));
+        CHECK(late.error() == failure{errc::peer_timed_out, 1, 1000, 0});
+        bytes.assign(1000, std::byte{2});  // nobody reads them any more
+        is_over = true;
+        ranks.send(std::vector<std::byte>(1000, std::byte{3}), other, 1, ranks.after(10 * second)).value();
+      } else {
+        while (!is_over) {
+        }
+        std::vector<std::byte> bytes(1000);
+        ranks.recv(bytes, other, 1, ranks.after(10 * second)).value();
+        CHECK(bytes == std::vector<std::byte>(1000, std::byte{3}));
+      }
+      ranks.agree(0, ranks.after(10 * second)).value();
+    });
+  }
+
+  TEST_CASE("a wait is ended by wake, from another thread") {
+    thread_network net(1);
+    thread_endpoint end(net, seat_id{0});
+    std::thread waker([&] { end.wake(); });
+    detail::any_frame_handler nobody;
+    CHECK_FALSE(end.poll(no_deadline, nobody));
+    waker.join();
+    CHECK_FALSE(end.poll({0}, nobody));
+  }
+
+  TEST_CASE("what cannot be is refused with what it is and how to mend it") {
+    CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 1024 are possible",
+                         argument_error);
+    CHECK_THROWS_WITH_AS(thread_network(1025), "thread_network: 1025 seats; 1 to 1024 are possible",
+                         argument_error);
+    CHECK_THROWS_WITH_AS(thread_network(2, {.frame_bytes = 4095}),
+                         "thread_network: frames of 4095 bytes; at least 4096 are needed", argument_error);
+    thread_network net(2);
+    CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{2}), "thread_endpoint: seat 2 of 2, which count from 0",
+                         argument_error);
+    const thread_endpoint end(net, seat_id{1});
+    CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{1}),
+                         "thread_network: seat 1 is taken; end that endpoint first", argument_error);
+  }
+}
