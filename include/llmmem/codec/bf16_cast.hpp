@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
+#include <llmmem/model/bf16.hpp>
 
 #include <array>
 #include <cstddef>
@@ -11,21 +12,6 @@
 #include <span>
 
 namespace llmmem::inline v0 {
-
-/// The bits of the bfloat16 nearest to the float of these bits; of two equally near, the one with an even
-/// last bit. A NaN becomes a quiet one of the same sign and upper payload; infinities, zeros and their signs
-/// stay.
-[[nodiscard]] constexpr std::uint16_t bf16_from_f32_bits(std::uint32_t bits) noexcept {
-  const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
-  const std::uint32_t quieted = (bits >> 16) | 0x40U;
-  const bool is_nan = (bits & 0x7FFF'FFFFU) > 0x7F80'0000U;
-  return static_cast<std::uint16_t>(is_nan ? quieted : rounded);
-}
-
-/// The bits of the float that equals the bfloat16 of these bits.
-[[nodiscard]] constexpr std::uint32_t f32_from_bf16_bits(std::uint16_t bits) noexcept {
-  return std::uint32_t{bits} << 16;
-}
 
 /// Half the bytes: floats rounded to bfloat16, to nearest even, and widened again exactly. For state whose
 /// use bears it (activations waiting for the backward pass, weights of inference), never for an optimizer's

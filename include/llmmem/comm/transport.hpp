@@ -1,0 +1,115 @@
+/// @file
+/// `transport`: what collectives, sharded state and replicas ask of the ranks they work between.
+#pragma once
+
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Ranks that pass messages. See `communicator` for what each call promises; memory is of the kind that the
+/// transport moves: of the host, or of a device.
+///
+///     rank(), world()                              who this is, and of how many
+///     after(ns)                                    the time that long from now
+///     send(bytes, to, tag, by)                     by `by`, or a failure
+///     recv(bytes, from, tag, by)
+///     exchange(out, to, into, from, tag, by)       both at once
+///     revoke()                                     nobody waits for this rank any more
+template <class T>
+concept transport =
+    requires(T& ranks, const T& seen, std::span<const std::byte> out, std::span<std::byte> into, rank_id rank,
+             std::uint32_t tag, deadline by, std::uint64_t ns) {
+      { seen.rank() } noexcept -> std::same_as<rank_id>;
+      { seen.world() } noexcept -> std::same_as<rank_count>;
+      { seen.after(ns) } noexcept -> std::same_as<deadline>;
+      { ranks.send(out, rank, tag, by) } -> std::same_as<result<void>>;
+      { ranks.recv(into, rank, tag, by) } -> std::same_as<result<void>>;
+      { ranks.exchange(out, rank, into, rank, tag, by) } -> std::same_as<result<void>>;
+      { ranks.revoke() } noexcept;
+    };
+
+/// Some of a transport's ranks, numbered anew from 0: those of a node, of a row of a grid, of a stage. A
+/// `transport`. Groups that share two ranks must not talk between these at the same time with the same tags.
+///
+/// @par Thread safety   as of the transport beneath.
+/// @par Errors          those of the transport beneath; ranks in them are its ranks.
+template <transport T>
+class rank_group {
+ public:
+  /// @param members  ranks of `beneath` in the order of their new numbers, among them its own; each once.
+  /// @throws argument_error  otherwise.
+  rank_group(T& beneath, std::span<const rank_id> members);
+
+  [[nodiscard]] rank_id rank() const noexcept { return rank_; }
+  [[nodiscard]] rank_count world() const noexcept {
+    return rank_count{static_cast<std::uint32_t>(members_.size())};
+  }
+  [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return beneath_->after(ns); }
+  /// The rank beneath.
+  [[nodiscard]] rank_id beneath(rank_id rank) const noexcept { return members_[to_index(rank)]; }
+
+  result<void> send(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag, deadline by) {
+    if (to_index(to) >= members_.size()) return no_such(to);
+    return beneath_->send(bytes, beneath(to), tag, by);
+  }
+  result<void> recv(std::span<std::byte> bytes, rank_id from, std::uint32_t tag, deadline by) {
+    if (to_index(from) >= members_.size()) return no_such(from);
+    return beneath_->recv(bytes, beneath(from), tag, by);
+  }
+  result<void> exchange(std::span<const std::byte> out, rank_id to, std::span<std::byte> into, rank_id from,
+                        std::uint32_t tag, deadline by) {
+    if (to_index(to) >= members_.size()) return no_such(to);
+    if (to_index(from) >= members_.size()) return no_such(from);
+    return beneath_->exchange(out, beneath(to), into, beneath(from), tag, by);
+  }
+  /// All ranks beneath, not only the group's.
+  void revoke() noexcept { beneath_->revoke(); }
+
+ private:
+  [[nodiscard]] failure no_such(rank_id rank) const noexcept {
+    return {.code = errc::out_of_range,
+            .index = to_index(rank),
+            .wanted = to_index(rank),
+            .found = members_.size(),
+            .where = "rank_group"};
+  }
+
+  T* beneath_;
+  std::vector<rank_id> members_;
+  rank_id rank_{};
+};
+
+template <transport T>
+rank_group<T>::rank_group(T& beneath, std::span<const rank_id> members)
+    : beneath_(&beneath), members_(members.begin(), members.end()) {
+  const std::uint32_t world = to_number(beneath.world());
+  std::vector<bool> is_in(world, false);
+  bool has_self = false;
+  for (std::uint32_t i = 0; i < members.size(); ++i) {
+    const std::uint32_t each = to_index(members[i]);
+    if (each >= world) {
+      throw argument_error("rank_group: rank " + std::to_string(each) + " of " + std::to_string(world) +
+                           ", which count from 0");
+    }
+    if (is_in[each]) throw argument_error("rank_group: rank " + std::to_string(each) + " is listed twice");
+    is_in[each] = true;
+    if (members[i] != beneath.rank()) continue;
+    has_self = true;
+    rank_ = rank_id{i};
+  }
+  if (!has_self) {
+    throw argument_error("rank_group: rank " + std::to_string(to_index(beneath.rank())) +
+                         " is not in it; only members make one");
+  }
+}
+
+}  // namespace llmmem::inline v0
