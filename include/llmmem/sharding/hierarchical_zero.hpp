@@ -28,8 +28,9 @@ namespace llmmem::inline v0 {
 /// order of ranks 0, 2, 1, 3, and the secondaries are 0 + 2 and 1 + 3.
 ///
 /// Where the last node is smaller, it holds all weights in fewer, larger secondaries, and its primaries,
-/// which are as large as everyone's, lie evenly among the others'. A secondary's ends are then moved by as
-/// much as it takes to keep primaries whole, so that those of one node may differ.
+/// which are as large as everyone's, lie evenly among the others'. A secondary's ends are then moved as far
+/// as it takes to keep primaries whole: it differs from an even share by one primary at most in every world
+/// of up to 40 ranks, which the tests go through.
 ///
 /// @par Complexity      construction O(tensors + world log world), `local` and `owned` O(1), `owner`
 ///                      O(log world).
@@ -72,7 +73,9 @@ class hierarchical_zero {
   }
   [[nodiscard]] rank_id owner(tensor_id tensor, std::uint64_t element) const noexcept {
     const std::uint64_t at = offsets_[to_index(tensor)] + element;
-    return rank_id{in_order_[even_share_of(offsets_.back(), at, in_order_.size())]};
+    const auto behind = std::ranges::upper_bound(in_order_, at, {},
+                                                 [&](std::uint32_t rank) { return primaries_[rank].first; });
+    return rank_id{*(behind - 1)};
   }
   /// True where every node is one rank: each holds all.
   [[nodiscard]] bool is_replicated(tensor_id /*tensor*/) const noexcept { return node_size_ == 1; }
@@ -93,6 +96,12 @@ class hierarchical_zero {
   }
 
  private:
+  /// The flat space's elements x part / parts, rounded down. Unlike `even_share` it cuts at the same places
+  /// for the parts of a node as for the parts of the world that are a multiple of them.
+  [[nodiscard]] std::uint64_t cut(std::uint64_t part, std::uint64_t parts) const noexcept {
+    return offsets_.back() / parts * part + offsets_.back() % parts * part / parts;
+  }
+
   /// Rank `l` of a node of `s` has its primary at (l + 1/2) / s of the way; where several have, by node.
   void deal_primaries(std::uint32_t world) {
     const std::uint32_t last_size = world % node_size_ == 0 ? node_size_ : world % node_size_;
@@ -108,8 +117,10 @@ class hierarchical_zero {
       return at_a != at_b ? at_a < at_b : a < b;
     });
     primaries_.resize(world);
-    for (std::uint32_t place = 0; place < world; ++place)
-      primaries_[in_order_[place]] = even_share(offsets_.back(), place, world);
+    for (std::uint32_t place = 0; place < world; ++place) {
+      const std::uint64_t begin = cut(place, world);
+      primaries_[in_order_[place]] = {begin, cut(std::uint64_t{place} + 1, world) - begin};
+    }
   }
 
   /// Cuts each node's copy where an even cut would be, or as close to it as leaves the primaries whole.
@@ -123,8 +134,7 @@ class hierarchical_zero {
         if (i + 1 < ranks.count) {
           const index_range& mine = primaries_[ranks.first + i];
           const index_range& next = primaries_[ranks.first + i + 1];
-          const std::uint64_t even = even_share(offsets_.back(), i + 1, ranks.count).first;
-          end = std::clamp(even, mine.first + mine.count, next.first);
+          end = std::clamp(cut(i + 1, ranks.count), mine.first + mine.count, next.first);
         }
         secondaries_[ranks.first + i] = {begin, end - begin};
         begin = end;

@@ -39,7 +39,7 @@ struct server_change {
   friend bool operator==(const server_change&, const server_change&) = default;
 };
 
-/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, section 4.3), cut into ranges. Of n
+/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, sections 4.3 and 4.4), cut into ranges. Of n
 /// servers, range i belongs to server s = i mod n; the servers behind s on the ring, in the order s + 1, s +
 /// 2,
 /// ..., follow, and the first `followers` of them hold copies (chain replication). A lost server's ranges

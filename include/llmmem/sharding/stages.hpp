@@ -40,7 +40,7 @@ struct layer_place {
 /// which device p has stages p, p + devices, ... Rank r is device r of the pipeline.
 ///
 /// A tensor goes where its layer goes, whole. One that is tied between two layers is held by the devices of
-/// both and owned by the first's; their gradients are summed over the two (section 4 of the same).
+/// both and owned by the first's; their gradients are summed over the two.
 ///
 /// @par Complexity      construction O(tensors + stages), look-ups O(1), those of a layer O(log stages).
 /// @par Thread safety   as a plain value.

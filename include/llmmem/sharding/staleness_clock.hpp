@@ -12,7 +12,7 @@
 
 namespace llmmem::inline v0 {
 
-/// Bounded delay (Li et al., OSDI '14, section 3.3): with bound T, a worker may start iteration t once all
+/// Bounded delay (Li et al., OSDI '14, section 3.5): with bound T, a worker may start iteration t once all
 /// workers have finished all iterations before t - T. So it sees all updates but those of the last T
 /// iterations. T = 0 is sequential (bulk-synchronous), `unbounded` is eventual consistency; between them it
 /// is the stale synchronous parallel of Ho et al. (NIPS 2013).

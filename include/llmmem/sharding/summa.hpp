@@ -78,7 +78,7 @@ struct summa_plan {
 ///
 /// Steps go through k. On a square grid there are q, one for each column of blocks of A; on another one, k is
 /// cut wherever a block of A or of B ends, which is q1 + q2 - gcd(q1, q2) steps where both divide k. A step
-/// without elements is left out, and so is a broadcast of none or to none.
+/// without elements is left out, and so is a broadcast of none, to none, or to a rank without a block of C.
 ///
 /// The two products of the backward pass, A' = C B^T and B' = A^T C, broadcast one factor and *reduce* along
 /// the other axis the blocks that this plan broadcasts, in as many bytes.
@@ -104,7 +104,10 @@ struct summa_plan {
     summa_broadcast each{.factor = factor, .root = root, .to = {}, .block = block};
     if (each.elements() == 0) return;
     each.to = is_a ? grid.row_group(root) : grid.column_group(root);
-    std::erase(each.to, root);
+    std::erase_if(each.to, [&](rank_id to) {
+      const grid_block result = plan.result_block(grid.coordinates_of(to));
+      return to == root || result.rows.count == 0 || result.columns.count == 0;
+    });
     if (!each.to.empty()) step.broadcasts.push_back(std::move(each));
   };
   for (std::size_t i = 1; i < cuts.size(); ++i) {
