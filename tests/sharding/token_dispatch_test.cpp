@@ -40,8 +40,10 @@ struct oracle {
     for (std::uint32_t i = 0; i < order.size(); ++i)
       order[i] = i;
     if (options.order == dispatch_order::choice_first) {
-      std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-        return a % options.choices < b % options.choices;
+      std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+        const std::uint32_t choice_a = a % options.choices;
+        const std::uint32_t choice_b = b % options.choices;
+        return choice_a != choice_b ? choice_a < choice_b : a < b;
       });
     }
     for (const std::uint32_t assignment : order) {
@@ -135,8 +137,9 @@ TEST_CASE("without a capacity the order is a stable sort by expert, and its inve
     std::vector<std::uint32_t> sorted(60);
     for (std::uint32_t i = 0; i < 60; ++i)
       sorted[i] = i;
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [&](std::uint32_t a, std::uint32_t b) { return chosen[a] < chosen[b]; });
+    std::sort(sorted.begin(), sorted.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return chosen[a] != chosen[b] ? chosen[a] < chosen[b] : a < b;
+    });
     REQUIRE(list(dispatch.kept()) == sorted);
     REQUIRE(dispatch.dropped().empty());
     // Out and back: weights of a token's choices that sum to one give the token itself.

@@ -39,11 +39,10 @@ struct server_change {
   friend bool operator==(const server_change&, const server_change&) = default;
 };
 
-/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, sections 4.3 and 4.4), cut into ranges. Of n
-/// servers, range i belongs to server s = i mod n; the servers behind s on the ring, in the order s + 1, s +
-/// 2,
-/// ..., follow, and the first `followers` of them hold copies (chain replication). A lost server's ranges
-/// fall to the next one alive, which has them already.
+/// The keys 0 to K - 1 of a parameter server (Li et al., OSDI '14, sections 4.3 and 4.4), cut into ranges.
+/// Of n servers, range i belongs to server s = i mod n; the servers behind s on the ring follow, in the order
+/// s + 1, s + 2, ..., and the first `followers` of them hold copies (chain replication). A lost server's
+/// ranges fall to the next one alive, which has them already.
 ///
 /// With several ranges a server (the paper's virtual servers), round j = i / n begins j places further on the
 /// ring, s aside: so what a lost server had falls to as many others as it had ranges.
