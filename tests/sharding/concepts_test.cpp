@@ -12,55 +12,19 @@
 #include <variant>
 #include <vector>
 
+#include "support/partition_checks.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/sharding_world.hpp"
 
 using namespace llmmem;
-using llmmem_tests::partition_kinds;
+using llmmem_tests::check_partition;
+using llmmem_tests::layout_kinds;
+using llmmem_tests::random_layout;
 using llmmem_tests::random_numbers;
-using llmmem_tests::random_partition;
 using llmmem_tests::random_tensors;
 using llmmem_tests::seeds;
-
-namespace {
-
-/// What every partition promises, element by element.
-template <partition P>
-void check_promises(const P& p, const std::vector<tensor_facts>& tensors, rank_count world) {
-  REQUIRE(p.world() == world);
-  REQUIRE(p.tensors() == tensors.size());
-  for (std::uint32_t t = 0; t < tensors.size(); ++t) {
-    const tensor_id tensor{t};
-    const std::uint64_t elements = tensors[t].shape.elements();
-    REQUIRE(p.shape(tensor) == tensors[t].shape);
-    for (std::uint32_t r = 0; r < to_number(world); ++r) {
-      REQUIRE(p.local(tensor, rank_id{r}).is_valid(elements));
-      REQUIRE(p.owned(tensor, rank_id{r}).is_valid(elements));
-      if (p.is_replicated(tensor)) REQUIRE(p.local(tensor, rank_id{r}) == element_runs::all_of(elements));
-    }
-    for (std::uint64_t e = 0; e < elements; ++e) {
-      const rank_id owner = p.owner(tensor, e);
-      std::uint32_t owners = 0;
-      for (std::uint32_t r = 0; r < to_number(world); ++r) {
-        if (!p.owned(tensor, rank_id{r}).contains(e)) continue;
-        ++owners;
-        REQUIRE(owner == rank_id{r});
-        REQUIRE(p.local(tensor, rank_id{r}).contains(e));
-      }
-      REQUIRE(owners == 1);
-    }
-  }
-}
-
-std::vector<tensor_facts> tensors_of(const std::vector<tensor_shape>& shapes) {
-  std::vector<tensor_facts> all;
-  for (const tensor_shape& each : shapes)
-    all.push_back({.name = "w", .shape = each, .element_bytes = 4});
-  return all;
-}
-
-}  // namespace
+using llmmem_tests::tensors_of;
 
 TEST_CASE("every element has one owner, which holds it, in every partition of any shapes") {
   for (const auto seed : seeds(60)) {
@@ -69,10 +33,10 @@ TEST_CASE("every element has one owner, which holds it, in every partition of an
     const auto tensors = random_tensors(random, 7);
     // More ranks than elements, now and then.
     const rank_count world{1 + random.below(random.once_in(5) ? 40U : 6U)};
-    for (std::uint32_t kind = 0; kind < partition_kinds; ++kind) {
+    for (std::uint32_t kind = 0; kind < layout_kinds; ++kind) {
       CAPTURE(kind);
-      std::visit([&](const auto& p) { check_promises(p, tensors, world); },
-                 random_partition(random, tensors, kind, world));
+      std::visit([&](const auto& p) { check_partition(p, tensors, world); },
+                 random_layout(random, tensors, kind, world));
     }
   }
 }

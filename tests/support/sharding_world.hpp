@@ -62,7 +62,8 @@ inline llmmem::element_runs random_runs(random_numbers& random, std::uint64_t el
 inline std::vector<llmmem::tensor_facts> random_tensors(random_numbers& random, std::uint64_t limit) {
   std::vector<llmmem::tensor_facts> tensors(1 + random.below(std::uint64_t{5}));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].name = "t" + std::to_string(i);
+    tensors[i].name.push_back('t');
+    tensors[i].name += std::to_string(i);  // of "t" + ... g++ 12 warns at -O3
     tensors[i].shape = random_shape(random, limit);
     tensors[i].element_bytes = 1U << random.below(4U);
   }

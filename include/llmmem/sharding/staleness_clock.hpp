@@ -1,0 +1,80 @@
+/// @file
+/// `staleness_clock`: how far ahead of the slowest worker another one may run.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/sharding/ids.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// Bounded delay (Li et al., OSDI '14, section 3.5): with bound T, a worker may start iteration t once all
+/// workers have finished all iterations before t - T. So it sees all updates but those of the last T
+/// iterations. T = 0 is sequential (bulk-synchronous), `unbounded` is eventual consistency; between them it
+/// is the stale synchronous parallel of Ho et al. (NIPS 2013).
+///
+/// @par Complexity      `may_start` O(1); `finish` O(1), and O(workers) when the slowest moves on.
+/// @par Thread safety   one writer; who shares it, locks it.
+class staleness_clock {
+ public:
+  /// A bound that holds nobody back.
+  static constexpr std::uint64_t unbounded = ~std::uint64_t{0};
+
+  /// @throws argument_error  when there are no workers.
+  staleness_clock(rank_count workers, std::uint64_t bound) : bound_(bound) {
+    if (to_number(workers) == 0) throw argument_error("staleness_clock: 0 workers; there is at least one");
+    finished_.assign(to_number(workers), 0);
+    at_slowest_ = to_number(workers);
+  }
+
+  /// Whether `worker` may start `iteration`, from 0: it has finished all before, and nobody is too far
+  /// behind.
+  /// @pre `worker` is one of them and has not retired
+  [[nodiscard]] bool may_start(rank_id worker, std::uint64_t iteration) const noexcept {
+    return finished_[to_index(worker)] == iteration && iteration - slowest_ <= bound_;
+  }
+  /// `worker` has finished its iteration. @pre `worker` is one of them and has not retired
+  void finish(rank_id worker) noexcept {
+    if (finished_[to_index(worker)]++ == slowest_ && --at_slowest_ == 0) find_slowest();
+  }
+  /// `worker` takes part no more, and holds nobody back. Once all have retired, the slowest is who was it
+  /// last.
+  /// @pre `worker` is one of them and has not retired
+  void retire(rank_id worker) noexcept {
+    const bool was_slowest = finished_[to_index(worker)] == slowest_;
+    finished_[to_index(worker)] = retired;
+    if (was_slowest && --at_slowest_ == 0) find_slowest();
+  }
+
+  /// Iterations that `worker` has finished. @pre it has not retired
+  [[nodiscard]] std::uint64_t finished(rank_id worker) const noexcept { return finished_[to_index(worker)]; }
+  /// Iterations that all workers have finished.
+  [[nodiscard]] std::uint64_t slowest() const noexcept { return slowest_; }
+  [[nodiscard]] std::uint64_t bound() const noexcept { return bound_; }
+
+ private:
+  static constexpr std::uint64_t retired = ~std::uint64_t{0};
+
+  void find_slowest() noexcept {
+    std::uint64_t least = retired;
+    for (const std::uint64_t each : finished_) {
+      if (each < least) {
+        least = each;
+        at_slowest_ = 0;
+      }
+      if (each == least) ++at_slowest_;
+    }
+    if (least != retired) slowest_ = least;
+  }
+
+  std::vector<std::uint64_t> finished_;  // iterations of each worker
+  std::uint64_t bound_;
+  std::uint64_t slowest_ = 0;
+  std::uint32_t at_slowest_ = 0;  // workers that have finished no more than that
+};
+
+}  // namespace llmmem::inline v0
