@@ -207,6 +207,9 @@ TEST_CASE("verify names the first parity piece that differs in a byte") {
       parity[1][8'999] ^= std::byte{1};
       parity[2][0] ^= std::byte{1};
       CHECK(found() == piece_id{4});  // the first by number, not by place
+      parity[0][0] ^= std::byte{1};
+      CHECK(found() == piece_id{3});
+      parity[0][0] ^= std::byte{1};
       parity[1][8'999] ^= std::byte{1};
       parity[2][0] ^= std::byte{1};
     });
