@@ -39,7 +39,7 @@ double chance(const replica_map& map, std::uint32_t failures) {
 }  // namespace
 
 TEST_CASE("groups of mirrors meet the chances Gemini gives") {
-  // Wang et al., SOSP 2023, section 4: N machines in N/m groups recover from k failures with a probability of
+  // Wang et al., SOSP 2023: N machines in N/m groups recover from k failures with a probability of
   // at least 1 - N C(N - m, k - m) / (m C(N, k)), which is exact below 2m failures.
   for (const std::uint32_t m : {2U, 3U, 4U}) {
     for (const std::uint32_t n : {12U, 24U, 120U, 1'020U}) {

@@ -81,7 +81,7 @@ class recovery_planner {
     std::vector<std::pair<std::size_t, rank_id>> order;
     for (const rank_id rank : failed_ - plan_.unrecoverable)
       order.emplace_back(live_holders(rank), rank);
-    std::sort(order.begin(), order.end());
+    std::ranges::sort(order);
     for (const auto& [live, rank] : order) {
       if (map_.scheme().is_coded()) {
         rebuild(rank);
@@ -136,15 +136,17 @@ class recovery_planner {
     for (std::uint32_t member = 0; member < layout.members(); ++member) {
       if (!failed_.contains(group[member])) live.push_back(member);
     }
-    // Stable: alike loaded members stay in the group's order.
-    std::stable_sort(live.begin(), live.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return load_[to_index(group[a])] < load_[to_index(group[b])];
+    std::ranges::sort(live, [&](std::uint32_t a, std::uint32_t b) {
+      const std::uint64_t load_a = load_[to_index(group[a])];
+      const std::uint64_t load_b = load_[to_index(group[b])];
+      return load_a != load_b ? load_a < load_b : a < b;
     });
     live.resize(layout.shape().data);
-    std::sort(live.begin(), live.end());
+    std::ranges::sort(live);
     recovery_step step{
         .kind = recovery_kind::rebuild, .lost = rank, .range = range, .codeword = codeword, .sources = {}};
     std::vector<piece_id> pieces;
+    pieces.reserve(live.size());
     for (const std::uint32_t member : live)
       pieces.push_back(layout.piece_of(member, codeword));
     const piece_id target = layout.piece_of(map_.member_of(rank), codeword);

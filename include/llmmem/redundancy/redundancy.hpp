@@ -125,7 +125,7 @@ inline std::optional<std::string> redundancy_scheme::fits(rank_count world) cons
   const std::uint32_t needed = group_ranks();
   const std::uint32_t there = to_number(world);
   if (there >= needed) return std::nullopt;
-  const std::string head = to_text(*this) + " needs " + std::to_string(needed) + " ranks, the world has " +
+  std::string head = to_text(*this) + " needs " + std::to_string(needed) + " ranks, the world has " +
                            std::to_string(there) + ": start " + std::to_string(needed - there) + " more";
   if (there < 2) return head;
   switch (kind_) {

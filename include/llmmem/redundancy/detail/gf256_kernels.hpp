@@ -64,6 +64,8 @@ inline std::size_t gf_run_bytes(const gf_job& job, std::size_t at, std::size_t b
 
 #if defined(__x86_64__)
 
+// NOLINTBEGIN(modernize-use-auto): it would lose the vectors' alignment.
+
 // Bytes for the instructions; words to shift and to combine, anywhere in memory. Deduced types (`auto`) would
 // lose that.
 using gf_16 [[gnu::vector_size(16)]] = char;
@@ -194,6 +196,8 @@ template <std::size_t Rows, gf_start Start>
   }
   return i;
 }
+
+// NOLINTEND(modernize-use-auto)
 
 #elif defined(__aarch64__)
 

@@ -45,8 +45,8 @@ struct domain_ranks {
 [[nodiscard]] inline std::vector<domain_ranks> ranks_by_domain(std::span<const domain_id> domains) {
   std::vector<domain_ranks> all;
   for (std::uint32_t rank = 0; rank < domains.size(); ++rank) {
-    auto at = std::find_if(all.begin(), all.end(),
-                           [&](const domain_ranks& each) { return each.domain >= domains[rank]; });
+    auto at =
+        std::ranges::find_if(all, [&](const domain_ranks& each) { return each.domain >= domains[rank]; });
     if (at == all.end() || at->domain != domains[rank]) at = all.insert(at, {domains[rank], {}});
     at->ranks.push_back(rank_id{rank});
   }
@@ -66,7 +66,7 @@ struct domain_ranks {
       std::uint32_t best = rank;
       for (std::uint32_t next = 1; next < world; ++next) {
         const std::uint32_t other = (rank + next) % world;
-        if (std::find(used.begin(), used.end(), domains[other]) != used.end()) continue;
+        if (std::ranges::find(used, domains[other]) != used.end()) continue;
         if (best == rank || keeps[other] < keeps[best]) best = other;
       }
       holders[rank].push_back(rank_id{best});
@@ -82,6 +82,7 @@ struct domain_ranks {
 inline replica_map ring_neighbours::place(const redundancy_scheme& scheme, rank_count world) const {
   detail::check_placement(name(), scheme, world);
   std::vector<rank_id> all;
+  all.reserve(to_number(world));
   for (std::uint32_t rank = 0; rank < to_number(world); ++rank)
     all.push_back(rank_id{rank});
   std::vector<std::vector<rank_id>> groups;
@@ -121,8 +122,9 @@ inline replica_map failure_domains::place(const redundancy_scheme& scheme, rank_
   }
   std::vector<detail::domain_ranks> by_domain = detail::ranks_by_domain(domains_);
   const std::size_t domains = by_domain.size();
-  std::stable_sort(by_domain.begin(), by_domain.end(),
-                   [](const auto& a, const auto& b) { return a.ranks.size() > b.ranks.size(); });
+  std::ranges::sort(by_domain, [](const auto& a, const auto& b) {
+    return a.ranks.size() != b.ranks.size() ? a.ranks.size() > b.ranks.size() : a.domain < b.domain;
+  });
   const std::size_t count = domains_.size() / scheme.group_ranks();
   const detail::domain_ranks& largest = by_domain.front();
   if (largest.ranks.size() > count) {

@@ -33,8 +33,8 @@ template <class Engine>
 inline void code_product(const Engine& engine, const typename Engine::matrix& matrix,
                          std::span<const std::span<const std::byte>> sources,
                          std::span<const std::span<std::byte>> targets) noexcept {
-  std::array<const std::byte*, code_spans> from;
-  std::array<std::byte*, code_spans> to;
+  const std::byte* from[code_spans];
+  std::byte* to[code_spans];
   std::size_t common = targets[0].size();
   std::size_t end = 0;
   for (std::size_t t = 0; t < targets.size(); ++t) {
@@ -46,9 +46,9 @@ inline void code_product(const Engine& engine, const typename Engine::matrix& ma
     common = std::min(common, sources[s].size());
     from[s] = sources[s].data();
   }
-  if (common != 0) engine.multiply(matrix, from.data(), to.data(), common);
+  if (common != 0) engine.multiply(matrix, from, to, common);
 
-  std::array<std::byte, code_block> spill;  // of all targets that have ended
+  std::byte spill[code_block];  // of all targets that have ended
   for (std::size_t at = common; at < end;) {
     std::size_t until = std::min(end, at + code_block);
     for (const std::span<const std::byte> source : sources) {
@@ -60,8 +60,8 @@ inline void code_product(const Engine& engine, const typename Engine::matrix& ma
     for (std::size_t s = 0; s < sources.size(); ++s)
       from[s] = sources[s].size() > at ? sources[s].data() + at : code_zeros.data();
     for (std::size_t t = 0; t < targets.size(); ++t)
-      to[t] = targets[t].size() > at ? targets[t].data() + at : spill.data();
-    engine.multiply(matrix, from.data(), to.data(), until - at);
+      to[t] = targets[t].size() > at ? targets[t].data() + at : spill;
+    engine.multiply(matrix, from, to, until - at);
     at = until;
   }
 }
@@ -73,16 +73,16 @@ inline void code_update(const Engine& engine, const typename Engine::matrix& mat
                         std::span<const std::span<std::byte>> parity) noexcept {
   const std::size_t end = std::max(before.size(), after.size());
   const simd_path path = best_simd_path();
-  std::array<std::byte*, code_spans> to;
-  std::array<std::byte, code_block> delta;
-  for (std::size_t at = 0; at < end; at += code_block) {
-    const std::span<std::byte> block = std::span(delta).first(std::min(code_block, end - at));
+  std::byte* to[code_spans];
+  std::byte delta[xor_block];
+  for (std::size_t at = 0; at < end; at += xor_block) {
+    const std::span<std::byte> block = std::span(delta).first(std::min(xor_block, end - at));
     const std::span<const std::byte> both[] = {code_part(before, at, block.size()),
                                                code_part(after, at, block.size())};
     static_cast<void>(xor_all(block, both, path));
     for (std::size_t p = 0; p < parity.size(); ++p)
       to[p] = parity[p].data() + at;
-    engine.add(matrix, column, block.data(), to.data(), block.size());
+    engine.add(matrix, column, block.data(), to, block.size());
   }
 }
 
@@ -92,10 +92,10 @@ inline std::size_t code_verify(const Engine& engine, const typename Engine::matr
                                std::span<const std::span<const std::byte>> data,
                                std::span<const std::span<const std::byte>> parity) noexcept {
   // All parities of a block at a time, in at most 64 KiB of the stack.
-  std::array<std::byte, 65536> made;
-  const std::size_t block = std::min(std::size_t{8192}, made.size() / parity.size() / 64 * 64);
-  std::array<std::span<const std::byte>, code_spans> from;
-  std::array<std::span<std::byte>, code_spans> to;
+  std::byte made[65536];
+  const std::size_t block = std::min(std::size_t{8192}, sizeof(made) / parity.size() / 64 * 64);
+  std::array<std::span<const std::byte>, code_spans> from{};
+  std::array<std::span<std::byte>, code_spans> to{};
   std::size_t end = 0;
   for (const std::span<const std::byte> each : parity)
     end = std::max(end, each.size());

@@ -17,6 +17,8 @@ using xor_64 [[gnu::vector_size(64), gnu::aligned(1), gnu::may_alias]] = std::ui
 
 inline constexpr std::size_t xor_most = 5;  // buffers at a time
 
+// NOLINTBEGIN(modernize-use-auto): it would lose the vectors' alignment.
+
 // The three below are one text but for the width, as a target cannot be a template's parameter. Each returns
 // how many bytes it did, whole steps only. A source may be the destination: a step reads before it writes.
 
@@ -107,6 +109,8 @@ template <std::size_t Count>
   return i;
 }
 #endif
+
+// NOLINTEND(modernize-use-auto)
 
 /// `to` becomes the exclusive or of `Count` sources, of which any may be `to`.
 template <std::size_t Count>
