@@ -66,6 +66,7 @@ class grouped {
 /// What fails as one: a host, a rack, a power supply.
 enum class domain_id : std::uint32_t {};
 
+/// The number in it.
 [[nodiscard]] constexpr std::uint32_t to_index(domain_id domain) noexcept {
   return static_cast<std::uint32_t>(domain);
 }

@@ -17,6 +17,7 @@ namespace llmmem::inline v0 {
 /// A piece of a k+m code: data pieces are 0 to k - 1, parity pieces k to k + m - 1.
 enum class piece_id : std::uint32_t {};
 
+/// The number in it.
 [[nodiscard]] constexpr std::uint32_t to_index(piece_id piece) noexcept {
   return static_cast<std::uint32_t>(piece);
 }

@@ -126,7 +126,7 @@ inline std::optional<std::string> redundancy_scheme::fits(rank_count world) cons
   const std::uint32_t there = to_number(world);
   if (there >= needed) return std::nullopt;
   std::string head = to_text(*this) + " needs " + std::to_string(needed) + " ranks, the world has " +
-                           std::to_string(there) + ": start " + std::to_string(needed - there) + " more";
+                     std::to_string(there) + ": start " + std::to_string(needed - there) + " more";
   if (there < 2) return head;
   switch (kind_) {
     case redundancy_kind::mirror:

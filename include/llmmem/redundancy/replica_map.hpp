@@ -105,8 +105,8 @@ class replica_map {
 
   /// The chance that a state is lost when `failures` ranks fail, every set of so many alike likely.
   ///
-  /// With groups it is counted, O(world x failures x copies): for a group of F ranks, C(n, f) sets less those that
-  /// hold a whole group. Else all sets are tried where they are few, or a seeded sample of them is.
+  /// With groups it is counted, O(world x failures x copies), by sums of positive
+  /// terms. Else all sets are tried where they are few, or a seeded sample of them is.
   ///
   /// @throws argument_error  when more fail than there are, or no sample is allowed.
   [[nodiscard]] loss_chance loss_probability(std::uint32_t failures,

@@ -25,6 +25,7 @@ enum class simd_path : std::uint8_t {
 inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_path::ssse3, simd_path::avx2,
                                                      simd_path::gfni, simd_path::neon};
 
+/// Its name.
 [[nodiscard]] constexpr const char* to_text(simd_path path) noexcept {
   switch (path) {
     case simd_path::portable:
