@@ -44,6 +44,21 @@ macro(llmmem_component_zstd)
   endif()
 endmacro()
 
+# llmmem::isal: ISA-L, Intel's storage acceleration library.
+macro(llmmem_component_isal)
+  find_path(LLMMEM_ISAL_INCLUDE_DIR isa-l/erasure_code.h
+            DOC "Folder of isa-l/erasure_code.h; empty or -NOTFOUND: no llmmem::isal")
+  find_library(LLMMEM_ISAL_LIBRARY isal DOC "The ISA-L library; empty or -NOTFOUND: no llmmem::isal")
+  mark_as_advanced(LLMMEM_ISAL_INCLUDE_DIR LLMMEM_ISAL_LIBRARY)
+  if(LLMMEM_ISAL_INCLUDE_DIR AND LLMMEM_ISAL_LIBRARY AND NOT TARGET llmmem::isal)
+    add_library(llmmem::isal INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::isal INTERFACE llmmem::llmmem "${LLMMEM_ISAL_LIBRARY}")
+    target_include_directories(llmmem::isal INTERFACE "${LLMMEM_ISAL_INCLUDE_DIR}")
+  elseif(NOT LLMMEM_ISAL_INCLUDE_DIR OR NOT LLMMEM_ISAL_LIBRARY)
+    set(llmmem_isal_missing "ISA-L was not found (Debian: libisal-dev; https://github.com/intel/isa-l)")
+  endif()
+endmacro()
+
 # llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
 macro(llmmem_component_cuda)
   find_package(CUDAToolkit 12.8 QUIET)

@@ -8,6 +8,7 @@
 // <llmmem/checkpoint/xxh3_chunk_digest.hpp> needs llmmem::xxhash
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
+// <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
@@ -118,6 +119,17 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/prefetch_schedule.hpp>
+#include <llmmem/redundancy/coded_group.hpp>
+#include <llmmem/redundancy/gf256.hpp>
+#include <llmmem/redundancy/gf_engine.hpp>
+#include <llmmem/redundancy/placement.hpp>
+#include <llmmem/redundancy/rebuild_plan.hpp>
+#include <llmmem/redundancy/recovery.hpp>
+#include <llmmem/redundancy/redundancy.hpp>
+#include <llmmem/redundancy/reed_solomon.hpp>
+#include <llmmem/redundancy/replica_map.hpp>
+#include <llmmem/redundancy/simd_path.hpp>
+#include <llmmem/redundancy/xor_parity.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/access_window.hpp>
@@ -151,6 +163,7 @@
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/process_grid.hpp>
+#include <llmmem/sharding/rank_set.hpp>
 #include <llmmem/sharding/replicated.hpp>
 #include <llmmem/sharding/reshard.hpp>
 #include <llmmem/sharding/reshard_plan.hpp>

@@ -1,0 +1,96 @@
+/// @file
+/// How many sets of failures lose something: sums of positive terms, so that small chances stay precise.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// Sets of failed members of a group, by their size: those that lose a state, and those that do not.
+struct loss_counts {
+  std::vector<double> lost;
+  std::vector<double> kept;
+};
+
+/// A row of Pascal's triangle. Whole numbers up to 2^53 are exact; 1024 over 512 is less than 10^307.
+[[nodiscard]] inline std::vector<double> binomial_row(std::size_t n) {
+  std::vector<double> row(n + 1, 0);
+  row[0] = 1;
+  for (std::size_t i = 1; i <= n; ++i) {
+    for (std::size_t k = i; k != 0; --k)
+      row[k] += row[k - 1];
+  }
+  return row;
+}
+
+/// A group that bears any `tolerated` losses and none more. Sizes up to `most` are counted.
+[[nodiscard]] inline loss_counts count_group(std::size_t members, std::size_t tolerated, std::size_t most) {
+  const std::vector<double> all = binomial_row(members);
+  const std::size_t end = (members < most ? members : most) + 1;
+  loss_counts counts{std::vector<double>(end, 0), std::vector<double>(end, 0)};
+  for (std::size_t size = 0; size < end; ++size)
+    (size > tolerated ? counts.lost : counts.kept)[size] = all[size];
+  return counts;
+}
+
+/// A ring that loses a state where `run` neighbours fail.
+///
+/// The failed between one live member and the next are a bin: `live` bins whose sizes add up to the failed.
+/// Bins from a marked live member on, times the places that member may have, over the live ones that may be
+/// marked, give the sets: members / live times the bins.
+[[nodiscard]] inline loss_counts count_ring(std::size_t members, std::size_t run, std::size_t most) {
+  const std::size_t end = (members < most ? members : most) + 1;
+  loss_counts counts{std::vector<double>(end, 0), std::vector<double>(end, 0)};
+  // Ways to fill as many bins as the round with so many failed: none as large as `run`, or one at least.
+  std::vector<double> without(end, 0);
+  std::vector<double> with(end, 0);
+  std::vector<double> any(end, 0);
+  without[0] = any[0] = 1;
+  for (std::size_t live = 1; live <= members; ++live) {
+    const std::size_t sizes = members - live + 1 < end ? members - live + 1 : end;
+    for (std::size_t size = 1; size < sizes; ++size)
+      any[size] += any[size - 1];
+    for (std::size_t size = sizes; size-- != 0;) {
+      double fewer_without = 0;
+      double fewer_with = 0;
+      for (std::size_t bin = 0; bin < run && bin <= size; ++bin) {
+        fewer_without += without[size - bin];
+        fewer_with += with[size - bin];
+      }
+      without[size] = fewer_without;
+      with[size] = fewer_with + (size >= run ? any[size - run] : 0);
+    }
+    const std::size_t failed = members - live;
+    if (failed >= end) continue;
+    const auto places = static_cast<double>(members);
+    const auto marks = static_cast<double>(live);
+    // Small counts exactly, large ones without passing what a double holds.
+    const auto sets = [&](double bins) {
+      return bins < 0x1p40 ? bins * places / marks : bins / marks * places;
+    };
+    counts.lost[failed] = sets(with[failed]);
+    counts.kept[failed] = sets(without[failed]);
+  }
+  if (members < end) counts.lost[members] = 1;  // nobody is left to be marked
+  return counts;
+}
+
+/// Both groups together.
+[[nodiscard]] inline loss_counts combine(const loss_counts& a, const loss_counts& b, std::size_t most) {
+  const std::size_t together = a.lost.size() + b.lost.size() - 1;
+  const std::size_t end = together < most + 1 ? together : most + 1;
+  loss_counts counts{std::vector<double>(end, 0), std::vector<double>(end, 0)};
+  for (std::size_t i = 0; i < a.lost.size() && i < end; ++i) {
+    for (std::size_t j = 0; j < b.lost.size() && i + j < end; ++j) {
+      counts.lost[i + j] += a.lost[i] * (b.lost[j] + b.kept[j]) + a.kept[i] * b.lost[j];
+      counts.kept[i + j] += a.kept[i] * b.kept[j];
+    }
+  }
+  return counts;
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,207 @@
+/// @file
+/// `plan_recovery`: what to fetch from whom, and by which coefficients, after ranks have failed.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/redundancy/coded_group.hpp>
+#include <llmmem/redundancy/rebuild_plan.hpp>
+#include <llmmem/redundancy/replica_map.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/rank_set.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// How a range of a lost state comes back.
+enum class recovery_kind : std::uint8_t {
+  fetch,    ///< one source holds a copy
+  rebuild,  ///< the sum of all sources, each times its coefficient
+};
+
+/// What a live rank sends. Of a rebuild it is the beginning of its piece of the step's codeword; where the
+/// piece is shorter than the range it counts as if zeros followed, and may be empty.
+struct recovery_source {
+  rank_id holder{};
+  piece_id piece{};
+  std::uint8_t coefficient = 1;
+  std::uint64_t bytes = 0;
+  friend bool operator==(const recovery_source&, const recovery_source&) = default;
+};
+
+/// One range of one lost rank's state.
+struct recovery_step {
+  recovery_kind kind = recovery_kind::fetch;
+  rank_id lost{};
+  byte_range range{};          ///< of the lost rank's state
+  std::uint32_t codeword = 0;  ///< of the rank's group, for a rebuild
+  std::vector<recovery_source> sources;
+  friend bool operator==(const recovery_step&, const recovery_step&) = default;
+};
+
+/// Steps in any order, or at once: none needs another's outcome.
+struct recovery_plan {
+  std::vector<recovery_step> steps;
+  rank_set unrecoverable;        ///< failed ranks whose state nobody can give back: no step is for these
+  std::uint64_t bytes_sent = 0;  ///< by all sources
+  std::uint64_t most_sent = 0;   ///< by the busiest
+  friend bool operator==(const recovery_plan&, const recovery_plan&) = default;
+};
+
+/// How the states of `failed` come back, each source the least loaded that there is.
+///
+/// A load is the bytes a rank sends in this plan so far; ranks with the fewest live holders are served first,
+/// and of those that are loaded alike the first in the map's order. That is greedy: near the least possible
+/// `most_sent`, without a promise to reach it. The plan is of states alone: copies and parity that failed
+/// ranks kept for others come back with the next step that is kept.
+///
+/// @param state_bytes  each rank's, in order; those of failed ranks as they were.
+/// @par Complexity   O(failed x holders), and for coded schemes k^3 for each stripe.
+/// @throws argument_error  for another number of states than ranks, or a failed rank past the world.
+[[nodiscard]] inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
+                                                 std::span<const std::uint64_t> state_bytes);
+
+namespace detail {
+
+/// Makes a plan, and knows what each rank sends in it.
+class recovery_planner {
+ public:
+  recovery_planner(const replica_map& map, const rank_set& failed, std::span<const std::uint64_t> state_bytes)
+      : map_(map), failed_(failed), bytes_(state_bytes), load_(state_bytes.size(), 0) {}
+
+  [[nodiscard]] recovery_plan plan() {
+    plan_.unrecoverable = map_.survives(failed_).lost;
+    std::vector<std::pair<std::size_t, rank_id>> order;
+    for (const rank_id rank : failed_ - plan_.unrecoverable)
+      order.emplace_back(live_holders(rank), rank);
+    std::ranges::sort(order);
+    for (const auto& [live, rank] : order) {
+      if (map_.scheme().is_coded()) {
+        rebuild(rank);
+      } else {
+        fetch(rank);
+      }
+    }
+    for (const std::uint64_t load : load_) {
+      plan_.bytes_sent += load;
+      plan_.most_sent = std::max(plan_.most_sent, load);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  [[nodiscard]] std::size_t live_holders(rank_id rank) const {
+    std::size_t live = 0;
+    for (const rank_id holder : map_.holders(rank))
+      live += failed_.contains(holder) ? 0U : 1U;
+    return live;
+  }
+
+  void fetch(rank_id rank) {
+    const std::uint64_t bytes = bytes_[to_index(rank)];
+    rank_id best = rank;
+    for (const rank_id holder : map_.holders(rank)) {
+      if (failed_.contains(holder)) continue;
+      if (best == rank || load_[to_index(holder)] < load_[to_index(best)]) best = holder;
+    }
+    load_[to_index(best)] += bytes;
+    plan_.steps.push_back({.kind = recovery_kind::fetch,
+                           .lost = rank,
+                           .range = {0, bytes},
+                           .sources = {{.holder = best, .bytes = bytes}}});
+  }
+
+  void rebuild(rank_id rank) {
+    const std::vector<rank_id>& group = map_.groups()[map_.group_of(rank)];
+    const coded_group layout = map_.layout(map_.group_of(rank));
+    const std::uint32_t member = map_.member_of(rank);
+    for (std::uint32_t stripe = 0; stripe < layout.shape().data; ++stripe) {
+      const byte_range range = stripe_of(bytes_[to_index(rank)], layout.shape().data, stripe);
+      if (range.count != 0 || stripe == 0)
+        plan_.steps.push_back(rebuild_stripe(rank, range, group, layout, layout.codeword_of(member, stripe)));
+    }
+  }
+
+  [[nodiscard]] recovery_step rebuild_stripe(rank_id rank, const byte_range& range,
+                                             const std::vector<rank_id>& group, const coded_group& layout,
+                                             std::uint32_t codeword) {
+    std::vector<std::uint32_t> live;
+    for (std::uint32_t member = 0; member < layout.members(); ++member) {
+      if (!failed_.contains(group[member])) live.push_back(member);
+    }
+    std::ranges::sort(live, [&](std::uint32_t a, std::uint32_t b) {
+      const std::uint64_t load_a = load_[to_index(group[a])];
+      const std::uint64_t load_b = load_[to_index(group[b])];
+      return load_a != load_b ? load_a < load_b : a < b;
+    });
+    live.resize(layout.shape().data);
+    std::ranges::sort(live);
+    recovery_step step{
+        .kind = recovery_kind::rebuild, .lost = rank, .range = range, .codeword = codeword, .sources = {}};
+    std::vector<piece_id> pieces;
+    pieces.reserve(live.size());
+    for (const std::uint32_t member : live)
+      pieces.push_back(layout.piece_of(member, codeword));
+    const piece_id target = layout.piece_of(map_.member_of(rank), codeword);
+    std::vector<std::uint8_t> coefficients(pieces.size(), 1);
+    if (map_.scheme().kind() == redundancy_kind::reed_solomon)
+      coefficients = plan_rebuild_from(layout.shape(), pieces, std::span(&target, 1)).coefficients;
+    for (std::size_t s = 0; s < live.size(); ++s) {
+      const rank_id holder = group[live[s]];
+      const std::uint64_t bytes =
+          std::min(range.count, piece_bytes(group, layout, codeword, pieces[s], live[s]));
+      load_[to_index(holder)] += bytes;
+      step.sources.push_back(
+          {.holder = holder, .piece = pieces[s], .coefficient = coefficients[s], .bytes = bytes});
+    }
+    return step;
+  }
+
+  /// What a member has of a codeword: a stripe of its own, or parity as long as the longest stripe.
+  [[nodiscard]] std::uint64_t piece_bytes(const std::vector<rank_id>& group, const coded_group& layout,
+                                          std::uint32_t codeword, piece_id piece,
+                                          std::uint32_t member) const {
+    const std::uint32_t k = layout.shape().data;
+    if (to_index(piece) < k)
+      return stripe_of(bytes_[to_index(group[member])], k, layout.stripe_in(member, codeword)).count;
+    std::uint64_t longest = 0;
+    for (std::uint32_t data = 0; data < k; ++data) {
+      const std::uint32_t of = layout.member_of(piece_id{data}, codeword);
+      longest =
+          std::max(longest, stripe_of(bytes_[to_index(group[of])], k, layout.stripe_in(of, codeword)).count);
+    }
+    return longest;
+  }
+
+  const replica_map& map_;
+  const rank_set& failed_;
+  std::span<const std::uint64_t> bytes_;
+  std::vector<std::uint64_t> load_;
+  recovery_plan plan_{};
+};
+
+}  // namespace detail
+
+inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
+                                   std::span<const std::uint64_t> state_bytes) {
+  const std::uint32_t world = to_number(map.world());
+  if (state_bytes.size() != world) {
+    throw argument_error("plan_recovery: bytes of " + std::to_string(state_bytes.size()) +
+                         " states are given, the world has " + std::to_string(world) + " ranks");
+  }
+  const rank_set strangers = failed - rank_set::first(map.world());
+  if (!strangers.empty()) {
+    throw argument_error("plan_recovery: failed " + to_text(strangers) + "; the world has ranks 0 to " +
+                         std::to_string(world - 1));
+  }
+  return detail::recovery_planner(map, failed, state_bytes).plan();
+}
+
+}  // namespace llmmem::inline v0

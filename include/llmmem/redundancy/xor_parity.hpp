@@ -1,0 +1,160 @@
+/// @file
+/// Parity by exclusive or: made of pieces, kept up when one changes, and a lost piece made from the rest.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/redundancy/detail/xor_kernels.hpp>
+#include <llmmem/redundancy/simd_path.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+// Pieces of any alignment and length: a shorter one counts as if zeros followed it, up to the destination's
+// length. A piece may be the destination itself, or share no byte with it. None of these allocates, and
+// any number of threads may call them on different destinations.
+
+/// `destination ^= source`.
+///
+/// @par Complexity   one pass, bound by memory from a few KiB on.
+/// @pre has_simd_path(path).
+/// @return `errc::past_the_bytes` when the source is longer than the destination, which is then as it was.
+inline result<void> xor_into(std::span<std::byte> destination, std::span<const std::byte> source,
+                             simd_path path = best_simd_path()) noexcept {
+  if (source.size() > destination.size()) {
+    return failure{.code = errc::past_the_bytes,
+                   .wanted = source.size(),
+                   .found = destination.size(),
+                   .where = "xor_into"};
+  }
+  if (source.empty()) return {};
+  const std::byte* const both[] = {destination.data(), source.data()};
+  detail::xor_fold<2>(path, destination.data(), both, source.size());
+  return {};
+}
+
+namespace detail {
+
+/// How much of the destination stays in the cache while further sources are added to it.
+inline constexpr std::size_t xor_block = 8192;
+
+/// Bytes `at` to `end` of all sources that reach there, none of which ends between.
+inline void xor_range(std::span<std::byte> destination, std::span<const std::span<const std::byte>> sources,
+                      std::size_t at, std::size_t end, simd_path path) noexcept {
+  while (at < end) {
+    const std::size_t bytes = std::min(end - at, xor_block);
+    const std::byte* taken[xor_most];
+    std::size_t count = 0;
+    bool written = false;
+    for (const std::span<const std::byte> source : sources) {
+      if (source.size() <= at) continue;
+      if (count == xor_most) {
+        xor_fold(path, destination.data() + at, taken, count, bytes);
+        written = true;
+        taken[0] = destination.data() + at;
+        count = 1;
+      }
+      taken[count++] = source.data() + at;
+    }
+    if (count != 0) xor_fold(path, destination.data() + at, taken, count, bytes);
+    if (count == 0 && !written) std::memset(destination.data() + at, 0, bytes);
+    at += bytes;
+  }
+}
+
+}  // namespace detail
+
+/// `destination` becomes the exclusive or of all `sources`: the parity of data pieces, or a lost piece from
+/// the parity and the pieces that are left. No source may be the destination here, but the first one.
+///
+/// @par Complexity   each source is read once and the destination written once; blocks of 8 KiB stay in the
+///                   cache where there are more than five sources. O(sources^2) where all lengths differ.
+/// @pre has_simd_path(path).
+/// @return `errc::past_the_bytes` when a source, by its `index`, is longer than the destination, which is
+///         then as it was.
+inline result<void> xor_all(std::span<std::byte> destination,
+                            std::span<const std::span<const std::byte>> sources,
+                            simd_path path = best_simd_path()) noexcept {
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].size() > destination.size()) {
+      return failure{.code = errc::past_the_bytes,
+                     .index = static_cast<std::uint32_t>(i),
+                     .wanted = sources[i].size(),
+                     .found = destination.size(),
+                     .where = "xor_all"};
+    }
+  }
+  std::size_t at = 0;
+  while (at < destination.size()) {
+    // Up to where the next source ends.
+    std::size_t end = destination.size();
+    for (const std::span<const std::byte> source : sources) {
+      if (source.size() > at) end = std::min(end, source.size());
+    }
+    detail::xor_range(destination, sources, at, end, path);
+    at = end;
+  }
+  return {};
+}
+
+/// What a parity becomes when one of its pieces changes from `before` to `after`:
+/// `parity ^= before ^ after`. The other pieces need not be at hand.
+///
+/// @par Complexity   one pass over the three.
+/// @pre has_simd_path(path).
+/// @return `errc::past_the_bytes` when one is longer than the parity, which is then as it was.
+/// @par Source   the read-modify-write of RAID-4 and RAID-5: Patterson, Gibson and Katz, SIGMOD 1988.
+inline result<void> update_parity(std::span<std::byte> parity, std::span<const std::byte> before,
+                                  std::span<const std::byte> after,
+                                  simd_path path = best_simd_path()) noexcept {
+  const std::size_t longest = std::max(before.size(), after.size());
+  if (longest > parity.size()) {
+    return failure{
+        .code = errc::past_the_bytes, .wanted = longest, .found = parity.size(), .where = "update_parity"};
+  }
+  const std::size_t common = std::min(before.size(), after.size());
+  if (common != 0) {
+    const std::byte* const all[] = {parity.data(), before.data(), after.data()};
+    detail::xor_fold<3>(path, parity.data(), all, common);
+  }
+  const std::span<const std::byte> longer = before.size() < after.size() ? after : before;
+  return xor_into(parity.subspan(common), longer.subspan(common), path);
+}
+
+/// The lost piece's first `lost.size()` bytes, from the parity and all other pieces.
+///
+/// @par Complexity   as `xor_all`.
+/// @pre has_simd_path(path). `lost` shares no byte with what it is made from.
+/// @return `errc::past_the_bytes` when `lost` is longer than the parity and so than any piece can have been.
+inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std::byte> parity,
+                                 std::span<const std::span<const std::byte>> others,
+                                 simd_path path = best_simd_path()) noexcept {
+  if (lost.size() > parity.size()) {
+    return failure{
+        .code = errc::past_the_bytes, .wanted = lost.size(), .found = parity.size(), .where = "rebuild_lost"};
+  }
+  // Only as many bytes of the others as were lost: what follows says nothing about them.
+  for (std::size_t at = 0; at < lost.size(); at += detail::xor_block) {
+    const std::span<std::byte> block = lost.subspan(at, std::min(lost.size() - at, detail::xor_block));
+    std::span<const std::byte> pieces[detail::xor_most] = {parity.subspan(at, block.size())};
+    std::size_t count = 1;
+    for (const std::span<const std::byte> other : others) {
+      if (other.size() <= at) continue;
+      if (count == detail::xor_most) {
+        static_cast<void>(xor_all(block, pieces, path));  // none is longer
+        pieces[0] = block;
+        count = 1;
+      }
+      pieces[count++] = other.subspan(at, std::min(other.size() - at, block.size()));
+    }
+    static_cast<void>(xor_all(block, std::span(pieces).first(count), path));
+  }
+  return {};
+}
+
+}  // namespace llmmem::inline v0
