@@ -163,7 +163,7 @@
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/process_grid.hpp>
-#include <llmmem/sharding/rank_set.hpp>
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/sharding/replicated.hpp>
 #include <llmmem/sharding/reshard.hpp>
 #include <llmmem/sharding/reshard_plan.hpp>

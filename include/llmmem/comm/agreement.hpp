@@ -4,7 +4,7 @@
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
-#include <llmmem/comm/seats.hpp>
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 
 #include <concepts>
@@ -90,7 +90,7 @@ class agreement {
   [[nodiscard]] seat_set failed() const noexcept { return certain_ | suspected_; }
   [[nodiscard]] const seat_set& suspected() const noexcept { return suspected_; }
   /// The member that coordinates, for what this one knows.
-  [[nodiscard]] seat_id coordinator() const noexcept { return (members_ - failed()).lowest(); }
+  [[nodiscard]] seat_id coordinator() const noexcept { return (members_ - failed()).lowest().value_or(no_seat); }
   /// Agreements that are over.
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
   /// Whether one was begun that is not over.
@@ -116,7 +116,7 @@ class agreement {
   // What was said to this member as the coordinator of an instance.
   struct gathered {
     seat_set heard{};
-    agreed said{.joining = seat_set::first(max_seats)};
+    agreed said{.joining = seat_set::first(rank_count{max_seats})};
     seat_id accepted_by = no_seat;
     agreed accepted{};
   };

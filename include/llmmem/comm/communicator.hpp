@@ -6,8 +6,8 @@
 #include <llmmem/comm/detail/agree_wire.hpp>
 #include <llmmem/comm/detail/inbox.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/ranks.hpp>
-#include <llmmem/comm/seats.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
 
@@ -134,7 +134,7 @@ class communicator {
 
   /// Members of this epoch that are dead or not heard any more, for what this process knows.
   [[nodiscard]] seat_set failed() const noexcept { return part_.failed(); }
-  [[nodiscard]] bool has_failed(rank_id rank) const noexcept { return failed().has(seat_of(rank)); }
+  [[nodiscard]] bool has_failed(rank_id rank) const noexcept { return failed().contains(seat_of(rank)); }
   /// Fresh processes that wait to be admitted.
   [[nodiscard]] const seat_set& waiting() const noexcept { return waiting_; }
 

@@ -8,7 +8,7 @@
 #include <llmmem/redundancy/rebuild_plan.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/sharding/rank_set.hpp>
+#include <llmmem/comm/id_set.hpp>
 
 #include <algorithm>
 #include <cstddef>

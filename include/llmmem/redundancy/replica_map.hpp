@@ -7,7 +7,7 @@
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/redundancy.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/sharding/rank_set.hpp>
+#include <llmmem/comm/id_set.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -11,7 +11,7 @@ namespace llmmem::inline v0 {
 inline std::uint32_t agreement::quorum() const noexcept {
   if ((suspected_ - certain_).empty()) return 1;
   const std::uint32_t all = members_.size();
-  const bool halves_do = all % 2 == 0 && !failed().has(members_.lowest());
+  const bool halves_do = all % 2 == 0 && !failed().contains(members_.lowest().value_or(self_));
   return halves_do ? all / 2 : all / 2 + 1;
 }
 
@@ -20,7 +20,7 @@ inline bool agreement::has_quorum() const noexcept {
 }
 
 inline void agreement::note(seat_id seat, death how) noexcept {
-  if (seat == self_ || !members_.has(seat)) return;
+  if (seat == self_ || !members_.contains(seat)) return;
   (how == death::certain ? certain_ : suspected_).insert(seat);
 }
 
@@ -36,8 +36,10 @@ inline agree_message agreement::last_decision() const noexcept {
 }
 
 inline void agreement::merge(const agree_message& message) noexcept {
-  message.certain.each([this](seat_id seat) { note(seat, death::certain); });
-  message.suspected.each([this](seat_id seat) { note(seat, death::suspected); });
+  for (const seat_id seat : message.certain)
+    note(seat, death::certain);
+  for (const seat_id seat : message.suspected)
+    note(seat, death::suspected);
 }
 
 inline void agreement::gather(gathered& into, seat_id from, const agree_message& message) noexcept {
@@ -55,9 +57,9 @@ inline void agreement::gather(gathered& into, seat_id from, const agree_message&
 
 template <agree_post Post>
 void agreement::to_others(const agree_message& message, const Post& post) const noexcept {
-  heard_members().each([&](seat_id seat) {
+  for (const seat_id seat : heard_members()) {
     if (seat != self_) post(seat, message);
-  });
+  }
 }
 
 template <agree_post Post>
@@ -75,12 +77,12 @@ void agreement::died(seat_id seat, death how, const Post& post) noexcept {
 
 template <agree_post Post>
 void agreement::hear(seat_id from, const agree_message& message, const Post& post) noexcept {
-  if (from == self_ || !members_.has(from)) return;
-  if (message.certain.has(self_) || message.suspected.has(self_)) {
+  if (from == self_ || !members_.contains(from)) return;
+  if (message.certain.contains(self_) || message.suspected.contains(self_)) {
     note(from, death::suspected);
     return advance(post);
   }
-  if (failed().has(from)) {
+  if (failed().contains(from)) {
     if (message.kind != agree_kind::estranged) post(from, this->message(agree_kind::estranged));
     return;
   }
@@ -101,9 +103,9 @@ void agreement::hear(seat_id from, const agree_message& message, const Post& pos
     // Those that have reported to this member wait for it to coordinate.
     const seat_set waiting = now_.heard & heard_members();
     finish(message.value);
-    waiting.each([&](seat_id seat) {
+    for (const seat_id seat : waiting) {
       if (seat != self_ && seat != from) post(seat, last_decision());
-    });
+    }
   }
   advance(post);
 }
@@ -119,7 +121,8 @@ template <agree_post Post>
 void agreement::advance(const Post& post) noexcept {
   const seat_set estranged = suspected_ - told_estranged_;
   told_estranged_ |= estranged;
-  estranged.each([&](seat_id seat) { post(seat, message(agree_kind::estranged)); });
+  for (const seat_id seat : estranged)
+    post(seat, message(agree_kind::estranged));
   if (!begun_) return;
   const seat_id leads = coordinator();
   if (leads == self_) return coordinate(post);

@@ -67,7 +67,7 @@ void communicator<E>::died(seat_id seat, death how) noexcept {
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
   // A member that comes late is not another who takes its seat.
-  if (gone_.has(seat) || !part_.members().has(seat)) anew_.insert(seat);
+  if (gone_.contains(seat) || !part_.members().contains(seat)) anew_.insert(seat);
   gone_.erase(seat);
   certain_.erase(seat);
   tell(seat, told_kind::hello, epoch_, {});
@@ -77,14 +77,14 @@ template <endpoint E>
 void communicator<E>::hear_hello(seat_id from, const frame_header& frame) noexcept {
   if (frame.epoch != 0) return;
   fresh_.insert(from);
-  if (epoch_ != 0 && anew_.has(from)) waiting_.insert(from);
+  if (epoch_ != 0 && anew_.contains(from)) waiting_.insert(from);
 }
 
 template <endpoint E>
 void communicator<E>::hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
   const seat_set members = in.seats(end_->seats());
-  if (!in.is_all_read() || !members.has(end_->self())) {
+  if (!in.is_all_read() || !members.contains(end_->self())) {
     ++stats_.bad_frames;
     return;
   }
@@ -98,27 +98,26 @@ void communicator<E>::tell_welcome(const seat_set& to) noexcept {
   detail::told_bytes room;
   detail::wire_writer out(room);
   out.seats(part_.members(), end_->seats());
-  to.each([&](seat_id seat) {
+  for (const seat_id seat : to) {
     if (seat != end_->self()) tell(seat, told_kind::welcome, epoch_, out.written());
-  });
+  }
 }
 
 /// A seat that is needed, and neither taken nor known to have died.
 template <endpoint E>
 std::optional<seat_id> communicator<E>::missing() const noexcept {
   seat_set there = fresh_;
-  seat_set needed = seat_set::first(end_->seats());
+  seat_set needed = seat_set::first(rank_count{end_->seats()});
   if (welcomed_) {
     needed = *welcomed_;
     there = gone_ | part_.failed();
-    needed.each([&](seat_id seat) {
+    for (const seat_id seat : needed) {
       if (end_->is_connected(seat)) there.insert(seat);
-    });
+    }
   }
   needed -= there;
   needed.erase(end_->self());
-  const seat_id first = needed.lowest();
-  return first == no_seat ? std::nullopt : std::optional(first);
+  return needed.lowest();
 }
 
 template <endpoint E>
@@ -134,7 +133,7 @@ result<void> communicator<E>::join(deadline by) {
     wait_once(by);
   }
   if (epoch_ == 0) {
-    begin_epoch(1, seat_set::first(end_->seats()));
+    begin_epoch(1, seat_set::first(rank_count{end_->seats()}));
     tell_welcome(part_.members());  // who has heard all others says so to those that have not
   }
   welcomed_.reset();
@@ -145,7 +144,8 @@ template <endpoint E>
 void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) {
   std::vector<seat_id> seats;
   seats.reserve(members.size());
-  members.each([&](seat_id seat) { seats.push_back(seat); });
+  for (const seat_id seat : members)
+    seats.push_back(seat);
   std::vector<early_word> early_words;
   early_words.reserve(early_words_.capacity());
   early_words.swap(early_words_);
@@ -160,9 +160,9 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) 
   anew_ -= members;
   is_revoked_ = false;
   const poster post{this, epoch_};
-  (gone_ & members).each([&](seat_id seat) {
-    part_.died(seat, certain_.has(seat) ? death::certain : death::suspected, post);
-  });
+  for (const seat_id seat : (gone_ & members)) {
+    part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
+  }
   for (const early_word& each : early_words)
     part_.hear(each.from, each.message, post);
   if (std::exchange(is_next_revoked_, false)) revoke();
@@ -194,7 +194,7 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
     case told_kind::welcome:
       return hear_welcome(frame, bytes);
     case told_kind::revoke:
-      if (part_.members().has(from)) hear_revoke(frame);
+      if (part_.members().contains(from)) hear_revoke(frame);
       return;
     case told_kind::fenced:
       if (epoch_ != 0 && frame.epoch > epoch_) is_fenced_ = true;
@@ -215,9 +215,9 @@ template <endpoint E>
 void communicator<E>::revoke() noexcept {
   if (std::exchange(is_revoked_, true) || epoch_ == 0) return;
   // Everybody passes it on, once: whoever began may die before it has told all.
-  (part_.members() - part_.failed()).each([this](seat_id seat) {
+  for (const seat_id seat : (part_.members() - part_.failed())) {
     if (seat != end_->self()) tell(seat, told_kind::revoke, epoch_, {});
-  });
+  }
 }
 
 template <endpoint E>
@@ -235,10 +235,10 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
     return;
   }
   ++stats_.stale_frames;
-  if (frame.epoch + 1 == epoch_ && part_before_.members().has(from)) {
+  if (frame.epoch + 1 == epoch_ && part_before_.members().contains(from)) {
     part_before_.hear(from, *message, poster{this, frame.epoch});
   }
-  if (!part_.members().has(from)) tell(from, told_kind::fenced, epoch_, {});
+  if (!part_.members().contains(from)) tell(from, told_kind::fenced, epoch_, {});
 }
 
 // What is agreed on
@@ -268,9 +268,9 @@ result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
 
 template <endpoint E>
 void communicator<E>::leave_behind(const seat_set& failed) noexcept {
-  failed.each([this](seat_id seat) {
-    if (!anew_.has(seat)) end_->give_up(seat);
-  });
+  for (const seat_id seat : failed) {
+    if (!anew_.contains(seat)) end_->give_up(seat);
+  }
 }
 
 template <endpoint E>

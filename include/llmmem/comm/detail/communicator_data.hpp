@@ -26,7 +26,7 @@ result<void> communicator<E>::may_talk(rank_id with) const noexcept {
 template <endpoint E>
 frame_room communicator<E>::room_for(seat_id from, const frame_header& frame) noexcept {
   if (frame.epoch > epoch_) return {.what = frame_room::answer::later};
-  if (frame.epoch < epoch_ || is_revoked_ || !part_.members().has(from) || failed().has(from)) {
+  if (frame.epoch < epoch_ || is_revoked_ || !part_.members().contains(from) || failed().contains(from)) {
     ++stats_.stale_frames;
     return {};
   }
@@ -44,7 +44,7 @@ void communicator<E>::arrived(seat_id from, const frame_header& frame) noexcept 
 
 template <endpoint E>
 bool communicator<E>::goes_on() const noexcept {
-  return !is_revoked_ && !is_fenced_ && !failed().has(sending_to_);
+  return !is_revoked_ && !is_fenced_ && !failed().contains(sending_to_);
 }
 
 template <endpoint E>
@@ -62,7 +62,7 @@ result<void> communicator<E>::send_frames(std::span<const std::byte> bytes, rank
       frame.is_checked = 1;
       frame.crc = crc32c(0, part);
     }
-    if (failed().has(sending_to_)) return refuse(errc::peer_failed, to, bytes.size(), sent);
+    if (failed().contains(sending_to_)) return refuse(errc::peer_failed, to, bytes.size(), sent);
     const result<void> done = end_->send(sending_to_, frame, part, by, handler);
     if (!done) {
       if (done.code() != errc::cancelled) return refuse(done.code(), to, bytes.size(), sent);

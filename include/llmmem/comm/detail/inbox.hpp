@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
-#include <llmmem/comm/seats.hpp>
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 

@@ -2,7 +2,7 @@
 /// Numbers as bytes, the lowest first, whatever the machine.
 #pragma once
 
-#include <llmmem/comm/seats.hpp>
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 
 #include <array>
@@ -48,8 +48,8 @@ class wire_reader {
     std::array<std::uint64_t, max_seats / 64> words{};
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
       words[i] = u64();
-    const seat_set set = seat_set::of(words);
-    if (!(set - seat_set::first(count)).empty()) is_bad_ = true;
+    const seat_set set = seat_set::from_words(words);
+    if (!(set - seat_set::first(rank_count{count})).empty()) is_bad_ = true;
     return set;
   }
   /// Whether all was there that was asked for, and nothing else.

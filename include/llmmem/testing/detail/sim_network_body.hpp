@@ -101,7 +101,8 @@ inline void sim_network::plan_silences() {
       suspects(a, to_index(each.seat), each.from, each.until);
     for (const parting& each : partings_) {
       for (std::uint32_t b = 0; b < options_.seats; ++b) {
-        if (each.group.has(seat_id{a}) != each.group.has(seat_id{b})) suspects(a, b, each.from, each.until);
+        if (each.group.contains(seat_id{a}) != each.group.contains(seat_id{b}))
+          suspects(a, b, each.from, each.until);
       }
     }
   }
@@ -162,7 +163,8 @@ inline std::uint64_t sim_network::past_pauses(seat_id seat, std::uint64_t time) 
 
 inline std::uint64_t sim_network::past_partings(seat_id a, seat_id b, std::uint64_t time) const noexcept {
   for (const parting& each : partings_) {
-    if (each.group.has(a) != each.group.has(b) && time >= each.from && time < each.until) time = each.until;
+    if (each.group.contains(a) != each.group.contains(b) && time >= each.from && time < each.until)
+      time = each.until;
   }
   return time;
 }
@@ -440,8 +442,7 @@ inline bool sim_endpoint::is_next_of_its_seat(std::size_t at) const noexcept {
   const auto seat = [this](std::size_t i) { return net_->processes_[notices_[i].process]->self(); };
   for (std::size_t i = 0; i < notices_.size(); ++i) {
     if (i == at || seat(i) != seat(at)) continue;
-    if (notices_[i].due < notices_[at].due || (notices_[i].due == notices_[at].due && i < at))
-      return false;
+    if (notices_[i].due < notices_[at].due || (notices_[i].due == notices_[at].due && i < at)) return false;
   }
   return true;
 }

@@ -1,4 +1,4 @@
-#include <llmmem/sharding/rank_set.hpp>
+#include <llmmem/comm/id_set.hpp>
 
 #include <doctest/doctest.h>
 
