@@ -213,6 +213,9 @@ constexpr std::array refusals{
             "revoke() and agree()"},
     refusal{errc::message_damaged, raises::comm_error,
             "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
+    refusal{errc::state_lost, raises::comm_error,
+            "kv: 12 ranks are gone, and nobody has the state of 30 of them, rank 7 the lowest; go back to a "
+            "checkpoint, or take a stronger scheme"},
 };
 
 }  // namespace
