@@ -12,6 +12,7 @@
 #include <llmmem/redundancy/redundancy.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/transfer/crc32c.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -41,9 +42,7 @@ template <replica_placement Placement = ring_neighbours>
 class any_seats {
  public:
   explicit any_seats(Placement placement = Placement()) : placement_(std::move(placement)) {}
-  [[nodiscard]] Placement operator()(std::span<const seat_id> /*seats*/) const {
-    return placement_;
-  }
+  [[nodiscard]] Placement operator()(std::span<const seat_id> /*seats*/) const { return placement_; }
 
  private:
   Placement placement_;
@@ -182,6 +181,7 @@ class redundant_replica {
   [[nodiscard]] replica_stats stats() const noexcept;
 
  private:
+  friend struct testing_access;
   /// A version as one rank holds it.
   struct generation {
     bool is_there = false;
@@ -198,11 +198,16 @@ class redundant_replica {
   };
   /// What each rank says of itself when an epoch begins.
   struct presence {
-    std::uint64_t has = 0;  // a version
     std::uint64_t version = 0;
     std::uint64_t epoch = 0;
-    std::uint64_t rank = 0;  // in that epoch
+    std::uint32_t rank = 0;   // in that epoch
+    std::uint32_t world = 0;  // of that epoch; 0: it holds nothing
+    std::uint32_t sum = 0;
+    std::uint32_t unused = 0;
   };
+  [[nodiscard]] static std::uint32_t sum_of(const presence& said) noexcept {
+    return crc32c(0, std::as_bytes(std::span(&said, 1)).first(offsetof(presence, sum)));
+  }
 
   [[nodiscard]] std::optional<replica_map> place(std::span<const seat_id> seats) const;
   [[nodiscard]] collective_call call(deadline by) const;
@@ -211,7 +216,9 @@ class redundant_replica {
 
   [[nodiscard]] std::vector<std::optional<rank_id>> homes_now() const;
   void own_by_home();
-  result<void> learn(generation& about, rank_id from, deadline by);
+  result<recovered_state> recover_now(deadline by);
+  result<void> tell_all(std::vector<std::uint32_t>& words, rank_id from, deadline by);
+  result<void> learn(generation& about, rank_id from, std::uint32_t world, deadline by);
   [[nodiscard]] bool is_whole(const generation& held) const noexcept;
   result<void> carry_out(const ownership_plan& plan, deadline by);
   [[nodiscard]] std::span<const std::byte> bytes_at(const part_transfer& transfer) const noexcept;
@@ -220,6 +227,8 @@ class redundant_replica {
   [[nodiscard]] result<std::vector<std::span<const std::byte>>> sorted(
       std::span<const part_bytes> parts) const;
   result<void> share_sums(generation& of, deadline by);
+  [[nodiscard]] result<void> check_blob(const generation& of, rank_id owner,
+                                        std::span<const std::byte> blob) const noexcept;
   result<void> send_copies(generation& of, deadline by);
   result<void> compare_wards(generation& of, std::span<const std::span<const std::byte>> parts);
   result<void> send_stripes(generation& of, deadline by);
@@ -230,6 +239,7 @@ class redundant_replica {
   redundancy_scheme scheme_;
   std::vector<std::uint64_t> sizes_;  // by part
   std::vector<seat_id> homes_;        // by part
+  std::size_t home_seats_ = 0;        // different ones
   Place place_;
   replica_options options_;
 
@@ -242,6 +252,7 @@ class redundant_replica {
   generation committed_{};
   generation pending_{};
   std::vector<std::byte> scratch_{};
+  std::vector<std::vector<std::uint32_t>> stripe_sums_{};  // by rank, of what is being kept
   std::uint64_t keeps_ = 0;
   std::uint64_t recoveries_ = 0;
 };

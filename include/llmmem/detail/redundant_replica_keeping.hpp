@@ -38,6 +38,10 @@ redundant_replica<T, Place>::redundant_replica(T& ranks, const redundancy_scheme
       homes_(homes.begin(), homes.end()),
       place_(std::move(place)),
       options_(options) {
+  for (std::size_t i = 0; i < homes.size(); ++i)
+    home_seats_ +=
+        std::ranges::find(homes.first(i), homes[i]) == homes.begin() + static_cast<std::ptrdiff_t>(i) ? 1U
+                                                                                                      : 0U;
   if (sizes.size() == homes.size()) return;
   throw argument_error(std::string(options.name) + ": " + std::to_string(sizes.size()) + " parts and " +
                        std::to_string(homes.size()) + " homes; each part has one");
@@ -59,7 +63,13 @@ std::optional<replica_map> redundant_replica<T, Place>::place(std::span<const se
   const rank_count world{static_cast<std::uint32_t>(seats.size())};
   const std::optional<redundancy_scheme> scheme = scheme_for(scheme_, world);
   if (!scheme) return std::nullopt;
-  return place_(seats).place(*scheme, world);
+  try {
+    return place_(seats).place(*scheme, world);
+  } catch (const argument_error&) {
+    // Those that are left may be too few for what all could do: then next to each other is better than not.
+    if (seats.size() >= home_seats_) throw;
+    return ring_neighbours().place(*scheme, world);
+  }
 }
 
 template <seated_transport T, seat_placement Place>
@@ -140,6 +150,7 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
     }
   }
   made.is_there = done.has_value();
+  if (done.code() == errc::message_damaged) ranks_->revoke();  // others wait for what comes after it
   keeps_ += made.is_there ? 1U : 0U;
   return done;
 }
@@ -164,25 +175,47 @@ void redundant_replica<T, Place>::forget() noexcept {
   pending_ = {};
 }
 
-/// All ranks know the checksums of all parts, so that whoever gets one back can hold it to its own.
+/// All ranks know the checksums of all parts and, of coded states, of all stripes: so that whoever gets one
+/// can hold it to its own. What each rank says ends with a checksum of that.
 template <seated_transport T, seat_placement Place>
 result<void> redundant_replica<T, Place>::share_sums(generation& of, deadline by) {
   const std::uint32_t world = of.layout.world;
-  std::vector<std::uint32_t> by_rank;
-  std::vector<std::uint32_t> parts;
+  std::vector<std::uint32_t> words;
   std::vector<std::uint64_t> blocks{0};
+  stripe_sums_.assign(world, {});
+  const auto stripes = [&](rank_id rank) {
+    return map_ && map_->scheme().is_coded() ? map_->layout(map_->group_of(rank)).shape().data : 0U;
+  };
   for (std::uint32_t rank = 0; rank < world; ++rank) {
-    for (std::uint32_t i = 0; i < sizes_.size(); ++i) {
-      if (owners_[i] != rank_id{rank}) continue;
-      parts.push_back(i);
-      by_rank.push_back(of.sums[i]);
-    }
-    blocks.push_back(by_rank.size() * sizeof(std::uint32_t));
+    const auto parts = std::ranges::count(owners_, rank_id{rank});
+    words.resize(words.size() + static_cast<std::size_t>(parts) + stripes(rank_id{rank}) + 1);
+    blocks.push_back(words.size() * sizeof(std::uint32_t));
   }
-  const auto done = all_gather(*ranks_, std::as_writable_bytes(std::span(by_rank)), blocks, call(by));
+  const auto said_by = [&](std::uint32_t rank) {
+    return std::span(words).subspan(blocks[rank] / 4, (blocks[rank + 1] - blocks[rank]) / 4);
+  };
+  const std::span<std::uint32_t> own = said_by(to_index(of.self));
+  std::size_t at = 0;
+  for (const part_id part : mine())
+    own[at++] = of.sums[to_index(part)];
+  for (std::uint32_t stripe = 0; stripe < stripes(of.self); ++stripe) {
+    const byte_range range = stripe_of(of.own.size(), stripes(of.self), stripe);
+    own[at++] = crc32c(0, std::span<const std::byte>(of.own).subspan(range.first, range.count));
+  }
+  own[at] = crc32c(0, std::as_bytes(own.first(at)));
+  const auto done = all_gather(*ranks_, std::as_writable_bytes(std::span(words)), blocks, call(by));
   if (!done) return done;
-  for (std::size_t k = 0; k < parts.size(); ++k)
-    of.sums[parts[k]] = by_rank[k];
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const std::span<const std::uint32_t> said = said_by(rank);
+    const std::uint32_t sum = crc32c(0, std::as_bytes(said.first(said.size() - 1)));
+    if (sum != said.back()) return refuse(errc::message_damaged, rank, said.back(), sum);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      if (owners_[i] == rank_id{rank}) of.sums[i] = said[next++];
+    }
+    for (std::uint32_t stripe = 0; stripe < stripes(rank_id{rank}); ++stripe)
+      stripe_sums_[rank].push_back(said[next++]);
+  }
   return {};
 }
 
@@ -200,6 +233,20 @@ result<void> redundant_replica<T, Place>::trade(std::optional<std::span<const st
   }
   if (!done) ranks_->revoke();
   return done;
+}
+
+/// Whether all parts in a rank's blob are what was kept of them.
+template <seated_transport T, seat_placement Place>
+result<void> redundant_replica<T, Place>::check_blob(const generation& of, rank_id owner,
+                                                     std::span<const std::byte> blob) const noexcept {
+  std::uint64_t at = 0;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (of.layout.owners[i] != owner) continue;
+    const std::uint32_t sum = crc32c(0, blob.subspan(at, sizes_[i]));
+    if (sum != of.sums[i]) return refuse(errc::message_damaged, to_index(owner), of.sums[i], sum);
+    at += sizes_[i];
+  }
+  return {};
 }
 
 template <seated_transport T, seat_placement Place>
@@ -220,6 +267,8 @@ result<void> redundant_replica<T, Place>::send_copies(generation& of, deadline b
     of.copies[from].resize(keeps(self, from) ? of.layout.blob_bytes(rank_id{from}) : 0);
     if (keeps(self, from)) into = of.copies[from];
     if (auto done = trade(out, rank_id{to}, into, rank_id{from}, by); !done) return done;
+    if (!into) continue;
+    if (auto whole = check_blob(of, rank_id{from}, *into); !whole) return whole;
   }
   return {};
 }
@@ -282,6 +331,9 @@ result<void> redundant_replica<T, Place>::send_stripes(generation& of, deadline 
       }
       if (auto done = trade(out, group[to], into, group[from], by); !done) return done;
       if (!into) continue;
+      const std::uint32_t sum = crc32c(0, *into);
+      const std::uint32_t wanted = stripe_sums_[to_index(group[from])][layout.stripe_in(from, codeword)];
+      if (sum != wanted) return refuse(errc::message_damaged, to_index(group[from]), wanted, sum);
       const bool is_xor = map_->scheme().kind() == redundancy_kind::parity;
       const std::uint8_t coefficient = is_xor
                                            ? std::uint8_t{1}

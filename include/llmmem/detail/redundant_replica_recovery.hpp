@@ -38,15 +38,26 @@ void redundant_replica<T, Place>::own_by_home() {
   }
 }
 
+/// Words from one to all, with their checksum behind them.
+template <seated_transport T, seat_placement Place>
+result<void> redundant_replica<T, Place>::tell_all(std::vector<std::uint32_t>& words, rank_id from,
+                                                   deadline by) {
+  words.push_back(crc32c(0, std::as_bytes(std::span(words))));
+  if (auto done = broadcast(*ranks_, std::as_writable_bytes(std::span(words)), from, call(by)); !done)
+    return done;
+  const std::uint32_t wanted = words.back();
+  words.pop_back();
+  const std::uint32_t sum = crc32c(0, std::as_bytes(std::span(words)));
+  if (sum != wanted) return refuse(errc::message_damaged, to_index(from), wanted, sum);
+  return {};
+}
+
 /// How the version was kept, from one that has it to all.
 template <seated_transport T, seat_placement Place>
-result<void> redundant_replica<T, Place>::learn(generation& about, rank_id from, deadline by) {
-  const bool has = ranks_->rank() == from;
-  std::uint64_t world = has ? committed_.layout.world : 0;
-  if (auto done = broadcast(*ranks_, std::as_writable_bytes(std::span(&world, 1)), from, call(by)); !done)
-    return done;
+result<void> redundant_replica<T, Place>::learn(generation& about, rank_id from, std::uint32_t world,
+                                                deadline by) {
   std::vector<std::uint32_t> words;
-  if (has) {
+  if (ranks_->rank() == from) {
     for (const seat_id seat : committed_.seats)
       words.push_back(to_index(seat));
     for (const rank_id owner : committed_.layout.owners)
@@ -54,11 +65,8 @@ result<void> redundant_replica<T, Place>::learn(generation& about, rank_id from,
     words.insert(words.end(), committed_.sums.begin(), committed_.sums.end());
   }
   words.resize(world + 2 * sizes_.size());
-  if (auto done = broadcast(*ranks_, std::as_writable_bytes(std::span(words)), from, call(by)); !done)
-    return done;
-  about.seats.clear();
-  about.sums.clear();
-  about.layout = {.part_bytes = sizes_, .owners = {}, .world = static_cast<std::uint32_t>(world)};
+  if (auto done = tell_all(words, from, by); !done) return done;
+  about.layout = {.part_bytes = sizes_, .owners = {}, .world = world};
   for (std::size_t i = 0; i < world; ++i)
     about.seats.push_back(seat_id{words[i]});
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
@@ -71,19 +79,9 @@ result<void> redundant_replica<T, Place>::learn(generation& about, rank_id from,
 /// Whether all that is held of a version is what was kept.
 template <seated_transport T, seat_placement Place>
 bool redundant_replica<T, Place>::is_whole(const generation& held) const noexcept {
-  const auto is_right = [&](rank_id owner, std::span<const std::byte> blob) {
-    if (blob.empty()) return true;
-    std::uint64_t at = 0;
-    for (std::size_t i = 0; i < sizes_.size(); ++i) {
-      if (held.layout.owners[i] != owner) continue;
-      if (crc32c(0, blob.subspan(at, sizes_[i])) != held.sums[i]) return false;
-      at += sizes_[i];
-    }
-    return true;
-  };
-  if (!is_right(held.self, held.own)) return false;
+  if (!check_blob(held, held.self, held.own)) return false;
   for (std::uint32_t rank = 0; rank < held.copies.size(); ++rank) {
-    if (!is_right(rank_id{rank}, held.copies[rank])) return false;
+    if (!held.copies[rank].empty() && !check_blob(held, rank_id{rank}, held.copies[rank])) return false;
   }
   for (std::size_t codeword = 0; codeword < held.parities.size(); ++codeword) {
     if (crc32c(0, held.parities[codeword]) != held.parity_sums[codeword]) return false;
@@ -93,6 +91,13 @@ bool redundant_replica<T, Place>::is_whole(const generation& held) const noexcep
 
 template <seated_transport T, seat_placement Place>
 result<recovered_state> redundant_replica<T, Place>::recover(deadline by) {
+  const result<recovered_state> outcome = recover_now(by);
+  if (outcome.code() == errc::message_damaged) ranks_->revoke();  // others wait for what comes after it
+  return outcome;
+}
+
+template <seated_transport T, seat_placement Place>
+result<recovered_state> redundant_replica<T, Place>::recover_now(deadline by) {
   epoch_ = ranks_->epoch();
   map_ = place(ranks_->seats());
   pending_.is_there = false;
@@ -102,18 +107,24 @@ result<recovered_state> redundant_replica<T, Place>::recover(deadline by) {
   // What is damaged here counts as lost: others have it whole.
   if (committed_.is_there && !is_whole(committed_)) committed_.is_there = false;
   std::vector<presence> all(to_number(ranks_->world()));
-  all[to_index(ranks_->rank())] = {.has = committed_.is_there ? 1U : 0U,
-                                   .version = committed_.version,
-                                   .epoch = committed_.epoch,
-                                   .rank = to_index(committed_.self)};
+  presence& own = all[to_index(ranks_->rank())];
+  own = {.version = committed_.version,
+         .epoch = committed_.epoch,
+         .rank = to_index(committed_.self),
+         .world = committed_.is_there ? committed_.layout.world : 0};
+  own.sum = sum_of(own);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(all));
   const auto done =
       all_gather(*ranks_, bytes, even_blocks(bytes.size(), ranks_->world(), sizeof(presence)), call(by));
   if (!done) return done.error();
+  for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
+    if (const auto sum = sum_of(all[rank]); sum != all[rank].sum)
+      return refuse(errc::message_damaged, rank, all[rank].sum, sum);
+  }
 
   const presence* newest = nullptr;
   for (const presence& each : all) {
-    if (each.has == 0) continue;
+    if (each.world == 0) continue;
     if (newest == nullptr || std::pair(each.version, each.epoch) > std::pair(newest->version, newest->epoch))
       newest = &each;
   }
@@ -122,17 +133,17 @@ result<recovered_state> redundant_replica<T, Place>::recover(deadline by) {
     return recovered_state{};
   }
   const auto holds = [&](const presence& each) {
-    return each.has != 0 && each.version == newest->version && each.epoch == newest->epoch;
+    return each.world != 0 && each.version == newest->version && each.epoch == newest->epoch;
   };
   // One that was left out of the last commit, and came back: what it holds is stale.
   if (!holds(all[to_index(ranks_->rank())])) committed_.is_there = false;
   generation about;
   const auto from = rank_id{static_cast<std::uint32_t>(newest - all.data())};
-  if (auto learnt = learn(about, from, by); !learnt) return learnt.error();
+  if (auto learnt = learn(about, from, newest->world, by); !learnt) return learnt.error();
   membership_change change{.home = homes_now(), .world = to_number(ranks_->world())};
   change.now.resize(about.layout.world);
   for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
-    if (holds(all[rank]) && all[rank].rank < about.layout.world) change.now[all[rank].rank] = rank_id{rank};
+    if (holds(all[rank])) change.now[all[rank].rank] = rank_id{rank};
   }
   const ownership_plan plan = plan_ownership(about.layout, place(about.seats), change);
   if (!plan.unrecoverable.empty()) {
