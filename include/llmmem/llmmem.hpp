@@ -42,6 +42,15 @@
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
+#include <llmmem/comm/agreement.hpp>
+#include <llmmem/comm/collectives.hpp>
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/id_set.hpp>
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/comm/reduce_op.hpp>
+#include <llmmem/comm/thread_network.hpp>
+#include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/admission.hpp>
@@ -66,6 +75,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/metadata_pmr.hpp>
 #include <llmmem/model/activations.hpp>
+#include <llmmem/model/bf16.hpp>
 #include <llmmem/model/dtype.hpp>
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/presets.hpp>
@@ -122,6 +132,7 @@
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/gf256.hpp>
 #include <llmmem/redundancy/gf_engine.hpp>
+#include <llmmem/redundancy/part_ownership.hpp>
 #include <llmmem/redundancy/placement.hpp>
 #include <llmmem/redundancy/rebuild_plan.hpp>
 #include <llmmem/redundancy/recovery.hpp>
@@ -130,6 +141,7 @@
 #include <llmmem/redundancy/replica_map.hpp>
 #include <llmmem/redundancy/simd_path.hpp>
 #include <llmmem/redundancy/xor_parity.hpp>
+#include <llmmem/redundant_replica.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access.hpp>
 #include <llmmem/schedule/access_window.hpp>
@@ -163,7 +175,6 @@
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/process_grid.hpp>
-#include <llmmem/comm/id_set.hpp>
 #include <llmmem/sharding/replicated.hpp>
 #include <llmmem/sharding/reshard.hpp>
 #include <llmmem/sharding/reshard_plan.hpp>
