@@ -330,6 +330,22 @@ TEST_SUITE("agreement") {
     }
   }
 
+  TEST_CASE("one that is wrongly said to be dead goes alone, and takes nobody with it who has not heard of it") {
+    members_at_work all(5, 1);
+    all.suspect(4, 1);
+    for (std::size_t i = 0; i < 5; ++i)
+      all.begin(i, ~std::uint64_t{0});
+    all.run();
+    for (const std::size_t i : {0U, 2U, 3U, 4U}) {
+      CAPTURE(i);
+      REQUIRE(all.outcomes(i).size() == 1);
+      CHECK(all.outcomes(i)[0].failed == set_of({1}));
+    }
+    CHECK(all.outcomes(1).empty());
+    CHECK_FALSE(all.part(1).has_quorum());
+    CHECK(all.part(1).suspected().empty());  // it tells nobody
+  }
+
   TEST_CASE("messages of those that are no members are not heard") {
     const auto none = [](seat_id, const agree_message&) noexcept { CHECK(false); };
     agreement part(seat_id{1}, set_of({1, 2, 5}));

@@ -39,7 +39,7 @@ struct agree_message {
   seat_id accepted_by = no_seat;  ///< of a report: whose proposal `value` is, or none's: then it is a say
   agreed value{};
   seat_set certain{};    ///< known to be dead
-  seat_set suspected{};  ///< not heard, and maybe alive
+  seat_set suspected{};  ///< not heard, and maybe alive; without those that only say the same of the sender
 
   friend constexpr bool operator==(const agree_message&, const agree_message&) noexcept = default;
 };
@@ -65,7 +65,8 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 /// after another, 4 (n - 1) in all.
 ///
 /// - **Failures** are for good within an epoch, and catching: who hears that another member has failed holds
-///   it for failed, too. A member that is told that itself has failed holds him who says so for estranged.
+///   it for failed, too. A member that is told that itself has failed hears no more from him who says so, but
+///   tells nobody: it may be wrong about itself alone, and must not take others with it.
 /// - **Who may decide.** When all others are dead for certain, whoever is left. When some are only suspected,
 ///   and may therefore live and agree on something else, more than half of the epoch's members, the dead ones
 ///   counted; of two equal halves the one with the lowest member. So two halves that cannot hear each other
@@ -87,10 +88,12 @@ class agreement {
   [[nodiscard]] seat_id self() const noexcept { return self_; }
   [[nodiscard]] const seat_set& members() const noexcept { return members_; }
   /// Members known to be dead, or not heard any more.
-  [[nodiscard]] seat_set failed() const noexcept { return certain_ | suspected_; }
+  [[nodiscard]] seat_set failed() const noexcept { return certain_ | suspected_ | estranged_; }
   [[nodiscard]] const seat_set& suspected() const noexcept { return suspected_; }
   /// The member that coordinates, for what this one knows.
-  [[nodiscard]] seat_id coordinator() const noexcept { return (members_ - failed()).lowest().value_or(no_seat); }
+  [[nodiscard]] seat_id coordinator() const noexcept {
+    return (members_ - failed()).lowest().value_or(no_seat);
+  }
   /// Agreements that are over.
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
   /// Whether one was begun that is not over.
@@ -141,6 +144,7 @@ class agreement {
   seat_set members_{};
   seat_set certain_{};
   seat_set suspected_{};
+  seat_set estranged_{};  // say that this one has failed
   seat_set told_estranged_{};
 
   std::uint64_t instance_ = 0;

@@ -194,7 +194,7 @@ class communicator {
   void came(seat_id seat) noexcept;
   [[nodiscard]] bool goes_on() const noexcept;
 
-  void hear_hello(seat_id from, const frame_header& frame) noexcept;
+  void hear_hello(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void hear_revoke(const frame_header& frame) noexcept;
   void hear_agree(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
@@ -202,8 +202,17 @@ class communicator {
   void tell_agree(seat_id to, const agree_message& message, std::uint64_t epoch) noexcept;
   void tell_welcome(const seat_set& to) noexcept;
 
+  /// Whether the process that is, or was, connected there is the one that is a member.
+  [[nodiscard]] bool is_member(seat_id seat) const noexcept {
+    return part_.members().contains(seat) && nonces_[to_index(seat)] == member_nonces_[to_index(seat)];
+  }
+  /// Or may have been: it ended before it said who it is.
+  [[nodiscard]] bool was_member(seat_id seat) const noexcept {
+    return is_member(seat) || (part_.members().contains(seat) && nonces_[to_index(seat)] == 0);
+  }
   [[nodiscard]] std::optional<seat_id> missing() const noexcept;
-  void begin_epoch(std::uint64_t epoch, const seat_set& members);
+  void begin_epoch(std::uint64_t epoch, const seat_set& members, const seat_set& newcomers,
+                   const std::vector<std::uint64_t>& nonces);
   void leave_behind(const seat_set& failed) noexcept;
   void wait_once(deadline by);
 
@@ -227,13 +236,16 @@ class communicator {
   bool is_revoked_ = false;
   bool is_fenced_ = false;
 
-  seat_set gone_{};     // processes that died, whether members or not
-  seat_set certain_{};  // of these, for certain
-  seat_set fresh_{};    // processes that are in no epoch, for all they said
-  seat_set anew_{};     // processes that came after the epoch began, not its members
-  seat_set waiting_{};  // fresh ones that wait for members to admit them
+  seat_set gone_{};                    // processes that died, whether members or not
+  seat_set certain_{};                 // of these, for certain
+  seat_set fresh_{};                   // processes that are in no epoch, for all they said
+  seat_set anew_{};                    // processes that came after the epoch began, not its members
+  seat_set waiting_{};                 // fresh ones that wait for members to admit them
+  std::vector<std::uint64_t> nonces_;  // by seat, of who was connected there last; 0: it has not said so yet
+  std::vector<std::uint64_t> member_nonces_;
   std::optional<seat_set> welcomed_{};
   std::uint64_t welcome_epoch_ = 0;
+  std::vector<std::uint64_t> welcome_nonces_;
 
   std::vector<early_word> early_words_{};  // of the epoch that is next
   bool is_next_revoked_ = false;

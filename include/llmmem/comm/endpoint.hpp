@@ -39,7 +39,7 @@ struct frame_header {
 };
 
 /// The most bytes `tell` takes at once. A frame of data may have `frame_bytes()`.
-inline constexpr std::uint32_t max_told_bytes = 4096;
+inline constexpr std::uint32_t max_told_bytes = 16384;
 
 /// How sure a death is.
 enum class death : std::uint8_t {
@@ -107,6 +107,7 @@ static_assert(frame_handler<any_frame_handler>);
 /// dies, not at all; the lanes overtake each other.
 ///
 /// - `self()`, `seats()`   its own seat, and how many there are: 2 to `max_seats`, or 1.
+/// - `nonce()`             a number that no other process of this job has or had, and not 0.
 /// - `now_ns()`            the clock that deadlines are of. Never goes back.
 /// - `frame_bytes()`       the most bytes that a frame of data may have; at least `max_told_bytes`.
 /// - `is_connected(seat)`  whether somebody is there who can be sent to, for all that is known: between
@@ -138,6 +139,7 @@ concept endpoint =
              std::span<const std::byte> bytes, deadline by, detail::any_frame_handler& handler) {
       { seen.self() } noexcept -> std::same_as<seat_id>;
       { seen.seats() } noexcept -> std::same_as<std::uint32_t>;
+      { seen.nonce() } noexcept -> std::same_as<std::uint64_t>;
       { seen.now_ns() } noexcept -> std::same_as<std::uint64_t>;
       { seen.frame_bytes() } noexcept -> std::same_as<std::uint32_t>;
       { seen.is_connected(seat) } noexcept -> std::same_as<bool>;

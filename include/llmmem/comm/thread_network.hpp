@@ -94,7 +94,8 @@ class thread_network {
   [[nodiscard]] lane& between(seat_id from, seat_id to) noexcept {
     return lanes_[std::size_t{to_index(from)} * places_.size() + to_index(to)];
   }
-  void sit(seat_id seat);
+  /// Its nonce: how many have sat down by then.
+  [[nodiscard]] std::uint64_t sit(seat_id seat);
   void leave(seat_id seat) noexcept;
   void tell_death(seat_id seat) noexcept;
   /// Whether what `from` sends goes to the one that it believes to sit there.
@@ -102,6 +103,7 @@ class thread_network {
 
   thread_network_options options_;
   std::mutex mutex_;
+  std::uint64_t sat_ = 0;
   std::vector<place> places_;
   std::vector<lane> lanes_;
 };
@@ -117,6 +119,7 @@ class thread_endpoint {
 
   [[nodiscard]] seat_id self() const noexcept { return self_; }
   [[nodiscard]] std::uint32_t seats() const noexcept { return net_->seats(); }
+  [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
   [[nodiscard]] std::uint64_t now_ns() const noexcept;
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return net_->options_.frame_bytes; }
   [[nodiscard]] bool is_connected(seat_id seat) const noexcept;
@@ -149,6 +152,7 @@ class thread_endpoint {
 
   thread_network* net_;
   seat_id self_;
+  std::uint64_t nonce_;
   std::uint32_t turn_ = 0;  // which seat is looked at first: none starves
 };
 

@@ -58,6 +58,7 @@ class sim_endpoint {
 
   [[nodiscard]] seat_id self() const noexcept { return self_; }
   [[nodiscard]] std::uint32_t seats() const noexcept;
+  [[nodiscard]] std::uint64_t nonce() const noexcept { return std::uint64_t{number_} + 1; }
   [[nodiscard]] std::uint64_t now_ns() const noexcept;
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept;
   [[nodiscard]] bool is_connected(seat_id seat) const noexcept;

@@ -9,7 +9,7 @@
 namespace llmmem::inline v0 {
 
 inline std::uint32_t agreement::quorum() const noexcept {
-  if ((suspected_ - certain_).empty()) return 1;
+  if (((suspected_ | estranged_) - certain_).empty()) return 1;
   const std::uint32_t all = members_.size();
   const bool halves_do = all % 2 == 0 && !failed().contains(members_.lowest().value_or(self_));
   return halves_do ? all / 2 : all / 2 + 1;
@@ -79,7 +79,7 @@ template <agree_post Post>
 void agreement::hear(seat_id from, const agree_message& message, const Post& post) noexcept {
   if (from == self_ || !members_.contains(from)) return;
   if (message.certain.contains(self_) || message.suspected.contains(self_)) {
-    note(from, death::suspected);
+    estranged_.insert(from);
     return advance(post);
   }
   if (failed().contains(from)) {

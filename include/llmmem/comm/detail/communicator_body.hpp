@@ -5,13 +5,21 @@
 #include <llmmem/comm/communicator.hpp>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace llmmem::inline v0 {
 
 template <endpoint E>
 communicator<E>::communicator(E& end, const communicator_options& options)
-    : end_(&end), options_(options), inbox_(end.seats(), options.early_bytes), traffic_(end.seats()) {
+    : end_(&end),
+      options_(options),
+      nonces_(end.seats(), 0),
+      member_nonces_(end.seats(), 0),
+      welcome_nonces_(end.seats(), 0),
+      inbox_(end.seats(), options.early_bytes),
+      traffic_(end.seats()) {
+  nonces_[to_index(end.self())] = end.nonce();
   // Heard within callbacks, which must not fail: a member may be one epoch ahead, and say in it who has died.
   early_words_.reserve(std::size_t{4} * end.seats());
 }
@@ -61,43 +69,65 @@ void communicator<E>::died(seat_id seat, death how) noexcept {
   waiting_.erase(seat);
   anew_.erase(seat);
   inbox_.forget(seat);
-  part_.died(seat, how, poster{this, epoch_});
+  // Who died may have sat there before the member that this process has yet to meet.
+  if (was_member(seat)) part_.died(seat, how, poster{this, epoch_});
 }
 
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
-  // A member that comes late is not another who takes its seat.
-  if (gone_.contains(seat) || !part_.members().contains(seat)) anew_.insert(seat);
+  anew_.insert(seat);
   gone_.erase(seat);
   certain_.erase(seat);
-  tell(seat, told_kind::hello, epoch_, {});
+  nonces_[to_index(seat)] = 0;
+  std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  detail::wire_writer out(room);
+  out.u64(end_->nonce());
+  tell(seat, told_kind::hello, epoch_, out.written());
 }
 
 template <endpoint E>
-void communicator<E>::hear_hello(seat_id from, const frame_header& frame) noexcept {
+void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
+                                 std::span<const std::byte> bytes) noexcept {
+  detail::wire_reader in(bytes);
+  const std::uint64_t nonce = in.u64();
+  if (!in.is_all_read()) {
+    ++stats_.bad_frames;
+    return;
+  }
+  nonces_[to_index(from)] = nonce;
+  // A member that comes late is not another who takes its seat.
+  if (is_member(from)) anew_.erase(from);
   if (frame.epoch != 0) return;
   fresh_.insert(from);
-  if (epoch_ != 0 && anew_.contains(from)) waiting_.insert(from);
+  if (epoch_ != 0 && !is_member(from)) waiting_.insert(from);
 }
 
 template <endpoint E>
 void communicator<E>::hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
+  if (epoch_ != 0 || welcomed_) return;  // each member says it
   const seat_set members = in.seats(end_->seats());
-  if (!in.is_all_read() || !members.contains(end_->self())) {
+  for (const seat_id seat : members)
+    welcome_nonces_[to_index(seat)] = in.u64();
+  // One that is for who sat here before is none for this process.
+  if (!in.is_all_read() || !members.contains(end_->self()) ||
+      welcome_nonces_[to_index(end_->self())] != end_->nonce()) {
     ++stats_.bad_frames;
     return;
   }
-  if (epoch_ != 0 || welcomed_) return;  // each member says it
   welcomed_ = members;
   welcome_epoch_ = frame.epoch;
 }
 
 template <endpoint E>
 void communicator<E>::tell_welcome(const seat_set& to) noexcept {
-  detail::told_bytes room;
+  std::array<std::byte, sizeof(seat_set) + sizeof(std::uint64_t) * max_seats>
+      room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  static_assert(sizeof(room) <= max_told_bytes);
   detail::wire_writer out(room);
   out.seats(part_.members(), end_->seats());
+  for (const seat_id seat : part_.members())
+    out.u64(member_nonces_[to_index(seat)]);
   for (const seat_id seat : to) {
     if (seat != end_->self()) tell(seat, told_kind::welcome, epoch_, out.written());
   }
@@ -110,9 +140,9 @@ std::optional<seat_id> communicator<E>::missing() const noexcept {
   seat_set needed = seat_set::first(rank_count{end_->seats()});
   if (welcomed_) {
     needed = *welcomed_;
-    there = gone_ | part_.failed();
+    there = part_.failed();
     for (const seat_id seat : needed) {
-      if (end_->is_connected(seat)) there.insert(seat);
+      if (is_member(seat) && end_->is_connected(seat)) there.insert(seat);
     }
   }
   needed -= there;
@@ -124,7 +154,7 @@ template <endpoint E>
 result<void> communicator<E>::join(deadline by) {
   if (epoch_ != 0 && !welcomed_) return {};
   for (;;) {
-    if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_);
+    if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
     const std::optional<seat_id> lacks = missing();
     if (!lacks) break;
     if (end_->now_ns() >= by.ns) {
@@ -133,7 +163,8 @@ result<void> communicator<E>::join(deadline by) {
     wait_once(by);
   }
   if (epoch_ == 0) {
-    begin_epoch(1, seat_set::first(rank_count{end_->seats()}));
+    const seat_set all = seat_set::first(rank_count{end_->seats()});
+    begin_epoch(1, all, all, nonces_);
     tell_welcome(part_.members());  // who has heard all others says so to those that have not
   }
   welcomed_.reset();
@@ -141,7 +172,8 @@ result<void> communicator<E>::join(deadline by) {
 }
 
 template <endpoint E>
-void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) {
+void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, const seat_set& newcomers,
+                                  const std::vector<std::uint64_t>& nonces) {
   std::vector<seat_id> seats;
   seats.reserve(members.size());
   for (const seat_id seat : members)
@@ -149,6 +181,8 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) 
   std::vector<early_word> early_words;
   early_words.reserve(early_words_.capacity());
   early_words.swap(early_words_);
+  for (const seat_id seat : newcomers)
+    member_nonces_[to_index(seat)] = nonces[to_index(seat)];
   seats_ = std::move(seats);  // nothing throws from here on
   part_before_ = std::exchange(part_, agreement(end_->self(), members));
   epoch_ = epoch;
@@ -160,8 +194,8 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members) 
   anew_ -= members;
   is_revoked_ = false;
   const poster post{this, epoch_};
-  for (const seat_id seat : (gone_ & members)) {
-    part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
+  for (const seat_id seat : gone_& members) {
+    if (was_member(seat)) part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
   }
   for (const early_word& each : early_words)
     part_.hear(each.from, each.message, post);
@@ -190,7 +224,7 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
                            std::span<const std::byte> bytes) noexcept {
   switch (static_cast<told_kind>(frame.kind)) {
     case told_kind::hello:
-      return hear_hello(from, frame);
+      return hear_hello(from, frame, bytes);
     case told_kind::welcome:
       return hear_welcome(frame, bytes);
     case told_kind::revoke:
@@ -276,13 +310,14 @@ void communicator<E>::leave_behind(const seat_set& failed) noexcept {
 template <endpoint E>
 void communicator<E>::shrink(const agreed& outcome) {
   const seat_set members = part_.members() - outcome.failed;
-  begin_epoch(epoch_ + 1, members);
+  begin_epoch(epoch_ + 1, members, {}, nonces_);
   leave_behind(outcome.failed);
 }
 
 template <endpoint E>
 void communicator<E>::admit(const agreed& outcome) {
-  begin_epoch(epoch_ + 1, (part_.members() - outcome.failed) | outcome.joining);
+  const seat_set members = (part_.members() - outcome.failed) | outcome.joining;
+  begin_epoch(epoch_ + 1, members, outcome.joining, nonces_);
   leave_behind(outcome.failed - outcome.joining);
   tell_welcome(outcome.joining);
 }

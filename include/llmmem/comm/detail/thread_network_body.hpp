@@ -23,7 +23,7 @@ inline thread_network::thread_network(std::uint32_t seats, const thread_network_
   }
 }
 
-inline void thread_network::sit(seat_id seat) {
+inline std::uint64_t thread_network::sit(seat_id seat) {
   const std::lock_guard held(mutex_);
   place& its = places_[to_index(seat)];
   if (its.is_taken) {
@@ -41,6 +41,7 @@ inline void thread_network::sit(seat_id seat) {
   }
   its.incarnation = incarnation;
   its.is_taken = true;
+  return ++sat_;
 }
 
 inline bool thread_network::reaches(seat_id from, seat_id to) const noexcept {
@@ -86,12 +87,13 @@ inline void thread_network::leave(seat_id seat) noexcept {
   its.is_taken = its.is_killed = its.is_woken = false;
 }
 
-inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self) : net_(&net), self_(self) {
+inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self)
+    : net_(&net), self_(self), nonce_(0) {
   if (to_index(self) >= net.seats()) {
     throw argument_error("thread_endpoint: seat " + std::to_string(to_index(self)) + " of " +
                          std::to_string(net.seats()) + ", which count from 0");
   }
-  net.sit(self);
+  nonce_ = net.sit(self);
 }
 
 inline std::uint64_t thread_endpoint::now_ns() const noexcept {
