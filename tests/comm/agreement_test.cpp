@@ -308,7 +308,8 @@ TEST_SUITE("agreement") {
     CHECK(of(5, 1, {0, 3}, {}).quorum() == 3);
     CHECK_FALSE(of(5, 1, {0, 3}, {4}).has_quorum());  // 0, 3 and the dead one may have gone on before it died
     CHECK_FALSE(of(3, 0, {1, 2}, {}).has_quorum());
-    CHECK(of(3, 0, {1, 2}, {1, 2}).has_quorum());  // suspected first, and then dead for certain
+    CHECK(of(3, 0, {}, {1, 2}).has_quorum());
+    CHECK_FALSE(of(3, 0, {1, 2}, {1, 2}).has_quorum());  // suspected first: they may have gone on, and ended
     CHECK(of(2, 0, {1}, {}).has_quorum());
     CHECK_FALSE(of(2, 1, {0}, {}).has_quorum());
     CHECK_FALSE(of(4, 2, {1}, {0}).has_quorum());  // two of four, and the lowest is not among them

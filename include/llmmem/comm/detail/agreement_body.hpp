@@ -9,7 +9,7 @@
 namespace llmmem::inline v0 {
 
 inline std::uint32_t agreement::quorum() const noexcept {
-  if (((suspected_ | estranged_) - certain_).empty()) return 1;
+  if ((suspected_ | estranged_).empty()) return 1;
   const std::uint32_t all = members_.size();
   const bool halves_do = all % 2 == 0 && !failed().contains(members_.lowest().value_or(self_));
   return halves_do ? all / 2 : all / 2 + 1;

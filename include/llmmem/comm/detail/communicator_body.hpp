@@ -189,13 +189,21 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   ++stats_.epochs;
   rank_ = *rank_of(end_->self());
   inbox_.clear();
-  fresh_ -= members;
-  waiting_ -= members;
-  anew_ -= members;
+  fresh_ -= newcomers;
+  waiting_ -= newcomers;
+  anew_ -= newcomers;
   is_revoked_ = false;
   const poster post{this, epoch_};
-  for (const seat_id seat : gone_& members) {
-    if (was_member(seat)) part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
+  // Those that stay members, and have failed, have failed for this epoch as well: a fresh process may sit
+  // there by now.
+  const seat_set stay = members - newcomers;
+  for (const seat_id seat : part_before_.suspected() & stay)
+    part_.died(seat, death::suspected, post);
+  for (const seat_id seat : part_before_.certain() & stay)
+    part_.died(seat, death::certain, post);
+  for (const seat_id seat : members) {
+    if (gone_.contains(seat) && was_member(seat))
+      part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
   }
   for (const early_word& each : early_words)
     part_.hear(each.from, each.message, post);
