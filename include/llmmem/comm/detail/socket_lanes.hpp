@@ -113,7 +113,7 @@ class data_reader {
         return read_state::more;
       case phase::dropping:
         done_ += count;
-        if (done_ == header_.bytes) phase_ = phase::header;
+        if (done_ == header_.bytes) finish(counted);
         return read_state::more;
       case phase::taking: {
         const std::size_t part = smaller(count, room_.size() - done_);
@@ -137,6 +137,12 @@ class data_reader {
   enum class phase : std::uint8_t { header, later, taking, dropping, draining };
 
   [[nodiscard]] static std::size_t smaller(std::size_t a, std::size_t b) noexcept { return a < b ? a : b; }
+
+  void finish(lane_count& counted) noexcept {
+    phase_ = phase::header;
+    ++counted.frames;
+    counted.bytes += header_.bytes;
+  }
 
   read_state go_on(seat_id from, const frame_handler_ref& handler, lane_count& counted,
                    bool& has_come) noexcept {
@@ -167,9 +173,7 @@ class data_reader {
       done_ += part;
       if (done_ != header_.bytes) break;
       const bool is_taken = phase_ == phase::taking;
-      phase_ = phase::header;
-      ++counted.frames;
-      counted.bytes += header_.bytes;
+      finish(counted);
       if (!is_taken) continue;
       has_come = true;
       handler.on_arrived(handler.object, from, header_);
