@@ -41,6 +41,9 @@
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/seats.hpp>
+#include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/admission.hpp>

@@ -66,6 +66,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   const std::uint32_t generation = whom.generation;
   begin_listening();
   has_come_ = false;
+  if (!held_.empty()) ask_held(handler);
   // Who sends and sends, and never has to wait, hears what is told all the same.
   if (now_ - looked_ > 1'000'000 || now_ >= next_timer_) wait_and_take(now_, -1, handler);
   std::array<std::byte, detail::wire_header_bytes> head{};
@@ -97,6 +98,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
     }
     if (now_ >= by.ns) break;
     wait_and_take(by.ns, whom.data.get(), handler);
+    if (!held_.empty()) ask_held(handler);
   }
   // Who reads shall not see half of it.
   const bool is_late = now_ >= by.ns && !has_come_;

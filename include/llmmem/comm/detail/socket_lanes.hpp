@@ -65,6 +65,7 @@ enum class read_state : std::uint8_t {
 class data_reader {
  public:
   static constexpr std::size_t staging_bytes = 16384;
+  static constexpr std::size_t long_bytes = 4096;
 
   /// Before the first `restart`. Throws `std::bad_alloc`.
   void reserve() { staging_.resize(staging_bytes); }
@@ -72,6 +73,7 @@ class data_reader {
   void restart(std::uint32_t most_bytes) noexcept {
     phase_ = phase::header;
     begin_ = end_ = 0;
+    header_ = {};
     sequence_ = 0;
     most_bytes_ = most_bytes;
   }
@@ -88,9 +90,7 @@ class data_reader {
     switch (phase_) {
       case phase::taking: {
         into[0] = {room_.data() + done_, room_.size() - done_};
-        // Behind a long frame comes another: its header is read along, but its bytes go to where they belong.
-        const std::size_t along = header_.bytes > staging_.size() ? wire_header_bytes : staging_.size();
-        into[1] = {staging_.data(), along};
+        into[1] = {staging_.data(), ahead()};
         return 2;
       }
       case phase::dropping:
@@ -100,7 +100,7 @@ class data_reader {
         into[0] = {scratch.data(), scratch.size()};
         return 1;
       default:
-        into[0] = {staging_.data() + end_, staging_.size() - end_};
+        into[0] = {staging_.data() + end_, ahead() - end_};
         return 1;
     }
   }
@@ -136,6 +136,11 @@ class data_reader {
  private:
   enum class phase : std::uint8_t { header, later, taking, dropping, draining };
 
+  /// What is read before it is known where it goes. Behind a long frame comes another, whose bytes are not to
+  /// be copied: its header alone.
+  [[nodiscard]] std::size_t ahead() const noexcept {
+    return header_.bytes > long_bytes ? wire_header_bytes : staging_.size();
+  }
   [[nodiscard]] static std::size_t smaller(std::size_t a, std::size_t b) noexcept { return a < b ? a : b; }
 
   void finish(lane_count& counted) noexcept {
