@@ -328,19 +328,21 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that is gon
 }
 
 TEST_CASE("who takes nothing of what it is told is suspected when no more of it can wait") {
-  socket_world world(socket_kind::local, 2, {.told_bytes = 16384, .socket_bytes = 4096});
-  REQUIRE(world.join());
-  const std::vector<std::byte> bytes(4096);
-  for (int i = 0; i < 100; ++i)
-    world.ends[0]->tell(seat_id{1}, {}, bytes);
-  static_cast<void>(world.ends[0]->poll(world.in(1000 * ms), world.heard[0]));
-  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::suspected}});
-  CHECK(world.ends[0]->stats().overflowed == 1);
-  // It takes what could wait, in step, and hears that it was given up.
-  REQUIRE(world.until([&] { return !world.heard[1].deaths.empty(); }));
-  CHECK(world.heard[1].deaths == std::vector{std::pair{0U, death::suspected}});
-  CHECK(world.heard[1].tellings.size() >= 3);
-  CHECK(world.ends[1]->stats().malformed == 0);
+  for (const std::size_t size : {std::size_t{4096}, std::size_t{0}}) {
+    socket_world world(socket_kind::local, 2, {.told_bytes = 16384, .socket_bytes = 4096});
+    REQUIRE(world.join());
+    const std::vector<std::byte> bytes(size);
+    for (int i = 0; i < 5000; ++i)
+      world.ends[0]->tell(seat_id{1}, {}, bytes);
+    static_cast<void>(world.ends[0]->poll(world.in(1000 * ms), world.heard[0]));
+    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::suspected}});
+    CHECK(world.ends[0]->stats().overflowed == 1);
+    // It takes what could wait, in step, and hears that it was given up.
+    REQUIRE(world.until([&] { return !world.heard[1].deaths.empty(); }));
+    CHECK(world.heard[1].deaths == std::vector{std::pair{0U, death::suspected}});
+    CHECK(world.heard[1].tellings.size() >= 3);
+    CHECK(world.ends[1]->stats().malformed == 0);
+  }
 }
 
 TEST_CASE("silence counts only while somebody listens, and after what was said meanwhile has been read") {
@@ -367,6 +369,7 @@ TEST_CASE("who never beats is told of as silent from the soft limit on, and susp
   options.silence = on_silence::kill_local;  // but not this very process
   world.ends[0] = std::make_unique<socket_endpoint>(options);
   REQUIRE(world.until([&] { return world.is_whole(); }));
+  world.run_for(20 * ms);  // the last that was said is heard
   ::usleep(450'000);
   static_cast<void>(world.ends[0]->poll({}, world.heard[0]));
   CHECK(world.heard[0].deaths.empty());

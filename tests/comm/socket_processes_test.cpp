@@ -40,6 +40,7 @@ class seat_process {
       recorder heard;
       heard.on_told = [&](const heard_frame& told) {
         if (told.header.tag == 77) is_over_ = true;
+        if (told.header.tag == 99) ::raise(SIGKILL);
         end.tell(told.from, {.tag = told.header.tag + 1}, told.bytes);
       };
       bool is_begun = false;
@@ -190,6 +191,26 @@ TEST_CASE("what a process sent before it was killed still comes") {
     CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::certain}});
     CHECK(frames == 3);
     CHECK(tellings == 10);
+  }
+}
+
+TEST_CASE("frames that had no room when their sender died are taken if they have some when that is noticed") {
+  for (const socket_kind kind : both_kinds) {
+    socket_world world(kind, 2);
+    world.start(0);
+    world.heard[0].answer = frame_room::answer::later;
+    const seat_process process(world.options(1), [](socket_endpoint& end, recorder& heard) {
+      const std::vector<std::byte> bytes(40'000, std::byte{9});
+      for (std::uint64_t i = 0; i < 3; ++i)
+        static_cast<void>(end.send(seat_id{0}, {.message = i, .bytes = 40'000}, bytes, no_deadline, heard));
+    });
+    REQUIRE(world.until([&] { return world.heard[0].asked != 0; }));
+    world.run_for(20 * ms);
+    world.ends[0]->tell(seat_id{1}, {.tag = 99}, {});
+    ::usleep(50'000);
+    world.heard[0].answer = frame_room::answer::take;
+    REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
+    CHECK(world.heard[0].frames.size() == 3);
   }
 }
 
