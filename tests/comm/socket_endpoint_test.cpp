@@ -329,7 +329,8 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that is gon
 
 TEST_CASE("who takes nothing of what it is told is suspected when no more of it can wait") {
   for (const std::size_t size : {std::size_t{4096}, std::size_t{0}}) {
-    socket_world world(socket_kind::local, 2, {.told_bytes = 16384, .socket_bytes = 4096});
+    socket_world world(socket_kind::local, 2,
+                       {.told_bytes = 16384, .socket_bytes = 4096, .hard_silence_ns = 0});
     REQUIRE(world.join());
     const std::vector<std::byte> bytes(size);
     for (int i = 0; i < 5000; ++i)

@@ -164,6 +164,20 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("no more callers are listened to at once than most_half_open says") {
+  for (const socket_kind kind : both_kinds) {
+    socket_world world(kind, 2, {.most_half_open = 5});
+    world.start(0);
+    std::vector<raw_caller> silent;
+    for (int i = 0; i < 20; ++i) {
+      silent.emplace_back(address_of(world.options(0)));
+      world.turn();
+    }
+    REQUIRE(world.until([&] { return world.ends[0]->stats().called == 20; }));
+    CHECK(world.ends[0]->stats().crowded_out == 15);
+  }
+}
+
 TEST_CASE(
     "what is no frame breaks the connection: its seat is suspected, told so, and its process not heard "
     "again") {
