@@ -181,7 +181,8 @@ struct socket_address {
 [[nodiscard]] inline ssize_t write_some(int socket, std::span<const std::byte> first,
                                         std::span<const std::byte> second) noexcept {
   constexpr std::size_t short_bytes = 2048;
-  std::array<std::byte, short_bytes> joined;  // not cleared: only what is written is sent
+  // Not cleared: only what is written to it is sent.
+  std::array<std::byte, short_bytes> joined;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   if (!second.empty() && first.size() + second.size() <= joined.size()) {
     // A copy costs less than what the kernel does for a list of places.
     std::memcpy(joined.data(), first.data(), first.size());
