@@ -49,6 +49,7 @@
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/reduce_op.hpp>
+#include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>

@@ -148,7 +148,7 @@ void check_same(members_at_work& all, std::size_t instances, const std::vector<s
     for (const agreed& each : all.outcomes(i)) {
       CHECK((each.bits & ~said[i]) == 0);  // nobody's say is left out who lives
       for (const seat_id seat : each.failed)
-CHECK_FALSE(all.is_alive(to_index(seat)));
+        CHECK_FALSE(all.is_alive(to_index(seat)));
     }
   }
 }
@@ -331,7 +331,8 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("one that is wrongly said to be dead goes alone, and takes nobody with it who has not heard of it") {
+  TEST_CASE(
+      "one that is wrongly said to be dead goes alone, and takes nobody with it who has not heard of it") {
     members_at_work all(5, 1);
     all.suspect(4, 1);
     for (std::size_t i = 0; i < 5; ++i)

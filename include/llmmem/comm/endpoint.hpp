@@ -39,7 +39,7 @@ struct frame_header {
 };
 
 /// The most bytes `tell` takes at once. A frame of data may have `frame_bytes()`.
-inline constexpr std::uint32_t max_told_bytes = 16384;
+inline constexpr std::uint32_t max_told_bytes = 4096;
 
 /// How sure a death is.
 enum class death : std::uint8_t {
@@ -117,7 +117,8 @@ static_assert(frame_handler<any_frame_handler>);
 ///                         a frame of data. Returns once the bytes may be written again, which does not mean
 ///                         that they have come. Meanwhile it takes what comes, so that two who send to each
 ///                         other do not wait for ever. What ends it otherwise: `errc::peer_failed`, nobody is
-///                         connected there; `errc::timed_out`; `errc::cancelled`, the handler does not go on.
+///                         connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not
+///                         go on.
 ///                         A frame that was begun is then finished by itself, from a copy, with later calls:
 ///                         who receives never sees half of one.
 /// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`. Never waits. What cannot go at once goes

@@ -18,8 +18,8 @@ enum class rank_count : std::uint32_t {};
 /// those who live, and changes when one of them dies: a seat stays what it is.
 enum class seat_id : std::uint32_t {};
 
-/// The most seats a job may have.
-inline constexpr std::uint32_t max_seats = 1024;
+/// The most seats a job may have: all are connected with all.
+inline constexpr std::uint32_t max_seats = 256;
 
 /// A seat that is none.
 inline constexpr seat_id no_seat{0xFFFF'FFFF};

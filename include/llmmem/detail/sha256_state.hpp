@@ -26,9 +26,11 @@ class sha256_state {
     absorb(static_cast<std::uint32_t>(word));
   }
 
-  [[nodiscard]] constexpr std::array<std::uint32_t, 8> finish() noexcept {
-    const std::uint64_t bits = words_ * 32;
-    absorb(0x8000'0000U);
+  /// Behind the words may come `count` bytes more, 0 to 3: the highest of `last`, whose others are 0.
+  [[nodiscard]] constexpr std::array<std::uint32_t, 8> finish(std::uint32_t last = 0,
+                                                              std::uint32_t count = 0) noexcept {
+    const std::uint64_t bits = words_ * 32 + std::uint64_t{count} * 8;
+    absorb(last | (0x8000'0000U >> (8 * count)));
     while (filled_ != 14)
       absorb(0);
     absorb64(bits);

@@ -20,14 +20,14 @@ static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 +
 [[nodiscard]] inline std::span<const std::byte> encode(const agree_message& message, std::uint32_t seats,
                                                        told_bytes& into) noexcept {
   wire_writer out(into);
-  out.u32(static_cast<std::uint32_t>(message.kind));
-  out.u32(to_index(message.accepted_by));
-  out.u64(message.instance);
-  out.u64(message.value.bits);
-  out.seats(message.value.failed, seats);
-  out.seats(message.value.joining, seats);
-  out.seats(message.certain, seats);
-  out.seats(message.suspected, seats);
+  out.put(static_cast<std::uint32_t>(message.kind));
+  out.put(to_index(message.accepted_by));
+  out.put(message.instance);
+  out.put(message.value.bits);
+  out.put_seats(message.value.failed, seats);
+  out.put_seats(message.value.joining, seats);
+  out.put_seats(message.certain, seats);
+  out.put_seats(message.suspected, seats);
   return out.written();
 }
 
@@ -36,16 +36,16 @@ static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 +
                                                                std::uint32_t seats) noexcept {
   wire_reader in(bytes);
   agree_message message;
-  const std::uint32_t kind = in.u32();
+  const std::uint32_t kind = in.take<std::uint32_t>();
   if (kind > static_cast<std::uint32_t>(agree_kind::estranged)) return std::nullopt;
   message.kind = static_cast<agree_kind>(kind);
-  message.accepted_by = seat_id{in.u32()};
-  message.instance = in.u64();
-  message.value.bits = in.u64();
-  message.value.failed = in.seats(seats);
-  message.value.joining = in.seats(seats);
-  message.certain = in.seats(seats);
-  message.suspected = in.seats(seats);
+  message.accepted_by = seat_id{in.take<std::uint32_t>()};
+  message.instance = in.take<std::uint64_t>();
+  message.value.bits = in.take<std::uint64_t>();
+  message.value.failed = in.take_seats(seats);
+  message.value.joining = in.take_seats(seats);
+  message.certain = in.take_seats(seats);
+  message.suspected = in.take_seats(seats);
   if (message.accepted_by != no_seat && to_index(message.accepted_by) >= seats) return std::nullopt;
   if (!in.is_all_read()) return std::nullopt;
   return message;

@@ -81,7 +81,7 @@ void communicator<E>::came(seat_id seat) noexcept {
   nonces_[to_index(seat)] = 0;
   std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   detail::wire_writer out(room);
-  out.u64(end_->nonce());
+  out.put(end_->nonce());
   tell(seat, told_kind::hello, epoch_, out.written());
 }
 
@@ -89,7 +89,7 @@ template <endpoint E>
 void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
                                  std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
-  const std::uint64_t nonce = in.u64();
+  const std::uint64_t nonce = in.take<std::uint64_t>();
   if (!in.is_all_read()) {
     ++stats_.bad_frames;
     return;
@@ -106,9 +106,9 @@ template <endpoint E>
 void communicator<E>::hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
   if (epoch_ != 0 || welcomed_) return;  // each member says it
-  const seat_set members = in.seats(end_->seats());
+  const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
-    welcome_nonces_[to_index(seat)] = in.u64();
+    welcome_nonces_[to_index(seat)] = in.take<std::uint64_t>();
   // One that is for who sat here before is none for this process.
   if (!in.is_all_read() || !members.contains(end_->self()) ||
       welcome_nonces_[to_index(end_->self())] != end_->nonce()) {
@@ -125,9 +125,9 @@ void communicator<E>::tell_welcome(const seat_set& to) noexcept {
       room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   static_assert(sizeof(room) <= max_told_bytes);
   detail::wire_writer out(room);
-  out.seats(part_.members(), end_->seats());
+  out.put_seats(part_.members(), end_->seats());
   for (const seat_id seat : part_.members())
-    out.u64(member_nonces_[to_index(seat)]);
+    out.put(member_nonces_[to_index(seat)]);
   for (const seat_id seat : to) {
     if (seat != end_->self()) tell(seat, told_kind::welcome, epoch_, out.written());
   }

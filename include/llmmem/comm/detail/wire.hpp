@@ -3,35 +3,44 @@
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
+#include <llmmem/comm/ranks.hpp>
 #include <llmmem/config.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace llmmem::inline v0::detail {
 
-/// Writes into room that is known to be enough.
+/// Writes one behind the other, into room that is known to be enough.
 class wire_writer {
  public:
-  explicit wire_writer(std::span<std::byte> room) noexcept : room_(room) {}
+  constexpr explicit wire_writer(std::span<std::byte> room) noexcept : room_(room) {}
 
-  void u32(std::uint32_t value) noexcept { number(value, 4); }
-  void u64(std::uint64_t value) noexcept { number(value, 8); }
-  /// As many words as `count` seats need.
-  void seats(const seat_set& set, std::uint32_t count) noexcept {
-    for (std::size_t i = 0; i < (count + 63) / 64; ++i)
-      u64(set.words()[i]);
+  template <std::unsigned_integral T>
+  constexpr wire_writer& put(T value) noexcept {
+    for (std::size_t i = 0; i < sizeof(T); ++i)
+      room_[at_ + i] = static_cast<std::byte>((value >> (8 * i)) & 0xFFU);
+    at_ += sizeof(T);
+    return *this;
   }
-  [[nodiscard]] std::span<const std::byte> written() const noexcept { return room_.first(at_); }
+  template <std::size_t Count>
+  constexpr wire_writer& put(const std::array<std::byte, Count>& bytes) noexcept {
+    for (const std::byte each : bytes)
+      room_[at_++] = each;
+    return *this;
+  }
+  /// As many words as `count` seats need.
+  constexpr wire_writer& put_seats(const seat_set& set, std::uint32_t count) noexcept {
+    for (std::size_t i = 0; i < (count + 63) / 64; ++i)
+      put(set.words()[i]);
+    return *this;
+  }
+  [[nodiscard]] constexpr std::span<const std::byte> written() const noexcept { return room_.first(at_); }
 
  private:
-  void number(std::uint64_t value, std::size_t bytes) noexcept {
-    for (std::size_t i = 0; i < bytes; ++i)
-      room_[at_++] = static_cast<std::byte>(value >> (8 * i));
-  }
-
   std::span<std::byte> room_;
   std::size_t at_ = 0;
 };
@@ -39,32 +48,42 @@ class wire_writer {
 /// Reads what may be too short: zeros then, and `is_all_read` says no.
 class wire_reader {
  public:
-  explicit wire_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
+  constexpr explicit wire_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
 
-  [[nodiscard]] std::uint32_t u32() noexcept { return static_cast<std::uint32_t>(number(4)); }
-  [[nodiscard]] std::uint64_t u64() noexcept { return number(8); }
+  template <std::unsigned_integral T>
+  [[nodiscard]] constexpr T take() noexcept {
+    if (!has(sizeof(T))) return 0;
+    T value = 0;
+    for (std::size_t i = 0; i < sizeof(T); ++i)
+      value = static_cast<T>(value | (static_cast<T>(std::to_integer<T>(bytes_[at_ + i])) << (8 * i)));
+    at_ += sizeof(T);
+    return value;
+  }
+  template <std::size_t Count>
+  [[nodiscard]] constexpr std::array<std::byte, Count> take_bytes() noexcept {
+    std::array<std::byte, Count> taken{};
+    if (!has(Count)) return taken;
+    for (std::byte& each : taken)
+      each = bytes_[at_++];
+    return taken;
+  }
   /// Seats that are not among `count` make it unreadable.
-  [[nodiscard]] seat_set seats(std::uint32_t count) noexcept {
-    std::array<std::uint64_t, max_seats / 64> words{};
+  [[nodiscard]] constexpr seat_set take_seats(std::uint32_t count) noexcept {
+    seat_set::word_array words{};
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
-      words[i] = u64();
+      words[i] = take<std::uint64_t>();
     const seat_set set = seat_set::from_words(words);
-    if (!(set - seat_set::first(rank_count{count})).empty()) is_bad_ = true;
+    if (!set.is_subset_of(seat_set::first(rank_count{count}))) is_bad_ = true;
     return set;
   }
   /// Whether all was there that was asked for, and nothing else.
-  [[nodiscard]] bool is_all_read() const noexcept { return !is_bad_ && at_ == bytes_.size(); }
+  [[nodiscard]] constexpr bool is_all_read() const noexcept { return !is_bad_ && at_ == bytes_.size(); }
 
  private:
-  [[nodiscard]] std::uint64_t number(std::size_t bytes) noexcept {
-    if (bytes_.size() - at_ < bytes) {
-      is_bad_ = true;
-      return 0;
-    }
-    std::uint64_t value = 0;
-    for (std::size_t i = 0; i < bytes; ++i)
-      value |= std::uint64_t{static_cast<std::uint8_t>(bytes_[at_++])} << (8 * i);
-    return value;
+  [[nodiscard]] constexpr bool has(std::size_t count) noexcept {
+    if (bytes_.size() - at_ >= count) return true;
+    is_bad_ = true;
+    return false;
   }
 
   std::span<const std::byte> bytes_;

@@ -1,0 +1,328 @@
+/// @file
+/// Socket endpoints against a plain loop of send and recv over the same kind of sockets, between two threads.
+/// One iteration is a round of ours and a round of the plain loop, in turns, so that the machine is the same
+/// for both: `speed_ratio` is the median over the rounds of plain time / our time, 1 being as fast as the
+/// loop.
+///
+/// LLMMEM_BENCH_FRAME_KIB   frame_bytes of our endpoints (the default of `socket_options`)
+/// LLMMEM_BENCH_SOCKET_KIB  socket_bytes of ours, and of the plain sockets (0: the system's)
+/// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (0)
+
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <benchmark/benchmark.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+[[nodiscard]] std::uint32_t number(const char* name, std::uint32_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+enum class kind : std::uint8_t { local, tcp };
+
+/// Takes every frame to its place in a message.
+class message_taker {
+ public:
+  explicit message_taker(std::size_t bytes) : message_(bytes) {}
+
+  frame_room room_for(seat_id, const frame_header& header) noexcept {
+    return {frame_room::answer::take, std::span(message_).subspan(header.offset, header.bytes)};
+  }
+  void arrived(seat_id, const frame_header& header) noexcept {
+    bytes_ += header.bytes;
+    ++frames_;
+  }
+  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  void died(seat_id, death) noexcept {}
+  void came(seat_id) noexcept {}
+  [[nodiscard]] bool goes_on() const noexcept { return true; }
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::uint64_t frames() const noexcept { return frames_; }
+
+ private:
+  std::vector<std::byte> message_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t frames_ = 0;
+};
+
+[[nodiscard]] std::pair<std::string, std::string> two_addresses() {
+  std::array<std::string, 2> found;
+  std::array<detail::descriptor, 2> held;
+  for (std::size_t i = 0; i < 2; ++i) {
+    held[i] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in where{};
+    where.sin_family = AF_INET;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(where);
+    if (::bind(held[i].get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
+        ::getsockname(held[i].get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
+      throw std::runtime_error("no free port");
+    }
+    found[i] = "127.0.0.1:" + std::to_string(ntohs(where.sin_port));
+  }
+  return {found[0], found[1]};
+}
+
+/// Two endpoints that know each other.
+class our_link {
+ public:
+  explicit our_link(kind of) {
+    socket_options options{.seats = 2,
+                           .secret = "of the benchmarks",
+                           .frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", socket_options{}.frame_bytes >> 10)
+                                          << 10,
+                           .socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10,
+                           .spin_ns = number("LLMMEM_BENCH_SPIN_US", 0) * std::uint64_t{1000}};
+    if (of == kind::local) {
+      std::string folder = "/tmp/llmmem-bench-XXXXXX";
+      if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
+      options.folder = folder_ = folder;
+    } else {
+      const auto [first, second] = two_addresses();
+      options.addresses = {first, second};
+    }
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      options.seat = seat_id{i};
+      ends_[i] = std::make_unique<socket_endpoint>(options);
+    }
+    message_taker nothing(0);
+    while (!ends_[0]->is_connected(seat_id{1}) || !ends_[1]->is_connected(seat_id{0})) {
+      for (auto& each : ends_)
+        static_cast<void>(each->poll({}, nothing));
+    }
+  }
+  our_link(const our_link&) = delete;
+  our_link& operator=(const our_link&) = delete;
+  ~our_link() {
+    for (auto& each : ends_)
+      each.reset();
+    if (!folder_.empty()) ::rmdir(folder_.c_str());
+  }
+
+  void send(std::uint32_t side, std::span<const std::byte> message, message_taker& taker) {
+    const std::uint32_t most = ends_[side]->frame_bytes();
+    std::uint64_t at = 0;
+    do {
+      const auto part = message.subspan(at, std::min<std::size_t>(most, message.size() - at));
+      const frame_header header{
+          .message = message.size(), .offset = at, .bytes = static_cast<std::uint32_t>(part.size())};
+      ends_[side]->send(seat_id{1 - side}, header, part, no_deadline, taker).value();
+      at += part.size();
+    } while (at < message.size());
+  }
+  void receive(std::uint32_t side, std::uint64_t up_to, message_taker& taker) {
+    while (taker.bytes() < up_to)
+      static_cast<void>(ends_[side]->poll(no_deadline, taker));
+  }
+
+ private:
+  std::string folder_;
+  std::array<std::unique_ptr<socket_endpoint>, 2> ends_;
+};
+
+/// Two connected sockets that block.
+class plain_link {
+ public:
+  explicit plain_link(kind of) {
+    const int bytes = static_cast<int>(number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10);
+    const auto with_buffers = [&](int socket) {
+      if (bytes == 0) return;
+      ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+      ::setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+    };
+    if (of == kind::local) {
+      std::array<int, 2> both{};
+      if (::socketpair(AF_UNIX, SOCK_STREAM, 0, both.data()) != 0) throw std::runtime_error("no sockets");
+      for (std::size_t i = 0; i < 2; ++i) {
+        ends_[i] = detail::descriptor(both[i]);
+        with_buffers(both[i]);
+      }
+      return;
+    }
+    const detail::socket_address where = detail::numeric_address(two_addresses().first);
+    const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1);
+    ends_[0] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
+    with_buffers(ends_[0].get());
+    if (::connect(ends_[0].get(), where.get(), where.size) != 0) throw std::runtime_error("no connection");
+    pollfd ready{listener.get(), POLLIN, 0};
+    ::poll(&ready, 1, -1);
+    ends_[1] = detail::descriptor(::accept(listener.get(), nullptr, nullptr));
+    const int one = 1;
+    for (const detail::descriptor& each : ends_)
+      ::setsockopt(each.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  }
+
+  void send(std::uint32_t side, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(ends_[side].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) throw std::runtime_error("send");
+      bytes = bytes.subspan(static_cast<std::size_t>(sent));
+    }
+  }
+  void receive(std::uint32_t side, std::span<std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t got = ::recv(ends_[side].get(), bytes.data(), bytes.size(), 0);
+      if (got <= 0) throw std::runtime_error("recv");
+      bytes = bytes.subspan(static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  std::array<detail::descriptor, 2> ends_;
+};
+
+template <class Here, class There>
+double seconds_of(Here here, There there) {
+  const auto began = std::chrono::steady_clock::now();
+  std::thread other(there);
+  here();
+  other.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+double stream_ours(our_link& link, std::size_t bytes, std::uint64_t count) {
+  const std::vector<std::byte> message(bytes, std::byte{1});
+  message_taker sender(0);
+  message_taker taker(bytes);
+  return seconds_of(
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i)
+          link.send(0, message, sender);
+      },
+      [&] { link.receive(1, count * bytes, taker); });
+}
+
+double stream_plain(plain_link& link, std::size_t bytes, std::uint64_t count) {
+  const std::vector<std::byte> message(bytes, std::byte{1});
+  std::vector<std::byte> taken(bytes);
+  return seconds_of(
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i)
+          link.send(0, message);
+      },
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i)
+          link.receive(1, taken);
+      });
+}
+
+double ping_ours(our_link& link, std::uint64_t count) {
+  const std::array<std::byte, 8> eight{};
+  message_taker here(8);
+  message_taker there(8);
+  return seconds_of(
+      [&] {
+        for (std::uint64_t i = 1; i <= count; ++i) {
+          link.send(0, eight, here);
+          link.receive(0, 8 * i, here);
+        }
+      },
+      [&] {
+        for (std::uint64_t i = 1; i <= count; ++i) {
+          link.receive(1, 8 * i, there);
+          link.send(1, eight, there);
+        }
+      });
+}
+
+double ping_plain(plain_link& link, std::uint64_t count) {
+  std::array<std::byte, 8> here{};
+  std::array<std::byte, 8> there{};
+  return seconds_of(
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i) {
+          link.send(0, here);
+          link.receive(0, here);
+        }
+      },
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i) {
+          link.receive(1, there);
+          link.send(1, there);
+        }
+      });
+}
+
+/// Rounds of both in turns.
+template <class Ours, class Plain>
+void side_by_side(benchmark::State& state, Ours ours, Plain plain) {
+  std::vector<double> ratios;
+  std::vector<double> plain_times;
+  std::vector<double> our_times;
+  for (auto _ : state) {
+    const bool is_plain_first = ratios.size() % 2 == 0;
+    double theirs = is_plain_first ? plain() : 0;
+    const double mine = ours();
+    if (!is_plain_first) theirs = plain();
+    ratios.push_back(theirs / mine);
+    plain_times.push_back(theirs);
+    our_times.push_back(mine);
+    state.SetIterationTime(mine);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  std::sort(plain_times.begin(), plain_times.end());
+  std::sort(our_times.begin(), our_times.end());
+  state.counters["speed_ratio"] = ratios[ratios.size() / 2];
+  state.counters["ratio_p10"] = ratios[ratios.size() / 10];
+  state.counters["ratio_p90"] = ratios[ratios.size() - 1 - ratios.size() / 10];
+  state.counters["ratio_of_best"] = plain_times.front() / our_times.front();
+  state.counters["plain_ms"] = plain_times[plain_times.size() / 2] * 1e3;
+}
+
+void stream(benchmark::State& state, kind of) {
+  const auto bytes = static_cast<std::size_t>(state.range(0));
+  const std::uint64_t count =
+      std::max<std::uint64_t>(1, std::min<std::uint64_t>(20'000, (64U << 20) / bytes));
+  our_link link(of);
+  plain_link beside(of);
+  side_by_side(
+      state, [&] { return stream_ours(link, bytes, count); },
+      [&] { return stream_plain(beside, bytes, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
+}
+
+void ping(benchmark::State& state, kind of) {
+  constexpr std::uint64_t count = 2000;
+  our_link link(of);
+  plain_link beside(of);
+  side_by_side(state, [&] { return ping_ours(link, count); }, [&] { return ping_plain(beside, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));  // there and back
+}
+
+[[maybe_unused]] const bool is_registered = [] {
+  for (const kind of : {kind::local, kind::tcp}) {
+    const std::string name = of == kind::local ? "llmmem/unix" : "llmmem/tcp";
+    benchmark::RegisterBenchmark(("ping/" + name).c_str(), [of](benchmark::State& state) { ping(state, of); })
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+    auto* const rows = benchmark::RegisterBenchmark(("stream/" + name).c_str(),
+                                                    [of](benchmark::State& state) { stream(state, of); });
+    for (const std::int64_t bytes : {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 26})
+      rows->Arg(bytes);
+    rows->UseManualTime()->Unit(benchmark::kMillisecond);
+  }
+  return true;
+}();
+
+}  // namespace

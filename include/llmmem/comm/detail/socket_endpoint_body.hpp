@@ -1,0 +1,214 @@
+/// @file
+/// `socket_endpoint`: sending, waiting.
+#pragma once
+
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+
+namespace llmmem::inline v0 {
+
+inline seat_id socket_endpoint::seat_of(const peer& at) const noexcept {
+  return seat_id{static_cast<std::uint32_t>(&at - peers_.data())};
+}
+
+inline void socket_endpoint::tell(seat_id to, const frame_header& header,
+                                  std::span<const std::byte> bytes) noexcept {
+  if (!is_connected(to) || bytes.size() > max_told_bytes) {
+    ++counted_.dropped;
+    return;
+  }
+  const std::lock_guard lock(told_mutex_);
+  detail::told_writer& out = peers_[to_index(to)].out;
+  put_told(out, detail::frame_sort::frame, header, bytes);
+  if (out.is_overflowed) next_timer_ = 0;
+}
+
+inline void socket_endpoint::withdraw(seat_id from) noexcept {
+  if (to_index(from) < peers_.size()) peers_[to_index(from)].data_in.withdraw();
+}
+
+inline void socket_endpoint::give_up(seat_id seat) noexcept {
+  if (to_index(seat) >= peers_.size()) return;
+  peer& of = peers_[to_index(seat)];
+  if (of.now != peer::state::up && of.now != peer::state::ending) return;
+  stop_hearing(of);
+  const std::lock_guard lock(told_mutex_);
+  of.out.is_overflowed = false;
+  put_told(of.out, detail::frame_sort::given_up, {}, {});
+}
+
+inline void socket_endpoint::wake() noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof(one)));
+}
+
+inline void socket_endpoint::begin_listening() noexcept {
+  now_ = detail::monotonic_ns();
+}
+
+inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& header,
+                                                std::span<const std::byte> bytes, deadline by,
+                                                const handler_ref& handler) {
+  const std::uint32_t index = to_index(to);
+  const char* const name = options_.name.c_str();
+  const auto ended = [&](errc why, std::size_t sent) {
+    constexpr std::size_t head = detail::wire_header_bytes;
+    return failure{why, index, bytes.size(), sent > head ? sent - head : 0, name};
+  };
+  if (bytes.size() > options_.frame_bytes)
+    return failure{errc::out_of_range, index, bytes.size(), options_.frame_bytes, name};
+  if (!is_connected(to)) return ended(errc::peer_failed, 0);
+  peer& whom = peers_[index];
+  const std::uint32_t generation = whom.generation;
+  begin_listening();
+  has_come_ = false;
+  if (!held_.empty()) ask_held(handler);
+  // Who sends and sends, and never has to wait, hears what is told all the same.
+  if (now_ - looked_ > 1'000'000 || now_ >= next_timer_) wait_and_take(now_, -1, handler);
+  std::array<std::byte, detail::wire_header_bytes> head{};
+  std::size_t sent = 0;
+  for (;;) {
+    if (has_come_ && !handler.on_goes_on(handler.object)) break;
+    has_come_ = false;
+    if (whom.now != peer::state::up || whom.generation != generation) return ended(errc::peer_failed, sent);
+    if (flush_rest(whom)) {
+      if (sent == 0) {
+        detail::wire_header wire{header, detail::socket_lane::data, detail::frame_sort::frame,
+                                 whom.data_sequence};
+        wire.frame.bytes = static_cast<std::uint32_t>(bytes.size());
+        detail::write_header(wire, head);
+      }
+      const bool is_head = sent < head.size();
+      const ssize_t went = is_head ? write_data(whom, std::span<const std::byte>(head).subspan(sent), bytes)
+                                   : write_data(whom, bytes.subspan(sent - head.size()), {});
+      if (went < 0) return ended(errc::peer_failed, sent);
+      if (sent == 0 && went > 0) ++whom.data_sequence;
+      sent += static_cast<std::size_t>(went);
+      if (sent == head.size() + bytes.size()) {
+        ++whom.data_sent.frames;
+        whom.data_sent.bytes += bytes.size();
+        return {};
+      }
+    } else if (whom.now != peer::state::up) {
+      return ended(errc::peer_failed, sent);
+    }
+    if (now_ >= by.ns) break;
+    wait_and_take(by.ns, whom.data.get(), handler);
+    if (!held_.empty()) ask_held(handler);
+  }
+  // Who reads shall not see half of it.
+  const bool is_late = now_ >= by.ns && !has_come_;
+  if (sent != 0 && whom.now == peer::state::up) {
+    if (sent < head.size()) whom.rest.add(std::span<const std::byte>(head).subspan(sent));
+    whom.rest.add(bytes.subspan(sent < head.size() ? 0 : sent - head.size()));
+    ++whom.data_sent.frames;
+    whom.data_sent.bytes += bytes.size();
+  }
+  watch_data(whom);
+  return ended(is_late ? errc::peer_timed_out : errc::cancelled, sent);
+}
+
+inline bool socket_endpoint::poll_until(deadline by, const handler_ref& handler) {
+  begin_listening();
+  has_come_ = false;
+  if (!held_.empty()) ask_held(handler);
+  const std::uint64_t spin_until = now_ + options_.spin_ns;
+  do {
+    const bool is_spinning = is_woken_ || has_come_ || now_ < spin_until;
+    wait_and_take(is_spinning ? now_ : by.ns, -1, handler);
+  } while (!has_come_ && !is_woken_ && now_ < by.ns);
+  is_woken_ = false;
+  return has_come_;
+}
+
+/// Takes what has come. Waits for it, until then at most or until `writable` is.
+inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, const handler_ref& handler) {
+  std::array<epoll_event, 32> events{};
+  const std::uint64_t wait_until = until < next_timer_ ? until : next_timer_;
+  int timeout = detail::milliseconds_until(now_, peers_.empty() ? until : wait_until);
+  const std::uint64_t most =
+      timeout < 0 ? ~std::uint64_t{0} : std::uint64_t(timeout) * 1'000'000 + detail::timer_ns;
+  if (writable >= 0) {
+    // Without telling epoll, and once more when it can be written to again.
+    std::array<pollfd, 2> both{pollfd{writable, POLLOUT, 0}, pollfd{epoll_.get(), POLLIN, 0}};
+    const int ready = ::poll(both.data(), both.size(), timeout);
+    timeout = ready > 0 && both[1].revents != 0 ? 0 : -2;
+  }
+  int count = 0;
+  if (timeout != -2)
+    count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  const std::uint64_t now = detail::monotonic_ns();
+  // A process that was stopped has not listened meanwhile.
+  listened_ += now - now_ < most ? now - now_ : most;
+  now_ = looked_ = now;
+  for (int i = 0; i < count; ++i)
+    handle(events[static_cast<std::size_t>(i)], handler);
+  if (now_ >= next_timer_ && !peers_.empty()) run_timers(handler);
+}
+
+inline void socket_endpoint::handle(const epoll_event& event, const handler_ref& handler) {
+  const auto of = static_cast<detail::socket_event>(event.data.u64 >> 56);
+  const auto index = static_cast<std::uint32_t>(event.data.u64);
+  const auto is_of = [&](std::uint32_t generation) {
+    return (generation & 0xFF'FFFFU) == ((event.data.u64 >> 32) & 0xFF'FFFFU);
+  };
+  const bool is_readable = (event.events & ~std::uint32_t{EPOLLOUT}) != 0;
+  const bool is_writable = (event.events & std::uint32_t{EPOLLOUT}) != 0;
+  if (of == detail::socket_event::listener) return accept_some();
+  if (of == detail::socket_event::wake) {
+    std::uint64_t times = 0;
+    is_woken_ = ::read(wake_.get(), &times, sizeof(times)) > 0 || is_woken_;
+    return;
+  }
+  if (of == detail::socket_event::half_open) {
+    if (halves_[index].as != detail::half_open::role::none && is_of(halves_[index].generation))
+      advance(index, handler);
+    return;
+  }
+  peer& whose = peers_[index];
+  if (of == detail::socket_event::candidate) return look_at_candidate(whose, handler);
+  if (!is_of(whose.generation)) return;
+  switch (of) {
+    case detail::socket_event::process:
+      return process_exited(whose, handler);
+    case detail::socket_event::told: {
+      if (is_writable) {
+        const std::lock_guard lock(told_mutex_);
+        flush_told(whose.out);
+      }
+      if (is_readable) static_cast<void>(take_told(whose, handler));
+      return;
+    }
+    default:
+      if (is_writable) static_cast<void>(flush_rest(whose));
+      // Of one that is held, only its end shows, and nothing can be written to it any more.
+      if (is_readable && held_.contains(seat_id{index})) whose.rest.clear();
+      watch_data(whose);
+      if (is_readable) static_cast<void>(take_data(whose, handler));
+  }
+}
+
+inline socket_stats socket_endpoint::stats() const noexcept {
+  socket_stats all = counted_;
+  const auto add = [](detail::lane_count& to, const detail::lane_count& more) {
+    to.frames += more.frames;
+    to.bytes += more.bytes;
+  };
+  const std::lock_guard lock(told_mutex_);
+  for (const peer& each : peers_) {
+    add(all.data_sent, each.data_sent);
+    add(all.data_received, each.data_received);
+    add(all.told_sent, each.out.sent);
+    add(all.told_received, each.told_received);
+    all.beats_sent += each.out.beats;
+    all.connected += each.now == peer::state::up ? 1 : 0;
+    all.silent += each.is_soft_silent ? 1 : 0;
+  }
+  return all;
+}
+
+}  // namespace llmmem::inline v0

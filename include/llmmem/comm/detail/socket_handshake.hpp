@@ -1,0 +1,133 @@
+/// @file
+/// How two endpoints come to know each other, without their sockets: four messages of fixed size, of which
+/// the last two prove that both have the secret.
+#pragma once
+
+#include <llmmem/comm/detail/socket_wire.hpp>
+#include <llmmem/config.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace llmmem::inline v0::detail {
+
+/// One side of a handshake: caller's hello, listener's hello, caller's proof, listener's answer with its own.
+///
+/// Nothing that a stranger says is kept but these bytes, and nothing is done upon it but to answer with a
+/// hello. Each proof is over both hellos, and so over both nonces, seats and incarnations, and the lane.
+class socket_handshake {
+ public:
+  enum class turn : std::uint8_t {
+    wait,     ///< for more
+    say,      ///< `says()`, then wait
+    judge,    ///< the caller has proved itself: `answer` it
+    settled,  ///< the listener has proved itself: `answered()`
+    refused,  ///< a stranger
+  };
+
+  /// Begins as the one who calls: `says()` comes first.
+  void call(const wire_hello& mine) noexcept {
+    is_caller_ = true;
+    begin(mine, wire_hello_bytes);
+    write_hello(mine, mine_bytes_);
+    say(mine_bytes_);
+  }
+  /// Begins as the one who listens; whom `mine` is to is found out.
+  void listen(const wire_hello& mine) noexcept {
+    is_caller_ = false;
+    begin(mine, wire_hello_bytes);
+  }
+
+  /// Where the next bytes go: never empty before it is settled, refused or judged.
+  [[nodiscard]] std::span<std::byte> wanted() noexcept {
+    return std::span(in_).subspan(got_, wanted_ - got_);
+  }
+  [[nodiscard]] std::span<const std::byte> says() const noexcept { return std::span(out_).first(out_bytes_); }
+  [[nodiscard]] const wire_hello& theirs() const noexcept { return theirs_; }
+  [[nodiscard]] hello_answer answered() const noexcept { return answer_; }
+
+  /// `count` bytes have come. @pre no more than `wanted()`
+  turn took(std::size_t count, const hmac_sha256& secret) noexcept {
+    got_ += count;
+    if (got_ != wanted_) return turn::wait;
+    got_ = 0;
+    if (wanted_ == wire_hello_bytes) return took_hello(secret);
+    return is_caller_ ? took_answer(secret) : took_proof(secret);
+  }
+
+  /// What the listener says to a caller that has proved itself. @pre `turn::judge`
+  void answer(hello_answer what, const hmac_sha256& secret) noexcept {
+    std::array<std::byte, wire_answer_bytes> said{};
+    wire_writer(said).put(static_cast<std::uint32_t>(what));
+    const wire_proof proof = listener_proof(secret, theirs_bytes_, mine_bytes_, what);
+    for (std::size_t i = 0; i < proof.size(); ++i)
+      said[4 + i] = proof[i];
+    say(said);
+  }
+
+ private:
+  void begin(const wire_hello& mine, std::size_t wanted) noexcept {
+    mine_ = mine;
+    wanted_ = wanted;
+    got_ = out_bytes_ = 0;
+  }
+  void say(std::span<const std::byte> bytes) noexcept {
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      out_[i] = bytes[i];
+    out_bytes_ = bytes.size();
+  }
+
+  turn took_hello(const hmac_sha256& secret) noexcept {
+    for (std::size_t i = 0; i < wire_hello_bytes; ++i)
+      theirs_bytes_[i] = in_[i];
+    const std::optional<wire_hello> theirs = read_hello(theirs_bytes_, max_seats);
+    if (!theirs || theirs->to != mine_.from) return turn::refused;
+    theirs_ = *theirs;
+    if (is_caller_) {
+      if (theirs_.from != mine_.to || theirs_.purpose != mine_.purpose) return turn::refused;
+      say(caller_proof(secret, mine_bytes_, theirs_bytes_));
+      wanted_ = wire_answer_bytes;
+      return turn::say;
+    }
+    // Lanes are made by the higher seat, knocks by the lower one.
+    const bool is_from_above = to_index(theirs_.from) > to_index(mine_.from);
+    if (is_from_above == (theirs_.purpose == hello_purpose::knock)) return turn::refused;
+    mine_.to = theirs_.from;
+    mine_.purpose = theirs_.purpose;
+    write_hello(mine_, mine_bytes_);
+    say(mine_bytes_);
+    wanted_ = wire_proof_bytes;
+    return turn::say;
+  }
+  turn took_proof(const hmac_sha256& secret) noexcept {
+    const wire_proof right = caller_proof(secret, theirs_bytes_, mine_bytes_);
+    const std::span<const std::byte> said = std::span<const std::byte>(in_).first(wire_proof_bytes);
+    return is_equal_in_constant_time(said, right) ? turn::judge : turn::refused;
+  }
+  turn took_answer(const hmac_sha256& secret) noexcept {
+    const std::span<const std::byte> said = in_;
+    const auto what = wire_reader(said).take<std::uint32_t>();
+    if (what > static_cast<std::uint32_t>(hello_answer::mismatched)) return turn::refused;
+    answer_ = static_cast<hello_answer>(what);
+    const wire_proof right = listener_proof(secret, mine_bytes_, theirs_bytes_, answer_);
+    return is_equal_in_constant_time(said.subspan(4, wire_proof_bytes), right) ? turn::settled
+                                                                               : turn::refused;
+  }
+
+  wire_hello mine_{};
+  wire_hello theirs_{};
+  std::array<std::byte, wire_hello_bytes> mine_bytes_{};
+  std::array<std::byte, wire_hello_bytes> theirs_bytes_{};
+  std::array<std::byte, wire_hello_bytes> in_{};
+  std::array<std::byte, wire_hello_bytes> out_{};
+  std::size_t wanted_ = 0;
+  std::size_t got_ = 0;
+  std::size_t out_bytes_ = 0;
+  hello_answer answer_ = hello_answer::welcome;
+  bool is_caller_ = false;
+};
+
+}  // namespace llmmem::inline v0::detail

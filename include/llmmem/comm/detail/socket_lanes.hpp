@@ -1,0 +1,296 @@
+/// @file
+/// The lanes of a socket endpoint without their sockets: bytes that came become frames, frames that cannot go
+/// yet wait as bytes.
+#pragma once
+
+#include <llmmem/comm/detail/socket_wire.hpp>
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/config.hpp>
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// A frame handler without its type, so that what calls it is compiled once.
+struct frame_handler_ref {
+  void* object;
+  frame_room (*on_room_for)(void*, seat_id, const frame_header&) noexcept;
+  void (*on_arrived)(void*, seat_id, const frame_header&) noexcept;
+  void (*on_told)(void*, seat_id, const frame_header&, std::span<const std::byte>) noexcept;
+  void (*on_died)(void*, seat_id, death) noexcept;
+  void (*on_came)(void*, seat_id) noexcept;
+  bool (*on_goes_on)(void*) noexcept;
+};
+
+template <frame_handler H>
+[[nodiscard]] frame_handler_ref refer_to(H& handler) noexcept {
+  return {&handler,
+          [](void* h, seat_id from, const frame_header& header) noexcept {
+            return static_cast<H*>(h)->room_for(from, header);
+          },
+          [](void* h, seat_id from, const frame_header& header) noexcept {
+            static_cast<H*>(h)->arrived(from, header);
+          },
+          [](void* h, seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
+            static_cast<H*>(h)->told(from, header, bytes);
+          },
+          [](void* h, seat_id seat, death how) noexcept { static_cast<H*>(h)->died(seat, how); },
+          [](void* h, seat_id seat) noexcept { static_cast<H*>(h)->came(seat); },
+          [](void* h) noexcept { return static_cast<const H*>(h)->goes_on(); }};
+}
+
+/// What a lane has carried one way.
+struct lane_count {
+  std::uint64_t frames = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// What reading has come to.
+enum class read_state : std::uint8_t {
+  more,       ///< all is taken, more may be read
+  later,      ///< a frame has no room yet: nothing more is to be read
+  malformed,  ///< no header where one must be: nothing behind it has a meaning
+};
+
+/// Frames of data, from bytes. Short ones are read in one go and copied; the rest of a long one is read to
+/// where it is to be.
+class data_reader {
+ public:
+  static constexpr std::size_t staging_bytes = 16384;
+  static constexpr std::size_t long_bytes = 4096;
+
+  /// Before the first `restart`. Throws `std::bad_alloc`.
+  void reserve() { staging_.resize(staging_bytes); }
+  /// For a new connection.
+  void restart(std::uint32_t most_bytes) noexcept {
+    phase_ = phase::header;
+    begin_ = end_ = 0;
+    header_ = {};
+    sequence_ = 0;
+    most_bytes_ = most_bytes;
+  }
+  /// What comes is no longer looked at.
+  void drain() noexcept { phase_ = phase::draining; }
+  [[nodiscard]] bool is_held() const noexcept { return phase_ == phase::later; }
+  /// The room of the frame under way is taken back.
+  void withdraw() noexcept {
+    if (phase_ == phase::taking) phase_ = phase::dropping;
+  }
+
+  /// Where the next bytes are to be read to, one or two places. @pre not `is_held()`
+  std::size_t places(std::span<iovec, 2> into, std::span<std::byte> scratch) noexcept {
+    switch (phase_) {
+      case phase::taking: {
+        into[0] = {room_.data() + done_, room_.size() - done_};
+        into[1] = {staging_.data(), ahead()};
+        return 2;
+      }
+      case phase::dropping:
+        into[0] = {scratch.data(), smaller(scratch.size(), header_.bytes - done_)};
+        return 1;
+      case phase::draining:
+        into[0] = {scratch.data(), scratch.size()};
+        return 1;
+      default:
+        into[0] = {staging_.data() + end_, ahead() - end_};
+        return 1;
+    }
+  }
+
+  /// `count` bytes have been read to these places.
+  read_state took(std::size_t count, seat_id from, const frame_handler_ref& handler, lane_count& counted,
+                  bool& has_come) noexcept {
+    switch (phase_) {
+      case phase::draining:
+        return read_state::more;
+      case phase::dropping:
+        done_ += count;
+        if (done_ == header_.bytes) finish(counted);
+        return read_state::more;
+      case phase::taking: {
+        const std::size_t part = smaller(count, room_.size() - done_);
+        done_ += part;
+        end_ = count - part;
+        break;
+      }
+      default:
+        end_ += count;
+    }
+    return go_on(from, handler, counted, has_come);
+  }
+
+  /// Asks again for what is held.
+  read_state ask_again(seat_id from, const frame_handler_ref& handler, lane_count& counted,
+                       bool& has_come) noexcept {
+    return go_on(from, handler, counted, has_come);
+  }
+
+ private:
+  enum class phase : std::uint8_t { header, later, taking, dropping, draining };
+
+  /// What is read before it is known where it goes. Behind a long frame comes another, whose bytes are not to
+  /// be copied: its header alone.
+  [[nodiscard]] std::size_t ahead() const noexcept {
+    return header_.bytes > long_bytes ? wire_header_bytes : staging_.size();
+  }
+  [[nodiscard]] static std::size_t smaller(std::size_t a, std::size_t b) noexcept { return a < b ? a : b; }
+
+  void finish(lane_count& counted) noexcept {
+    phase_ = phase::header;
+    ++counted.frames;
+    counted.bytes += header_.bytes;
+  }
+
+  read_state go_on(seat_id from, const frame_handler_ref& handler, lane_count& counted,
+                   bool& has_come) noexcept {
+    for (;;) {
+      if (phase_ == phase::header) {
+        if (end_ - begin_ < wire_header_bytes) break;
+        const std::span<const std::byte, wire_header_bytes> bytes(staging_.data() + begin_,
+                                                                  wire_header_bytes);
+        const std::optional<wire_header> next = read_header(bytes, socket_lane::data, sequence_, most_bytes_);
+        if (!next) return read_state::malformed;
+        ++sequence_;
+        begin_ += wire_header_bytes;
+        header_ = next->frame;
+        phase_ = phase::later;
+      }
+      if (phase_ == phase::later) {
+        const frame_room given = handler.on_room_for(handler.object, from, header_);
+        if (given.what == frame_room::answer::later) return read_state::later;
+        done_ = 0;
+        const bool is_taken = given.what == frame_room::answer::take && given.bytes.size() >= header_.bytes;
+        phase_ = is_taken ? phase::taking : phase::dropping;
+        room_ = is_taken ? given.bytes.first(header_.bytes) : std::span<std::byte>();
+      }
+      const std::size_t part = smaller(end_ - begin_, header_.bytes - done_);
+      if (phase_ == phase::taking && part != 0)
+        std::memcpy(room_.data() + done_, staging_.data() + begin_, part);
+      begin_ += part;
+      done_ += part;
+      if (done_ != header_.bytes) break;
+      const bool is_taken = phase_ == phase::taking;
+      finish(counted);
+      if (!is_taken) continue;
+      has_come = true;
+      handler.on_arrived(handler.object, from, header_);
+    }
+    if (begin_ != 0) std::memmove(staging_.data(), staging_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+    return read_state::more;
+  }
+
+  std::vector<std::byte> staging_;
+  std::size_t begin_ = 0;  // of what is in it and not yet looked at
+  std::size_t end_ = 0;
+  std::span<std::byte> room_;
+  std::size_t done_ = 0;  // bytes of the frame under way
+  frame_header header_{};
+  std::uint32_t sequence_ = 0;
+  std::uint32_t most_bytes_ = 0;
+  phase phase_ = phase::header;
+};
+
+/// Frames of what is told, from bytes.
+class told_reader {
+ public:
+  /// Before the first `restart`. Throws `std::bad_alloc`.
+  void reserve() { staging_.resize(2 * (wire_header_bytes + max_told_bytes)); }
+  void restart() noexcept {
+    is_draining_ = is_mute_ = is_leaving_ = is_given_up_ = false;
+    end_ = 0;
+    sequence_ = 0;
+  }
+  /// What comes is no longer looked at.
+  void drain() noexcept { is_draining_ = true; }
+  /// What comes is no longer told, but the endpoint's own notices are still seen.
+  void mute() noexcept { is_mute_ = true; }
+  [[nodiscard]] bool is_leaving() const noexcept { return is_leaving_; }
+  [[nodiscard]] bool is_given_up() const noexcept { return is_given_up_; }
+
+  [[nodiscard]] iovec place() noexcept {
+    if (is_draining_) end_ = 0;
+    return {staging_.data() + end_, staging_.size() - end_};
+  }
+
+  read_state took(std::size_t count, seat_id from, const frame_handler_ref& handler, lane_count& counted,
+                  bool& has_come) noexcept {
+    if (is_draining_) return read_state::more;
+    end_ += count;
+    std::size_t begin = 0;
+    while (end_ - begin >= wire_header_bytes) {
+      const std::span<const std::byte, wire_header_bytes> bytes(staging_.data() + begin, wire_header_bytes);
+      const std::optional<wire_header> header =
+          read_header(bytes, socket_lane::told, sequence_, max_told_bytes);
+      if (!header) return read_state::malformed;
+      const std::size_t whole = wire_header_bytes + header->frame.bytes;
+      if (end_ - begin < whole) break;
+      ++sequence_;
+      is_leaving_ |= header->sort == frame_sort::leaving;
+      is_given_up_ |= header->sort == frame_sort::given_up;
+      if (header->sort == frame_sort::frame && !is_mute_ && !is_given_up_) {
+        ++counted.frames;
+        counted.bytes += header->frame.bytes;
+        has_come = true;
+        handler.on_told(handler.object, from, header->frame,
+                        {staging_.data() + begin + wire_header_bytes, header->frame.bytes});
+      }
+      begin += whole;
+    }
+    if (begin != 0) std::memmove(staging_.data(), staging_.data() + begin, end_ - begin);
+    end_ -= begin;
+    return read_state::more;
+  }
+
+ private:
+  std::vector<std::byte> staging_;  // has room for a whole frame behind another's beginning
+  std::size_t end_ = 0;
+  std::uint32_t sequence_ = 0;
+  bool is_draining_ = false;
+  bool is_mute_ = false;
+  bool is_leaving_ = false;
+  bool is_given_up_ = false;
+};
+
+/// Bytes that wait to be written, at most as many as it was made for.
+class waiting_bytes {
+ public:
+  /// Throws `std::bad_alloc`. The pages are touched only when something waits.
+  void reserve(std::size_t most) { bytes_.reserve(most); }
+  void clear() noexcept {
+    bytes_.clear();
+    begin_ = 0;
+  }
+  [[nodiscard]] bool empty() const noexcept { return begin_ == bytes_.size(); }
+  [[nodiscard]] std::size_t room() const noexcept { return bytes_.capacity() - (bytes_.size() - begin_); }
+  [[nodiscard]] std::span<const std::byte> waiting() const noexcept {
+    return std::span<const std::byte>(bytes_).subspan(begin_);
+  }
+  void went(std::size_t count) noexcept {
+    begin_ += count;
+    if (empty()) clear();
+  }
+  /// @pre at most `room()`
+  void add(std::span<const std::byte> more) noexcept {
+    if (bytes_.capacity() - bytes_.size() < more.size()) {
+      bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(begin_));
+      begin_ = 0;
+    }
+    bytes_.insert(bytes_.end(), more.begin(), more.end());
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::size_t begin_ = 0;
+};
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,327 @@
+/// @file
+/// What a socket endpoint asks of the system: descriptors that close themselves, addresses, listening, who is
+/// at the other end.
+#pragma once
+
+#include <llmmem/comm/detail/socket_wire.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace llmmem::inline v0::detail {
+
+/// A descriptor, closed when it goes.
+class descriptor {
+ public:
+  descriptor() noexcept = default;
+  explicit descriptor(int number) noexcept : number_(number) {}
+  descriptor(descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  descriptor& operator=(descriptor&& other) noexcept {
+    if (this != &other) {
+      close();
+      number_ = std::exchange(other.number_, -1);
+    }
+    return *this;
+  }
+  ~descriptor() { close(); }
+
+  void close() noexcept {
+    if (number_ >= 0) ::close(std::exchange(number_, -1));
+  }
+  [[nodiscard]] int get() const noexcept { return number_; }
+  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+
+ private:
+  int number_ = -1;
+};
+
+[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+/// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
+[[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {
+  if (until == ~std::uint64_t{0}) return -1;
+  if (until <= now) return 0;
+  const std::uint64_t wait = (until - now + 999'999) / 1'000'000;
+  return wait > 1'000'000 ? 1'000'000 : static_cast<int>(wait);
+}
+
+[[nodiscard]] inline bool fill_random(std::span<std::byte> into) noexcept {
+  while (!into.empty()) {
+    const ssize_t got = ::getrandom(into.data(), into.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    into = into.subspan(static_cast<std::size_t>(got));
+  }
+  return true;
+}
+
+/// "(...): No such file or directory (errno 2)"
+[[nodiscard]] inline std::string because(int number) {
+  return ": " + std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";
+}
+
+/// Where an endpoint listens: a Unix socket's path, or a numeric host and port.
+struct socket_address {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  std::string text;
+
+  [[nodiscard]] bool is_unix() const noexcept { return bytes.ss_family == AF_UNIX; }
+  [[nodiscard]] const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&bytes); }
+};
+
+[[nodiscard]] inline socket_address unix_address(const std::string& path) {
+  sockaddr_un where{};
+  if (path.size() >= sizeof(where.sun_path)) {
+    throw argument_error("socket_endpoint: the path '" + path + "' has " + std::to_string(path.size()) +
+                         " bytes, that of a Unix socket at most " +
+                         std::to_string(sizeof(where.sun_path) - 1) + "; take a folder with a shorter one");
+  }
+  if (path.find('\0') != std::string::npos) {
+    throw argument_error("socket_endpoint: the path '" + std::string(path.c_str()) +
+                         "' goes on behind a zero byte");
+  }
+  where.sun_family = AF_UNIX;
+  std::memcpy(where.sun_path, path.c_str(), path.size() + 1);
+  socket_address made;
+  std::memcpy(&made.bytes, &where, sizeof(where));
+  made.size = sizeof(where);
+  made.text = path;
+  return made;
+}
+
+/// Of "127.0.0.1:4000" or "[::1]:4000"; its family is AF_UNSPEC where it is none.
+[[nodiscard]] inline socket_address numeric_address(const std::string& text) {
+  socket_address made;
+  made.text = text;
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon + 1 == text.size() || text.size() - colon > 6) return made;
+  std::uint32_t port = 0;
+  for (std::size_t i = colon + 1; i < text.size(); ++i) {
+    if (text[i] < '0' || text[i] > '9') return made;
+    port = port * 10 + static_cast<std::uint32_t>(text[i] - '0');
+  }
+  if (port == 0 || port > 65535) return made;
+  const std::string host = text.substr(0, colon);
+  sockaddr_in four{};
+  if (::inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
+    four.sin_family = AF_INET;
+    four.sin_port = htons(static_cast<std::uint16_t>(port));
+    std::memcpy(&made.bytes, &four, sizeof(four));
+    made.size = sizeof(four);
+    return made;
+  }
+  sockaddr_in6 six{};
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']' &&
+      ::inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), &six.sin6_addr) == 1) {
+    six.sin6_family = AF_INET6;
+    six.sin6_port = htons(static_cast<std::uint16_t>(port));
+    std::memcpy(&made.bytes, &six, sizeof(six));
+    made.size = sizeof(six);
+  }
+  return made;
+}
+
+[[nodiscard]] inline bool is_loopback(const socket_address& address) noexcept {
+  if (address.bytes.ss_family == AF_INET) {
+    sockaddr_in four{};
+    std::memcpy(&four, &address.bytes, sizeof(four));
+    return (ntohl(four.sin_addr.s_addr) >> 24) == 127;
+  }
+  sockaddr_in6 six{};
+  std::memcpy(&six, &address.bytes, sizeof(six));
+  return address.bytes.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&six.sin6_addr) != 0;
+}
+
+/// A stream socket that never blocks; `buffer_bytes` 0 leaves its buffers as the system has them.
+[[nodiscard]] inline descriptor make_socket(const socket_address& address,
+                                            std::uint32_t buffer_bytes) noexcept {
+  descriptor made(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const int one = 1;
+  if (made.is_open() && !address.is_unix())
+    ::setsockopt(made.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  if (made.is_open() && buffer_bytes != 0) {
+    const int bytes = static_cast<int>(buffer_bytes);
+    ::setsockopt(made.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    ::setsockopt(made.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+  }
+  return made;
+}
+
+/// Bytes that went, 0 when none can now, or the negative error.
+[[nodiscard]] inline ssize_t write_some(int socket, std::span<const std::byte> first,
+                                        std::span<const std::byte> second) noexcept {
+  constexpr std::size_t short_bytes = 2048;
+  // Not cleared: only what is written to it is sent.
+  std::array<std::byte, short_bytes> joined;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  if (!second.empty() && first.size() + second.size() <= joined.size()) {
+    // A copy costs less than what the kernel does for a list of places.
+    std::memcpy(joined.data(), first.data(), first.size());
+    std::memcpy(joined.data() + first.size(), second.data(), second.size());
+    first = std::span(joined).first(first.size() + second.size());
+    second = {};
+  }
+  std::array<iovec, 2> parts{iovec{const_cast<std::byte*>(first.data()), first.size()},
+                             iovec{const_cast<std::byte*>(second.data()), second.size()}};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  for (;;) {
+    const ssize_t sent = second.empty()
+                             ? ::send(socket, first.data(), first.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
+                             : ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return sent;
+    if (errno == EINTR) continue;
+    return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+  }
+}
+
+/// Whether the other end is still there, for all that this one can see.
+[[nodiscard]] inline bool is_open_there(const descriptor& socket) noexcept {
+  std::byte first{};
+  if (!socket.is_open()) return false;
+  const ssize_t got = ::recv(socket.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
+
+/// The process that listens at a Unix address, or called from it, as far as this one may know it.
+[[nodiscard]] inline ucred credentials_of(int socket) noexcept {
+  ucred who{};
+  socklen_t size = sizeof(who);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return {0, ~uid_t{0}, ~gid_t{0}};
+  return who;
+}
+
+[[nodiscard]] inline descriptor open_process(std::uint32_t pid) noexcept {
+  if (pid == 0) return {};
+#if defined(SYS_pidfd_open)
+  return descriptor(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0U)));
+#else
+  return {};
+#endif
+}
+
+/// Of who is at the other end of a connected Unix socket. Without asking for a number first, where the system
+/// can (Linux 6.5): a number may be another's by then.
+[[nodiscard]] inline descriptor open_peer_process(int socket) noexcept {
+  constexpr int so_peerpidfd = 77;
+  int made = -1;
+  socklen_t size = sizeof(made);
+  if (::getsockopt(socket, SOL_SOCKET, so_peerpidfd, &made, &size) == 0 && made >= 0) return descriptor(made);
+  return open_process(static_cast<std::uint32_t>(credentials_of(socket).pid));
+}
+
+[[nodiscard]] inline bool has_exited(const descriptor& process) noexcept {
+  pollfd asked{process.get(), POLLIN, 0};
+  return process.is_open() && ::poll(&asked, 1, 0) == 1 && (asked.revents & POLLIN) != 0;
+}
+
+inline void kill_process(const descriptor& process) noexcept {
+#if defined(SYS_pidfd_send_signal)
+  ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0U);
+#endif
+}
+
+/// This run of this machine: all zero where it cannot be told.
+[[nodiscard]] inline incarnation_id boot_of_machine() noexcept {
+  incarnation_id id{};
+  char text[64] = {};
+  const descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+  if (!file.is_open() || ::read(file.get(), text, sizeof(text) - 1) <= 0) return id;
+  std::size_t digits = 0;
+  for (const char* at = text; *at != '\0' && digits < 2 * id.size(); ++at) {
+    const char c = *at;
+    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (value < 0) continue;
+    id[digits / 2] |= static_cast<std::byte>(value << (digits % 2 == 0 ? 4 : 0));
+    ++digits;
+  }
+  return id;
+}
+
+[[nodiscard]] inline std::uint64_t pid_space_of_process() noexcept {
+  struct ::stat seen{};
+  return ::stat("/proc/self/ns/pid", &seen) == 0 ? static_cast<std::uint64_t>(seen.st_ino) : 0;
+}
+
+/// Makes way for a socket's file: one that a dead process left is removed, a living one's is an error.
+inline void remove_stale(const socket_address& address) {
+  const descriptor caller(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!caller.is_open()) throw system_error("socket_endpoint: socket" + because(errno));
+  struct ::stat seen{};
+  if (::lstat(address.text.c_str(), &seen) != 0) return;
+  if (!S_ISSOCK(seen.st_mode)) {
+    throw system_error("socket_endpoint: '" + address.text +
+                       "' is there and is no socket; remove it, or take another folder");
+  }
+  const int called = ::connect(caller.get(), address.get(), address.size) == 0 ? 0 : errno;
+  // A child that its process forked may hold the socket open when that is gone.
+  const pid_t pid = called == 0 ? credentials_of(caller.get()).pid : 0;
+  const bool is_dead = called == ECONNREFUSED || (pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH);
+  if (!is_dead) {
+    throw system_error("socket_endpoint: '" + address.text + "' is taken" +
+                       (pid > 0 ? " by process " + std::to_string(pid) : because(called)) +
+                       "; end that first, or take another seat");
+  }
+  ::unlink(address.text.c_str());
+}
+
+/// Listens, with no more than `backlog` callers waiting.
+[[nodiscard]] inline descriptor listen_at(const socket_address& address, std::uint32_t buffer_bytes,
+                                          int backlog) {
+  descriptor made = make_socket(address, buffer_bytes);
+  if (!made.is_open())
+    throw system_error("socket_endpoint: socket for '" + address.text + "'" + because(errno));
+  descriptor folder;
+  if (address.is_unix()) {
+    // Two that come at once must not remove each other's.
+    const std::string path = address.text.substr(0, address.text.rfind('/') + 1);
+    folder = descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!folder.is_open())
+      throw system_error("socket_endpoint: folder '" + path + "'" + because(errno) + "; make it first");
+    while (::flock(folder.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+    remove_stale(address);
+  } else {
+    const int one = 1;
+    ::setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  }
+  if (::bind(made.get(), address.get(), address.size) != 0) {
+    throw system_error("socket_endpoint: bind to '" + address.text + "'" + because(errno) +
+                       "; end whoever listens there, or take another address");
+  }
+  if (::listen(made.get(), backlog) != 0)
+    throw system_error("socket_endpoint: listen at '" + address.text + "'" + because(errno));
+  return made;
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,196 @@
+/// @file
+/// What goes over a socket between two endpoints: numbers little-endian, every length fixed or bounded before
+/// anything behind it is read.
+#pragma once
+
+#include <llmmem/comm/detail/hmac_sha256.hpp>
+#include <llmmem/comm/detail/wire.hpp>
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/id_set.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace llmmem::inline v0::detail {
+
+/// The two connections between two seats.
+enum class socket_lane : std::uint8_t { data, told };
+
+/// What a frame is for. All but the first are the endpoint's own, and have no bytes.
+enum class frame_sort : std::uint8_t {
+  frame,
+  beat,      ///< its process lives
+  leaving,   ///< its process goes, and says so
+  given_up,  ///< it hears nothing more from who reads this, and sends nothing more
+};
+
+inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
+inline constexpr std::size_t wire_header_bytes = 56;
+inline constexpr std::size_t wire_hello_bytes = 88;
+inline constexpr std::size_t wire_proof_bytes = 32;
+inline constexpr std::size_t wire_answer_bytes = 4 + wire_proof_bytes;
+
+using incarnation_id = std::array<std::byte, 16>;
+
+/// The header of a frame, with what the endpoint adds.
+struct wire_header {
+  frame_header frame{};
+  socket_lane lane = socket_lane::data;
+  frame_sort sort = frame_sort::frame;
+  std::uint32_t sequence = 0;  ///< of frames on its lane, from 0
+
+  friend constexpr bool operator==(const wire_header&, const wire_header&) noexcept = default;
+};
+
+constexpr void write_header(const wire_header& header,
+                            std::span<std::byte, wire_header_bytes> into) noexcept {
+  const frame_header& f = header.frame;
+  wire_writer(into.subspan<8>())
+      .put(f.epoch)
+      .put(f.message)
+      .put(f.offset)
+      .put(f.bytes)
+      .put(f.tag)
+      .put(f.crc)
+      .put(f.kind)
+      .put(f.is_checked)
+      .put(static_cast<std::uint16_t>(header.lane))
+      .put(static_cast<std::uint16_t>(header.sort))
+      .put(header.sequence);
+  wire_writer(into).put(wire_magic).put(crc32c(0, into.subspan<8>()));
+}
+
+/// Nothing where it is none: damaged, of another lane, out of turn, or of more bytes than `most`.
+[[nodiscard]] constexpr std::optional<wire_header> read_header(
+    std::span<const std::byte, wire_header_bytes> from, socket_lane lane, std::uint32_t sequence,
+    std::uint32_t most) noexcept {
+  wire_reader reader(from);
+  if (reader.take<std::uint32_t>() != wire_magic) return std::nullopt;
+  if (reader.take<std::uint32_t>() != crc32c(0, from.subspan<8>())) return std::nullopt;
+  wire_header header;
+  frame_header& f = header.frame;
+  f.epoch = reader.take<std::uint64_t>();
+  f.message = reader.take<std::uint64_t>();
+  f.offset = reader.take<std::uint64_t>();
+  f.bytes = reader.take<std::uint32_t>();
+  f.tag = reader.take<std::uint32_t>();
+  f.crc = reader.take<std::uint32_t>();
+  f.kind = reader.take<std::uint16_t>();
+  f.is_checked = reader.take<std::uint16_t>();
+  const auto told_lane = reader.take<std::uint16_t>();
+  const auto sort = reader.take<std::uint16_t>();
+  header.sequence = reader.take<std::uint32_t>();
+  if (told_lane != static_cast<std::uint16_t>(lane) || header.sequence != sequence) return std::nullopt;
+  if (sort > static_cast<std::uint16_t>(frame_sort::given_up)) return std::nullopt;
+  header.lane = lane;
+  header.sort = static_cast<frame_sort>(sort);
+  if (header.sort != frame_sort::frame && (lane != socket_lane::told || f.bytes != 0)) return std::nullopt;
+  if (f.bytes > most) return std::nullopt;
+  return header;
+}
+
+/// Why a connection is made.
+enum class hello_purpose : std::uint16_t {
+  data,   ///< to be the lane of data: from the higher seat to the lower
+  told,   ///< to be the lane of what is told: likewise
+  knock,  ///< to say that a process has come to the lower seat, so that the higher one calls
+};
+
+/// The first that either side says.
+struct wire_hello {
+  hello_purpose purpose = hello_purpose::data;
+  seat_id from{};
+  seat_id to{};
+  std::uint32_t seats = 0;
+  std::uint32_t frame_bytes = 0;
+  incarnation_id incarnation{};
+  incarnation_id nonce{};
+  incarnation_id boot{};        ///< of the machine's run: processes of one know each other by number
+  std::uint64_t pid_space = 0;  ///< the name space of `pid`; 0 where it cannot be told
+  std::uint32_t pid = 0;
+
+  friend constexpr bool operator==(const wire_hello&, const wire_hello&) noexcept = default;
+};
+
+constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_hello_bytes> into) noexcept {
+  wire_writer(into)
+      .put(wire_magic)
+      .put(std::uint16_t{1})
+      .put(static_cast<std::uint16_t>(hello.purpose))
+      .put(to_index(hello.from))
+      .put(to_index(hello.to))
+      .put(hello.seats)
+      .put(hello.frame_bytes)
+      .put(hello.incarnation)
+      .put(hello.nonce)
+      .put(hello.boot)
+      .put(hello.pid_space)
+      .put(hello.pid)
+      .put(std::uint32_t{0});
+}
+
+/// Nothing where it is none, or its seats are not two different ones of `seats`.
+[[nodiscard]] constexpr std::optional<wire_hello> read_hello(
+    std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
+  wire_reader reader(from);
+  if (reader.take<std::uint32_t>() != wire_magic || reader.take<std::uint16_t>() != 1) return std::nullopt;
+  const auto purpose = reader.take<std::uint16_t>();
+  if (purpose > static_cast<std::uint16_t>(hello_purpose::knock)) return std::nullopt;
+  wire_hello hello;
+  hello.purpose = static_cast<hello_purpose>(purpose);
+  hello.from = seat_id{reader.take<std::uint32_t>()};
+  hello.to = seat_id{reader.take<std::uint32_t>()};
+  if (to_index(hello.from) >= seats || to_index(hello.to) >= seats || hello.from == hello.to)
+    return std::nullopt;
+  hello.seats = reader.take<std::uint32_t>();
+  hello.frame_bytes = reader.take<std::uint32_t>();
+  hello.incarnation = reader.take_bytes<16>();
+  hello.nonce = reader.take_bytes<16>();
+  hello.boot = reader.take_bytes<16>();
+  hello.pid_space = reader.take<std::uint64_t>();
+  hello.pid = reader.take<std::uint32_t>();
+  return hello;
+}
+
+/// What becomes of a connection whose maker has proved that it knows the secret.
+enum class hello_answer : std::uint32_t {
+  welcome,
+  busy,        ///< somebody sits there who is not known to be dead: try again
+  unwanted,    ///< this process was given up before: a fresh one may come
+  mismatched,  ///< other seats in number, or other frames in length
+};
+
+using wire_proof = std::array<std::byte, wire_proof_bytes>;
+
+[[nodiscard]] constexpr wire_proof to_bytes(const sha256_words& words) noexcept {
+  wire_proof bytes{};
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = std::byte((words[i / 4] >> (24 - 8 * (i % 4))) & 0xFFU);
+  return bytes;
+}
+
+/// That of who called. It comes first: a stranger who only listens learns nothing to try secrets against.
+[[nodiscard]] constexpr wire_proof caller_proof(
+    const hmac_sha256& secret, std::span<const std::byte, wire_hello_bytes> caller,
+    std::span<const std::byte, wire_hello_bytes> listener) noexcept {
+  constexpr std::array label{std::byte{'c'}, std::byte{'a'}, std::byte{'l'}, std::byte{'l'}};
+  return to_bytes(secret.of(label, caller, listener));
+}
+
+/// That of who listens, and its answer.
+[[nodiscard]] constexpr wire_proof listener_proof(const hmac_sha256& secret,
+                                                  std::span<const std::byte, wire_hello_bytes> caller,
+                                                  std::span<const std::byte, wire_hello_bytes> listener,
+                                                  hello_answer answer) noexcept {
+  constexpr std::array label{std::byte{'h'}, std::byte{'e'}, std::byte{'a'}, std::byte{'r'}};
+  std::array<std::byte, 4> said{};
+  wire_writer(said).put(static_cast<std::uint32_t>(answer));
+  return to_bytes(secret.of(label, caller, listener, said));
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,97 @@
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <doctest/doctest.h>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/comm_job.hpp"
+#include "support/seeds.hpp"
+#include "support/temporary_folder.hpp"
+
+namespace {
+
+using namespace llmmem;
+using llmmem_tests::job_end;
+using llmmem_tests::job_history;
+using llmmem_tests::run_job;
+
+constexpr int is_through = 0;
+constexpr int has_not_joined = 3;
+constexpr int has_lost_quorum = 4;
+constexpr int has_thrown = 5;
+
+/// A process of the job.
+int live(std::uint32_t seat, std::uint32_t seats, const std::string& folder) {
+  try {
+    socket_endpoint end({.seat = seat_id{seat}, .seats = seats, .folder = folder});
+    job_history history;
+    const job_end how =
+        run_job(end, history, {.steps = 60, .words = 20'000, .join_patience_ns = 2'000'000'000},
+                [](std::uint64_t) { ::usleep(1000); });
+    if (how.is_through) return is_through;
+    return how.is_fresh ? has_not_joined : has_lost_quorum;
+  } catch (const std::exception&) {
+    return has_thrown;
+  }
+}
+
+pid_t start(std::uint32_t seat, std::uint32_t seats, const std::string& folder) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(live(seat, seats, folder));
+  return pid;
+}
+
+}  // namespace
+
+TEST_SUITE("communicator_processes") {
+  TEST_CASE(
+      "processes that are killed at random and started again leave the others with the state of a quiet "
+      "run") {
+    std::uint32_t readmitted = 0;
+    for (const auto seed : llmmem_tests::seeds(8)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const auto seats = static_cast<std::uint32_t>(2 + random() % 3);
+      const llmmem_tests::temporary_folder folder;
+      std::vector<pid_t> pids;
+      for (std::uint32_t i = 0; i < seats; ++i)
+        pids.push_back(start(i, seats, folder.path().string()));
+      // Seat 0 lives; of the others some die, one after the other or at once, and come back.
+      std::vector<bool> is_second(seats, false);
+      for (std::uint32_t i = 1; i < seats; ++i) {
+        if (random() % 2 == 0) ::usleep(static_cast<useconds_t>(20'000 + random() % 30'000));
+        ::kill(pids[i], SIGKILL);
+        int status = 0;
+        CHECK(::waitpid(pids[i], &status, 0) == pids[i]);
+        if (random() % 4 == 0) {
+          pids[i] = -1;
+          continue;
+        }
+        pids[i] = start(i, seats, folder.path().string());
+        is_second[i] = true;
+      }
+      for (std::uint32_t i = 0; i < seats; ++i) {
+        if (pids[i] < 0) continue;
+        CAPTURE(i);
+        int status = 0;
+        CHECK(::waitpid(pids[i], &status, 0) == pids[i]);
+        REQUIRE(WIFEXITED(status));
+        const int how = WEXITSTATUS(status);
+        if (how == is_through && is_second[i]) ++readmitted;
+        // One killed before all had met leaves nobody to begin with; one that comes too late finds nobody.
+        CHECK((how == is_through || how == has_not_joined));
+      }
+    }
+    CHECK(readmitted > 3);
+  }
+}
