@@ -142,7 +142,7 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
       }
       well = replica.keep(next, parts, by).has_value();
     }
-    if (!well) ranks.revoke();
+    if (!well) CHECK(ranks.is_revoked());  // who could not go on lets nobody wait
     const auto outcome = ranks.agree(!well ? 0 : is_last && is_settled ? 3 : 1, ranks.after(60 * second));
     if (!outcome) return;
     if (outcome->bits == 3) break;
@@ -411,6 +411,45 @@ TEST_SUITE("redundant_replica") {
         ranks.agree(0, ranks.after(second)).value();
       });
     }
+  }
+
+  TEST_CASE("a version that all have kept was kept right, whatever was turned on its way") {
+    std::uint64_t refused = 0;
+    for (const auto seed : llmmem_tests::seeds(60)) {
+      CAPTURE(seed);
+      sim_network net({.seats = 4, .seed = seed, .corrupts_one_in = 60, .corrupts_until_ns = second});
+      net.run([&](sim_endpoint& end) {
+        ranks_of ranks(end);
+        ranks.join(ranks.after(second)).value();
+        const std::vector<std::uint64_t> sizes{20'000, 20'001, 0, 20'003};
+        const std::vector<seat_id> homes = own_seats(4, 4);
+        const char* const schemes[] = {"mirror:2", "parity:3", "rs:2+2"};
+        replica_of replica(ranks, redundancy_scheme::parse(schemes[seed % 3]), sizes, homes);
+        const std::uint32_t self = to_index(ranks.rank());
+        bool well = replica.recover(ranks.after(second)).has_value();
+        const auto bytes = part_at(self, 1, sizes[self]);
+        const std::vector<part_bytes> parts{{part_id{self}, bytes}};
+        if (well) well = replica.keep(1, parts, ranks.after(second)).has_value();
+        if (!well) CHECK(ranks.is_revoked());
+        const bool is_kept = ranks.agree(well ? 1 : 0, ranks.after(10 * second)).value().bits == 1;
+        refused += is_kept ? 0U : 1U;
+        if (!is_kept) return;
+        replica.commit();
+        while (end.now_ns() < second)
+          end.work(100'000'000);  // from now on nothing is turned
+        if (self == seed / 3 % 4) replica.forget();
+        const auto back = replica.recover(ranks.after(10 * second));
+        CHECK(back.has_value());
+        for (const part_id part : replica.mine()) {
+          const auto whole = replica.recovered(part);
+          const auto expected = part_at(to_index(part), 1, sizes[to_index(part)]);
+          CHECK(std::equal(whole.begin(), whole.end(), expected.begin(), expected.end()));
+        }
+        ranks.agree(0, ranks.after(10 * second)).value();
+      });
+    }
+    CHECK(refused > 20);
+    CHECK(refused < 4 * 50);
   }
 
   TEST_CASE("bytes that change on their way are an error, never a part") {

@@ -139,8 +139,10 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
     made.sums[to_index(part)] = crc32c(0, bytes);
   }
   made.copies.resize(made.layout.world);
-  made.parities.clear();
-  made.parity_sums.clear();
+  for (std::vector<std::byte>& each : made.copies)
+    each.clear();
+  for (std::vector<std::byte>& each : made.parities)
+    each.clear();
   result<void> done = share_sums(made, by);
   if (done && map_) {
     if (scheme_.kind() == redundancy_kind::compute) {
@@ -257,15 +259,16 @@ result<void> redundant_replica<T, Place>::send_copies(generation& of, deadline b
     const std::span<const rank_id> holders = map_->holders(rank_id{rank});
     return std::ranges::find(holders, rank_id{holder}) != holders.end();
   };
-  of.copies[self].clear();
   for (std::uint32_t d = 1; d < world; ++d) {
     const std::uint32_t to = (self + d) % world;
     const std::uint32_t from = (self + world - d) % world;
     std::optional<std::span<const std::byte>> out;
     std::optional<std::span<std::byte>> into;
     if (keeps(to, self)) out = of.own;
-    of.copies[from].resize(keeps(self, from) ? of.layout.blob_bytes(rank_id{from}) : 0);
-    if (keeps(self, from)) into = of.copies[from];
+    if (keeps(self, from)) {
+      of.copies[from].resize(of.layout.blob_bytes(rank_id{from}));
+      into = of.copies[from];
+    }
     if (auto done = trade(out, rank_id{to}, into, rank_id{from}, by); !done) return done;
     if (!into) continue;
     if (auto whole = check_blob(of, rank_id{from}, *into); !whole) return whole;
@@ -277,8 +280,6 @@ result<void> redundant_replica<T, Place>::send_copies(generation& of, deadline b
 template <seated_transport T, seat_placement Place>
 result<void> redundant_replica<T, Place>::compare_wards(generation& of,
                                                         std::span<const std::span<const std::byte>> parts) {
-  for (std::vector<std::byte>& each : of.copies)
-    each.clear();
   for (const part_id part : wards()) {
     const std::span<const std::byte> bytes = parts[to_index(part)];
     const std::uint32_t sum = crc32c(0, bytes);

@@ -84,7 +84,8 @@ bool redundant_replica<T, Place>::is_whole(const generation& held) const noexcep
     if (!held.copies[rank].empty() && !check_blob(held, rank_id{rank}, held.copies[rank])) return false;
   }
   for (std::size_t codeword = 0; codeword < held.parities.size(); ++codeword) {
-    if (crc32c(0, held.parities[codeword]) != held.parity_sums[codeword]) return false;
+    const std::vector<std::byte>& parity = held.parities[codeword];
+    if (!parity.empty() && crc32c(0, parity) != held.parity_sums[codeword]) return false;
   }
   return true;
 }

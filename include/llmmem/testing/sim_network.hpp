@@ -43,9 +43,10 @@ struct sim_options {
   std::uint64_t most_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until one that is not heard is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;       ///< of data between two, sent and not taken: more waits
-  std::uint32_t corrupts_one_in = 0;      ///< frames of data, of which one bit is turned; 0: none
-  std::uint64_t most_calls = 10'000'000;  ///< of all together; more counts as a hang
+  std::uint64_t lane_bytes = 16384;   ///< of data between two, sent and not taken: more waits
+  std::uint32_t corrupts_one_in = 0;  ///< frames of data, of which one bit is turned; 0: none
+  std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none from then on
+  std::uint64_t most_calls = 10'000'000;                ///< of all together; more counts as a hang
 };
 
 class sim_network;

@@ -381,7 +381,8 @@ inline void sim_network::put(sim_endpoint& from, sim_endpoint& to, const frame_h
   queue.push_back({frame, {bytes.begin(), bytes.end()}, due});
   if (lane != detail::lane_data) return;
   wire.data_bytes += bytes.size();
-  if (options_.corrupts_one_in != 0 && !bytes.empty() && random_() % options_.corrupts_one_in == 0) {
+  if (options_.corrupts_one_in != 0 && now_ < options_.corrupts_until_ns && !bytes.empty() &&
+      random_() % options_.corrupts_one_in == 0) {
     std::byte& hit = queue.back().bytes[random_() % bytes.size()];
     hit ^= static_cast<std::byte>(1U << (random_() % 8));
     ++corrupted_;
