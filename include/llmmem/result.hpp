@@ -113,10 +113,11 @@ enum class errc : std::uint8_t {
   no_quorum,        ///< wanted = members that must be heard, found = those that are
   peer_timed_out,   ///< index = rank or seat waited for, wanted = bytes to move, found = bytes moved
   message_damaged,  ///< index = rank that sent it, wanted = its checksum, found = that of what came
+  library_failed,   ///< a library beneath, `where` says which call and why: index = its status
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::message_damaged;
+inline constexpr errc last_errc = errc::library_failed;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -465,6 +466,9 @@ inline std::string failure::message() const {
     case errc::message_damaged:
       return who + ": a message of rank " + n(index) + " has checksum " + n(found) + " and left with " +
              n(wanted) + "; it is dropped: have it sent again";
+    case errc::library_failed:
+      return who + ": the library beneath failed with its status " + n(index) +
+             "; revoke(), agree() and go on with who is left";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -515,6 +519,7 @@ inline void failure::raise() const {
     case errc::no_quorum:
     case errc::peer_timed_out:
     case errc::message_damaged:
+    case errc::library_failed:
       throw comm_error(message());
     default:
       throw argument_error(message());

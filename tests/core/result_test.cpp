@@ -213,6 +213,8 @@ constexpr std::array refusals{
             "revoke() and agree()"},
     refusal{errc::message_damaged, raises::comm_error,
             "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
+    refusal{errc::library_failed, raises::comm_error,
+            "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
 };
 
 }  // namespace
