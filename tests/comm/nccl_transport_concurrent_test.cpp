@@ -42,7 +42,7 @@ static_assert(transport<nccl_transport<communicator<thread_endpoint>>>);
 /// All ranks of a world, joined on both channels; they leave in good order, having kept to NCCL's rules.
 template <class Body>
 void in_world(std::uint32_t world, std::uint64_t seed, Body body) {
-  sim_network net({.seats = world, .seed = seed});
+  sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
   fake_world fake;
   net.run([&](sim_endpoint& end) {
     side_of side(end);
@@ -97,7 +97,7 @@ std::uint32_t recover(Ranks& ranks) {
 
 TEST_SUITE("nccl_transport") {
   TEST_CASE("no device, and an NCCL that is too old, are told at construction") {
-    sim_network net({.seats = 1});
+    sim_network net({.seats = 1, .most_calls = 400'000});
     net.run([](sim_endpoint& end) {
       side_of side(end);
       fake_world fake;
@@ -226,14 +226,14 @@ TEST_SUITE("nccl_transport") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto world = static_cast<std::uint32_t>(2 + random() % 4);
-      sim_network net({.seats = world, .seed = seed});
+      sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
       fake_world fake;
       for (std::uint32_t victims = 1 + static_cast<std::uint32_t>(random() % 2); victims > 0; --victims)
         net.kill_at(seat_id{static_cast<std::uint32_t>(random() % world)}, 200'000 + random() % 5'000'000);
       net.run([&](sim_endpoint& end) {
         side_of side(end);
         if (!side.join(side.after(second))) return;
-        ranks_type ranks(side, nullptr, {}, {fake, end});
+        ranks_type ranks(side, nullptr, {.look_ns = 100'000}, {fake, end});
         if (!ranks.join(ranks.after(hour))) recovered += recover(ranks);
         for (std::uint32_t round = 0; round < 12; ++round) {
           result<void> done;
@@ -269,7 +269,7 @@ TEST_SUITE("nccl_transport") {
       for (std::uint32_t number = 1; number <= (call == "async_error" ? 60 : 9); ++number) {
         CAPTURE(call);
         CAPTURE(number);
-        sim_network net({.seats = 3, .seed = number});
+        sim_network net({.seats = 3, .seed = number, .most_calls = 400'000});
         fake_world fake;
         fake.fails_at[call] = number;
         if (call == "revoke") fake.fails_at["put"] = 1;
@@ -320,7 +320,7 @@ TEST_SUITE("nccl_transport") {
   TEST_CASE("who is waited for in vain is named, and memory is left alone from then on") {
     for (const bool hangs : {false, true}) {
       CAPTURE(hangs);
-      sim_network net({.seats = 2, .seed = 1});
+      sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
       fake_world fake;
       fake.revoke_hangs = hangs;
       net.run([&](sim_endpoint& end) {
@@ -360,7 +360,7 @@ TEST_SUITE("nccl_transport") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto world = static_cast<std::uint32_t>(2 + random() % 3);
-      sim_network net({.seats = world, .seed = seed});
+      sim_network net({.seats = world, .seed = seed, .most_calls = 400'000});
       fake_world fake;
       const std::uint64_t given = random() % 2'000'000;
       const auto hasty = static_cast<std::uint32_t>(random() % world);
@@ -388,14 +388,14 @@ TEST_SUITE("nccl_transport") {
       "one that comes is admitted: by a fresh communicator, or by growth where its seat is the highest") {
     for (const std::uint32_t died : {0U, 1U, 2U}) {
       CAPTURE(died);
-      sim_network net({.seats = 3, .seed = died});
+      sim_network net({.seats = 3, .seed = died, .most_calls = 400'000});
       fake_world fake;
       net.kill_at(seat_id{died}, 40'000'000);
       net.restart_after(seat_id{died}, 100'000'000);
       net.run([&](sim_endpoint& end) {
         side_of side(end);
         side.join(side.after(hour)).value();
-        ranks_of<true, true> ranks(side, nullptr, {}, {fake, end});
+        ranks_of<true, true> ranks(side, nullptr, {.look_ns = 500'000}, {fake, end});
         ranks.join(ranks.after(hour)).value();
         if (end.incarnation() == 0) {
           while (add_up(ranks, ranks.after(hour))) {
@@ -422,7 +422,7 @@ TEST_SUITE("nccl_transport") {
   }
 
   TEST_CASE("a rank that does not leave with the others is not waited for") {
-    sim_network net({.seats = 2, .seed = 3});
+    sim_network net({.seats = 2, .seed = 3, .most_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
       side_of side(end);
