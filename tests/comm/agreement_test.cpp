@@ -397,7 +397,7 @@ TEST_SUITE("agreement") {
     part.begin(7, {}, sent.post());
     part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
-    part.died(seat_id{0}, death::certain, sent.post());  // which may have decided, and acted upon it
+    part.died(seat_id{0}, death::certain, sent.post());       // which may have decided, and acted upon it
     CHECK(part.take_outcome().value() == agreed{.bits = 3});  // in which 0 had not failed yet
   }
 

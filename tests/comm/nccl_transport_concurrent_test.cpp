@@ -440,6 +440,23 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.broken_rules == std::vector<std::string>{});
     CHECK(fake.left() == 0);
   }
+
+  TEST_CASE("whoever leaves after a failed call aborts: NCCL finalises nothing that was revoked") {
+    sim_network net({.seats = 1});
+    fake_world fake;
+    fake.fails_at["put"] = 1;
+    net.run([&](sim_endpoint& end) {
+      side_of side(end);
+      side.join(side.after(second)).value();
+      ranks_of<> ranks(side, nullptr, {}, {fake, end});
+      ranks.join(ranks.after(second)).value();
+      CHECK(add_up(ranks, ranks.after(second)).code() == errc::library_failed);
+      ranks.leave(ranks.after(second)).value();
+      CHECK(ranks.stats().aborted == 1);
+    });
+    CHECK(fake.broken_rules == std::vector<std::string>{});
+    CHECK(fake.left() == 0);
+  }
 }
 #else
 TEST_CASE("NCCL or the CUDA Toolkit is not here: nccl_transport was not tested" *
