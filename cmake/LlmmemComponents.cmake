@@ -59,6 +59,28 @@ macro(llmmem_component_isal)
   endif()
 endmacro()
 
+# llmmem::nccl: <nccl.h>, the library, and the CUDA runtime that both need.
+macro(llmmem_component_nccl)
+  set(llmmem_nccl_roots "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}" "${CUDAToolkit_ROOT}" "${CUDAToolkit_TARGET_DIR}" /usr/local/cuda)
+  find_path(LLMMEM_NCCL_INCLUDE_DIR nccl.h HINTS ${llmmem_nccl_roots} PATH_SUFFIXES include
+            DOC "Folder of nccl.h; empty or -NOTFOUND: no llmmem::nccl")
+  find_library(LLMMEM_NCCL_LIBRARY nccl HINTS ${llmmem_nccl_roots} PATH_SUFFIXES lib64 lib
+               DOC "The NCCL library; empty or -NOTFOUND: no llmmem::nccl")
+  mark_as_advanced(LLMMEM_NCCL_INCLUDE_DIR LLMMEM_NCCL_LIBRARY)
+  if(LLMMEM_NCCL_INCLUDE_DIR AND LLMMEM_NCCL_LIBRARY)
+    find_package(CUDAToolkit 12.8 QUIET)
+  endif()
+  if(NOT LLMMEM_NCCL_INCLUDE_DIR OR NOT LLMMEM_NCCL_LIBRARY)
+    set(llmmem_nccl_missing "NCCL was not found (NVIDIA's repository: libnccl-dev; https://github.com/NVIDIA/nccl)")
+  elseif(NOT CUDAToolkit_FOUND)
+    set(llmmem_nccl_missing "the CUDA Toolkit 12.8 or newer was not found (https://developer.nvidia.com/cuda-toolkit)")
+  elseif(NOT TARGET llmmem::nccl)
+    add_library(llmmem::nccl INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::nccl INTERFACE llmmem::llmmem "${LLMMEM_NCCL_LIBRARY}" CUDA::cudart_static)
+    target_include_directories(llmmem::nccl INTERFACE "${LLMMEM_NCCL_INCLUDE_DIR}" ${CUDAToolkit_INCLUDE_DIRS})
+  endif()
+endmacro()
+
 # llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
 macro(llmmem_component_cuda)
   find_package(CUDAToolkit 12.8 QUIET)

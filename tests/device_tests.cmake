@@ -4,11 +4,18 @@ file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
   *_gpu_test.cu)
+if(NOT TARGET llmmem::nccl)
+  message(STATUS "device tests: those of NCCL are NOT built, llmmem::nccl was not found")
+  list(FILTER sources EXCLUDE REGEX "nccl")
+endif()
 foreach(source IN LISTS sources)
   string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
   string(REPLACE "/" "_" target "${name}_gpu_test")
   add_executable(${target} "${source}")
   target_link_libraries(${target} PRIVATE llmmem_test_support llmmem::cuda)
+  if(name MATCHES "nccl")
+    target_link_libraries(${target} PRIVATE llmmem::nccl)
+  endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda>)
   set(test "${LLMMEM_TEST_PREFIX}${name}_gpu")
   add_test(NAME "${test}" COMMAND ${target})

@@ -24,6 +24,11 @@ function(llmmem_doctest_program target folder)
     llmmem_need_fmt()
     target_link_libraries(${target} PRIVATE CLI11::CLI11 fmt::fmt)
   endif()
+  # Not for all: NCCL is some 200 MB to load.
+  if(folder STREQUAL "comm" AND TARGET llmmem::nccl)
+    target_link_libraries(${target} PRIVATE llmmem::nccl)
+    target_compile_definitions(${target} PRIVATE LLMMEM_TESTS_NCCL)
+  endif()
   # With sanitizers these take many times longer to optimise than to run.
   if(folder IN_LIST LLMMEM_TESTS_UNOPTIMISED)
     target_compile_options(${target} PRIVATE -O0)

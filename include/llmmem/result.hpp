@@ -114,10 +114,11 @@ enum class errc : std::uint8_t {
   peer_timed_out,   ///< index = rank or seat waited for, wanted = bytes to move, found = bytes moved
   message_damaged,  ///< index = rank that sent it, wanted = its checksum, found = that of what came
   state_lost,       ///< index = the lowest rank whose state is lost, wanted = such ranks, found = ranks lost
+  library_failed,   ///< a library beneath, `where` says which call and why: index = its status
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::state_lost;
+inline constexpr errc last_errc = errc::library_failed;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -469,6 +470,9 @@ inline std::string failure::message() const {
     case errc::state_lost:
       return who + ": " + n(found) + " ranks are gone, and nobody has the state of " + n(wanted) +
              " of them, rank " + n(index) + " the lowest; go back to a checkpoint, or take a stronger scheme";
+    case errc::library_failed:
+      return who + ": the library beneath failed with its status " + n(index) +
+             "; revoke(), agree() and go on with who is left";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }
@@ -520,6 +524,7 @@ inline void failure::raise() const {
     case errc::peer_timed_out:
     case errc::message_damaged:
     case errc::state_lost:
+    case errc::library_failed:
       throw comm_error(message());
     default:
       throw argument_error(message());

@@ -160,6 +160,22 @@ std::vector<std::uint64_t> sayings(std::size_t count) {
   return said;
 }
 
+/// What one member has told others.
+struct letters {
+  std::vector<agree_message> all{};
+
+  [[nodiscard]] auto post() {
+    return [this](seat_id, const agree_message& message) noexcept { all.push_back(message); };
+  }
+  [[nodiscard]] std::vector<agree_message> of(agree_kind kind) const {
+    std::vector<agree_message> some;
+    for (const agree_message& each : all) {
+      if (each.kind == kind) some.push_back(each);
+    }
+    return some;
+  }
+};
+
 }  // namespace
 
 TEST_SUITE("agreement") {
@@ -360,5 +376,68 @@ TEST_SUITE("agreement") {
     part.hear(seat_id{2}, decides, none);
     CHECK(part.take_outcome());
     CHECK_FALSE(part.take_outcome());
+  }
+
+  TEST_CASE("who died before it began is among those that are out") {
+    members_at_work all(4, 1);
+    all.kill_after(2, 0);
+    for (std::size_t i = 0; i < 4; ++i)
+      all.begin(i, 1);
+    all.run();
+    for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
+      REQUIRE(all.outcomes(i).size() == 1);
+      CHECK(all.outcomes(i)[0].failed == set_of({2}));
+    }
+  }
+
+  TEST_CASE(
+      "of what earlier coordinators had proposed, that of the latest is proposed again, whoever reports "
+      "first") {
+    for (const bool latest_first : {false, true}) {
+      CAPTURE(latest_first);
+      letters sent;
+      agreement part(seat_id{2}, seat_set::first(rank_count{5}));
+      part.begin(7, {}, sent.post());
+      part.died(seat_id{0}, death::certain, sent.post());
+      part.died(seat_id{1}, death::certain, sent.post());
+      const agree_message of_0{.accepted_by = seat_id{0}, .value = {.bits = 100}};
+      const agree_message of_1{.accepted_by = seat_id{1}, .value = {.bits = 101}};
+      part.hear(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
+      part.hear(seat_id{4}, latest_first ? of_0 : of_1, sent.post());
+      REQUIRE(sent.of(agree_kind::propose).size() == 2);
+      CHECK(sent.of(agree_kind::propose)[0].value.bits == 101);
+    }
+  }
+
+  TEST_CASE("who has accepted and is then alone decides what it had accepted, not what it says itself") {
+    letters sent;
+    agreement part(seat_id{1}, seat_set::first(rank_count{2}));
+    part.begin(7, {}, sent.post());
+    part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
+    CHECK(sent.of(agree_kind::accept).size() == 1);
+    part.died(seat_id{0}, death::certain, sent.post());       // which may have decided, and acted upon it
+    CHECK(part.take_outcome().value() == agreed{.bits = 3});  // in which 0 had not failed yet
+  }
+
+  TEST_CASE("only the proposal of who was reported to is accepted") {
+    letters sent;
+    agreement part(seat_id{2}, seat_set::first(rank_count{3}));
+    const agree_message proposal{.kind = agree_kind::propose, .value = {.bits = 3}};
+    part.hear(seat_id{0}, proposal, sent.post());  // it has not said anything yet
+    part.begin(7, {}, sent.post());
+    part.hear(seat_id{1}, proposal, sent.post());
+    CHECK(sent.of(agree_kind::accept).empty());
+    part.hear(seat_id{0}, proposal, sent.post());
+    CHECK(sent.of(agree_kind::accept).size() == 1);
+  }
+
+  TEST_CASE("one that is not heard any more is told so each time it speaks") {
+    letters sent;
+    agreement part(seat_id{0}, seat_set::first(rank_count{3}));
+    part.died(seat_id{2}, death::suspected, sent.post());
+    CHECK(sent.of(agree_kind::estranged).size() == 1);
+    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
+    CHECK(sent.of(agree_kind::estranged).size() == 3);
   }
 }

@@ -430,4 +430,22 @@ TEST_SUITE("communicator") {
       CHECK(ranks.epoch() == 0);
     });
   }
+
+  TEST_CASE("a revoke that comes after its epoch is over ends nothing") {
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      sim_network net({.seats = 3, .seed = seed});
+      net.run([](sim_endpoint& end) {
+        communicator<sim_endpoint> ranks(end);
+        ranks.join(ranks.after(1'000'000'000)).value();
+        const agreed outcome = ranks.agree(1, ranks.after(1'000'000'000)).value();
+        if (to_index(ranks.rank()) == 0) ranks.revoke();
+        ranks.shrink(outcome);
+        end.work(10'000'000);  // whatever is on its way has come by then
+        ranks.poll();
+        CHECK_FALSE(ranks.is_revoked());
+        ranks.agree(1, ranks.after(1'000'000'000)).value();
+      });
+    }
+  }
 }

@@ -216,6 +216,8 @@ constexpr std::array refusals{
     refusal{errc::state_lost, raises::comm_error,
             "kv: 12 ranks are gone, and nobody has the state of 30 of them, rank 7 the lowest; go back to a "
             "checkpoint, or take a stronger scheme"},
+    refusal{errc::library_failed, raises::comm_error,
+            "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
 };
 
 }  // namespace

@@ -1,0 +1,98 @@
+// One rank on one device: NCCL itself sets up, adds up, sends to itself, stops and leaves as nccl_transport
+// expects.
+#include <llmmem/comm/collectives.hpp>
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/nccl_transport.hpp>
+#include <llmmem/comm/thread_network.hpp>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/device.cuh"
+
+namespace {
+
+using namespace llmmem;
+constexpr std::uint64_t minute = 60'000'000'000;
+
+void expect(const result<void>& done, const char* what) {
+  if (done) return;
+  std::fprintf(stderr, "FAILED: %s: %s\n", what, done.error().message().c_str());
+  std::exit(1);
+}
+
+void expect(bool is_true, const char* what) {
+  if (is_true) return;
+  std::fprintf(stderr, "FAILED: %s\n", what);
+  std::exit(1);
+}
+
+}  // namespace
+
+int main() {
+  using namespace llmmem_tests;
+  describe(require_device());
+
+  constexpr std::size_t count = 100'003;
+  constexpr std::size_t bytes = count * sizeof(float);
+  std::vector<float> host(count);
+  for (std::size_t i = 0; i < count; ++i)
+    host[i] = static_cast<float>(i % 1000);
+  float* from = nullptr;
+  float* into = nullptr;
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaMalloc(&from, bytes), "cudaMalloc");
+  check(cudaMalloc(&into, bytes), "cudaMalloc");
+  check(cudaMemcpy(from, host.data(), bytes, cudaMemcpyHostToDevice), "copy to the device");
+  const std::span<const std::byte> out(reinterpret_cast<const std::byte*>(from), bytes);
+  const std::span<std::byte> in(reinterpret_cast<std::byte*>(into), bytes);
+  const auto came_whole = [&](const char* what) {
+    std::vector<float> back(count);
+    check(cudaMemcpy(back.data(), into, bytes, cudaMemcpyDeviceToHost), "copy from the device");
+    expect(back == host, what);
+    check(cudaMemset(into, 0, bytes), "cudaMemset");
+  };
+
+  thread_network net(1);
+  thread_endpoint end(net, seat_id{0});
+  communicator<thread_endpoint> side(end);
+  side.join(side.after(minute)).value();
+  {
+    nccl_transport ranks(side, stream);
+    expect(ranks.join(ranks.after(minute)), "join");
+    expect(ranks.all_reduce(out, in, ncclFloat, ncclSum, ranks.after(minute)), "all_reduce");
+    came_whole("a sum of one rank is not what it was");
+    expect(ranks.reduce_scatter(out, in, ncclFloat, ncclSum, ranks.after(minute)), "reduce_scatter");
+    came_whole("a scattered sum of one rank is not what it was");
+    expect(ranks.all_gather(out, in, ranks.after(minute)), "all_gather");
+    came_whole("what was gathered of one rank is not what it was");
+    expect(ranks.exchange(out, rank_id{0}, in, rank_id{0}, 0, ranks.after(minute)), "exchange with itself");
+    came_whole("a message to itself is not what was sent");
+    expect(ranks.broadcast(in, rank_id{0}, ranks.after(minute)), "broadcast");
+    expect(barrier(ranks, {.by = ranks.after(minute)}), "barrier");
+
+    // The end of an epoch without a death: what NCCL does is revoked, and a fresh communicator follows.
+    ranks.revoke();
+    expect(ranks.all_gather(out, in, ranks.after(minute)).code() == errc::epoch_revoked,
+           "a revoked epoch goes on");
+    expect(ranks.shrink(ranks.agree(1, ranks.after(minute)).value(), ranks.after(minute)), "shrink");
+    expect(ranks.all_reduce(out, in, ncclFloat, ncclSum, ranks.after(minute)),
+           "all_reduce in the next epoch");
+    came_whole("a sum in the next epoch is not what it was");
+    expect(ranks.leave(ranks.after(minute)), "leave");
+    expect(ranks.stats().fresh == 2 && ranks.stats().revoked == 1 && ranks.stats().aborted == 1, "stats");
+  }
+  {
+    nccl_transport ranks(side, stream);  // and one that is only dropped
+    expect(ranks.join(ranks.after(minute)), "join anew");
+  }
+  check(cudaFree(from), "cudaFree");
+  check(cudaFree(into), "cudaFree");
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  std::printf("NCCL moved %zu floats each way, in two epochs\n", count);
+}

@@ -1,0 +1,1 @@
+#error "a core header includes <nccl.h>, which this machine has not"
