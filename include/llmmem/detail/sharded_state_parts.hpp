@@ -19,14 +19,16 @@
 
 namespace llmmem::inline v0::detail {
 
-/// Bytes alive and the most there were. Counted where they are made, which is one thread; taken off anywhere.
+/// Bytes alive and the most there were, counted from any thread.
 struct live_bytes {
   std::atomic<std::uint64_t> now{0};
   std::atomic<std::uint64_t> peak{0};
 
   void add(std::uint64_t bytes) noexcept {
     const std::uint64_t is = now.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    if (is > peak.load(std::memory_order_relaxed)) peak.store(is, std::memory_order_relaxed);
+    std::uint64_t most = peak.load(std::memory_order_relaxed);
+    while (is > most && !peak.compare_exchange_weak(most, is, std::memory_order_relaxed)) {
+    }
   }
   void remove(std::uint64_t bytes) noexcept { now.fetch_sub(bytes, std::memory_order_relaxed); }
 };
