@@ -17,7 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -118,7 +118,7 @@ class gather_schedule {
     ~lease() { end(); }
 
     /// @pre it has not ended.
-    [[nodiscard]] const whole_type& whole() const noexcept { return schedule_->slots_[scope_].whole; }
+    [[nodiscard]] const whole_type& whole() const noexcept { return schedule_->slots_[scope_]->whole; }
     void end() noexcept {
       if (schedule_ != nullptr) std::exchange(schedule_, nullptr)->released(scope_);
     }
@@ -194,7 +194,7 @@ class gather_schedule {
   }
 
   operation_queue* queue_;
-  std::deque<slot> slots_;  // that stay where they are
+  std::vector<std::unique_ptr<slot>> slots_;  // that stay where they are
   std::vector<std::uint32_t> uses_;
   schedule_plan plan_;
   std::vector<std::uint32_t> pending_{};  // in the plan's order, without room as yet

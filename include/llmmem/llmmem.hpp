@@ -41,6 +41,7 @@
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
+#include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/admission.hpp>
@@ -61,6 +62,7 @@
 #include <llmmem/eviction/sieve.hpp>
 #include <llmmem/eviction/slru.hpp>
 #include <llmmem/eviction/wtinylfu.hpp>
+#include <llmmem/gather_schedule.hpp>
 #include <llmmem/kept_tensors.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/metadata_pmr.hpp>
@@ -140,6 +142,7 @@
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/schedule/use_forecast.hpp>
+#include <llmmem/sharded_state.hpp>
 #include <llmmem/sharding/balance.hpp>
 #include <llmmem/sharding/concepts.hpp>
 #include <llmmem/sharding/element_runs.hpp>

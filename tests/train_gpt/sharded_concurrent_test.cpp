@@ -80,6 +80,12 @@ TEST_CASE("data parallelism and ZeRO 1 to 3 have the same losses and weights, bi
         CHECK(data["losses"] == plain["losses"]);
         CHECK(data["digest"] == plain["digest"]);
       }
+      // Another order of the same sums: the ranks have seen the whole batch between them, each its own share.
+      const auto loss = [](const nlohmann::json& of, std::size_t step) {
+        return std::strtod(of["losses"][step].get<std::string>().c_str(), nullptr);
+      };
+      CHECK(loss(data, 0) == doctest::Approx(loss(plain, 0)).epsilon(1e-9));
+      CHECK(loss(data, steps) == doctest::Approx(loss(plain, steps)).epsilon(1e-6));
       for (const std::string kind : kinds) {
         CAPTURE(kind);
         const auto sharded = json_of({"--ranks", ranks, "--parallel", kind, "--update", update});
@@ -246,6 +252,53 @@ void train_three(zero_stage stage, std::uint64_t budget, std::uint64_t fails_in,
 }
 
 }  // namespace
+
+TEST_CASE(
+    "a layer's gradients are the mean of the ranks', on those who own them, and unfinished ones are no "
+    "one's") {
+  for (const zero_stage stage :
+       {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
+    CAPTURE(static_cast<int>(stage));
+    llmmem::thread_network net(2);
+    std::vector<std::thread> threads;
+    for (std::uint32_t seat = 0; seat < 2; ++seat) {
+      threads.emplace_back([&, seat] {
+        llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
+        llmmem::communicator ranks(end);
+        ranks.join(ranks.after(10'000'000'000)).value();
+        llmmem::host_space kept({.budget = std::uint64_t{1} << 30, .name = "state"});
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, shape, ranks, stage);
+        using store = decltype(state);
+        const layer_id layer = shape.layer(1);
+        {
+          const state_lease<store, lease_mode::write> mine(state, layer, state_kind::gradients);
+          CHECK(mine.values().size() == elements_of_layer(1));
+          std::fill(mine.values().begin(), mine.values().end(), seat == 0 ? 3.F : 5.F);
+        }
+        {
+          const state_lease<store, lease_mode::read> sum(state, layer, state_kind::gradients);
+          CHECK(sum.values().size() == state.owned(layer).count);
+          CHECK(std::all_of(sum.values().begin(), sum.values().end(), [](float each) { return each == 4; }));
+        }
+        state.end_step(0);
+        try {
+          const state_lease<store, lease_mode::write> mine(state, layer, state_kind::gradients);
+          if (seat == 1) throw llmmem::io_error("the drive is gone");
+        } catch (const llmmem::io_error&) {
+          CHECK(seat == 1);
+          CHECK(ranks.is_revoked());
+          return;
+        }
+        CHECK_THROWS_AS(state.end_step(1), llmmem::comm_error);
+        CHECK_THROWS_AS(state.begin_step(2), llmmem::comm_error);
+        CHECK_THROWS_AS(static_cast<void>(state.acquire(layer, state_kind::mean, lease_mode::read_write)),
+                        llmmem::comm_error);
+      });
+    }
+    for (std::thread& each : threads)
+      each.join();
+  }
+}
 
 TEST_CASE("whatever fails on one rank, all end with an error and none waits") {
   for (const zero_stage stage :

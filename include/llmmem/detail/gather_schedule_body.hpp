@@ -27,7 +27,7 @@ gather_schedule<State>::gather_schedule(State& state, operation_queue& queue,
       }
       bytes += state.tensors()[to_index(each)].bytes();
     }
-    slots_.emplace_back(state, std::move(scope), bytes);
+    slots_.push_back(std::make_unique<slot>(state, std::move(scope), bytes));
   }
   for (const std::uint32_t each : uses_) {
     if (each >= slots_.size()) {
@@ -54,7 +54,7 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   const auto event = static_cast<std::uint32_t>(2 * use_);
   ++use_;
   ++stats_.uses;
-  slot& it = slots_[scope];
+  slot& it = *slots_[scope];
   if (it.is_here && it.was_used) ++stats_.kept;
   issue_up_to(event, plan_moment::at_call);
   if (!it.is_here) start(scope);
@@ -76,7 +76,7 @@ void gather_schedule<State>::issue_up_to(std::uint32_t event, plan_moment when) 
     const plan_step& step = plan_.first.steps[cursor_];
     if (step.at_event > event || (step.at_event == event && step.when > when)) break;
     const std::uint32_t scope = to_index(step.chunk);
-    slot& it = slots_[scope];
+    slot& it = *slots_[scope];
     if (step.operation == plan_operation::drop) {
       drop(scope);
     } else if (step.operation == plan_operation::fetch && !it.is_here && !it.is_pending &&
@@ -92,8 +92,8 @@ template <class State>
 void gather_schedule<State>::start_pending() {
   std::size_t begun = 0;
   while (begun < pending_.size() &&
-         held_bytes_ + slots_[pending_[begun]].bytes <= plan_.machine.budgets.front()) {
-    slots_[pending_[begun]].is_pending = false;
+         held_bytes_ + slots_[pending_[begun]]->bytes <= plan_.machine.budgets.front()) {
+    slots_[pending_[begun]]->is_pending = false;
     start(pending_[begun++]);
   }
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(begun));
@@ -101,7 +101,7 @@ void gather_schedule<State>::start_pending() {
 
 template <class State>
 void gather_schedule<State>::start(std::uint32_t scope) {
-  slot& it = slots_[scope];
+  slot& it = *slots_[scope];
   if (std::exchange(it.is_pending, false)) std::erase(pending_, scope);
   it.is_here = true;
   it.was_used = false;
@@ -114,7 +114,7 @@ void gather_schedule<State>::start(std::uint32_t scope) {
 
 template <class State>
 void gather_schedule<State>::drop(std::uint32_t scope) noexcept {
-  slot& it = slots_[scope];
+  slot& it = *slots_[scope];
   if (!it.is_here) return;
   if (it.is_leased) {
     it.is_dropped = true;
@@ -129,7 +129,7 @@ void gather_schedule<State>::drop(std::uint32_t scope) noexcept {
 
 template <class State>
 void gather_schedule<State>::released(std::uint32_t scope) noexcept {
-  slot& it = slots_[scope];
+  slot& it = *slots_[scope];
   it.is_leased = false;
   is_in_use_ = false;
   if (it.is_dropped) drop(scope);
@@ -151,7 +151,8 @@ result<void> gather_schedule<State>::arrived(slot& it) noexcept {
 template <class State>
 result<void> gather_schedule<State>::drop_all() noexcept {
   result<void> all;
-  for (slot& each : slots_) {
+  for (const std::unique_ptr<slot>& its : slots_) {
+    slot& each = *its;
     if (each.is_here) {
       const result<void> done = arrived(each);
       if (!done && all) all = done;
