@@ -281,6 +281,8 @@ TEST_CASE(
           CHECK(std::all_of(sum.values().begin(), sum.values().end(), [](float each) { return each == 4; }));
         }
         state.end_step(0);
+        // Both are through, before one ends everything: who is behind would find its sum ended, too.
+        ranks.agree(0, ranks.after(10'000'000'000)).value();
         try {
           const state_lease<store, lease_mode::write> mine(state, layer, state_kind::gradients);
           if (seat == 1) throw llmmem::io_error("the drive is gone");
