@@ -130,7 +130,7 @@ template <llmmem::transport Ranks>
 }  // namespace detail
 
 /// Trains on `asked.parallel.ranks` ranks, and tells what each of them took.
-/// @throws what the first rank threw that failed, whatever befell the others in consequence.
+/// @throws what a rank threw that failed, and not what befell the others in consequence.
 [[nodiscard]] inline run_result train_in_ranks(const command_line& asked, std::uint64_t budget,
                                                const corpus& text, std::FILE* notes) {
   constexpr std::uint64_t patience_ns = 60'000'000'000;
@@ -138,25 +138,24 @@ template <llmmem::transport Ranks>
   llmmem::thread_network net(world);
   std::vector<detail::rank_outcome> outcomes(world);
   std::mutex mutex;
-  std::exception_ptr first;
+  std::exception_ptr cause;
+  std::exception_ptr consequence;  // that another rank was gone, or had given up
+  const auto note = [&](std::exception_ptr& which) {
+    const std::lock_guard held(mutex);
+    if (!which) which = std::current_exception();
+  };
   const auto live = [&](std::uint32_t seat) {
-    const auto note_failure = [&] {
-      const std::lock_guard held(mutex);
-      if (!first) first = std::current_exception();
-    };
     try {
       llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
-      try {  // what is thrown is noted before the others learn of it
-        llmmem::communicator ranks(end);
-        ranks.join(ranks.after(patience_ns)).value();
-        outcomes[seat] = detail::train_as_rank(asked, budget, ranks, text, notes);
-        // Nobody leaves while another still reads.
-        ranks.agree(0, ranks.after(patience_ns)).value();
-      } catch (...) {
-        note_failure();
-      }
+      llmmem::communicator ranks(end);
+      ranks.join(ranks.after(patience_ns)).value();
+      outcomes[seat] = detail::train_as_rank(asked, budget, ranks, text, notes);
+      // Nobody leaves while another still reads.
+      ranks.agree(0, ranks.after(patience_ns)).value();
+    } catch (const llmmem::comm_error&) {
+      note(consequence);
     } catch (...) {
-      note_failure();
+      note(cause);
     }
   };
   std::vector<std::thread> threads;
@@ -164,17 +163,13 @@ template <llmmem::transport Ranks>
     for (std::uint32_t seat = 1; seat < world; ++seat)
       threads.emplace_back(live, seat);
   } catch (...) {
-    first = std::current_exception();
+    note(cause);  // of those that began, each finds a rank missing
   }
-  if (!first || threads.size() + 1 == world) {
-    live(0);
-  } else {
-    for (std::uint32_t seat = 0; seat < world; ++seat)
-      net.kill(llmmem::seat_id{seat});
-  }
+  if (threads.size() + 1 == world) live(0);
   for (std::thread& each : threads)
     each.join();
-  if (first) std::rethrow_exception(first);
+  if (cause) std::rethrow_exception(cause);
+  if (consequence) std::rethrow_exception(consequence);
 
   run_result result = std::move(outcomes[0].result);
   for (const detail::rank_outcome& each : outcomes) {

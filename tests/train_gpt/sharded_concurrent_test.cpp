@@ -302,6 +302,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a run on ranks fails with what failed, and not with what the others made of it") {
+  command_line asked;
+  asked.shape = shape;
+  asked.steps = 1;
+  asked.threads = 1;
+  asked.parallel = {.ranks = 3, .stage = zero_stage::none};
+  const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
+  const example::file_handle notes(std::tmpfile(), &std::fclose);
+  for (int i = 0; i < 5; ++i) {
+    CHECK_THROWS_AS(static_cast<void>(train_in_ranks(asked, formula(0, 0), text, notes.get())),
+                    llmmem::out_of_memory);
+  }
+  CHECK(train_in_ranks(asked, std::uint64_t{1} << 30, text, notes.get()).losses.size() == 2);
+}
+
 TEST_CASE("whatever fails on one rank, all end with an error and none waits") {
   for (const zero_stage stage :
        {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
