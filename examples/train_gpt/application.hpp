@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,6 +25,7 @@
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/host_stores.hpp"
+#include "train_gpt/ranks_run.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/tiered_run.hpp"
@@ -44,11 +46,13 @@ struct planned_bytes {
   [[nodiscard]] std::uint64_t total() const { return state.total() + activations + workspace; }
 };
 
-[[nodiscard]] inline planned_bytes plan_bytes(const gpt_shape& shape, std::size_t threads) {
+/// Of a run, or of the largest of its ranks.
+[[nodiscard]] inline planned_bytes plan_bytes(const gpt_shape& shape, std::size_t threads,
+                                              const parallel_options& parallel = {}) {
   using value = float;
   planned_bytes plan;
   plan.state = llmmem::training_state(
-      shape.model().parameters(), llmmem::zero_stage::none, 1,
+      shape.model().parameters(), parallel.stage, std::max<std::size_t>(parallel.ranks, 1),
       {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = 2 * sizeof(value)});
   for (std::size_t layer = 1; layer < shape.layers(); ++layer)
     plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
@@ -71,8 +75,16 @@ struct planned_bytes {
       example::grouped(static_cast<std::uint64_t>(result.tokens_per_second)), asked.threads,
       bytes(plan.state.weights), bytes(plan.state.gradients), bytes(plan.state.optimizer),
       bytes(plan.activations), bytes(plan.workspace));
-  for (const tier_usage& tier : result.memory.tiers)
-    text += fmt::format("  {:<12} peak {}\n", tier.name, bytes(tier.peak_bytes));
+  if (result.ranks.empty()) {
+    for (const tier_usage& tier : result.memory.tiers)
+      text += fmt::format("  {:<12} peak {}\n", tier.name, bytes(tier.peak_bytes));
+  }
+  for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
+    const rank_usage& each = result.ranks[rank];
+    text += fmt::format("  {:<12} state {}, peak {}; with activations peak {}; sent {}\n",
+                        fmt::format("rank {}", rank), bytes(each.kept_state_bytes),
+                        bytes(each.peak_state_bytes), bytes(each.peak_bytes), bytes(each.bytes_sent));
+  }
   return text;
 }
 
@@ -103,12 +115,14 @@ namespace detail {
 
 inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
   const gpt_shape& shape = asked.shape;
-  const planned_bytes plan = plan_bytes(shape, asked.threads);
+  const std::size_t ranks = std::max<std::size_t>(asked.parallel.ranks, 1);
+  const planned_bytes plan = plan_bytes(ranks == 1 ? shape : shape_of_rank(shape, ranks),
+                                        std::max<std::size_t>(asked.threads / ranks, 1), asked.parallel);
   const std::uint64_t budget = physical_bytes();
-  if (plan.total() > budget) {
+  if (llmmem::checked_multiply(plan.total(), ranks, "train_gpt: bytes of all ranks") > budget) {
     throw example::usage_error(fmt::format(
         "this model would keep {}, the machine has {}; lower --layers, --width, --context or --batch",
-        example::bytes_text(static_cast<double>(plan.total())),
+        example::bytes_text(static_cast<double>(plan.total() * ranks)),
         example::bytes_text(static_cast<double>(budget))));
   }
   named_text from = load_text(asked.text_file);
@@ -116,6 +130,12 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
 
   std::optional<llmmem::termination_request> termination;  // before there are other threads
   if (!asked.checkpoints.folder.empty()) asked.checkpoints.termination = &termination.emplace();
+  if (asked.parallel.ranks != 0) {
+    const run_result result = train_in_ranks(asked, budget, text, notes);
+    example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
+                   "standard output");
+    return;
+  }
   worker_team team(asked.threads);
   const run_result result = asked.memory == memory_kind::plain
                                 ? train_in_plain_memory(asked, budget, team, text, notes)

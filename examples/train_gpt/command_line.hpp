@@ -4,6 +4,7 @@
 
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/model/training_state.hpp>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -59,6 +60,12 @@ struct checkpoint_options {
   const llmmem::termination_request* termination = nullptr;  ///< of the program, with a folder
 };
 
+/// Ranks that train together, each on its share of the batch.
+struct parallel_options {
+  std::size_t ranks = 0;  ///< 0: no ranks, one process that keeps all
+  llmmem::zero_stage stage = llmmem::zero_stage::none;
+};
+
 struct command_line {
   gpt_shape shape;
   std::uint64_t steps = 12;
@@ -70,6 +77,7 @@ struct command_line {
   update_time update = update_time::in_backward;
   tier_options tiers;
   checkpoint_options checkpoints;
+  parallel_options parallel;
 };
 
 /// The options that every program that trains has; a program adds its own to the same `app`.
@@ -116,6 +124,11 @@ class training_options {
         ->type_name("N|auto");
     app.add_flag("--resume", asked_.checkpoints.resumes,
                  "go on with the newest checkpoint in --checkpoint-dir, if there is one");
+    number("--ranks", "that share each batch, threads of this process; 0: none", 0);
+    app.add_option("--parallel", parallel_,
+                   "what each of --ranks keeps (default: data): all; or of the optimizer's state (zero1), "
+                   "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
+        ->type_name("data|zero1|zero2|zero3");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -141,6 +154,7 @@ class training_options {
     }
     read_memory(all);
     read_checkpoints(all);
+    read_parallel(all);
     return all;
   }
 
@@ -191,6 +205,36 @@ class training_options {
     }
   }
 
+  void read_parallel(command_line& all) const {
+    using llmmem::zero_stage;
+    if (parallel_ == "zero1") {
+      all.parallel.stage = zero_stage::optimizer;
+    } else if (parallel_ == "zero2") {
+      all.parallel.stage = zero_stage::gradients;
+    } else if (parallel_ == "zero3") {
+      all.parallel.stage = zero_stage::weights;
+    } else if (!parallel_.empty() && parallel_ != "data") {
+      throw example::usage_error(
+          fmt::format("--parallel: '{}' is unknown; there are data, zero1, zero2 and zero3",
+                      example::printable(parallel_, 64)));
+    }
+    all.parallel.ranks = count("--ranks", 0, 0, 64);
+    const std::size_t ranks = all.parallel.ranks;
+    if (ranks == 0) {
+      if (!parallel_.empty()) throw example::usage_error("--parallel is of ranks; add --ranks N");
+      return;
+    }
+    if (all.memory == memory_kind::tiered || !all.checkpoints.folder.empty()) {
+      throw example::usage_error(
+          "--ranks trains in plain memory and saves nothing; leave out " +
+          std::string(all.memory == memory_kind::tiered ? "--memory tiered" : "--checkpoint-dir"));
+    }
+    if (all.shape.batch % ranks != 0) {
+      throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
+                                             ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+    }
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -202,6 +246,7 @@ class training_options {
   std::string schedule_;
   std::string update_;
   std::string every_;
+  std::string parallel_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

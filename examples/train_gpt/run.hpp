@@ -49,12 +49,21 @@ struct run_progress {
   const memory_report& memory;
 };
 
+/// What one rank of several kept and sent.
+struct rank_usage {
+  std::uint64_t kept_state_bytes = 0;  ///< weights, gradients and moments, between operations
+  std::uint64_t peak_state_bytes = 0;  ///< with gathered layers and what a sum takes, as their space measured
+  std::uint64_t peak_bytes = 0;        ///< and activations and workspace
+  std::uint64_t bytes_sent = 0;        ///< of messages, in all of the run
+};
+
 struct run_result {
   std::vector<double> losses;  ///< of step i's batch, before its update; one more than there are updates
   std::uint64_t digest = 0;    ///< of the weights at the end
   double tokens_per_second = 0;
   memory_report memory;
-  std::string unsaved{};  ///< why the last step's checkpoint is not committed, if it was to be
+  std::string unsaved{};            ///< why the last step's checkpoint is not committed, if it was to be
+  std::vector<rank_usage> ranks{};  ///< of a run on several, by rank
 };
 
 /// Saves nothing: see `run_checkpoints`.
@@ -121,12 +130,20 @@ template <class Trainer, class Memory, class Show>
   for (const link_traffic& link : result.memory.links)
     moved += fmt::format("{}{}: {}", moved.empty() ? "" : ", ", example::json_string(link.name), link.bytes);
   const std::uint64_t peak = result.memory.tiers.empty() ? 0 : result.memory.tiers.front().peak_bytes;
+  std::string ranks;
+  for (const rank_usage& each : result.ranks) {
+    ranks += fmt::format(
+        R"({}{{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_bytes": {}, "bytes_sent": {}}})",
+        ranks.empty() ? "" : ", ", each.kept_state_bytes, each.peak_state_bytes, each.peak_bytes,
+        each.bytes_sent);
+  }
+  if (!ranks.empty()) ranks = R"(, "ranks": [)" + ranks + "]";
   return fmt::format(
       R"({{"losses": [{}], "digest": "{:016x}", "tokens_per_second": {}, "peak_resident_bytes": {}, )"
-      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}}})"
+      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}{}}})"
       "\n",
       losses, result.digest, result.tokens_per_second, peak, moved, result.memory.stall_seconds,
-      result.memory.stall_lower_bound_seconds, result.memory.regret);
+      result.memory.stall_lower_bound_seconds, result.memory.regret, ranks);
 }
 
 }  // namespace train_gpt

@@ -50,6 +50,7 @@
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/id_set.hpp>
+#include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/reduce_op.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
@@ -75,6 +76,7 @@
 #include <llmmem/eviction/sieve.hpp>
 #include <llmmem/eviction/slru.hpp>
 #include <llmmem/eviction/wtinylfu.hpp>
+#include <llmmem/gather_schedule.hpp>
 #include <llmmem/kept_tensors.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/metadata_pmr.hpp>
@@ -168,6 +170,7 @@
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/schedule/use_forecast.hpp>
+#include <llmmem/sharded_state.hpp>
 #include <llmmem/sharding/balance.hpp>
 #include <llmmem/sharding/concepts.hpp>
 #include <llmmem/sharding/element_runs.hpp>

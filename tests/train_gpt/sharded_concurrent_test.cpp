@@ -1,0 +1,342 @@
+/// Ranks that share a batch, their state whole or in shards, train as one.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/program_run.hpp"
+#include "support/tiny_gpt.hpp"
+#include "train_gpt/application.hpp"
+#include "train_gpt/ranks_run.hpp"
+#include "train_gpt/sharded_stores.hpp"
+
+using namespace train_gpt;
+using llmmem::zero_stage;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
+
+namespace {
+
+constexpr const char* readme = LLMMEM_SOURCE_DIR "/README.md";
+constexpr const char* kinds[] = {"data", "zero1", "zero2", "zero3"};
+constexpr gpt_shape shape{.blocks = 2, .width = 12, .heads = 2, .context = 7, .batch = 12};
+constexpr std::uint64_t steps = 3;
+
+outcome run(const std::vector<std::string>& more) {
+  std::vector<std::string> all{"--layers",  "2", "--width", "12",   "--heads", "2",
+                               "--context", "7", "--batch", "12",   "--steps", "3",
+                               "--threads", "1", "--text",  readme, "--json"};
+  all.insert(all.end(), more.begin(), more.end());
+  return run_captured([&](std::FILE* out, std::FILE* notes) { return run_application(all, out, notes); });
+}
+
+nlohmann::json json_of(const std::vector<std::string>& more) {
+  const outcome done = run(more);
+  REQUIRE_MESSAGE(done.status == exit_status::success, done.notes);
+  return nlohmann::json::parse(done.out);
+}
+
+std::uint64_t parameters() {
+  return shape.model().parameters();
+}
+
+std::uint64_t elements_of_layer(std::size_t layer) {
+  return parameter_layout(shape, shape.layer(layer)).elements;
+}
+
+/// What a rank keeps of P parameters of 4 bytes, gradients of 4 and moments of 8.
+std::uint64_t formula(std::size_t kind, std::uint64_t share) {
+  const std::uint64_t p = parameters();
+  switch (kind) {
+    case 0:
+      return 16 * p;
+    case 1:
+      return 8 * p + 8 * share;
+    case 2:
+      return 4 * p + 12 * share;
+    default:
+      return 16 * share;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("data parallelism and ZeRO 1 to 3 have the same losses and weights, bit for bit") {
+  const auto plain = json_of({});
+  CHECK_FALSE(plain.contains("ranks"));
+  for (const std::string update : {"in_backward", "after_backward"}) {
+    for (const std::string ranks : {"1", "2", "3", "4"}) {
+      CAPTURE(ranks);
+      const auto data = json_of({"--ranks", ranks, "--update", update});
+      CHECK(data["losses"].size() == steps + 1);
+      CHECK(data["ranks"].size() == std::stoul(ranks));
+      if (ranks == "1") {
+        CHECK(data["losses"] == plain["losses"]);
+        CHECK(data["digest"] == plain["digest"]);
+      }
+      // Another order of the same sums: the ranks have seen the whole batch between them, each its own share.
+      const auto loss = [](const nlohmann::json& of, std::size_t step) {
+        return std::strtod(of["losses"][step].get<std::string>().c_str(), nullptr);
+      };
+      CHECK(loss(data, 0) == doctest::Approx(loss(plain, 0)).epsilon(1e-9));
+      CHECK(loss(data, steps) == doctest::Approx(loss(plain, steps)).epsilon(1e-6));
+      for (const std::string kind : kinds) {
+        CAPTURE(kind);
+        const auto sharded = json_of({"--ranks", ranks, "--parallel", kind, "--update", update});
+        CHECK(sharded["losses"] == data["losses"]);
+        CHECK(sharded["digest"] == data["digest"]);
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank keeps what its stage's formula says, and beyond that a layer's buffers") {
+  std::uint64_t largest = 0;
+  for (std::size_t i = 0; i < shape.layers(); ++i)
+    largest = std::max(largest, 4 * elements_of_layer(i));
+  for (std::uint64_t ranks = 1; ranks <= 4; ++ranks) {
+    for (std::size_t kind = 0; kind < 4; ++kind) {
+      CAPTURE(ranks);
+      CAPTURE(kind);
+      const auto json = json_of({"--ranks", std::to_string(ranks), "--parallel", kinds[kind]});
+      std::uint64_t peak = 0;
+      for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+        const auto& told = json["ranks"][rank];
+        const std::uint64_t share = llmmem::even_share(parameters(), rank, ranks).count;
+        CHECK(told["kept_state_bytes"] == formula(kind, share));
+        // A layer's gradients (ZeRO 2), and its weights (ZeRO 3); and to sum them, as many pieces of a layer
+        // as there are ranks, of which one rank owns no more than its share of all.
+        const std::uint64_t layers = kind == 3 ? 2 : kind == 2 ? 1 : 0;
+        const std::uint64_t sums = ranks == 1 ? 0 : ranks * std::min(largest, 4 * share);
+        const auto extra = told["peak_state_bytes"].get<std::uint64_t>() - formula(kind, share);
+        CHECK(extra <= layers * largest + sums);
+        if (ranks > 1) CHECK(extra > 0);
+        if (ranks == 1) CHECK(extra == 0);
+        peak = std::max(peak, told["peak_bytes"].get<std::uint64_t>());
+        const gpt_shape mine = shape_of_rank(shape, ranks);
+        const planned_bytes plan = plan_bytes(mine, 1);
+        CHECK(told["peak_bytes"] ==
+              told["peak_state_bytes"].get<std::uint64_t>() + plan.activations + plan.workspace);
+      }
+      CHECK(json["peak_resident_bytes"] == peak);
+    }
+  }
+}
+
+TEST_CASE("the ranks send 2P a step, 3P with sharded weights, and (N - 1) / N of it each") {
+  for (std::uint64_t ranks = 1; ranks <= 4; ++ranks) {
+    for (std::size_t kind = 0; kind < 4; ++kind) {
+      CAPTURE(ranks);
+      CAPTURE(kind);
+      const auto json = json_of({"--ranks", std::to_string(ranks), "--parallel", kinds[kind]});
+      std::uint64_t sent = 0;
+      for (const auto& each : json["ranks"])
+        sent += each["bytes_sent"].get<std::uint64_t>();
+      const std::uint64_t p = 4 * parameters();
+      const std::uint64_t embedding = 4 * elements_of_layer(0);
+      // Of all ranks together; every part of a pass is P (N - 1), wherever the shards are cut. Weights are
+      // gathered forward and backward, but for the embedding, whose backward pass has no need of them; in the
+      // evaluation that ends the run; and for the digest.
+      const std::uint64_t passes = kind == 3   ? steps * (3 * p - embedding) + 2 * p
+                                   : kind == 0 ? steps * 2 * p
+                                               : steps * 2 * p + p;  // as drawn
+      const std::uint64_t losses = (steps + 1) * ranks * sizeof(double);
+      CHECK(sent == (ranks - 1) * (passes + losses));
+    }
+  }
+}
+
+TEST_CASE("wrong options of ranks are told apart, with what would be right") {
+  const auto wrong = [](const std::vector<std::string>& arguments) {
+    const outcome done = run(arguments);
+    CHECK(done.status == exit_status::wrong_usage);
+    CHECK(done.out.empty());
+    return done.notes;
+  };
+  const std::string hint = "\nrun train_gpt --help for the options\n";
+  CHECK(wrong({"--ranks", "5"}) ==
+        "train_gpt: --ranks 5 does not divide --batch 12; --batch 15 would do" + hint);
+  CHECK(wrong({"--ranks", "65"}) == "train_gpt: --ranks \"65\": must be a whole number from 0 to 64" + hint);
+  CHECK(wrong({"--parallel", "zero3"}) == "train_gpt: --parallel is of ranks; add --ranks N" + hint);
+  CHECK(wrong({"--ranks", "2", "--parallel", "zero4"}) ==
+        "train_gpt: --parallel: 'zero4' is unknown; there are data, zero1, zero2 and zero3" + hint);
+  CHECK(wrong({"--ranks", "2", "--memory", "tiered", "--budget-mib", "1"}) ==
+        "train_gpt: --ranks trains in plain memory and saves nothing; leave out --memory tiered" + hint);
+  CHECK(wrong({"--ranks", "2", "--checkpoint-dir", "/tmp/x"}) ==
+        "train_gpt: --ranks trains in plain memory and saves nothing; leave out --checkpoint-dir" + hint);
+}
+
+TEST_CASE("the report tells what each rank kept and sent") {
+  std::vector<std::string> all{"--layers", "1", "--width",    "8",    "--heads",   "2", "--context", "4",
+                               "--batch",  "4", "--steps",    "1",    "--threads", "1", "--text",    readme,
+                               "--ranks",  "2", "--parallel", "zero3"};
+  const outcome done =
+      run_captured([&](std::FILE* out, std::FILE* notes) { return run_application(all, out, notes); });
+  REQUIRE(done.status == exit_status::success);
+  CHECK(done.notes.find("train_gpt: step 1/1") != done.notes.npos);
+  for (const char* said : {"  rank 0 ", "  rank 1 ", "with activations peak", "sent "})
+    CHECK(done.out.find(said) != done.out.npos);
+}
+
+namespace {
+
+/// Activations of which one `save` fails.
+class failing_activations : public host_activations<float, llmmem::host_space> {
+ public:
+  failing_activations(llmmem::host_space& space, const gpt_shape& of, std::uint64_t fails_in)
+      : host_activations(space, of), left_(fails_in) {}
+  [[nodiscard]] std::span<float> save(layer_id layer) {
+    if (left_-- == 0) throw llmmem::io_error("the drive is gone");
+    return host_activations::save(layer);
+  }
+  [[nodiscard]] std::span<const float> fetch(layer_id layer, const rebuild_activations<float>& rebuild) {
+    if (left_-- == 0) throw llmmem::io_error("the drive is gone");
+    return host_activations::fetch(layer, rebuild);
+  }
+
+ private:
+  std::uint64_t left_;
+};
+
+/// Three ranks that train two steps; rank 1 has so many bytes for its state, and so many activations.
+struct failures {
+  std::atomic<int> of_comm{0};
+  std::atomic<int> of_memory{0};
+  std::atomic<int> of_drive{0};
+  std::atomic<int> none{0};
+};
+
+void train_three(zero_stage stage, std::uint64_t budget, std::uint64_t fails_in, failures& seen) {
+  const gpt_shape mine = shape_of_rank(shape, 3);
+  const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
+  llmmem::thread_network net(3);
+  std::vector<std::thread> threads;
+  for (std::uint32_t seat = 0; seat < 3; ++seat) {
+    threads.emplace_back([&, seat] {
+      llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
+      llmmem::communicator ranks(end);
+      ranks.join(ranks.after(10'000'000'000)).value();
+      llmmem::host_space kept({.budget = seat == 1 ? budget : std::uint64_t{1} << 30, .name = "state"});
+      try {
+        llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
+        worker_team team(1);
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks, stage);
+        failing_activations activations(host, mine, seat == 1 ? fails_in : ~std::uint64_t{0});
+        gpt<float, llmmem::host_space> model(mine, team, host);
+        trainer inner(model, team, state, activations);
+        rank_trainer training(inner, ranks);
+        inner.initialise(1);
+        for (std::uint64_t step = 0; step < 2; ++step)
+          static_cast<void>(training.step(text.batch(shape, 1, step), step));
+        ++seen.none;
+      } catch (const llmmem::comm_error&) {
+        ++seen.of_comm;
+      } catch (const llmmem::out_of_memory&) {
+        ++seen.of_memory;
+        ranks.revoke();
+      } catch (const llmmem::io_error&) {
+        ++seen.of_drive;
+        ranks.revoke();
+      }
+      CHECK(kept.used() == 0);
+    });
+  }
+  for (std::thread& each : threads)
+    each.join();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a layer's gradients are the mean of the ranks', on those who own them, and unfinished ones are no "
+    "one's") {
+  for (const zero_stage stage :
+       {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
+    CAPTURE(static_cast<int>(stage));
+    llmmem::thread_network net(2);
+    std::vector<std::thread> threads;
+    for (std::uint32_t seat = 0; seat < 2; ++seat) {
+      threads.emplace_back([&, seat] {
+        llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
+        llmmem::communicator ranks(end);
+        ranks.join(ranks.after(10'000'000'000)).value();
+        llmmem::host_space kept({.budget = std::uint64_t{1} << 30, .name = "state"});
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, shape, ranks, stage);
+        using store = decltype(state);
+        const layer_id layer = shape.layer(1);
+        {
+          const state_lease<store, lease_mode::write> mine(state, layer, state_kind::gradients);
+          CHECK(mine.values().size() == elements_of_layer(1));
+          std::fill(mine.values().begin(), mine.values().end(), seat == 0 ? 3.F : 5.F);
+        }
+        {
+          const state_lease<store, lease_mode::read> sum(state, layer, state_kind::gradients);
+          CHECK(sum.values().size() == state.owned(layer).count);
+          CHECK(std::all_of(sum.values().begin(), sum.values().end(), [](float each) { return each == 4; }));
+        }
+        state.end_step(0);
+        // Both are through, before one ends everything: who is behind would find its sum ended, too.
+        ranks.agree(0, ranks.after(10'000'000'000)).value();
+        try {
+          const state_lease<store, lease_mode::write> mine(state, layer, state_kind::gradients);
+          if (seat == 1) throw llmmem::io_error("the drive is gone");
+        } catch (const llmmem::io_error&) {
+          CHECK(seat == 1);
+          CHECK(ranks.is_revoked());
+          return;
+        }
+        CHECK_THROWS_AS(state.end_step(1), llmmem::comm_error);
+        CHECK_THROWS_AS(state.begin_step(2), llmmem::comm_error);
+        CHECK_THROWS_AS(static_cast<void>(state.acquire(layer, state_kind::mean, lease_mode::read_write)),
+                        llmmem::comm_error);
+      });
+    }
+    for (std::thread& each : threads)
+      each.join();
+  }
+}
+
+TEST_CASE("a run on ranks fails with what failed, and not with what the others made of it") {
+  command_line asked;
+  asked.shape = shape;
+  asked.steps = 1;
+  asked.threads = 1;
+  asked.parallel = {.ranks = 3, .stage = zero_stage::none};
+  const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
+  const example::file_handle notes(std::tmpfile(), &std::fclose);
+  for (int i = 0; i < 5; ++i) {
+    CHECK_THROWS_AS(static_cast<void>(train_in_ranks(asked, formula(0, 0), text, notes.get())),
+                    llmmem::out_of_memory);
+  }
+  CHECK(train_in_ranks(asked, std::uint64_t{1} << 30, text, notes.get()).losses.size() == 2);
+}
+
+TEST_CASE("whatever fails on one rank, all end with an error and none waits") {
+  for (const zero_stage stage :
+       {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
+    CAPTURE(static_cast<int>(stage));
+    for (const std::uint64_t fails_in : {0U, 1U, 3U, 5U, 6U, 8U}) {  // forward, backward, the next step
+      failures seen;
+      train_three(stage, std::uint64_t{1} << 30, fails_in, seen);
+      CHECK(seen.of_drive == 1);
+      CHECK(seen.of_comm == 2);
+    }
+    const std::uint64_t share = llmmem::even_share(parameters(), 1, 3).count;
+    const std::uint64_t kept = formula(static_cast<std::size_t>(stage), share);
+    for (const std::uint64_t more : {std::uint64_t{0}, std::uint64_t{3000}, std::uint64_t{20'000}}) {
+      failures seen;
+      train_three(stage, kept + more, ~std::uint64_t{0}, seen);
+      CHECK((seen.none == 3 || (seen.of_memory == 1 && seen.of_comm == 2)));
+      if (more == 0) CHECK(seen.of_memory == 1);
+    }
+    failures well;
+    train_three(stage, std::uint64_t{1} << 30, ~std::uint64_t{0}, well);
+    CHECK(well.none == 3);
+  }
+}
