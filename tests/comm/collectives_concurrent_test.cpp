@@ -168,6 +168,12 @@ TEST_SUITE("collectives") {
         }
         call.way = reduce_way::ring;
         data = own;
+        const auto by_ring = sum_by_ring(count, world, seed, blocks);
+        reduce_scatter(ranks, bytes_in(data), blocks, sum_f32, call).value();
+        for (std::size_t i = blocks[self] / 4; i < blocks[self + 1] / 4; ++i) {
+          if (data[i] != by_ring[i]) CHECK_MESSAGE(false, "element ", i, " by ring");
+        }
+        data = own;
         all_reduce(ranks, bytes_in(data), sum_f32, call).value();
         CHECK(data == sum_by_ring(count, world, seed, even));
       });

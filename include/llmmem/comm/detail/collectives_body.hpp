@@ -141,7 +141,16 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
       const auto mine = piece_of(into, at, segment);
       const std::span<std::byte> in(call.scratch.data(), mine.size());
       const std::span<const std::byte> goes = piece_of(out, at, segment);
-      if (auto done = all.exchange(goes, all.ahead(1), in, all.behind(1)); !done) return done;
+      // Blocks differ in size: a neighbour may have more pieces to come, or less.
+      result<void> done;
+      if (!goes.empty() && !in.empty()) {
+        done = all.exchange(goes, all.ahead(1), in, all.behind(1));
+      } else if (!goes.empty()) {
+        done = all.send(goes, all.ahead(1));
+      } else if (!in.empty()) {
+        done = all.recv(in, all.behind(1));
+      }
+      if (!done) return done;
       // The sum so far, and then this rank's: so that the order is that of the ring.
       op.combine(in.data(), mine.data(), mine.size());
       if (!mine.empty()) std::memcpy(mine.data(), in.data(), mine.size());

@@ -1,0 +1,204 @@
+#include <llmmem/comm/communicator.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+// What members tell each other, by `frame_header::kind`.
+constexpr std::uint16_t hello = 1;
+constexpr std::uint16_t welcome = 2;
+
+/// An endpoint to which what is written down happens, one thing a poll; then time passes.
+class scripted_endpoint {
+ public:
+  scripted_endpoint(seat_id self, std::uint32_t seats, std::uint64_t nonce)
+      : self_(self), seats_(seats), nonce_(nonce) {}
+
+  void comes(seat_id seat) { script_.push_back({what::came, seat, {}, {}, {}}); }
+  void dies(seat_id seat, death how = death::certain) { script_.push_back({what::died, seat, how, {}, {}}); }
+  void says_hello(seat_id seat, std::uint64_t epoch, std::uint64_t nonce) {
+    says(seat, hello, epoch, {nonce});
+  }
+  /// Members, and the nonces of these.
+  void says_welcome(seat_id seat, std::uint64_t epoch, std::uint64_t members,
+                    std::initializer_list<std::uint64_t> nonces) {
+    std::vector<std::uint64_t> words{members};
+    words.insert(words.end(), nonces);
+    says(seat, welcome, epoch, words);
+  }
+  [[nodiscard]] const seat_set& given_up() const { return given_up_; }
+
+  [[nodiscard]] seat_id self() const noexcept { return self_; }
+  [[nodiscard]] std::uint32_t seats() const noexcept { return seats_; }
+  [[nodiscard]] std::uint64_t nonce() const noexcept { return nonce_; }
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return now_; }
+  [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
+  [[nodiscard]] bool is_connected(seat_id seat) const noexcept { return connected_.contains(seat); }
+  template <class Handler>
+  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, Handler&) {
+    return {};
+  }
+  void tell(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  template <class Handler>
+  bool poll(deadline by, Handler& handler) {
+    if (script_.empty()) {
+      now_ = by.ns > now_ ? by.ns : now_;
+      return false;
+    }
+    const event next = script_.front();
+    script_.pop_front();
+    switch (next.kind) {
+      case what::came:
+        connected_.insert(next.seat);
+        handler.came(next.seat);
+        break;
+      case what::died:
+        connected_.erase(next.seat);
+        handler.died(next.seat, next.how);
+        break;
+      case what::told:
+        handler.told(next.seat, next.header, next.bytes);
+        break;
+    }
+    return true;
+  }
+  void withdraw(seat_id) noexcept {}
+  void give_up(seat_id seat) noexcept { given_up_.insert(seat); }
+  void wake() noexcept {}
+
+ private:
+  enum class what : std::uint8_t { came, died, told };
+  struct event {
+    what kind = what::came;
+    seat_id seat{};
+    death how = death::certain;
+    frame_header header{};
+    std::vector<std::byte> bytes{};
+  };
+
+  void says(seat_id seat, std::uint16_t kind, std::uint64_t epoch, const std::vector<std::uint64_t>& words) {
+    std::vector<std::byte> bytes(words.size() * 8);
+    detail::wire_writer out(bytes);
+    for (const std::uint64_t each : words)
+      out.put(each);
+    const auto size = static_cast<std::uint32_t>(bytes.size());
+    script_.push_back({what::told,
+                       seat,
+                       {},
+                       {.epoch = epoch, .message = size, .bytes = size, .kind = kind},
+                       std::move(bytes)});
+  }
+
+  seat_id self_;
+  std::uint32_t seats_;
+  std::uint64_t nonce_;
+  std::uint64_t now_ = 0;
+  seat_set connected_{};
+  seat_set given_up_{};
+  std::deque<event> script_{};
+};
+static_assert(endpoint<scripted_endpoint>);
+
+const seat_id zero{0};
+const seat_id one{1};
+const seat_id two{2};
+
+/// Seat 2 of three, which comes to a job in its fifth epoch: seats 0 and 1 have nonces 10 and 21 there.
+scripted_endpoint newcomer() {
+  scripted_endpoint end(two, 3, 30);
+  end.comes(zero);
+  end.says_hello(zero, 5, 10);
+  return end;
+}
+
+}  // namespace
+
+TEST_SUITE("communicator_membership") {
+  TEST_CASE("the death of who sat there before is not that of the member that a newcomer has yet to meet") {
+    scripted_endpoint end = newcomer();
+    end.comes(one);
+    end.says_hello(one, 5, 20);  // a process that has died since, which this one has not noticed
+    end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+    end.dies(one);
+    communicator ranks(end);
+    const auto waits = ranks.join({100});
+    CHECK(waits.error() == failure{errc::peer_timed_out, 1, 0, 0});
+    CHECK(ranks.epoch() == 6);
+    CHECK(ranks.failed().empty());
+    end.comes(one);
+    end.says_hello(one, 6, 21);
+    ranks.join({200}).value();
+    CHECK(ranks.failed().empty());
+    CHECK(ranks.rank() == rank_id{2});
+    end.dies(one);
+    ranks.poll();
+    CHECK(to_text(ranks.failed()) == "seat 1");
+  }
+
+  TEST_CASE("who ended before it said who it is counts as the member") {
+    scripted_endpoint end = newcomer();
+    end.comes(one);
+    end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+    end.dies(one);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    CHECK(to_text(ranks.failed()) == "seat 1");
+  }
+
+  TEST_CASE("a welcome to who sat here before is none, and is counted") {
+    scripted_endpoint end = newcomer();
+    end.says_welcome(zero, 6, 0b101, {10, 29});
+    end.says_welcome(zero, 6, 0b011, {10, 21});  // nor one without this seat
+    end.says_welcome(zero, 6, 0b101, {10});
+    communicator ranks(end);
+    CHECK_FALSE(ranks.join({100}));
+    CHECK(ranks.epoch() == 0);
+    CHECK(ranks.stats().bad_frames == 3);
+    end.says_welcome(zero, 7, 0b101, {10, 30});
+    ranks.join({200}).value();
+    CHECK(ranks.epoch() == 7);
+    CHECK(ranks.world() == rank_count{2});
+  }
+
+  TEST_CASE(
+      "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
+    scripted_endpoint end(zero, 3, 10);
+    for (const seat_id seat : {one, two}) {
+      end.comes(seat);
+      end.says_hello(seat, 0, 20 + to_index(seat));
+    }
+    communicator ranks(end);
+    ranks.join({100}).value();
+    CHECK(ranks.epoch() == 1);
+    end.dies(two);
+    end.comes(two);
+    end.says_hello(two, 0, 99);
+    ranks.poll();
+    CHECK(to_text(ranks.failed()) == "seat 2");
+    CHECK(to_text(ranks.waiting()) == "seat 2");
+    // Agreed on before the death was known: so the dead one is a member once more.
+    ranks.shrink({.bits = 0});
+    CHECK(ranks.epoch() == 2);
+    CHECK(ranks.world() == rank_count{3});
+    CHECK(to_text(ranks.failed()) == "seat 2");
+    CHECK(to_text(ranks.waiting()) == "seat 2");
+    ranks.admit({.failed = {two}, .joining = {two}});
+    CHECK(ranks.world() == rank_count{3});
+    CHECK(ranks.failed().empty());
+    CHECK(ranks.waiting().empty());
+    CHECK(end.given_up().empty());  // who sits there is the one that was admitted
+    ranks.shrink({.failed = {one}});
+    CHECK(to_text(end.given_up()) == "seat 1");
+  }
+}
