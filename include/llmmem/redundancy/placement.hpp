@@ -2,13 +2,13 @@
 /// Where copies and parity go: `ring_neighbours`, `grouped` and `failure_domains`.
 #pragma once
 
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/redundancy/redundancy.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
 #include <llmmem/sharding/concepts.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/comm/id_set.hpp>
 
 #include <concepts>
 #include <cstdint>

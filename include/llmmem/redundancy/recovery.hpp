@@ -2,13 +2,13 @@
 /// `plan_recovery`: what to fetch from whom, and by which coefficients, after ranks have failed.
 #pragma once
 
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/rebuild_plan.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/comm/id_set.hpp>
 
 #include <algorithm>
 #include <cstddef>

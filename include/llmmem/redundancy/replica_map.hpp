@@ -2,12 +2,12 @@
 /// `replica_map`: who keeps what of whose state, what that survives, and how likely it is to.
 #pragma once
 
+#include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/redundancy.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/comm/id_set.hpp>
 
 #include <cstddef>
 #include <cstdint>
