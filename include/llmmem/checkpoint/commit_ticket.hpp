@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/monotonic.hpp>
 
 #include <pthread.h>
 #include <time.h>
@@ -42,12 +43,6 @@ enum class commit_status : std::uint8_t {
 }
 
 namespace detail {
-
-[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 /// What tickets of one checkpoint share with who writes it.
 struct commit_record {

@@ -152,7 +152,7 @@ class thread_endpoint {
 
   thread_network* net_;
   seat_id self_;
-  std::uint64_t nonce_;
+  std::uint64_t nonce_ = 0;
   std::uint32_t turn_ = 0;  // which seat is looked at first: none starves
 };
 

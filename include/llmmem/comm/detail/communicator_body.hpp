@@ -89,7 +89,7 @@ template <endpoint E>
 void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
                                  std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
-  const std::uint64_t nonce = in.take<std::uint64_t>();
+  const auto nonce = in.take<std::uint64_t>();
   if (!in.is_all_read()) {
     ++stats_.bad_frames;
     return;
@@ -121,8 +121,8 @@ void communicator<E>::hear_welcome(const frame_header& frame, std::span<const st
 
 template <endpoint E>
 void communicator<E>::tell_welcome(const seat_set& to) noexcept {
-  std::array<std::byte, sizeof(seat_set) + sizeof(std::uint64_t) * max_seats>
-      room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  using welcome_bytes = std::array<std::byte, sizeof(seat_set) + sizeof(std::uint64_t) * max_seats>;
+  welcome_bytes room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   static_assert(sizeof(room) <= max_told_bytes);
   detail::wire_writer out(room);
   out.put_seats(part_.members(), end_->seats());

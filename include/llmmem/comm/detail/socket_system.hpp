@@ -5,6 +5,7 @@
 
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/detail/monotonic.hpp>
 #include <llmmem/error.hpp>
 
 #include <arpa/inet.h>
@@ -20,7 +21,6 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -59,12 +59,6 @@ class descriptor {
  private:
   int number_ = -1;
 };
-
-[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 /// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
 [[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {

@@ -87,8 +87,7 @@ inline void thread_network::leave(seat_id seat) noexcept {
   its.is_taken = its.is_killed = its.is_woken = false;
 }
 
-inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self)
-    : net_(&net), self_(self), nonce_(0) {
+inline thread_endpoint::thread_endpoint(thread_network& net, seat_id self) : net_(&net), self_(self) {
   if (to_index(self) >= net.seats()) {
     throw argument_error("thread_endpoint: seat " + std::to_string(to_index(self)) + " of " +
                          std::to_string(net.seats()) + ", which count from 0");
@@ -260,6 +259,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
   ask_again();
   thread_network::lane& out = net_->between(self_, to);
   std::optional<std::uint64_t> number;  // of the frame, once it is put
+  parcel.of = here().incarnation;
   for (;;) {
     // Its receiver may have left, and what it was sent with it.
     if (number && out.taken > *number) return {};
@@ -268,10 +268,9 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
       return refused(errc::peer_failed);
     }
     if (!number && (out.copied == 0 || out.copied + bytes.size() <= net_->options_.lane_bytes)) {
-      parcel.of = here().incarnation;
       number = out.put++;
       if (is_copied) out.copied += bytes.size();
-      out.data.push_back(std::move(parcel));
+      out.data.push_back(std::move(parcel));  // NOLINT(bugprone-use-after-move): once, `number` is set then
       net_->places_[to_index(to)].changed.notify_one();
       if (is_copied) return {};
     }

@@ -20,6 +20,7 @@ class ownership_planner {
   [[nodiscard]] ownership_plan plan() {
     const rank_set lost = change_.lost();
     std::vector<std::uint64_t> blobs;
+    blobs.reserve(layout_.world);
     for (std::uint32_t rank = 0; rank < layout_.world; ++rank)
       blobs.push_back(layout_.blob_bytes(rank_id{rank}));
     if (map_) {

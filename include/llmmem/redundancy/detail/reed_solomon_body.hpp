@@ -18,7 +18,7 @@ inline constexpr std::size_t code_block = 2048;
 inline constexpr std::size_t code_spans = 256;
 
 /// What is read where a piece has ended.
-inline constexpr std::array<std::byte, code_block> code_zeros{};
+inline constexpr std::byte code_zeros[code_block] = {};  // a std::array of bytes is more than nvcc 13 takes
 
 /// Up to `bytes` of a piece from `at` on, none where it has ended.
 [[nodiscard]] inline std::span<const std::byte> code_part(std::span<const std::byte> piece, std::size_t at,
@@ -58,7 +58,7 @@ inline void code_product(const Engine& engine, const typename Engine::matrix& ma
       if (target.size() > at) until = std::min(until, target.size());
     }
     for (std::size_t s = 0; s < sources.size(); ++s)
-      from[s] = sources[s].size() > at ? sources[s].data() + at : code_zeros.data();
+      from[s] = sources[s].size() > at ? sources[s].data() + at : code_zeros;
     for (std::size_t t = 0; t < targets.size(); ++t)
       to[t] = targets[t].size() > at ? targets[t].data() + at : spill;
     engine.multiply(matrix, from, to, until - at);
