@@ -45,7 +45,7 @@ void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes,
   const std::size_t count = bytes / sizeof(Element);
   for (std::size_t tiles = count / tile; tiles != 0; --tiles)
     some(tile);
-  some(count % tile);
+  if (count % tile != 0) some(count % tile);  // of nothing there may be no memory at all
 }
 
 }  // namespace detail
