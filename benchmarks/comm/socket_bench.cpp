@@ -94,7 +94,7 @@ class our_link {
                            .socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10,
                            .spin_ns = number("LLMMEM_BENCH_SPIN_US", 0) * std::uint64_t{1000}};
     if (of == kind::local) {
-      std::string folder = "/tmp/llmmem-bench-XXXXXX";
+      std::string folder = "/tmp/llmmem-bench-" + std::string(6, 'X');
       if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
       options.folder = folder_ = folder;
     } else {
