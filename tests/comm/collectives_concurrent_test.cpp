@@ -163,8 +163,10 @@ TEST_SUITE("collectives") {
         for (const std::uint32_t small : {0U, 1U << 20U}) {
           call.small_bytes = small;
           data = own;
+          const std::uint64_t earlier = sent_by(ranks);
           all_reduce(ranks, bytes_in(data), sum_f32, call).value();
           CHECK(data == by_rank);
+          if (small != 0) CHECK(sent_by(ranks) - earlier == (world - 1) * count * 4);  // all of it to all
         }
         call.way = reduce_way::ring;
         data = own;

@@ -36,7 +36,9 @@ struct collective_call {
   std::uint32_t tag = 0;  ///< the same for all ranks; two collectives at a time need two
   reduce_way way = reduce_way::direct;
   std::uint32_t segment_bytes = 256 * 1024;  ///< parts are sent and combined in pieces of that size
-  std::uint32_t small_bytes = 4096;  ///< up to that size, times 16 / N, all is sent to all, and added there
+  /// An all-reduce whose data, sent to all others, come to no more than that is sent so, and added
+  /// everywhere.
+  std::uint32_t small_bytes = 65536;
   std::vector<std::byte> scratch{};
 };
 

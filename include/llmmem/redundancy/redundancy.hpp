@@ -28,8 +28,8 @@ enum class redundancy_kind : std::uint8_t {
 /// | text | ranks a group | losses a group bears | extra memory a rank | sent for each step kept |
 /// |---|---|---|---|---|
 /// | `mirror:F` | F | F - 1 | F - 1 states | F - 1 states |
-/// | `parity:K` | K + 1 | 1 | 1/K of a state | 1/K of a state from each, gathered |
-/// | `rs:K+M` | K + M | M | M/K of a state | M/K of a state |
+/// | `parity:K` | K + 1 | 1 | 1/K of a state | 1 state, in K stripes |
+/// | `rs:K+M` | K + M | M | M/K of a state | M states, in K stripes each |
 /// | `compute` | 2 | 1 | 1 state | nothing: the work is done twice (Bamboo, NSDI 2023) |
 ///
 /// "F copies" counts a rank's own. `coded_group` has the layout of parity and rs.

@@ -186,6 +186,32 @@ result<void> tree_reduce(collective<T>& all, std::span<std::byte> data, const re
   return {};
 }
 
+/// One of the hops of an all-to-all: `count` ranks, of which this one is `self`, exchange bundles of so many
+/// bytes.
+struct hop_shape {
+  std::uint32_t count = 1;
+  std::uint32_t self = 0;
+  std::size_t bundle = 0;
+};
+
+/// @param rank_of  the rank of each of them.
+template <transport T, class RankOf>
+result<void> hop(collective<T>& all, std::span<const std::byte> out, std::span<std::byte> into, hop_shape of,
+                 const RankOf& rank_of) {
+  for (std::uint32_t d = 0; d < of.count; ++d) {
+    const std::uint32_t to = (of.self + d) % of.count;
+    const std::uint32_t from = (of.self + of.count - d) % of.count;
+    const auto sent = out.subspan(to * of.bundle, of.bundle);
+    const auto got = into.subspan(from * of.bundle, of.bundle);
+    if (d == 0) {
+      if (of.bundle != 0) std::memcpy(got.data(), sent.data(), of.bundle);
+    } else if (auto done = all.exchange(sent, rank_of(to), got, rank_of(from)); !done) {
+      return done;
+    }
+  }
+  return {};
+}
+
 }  // namespace detail
 
 [[nodiscard]] inline std::vector<std::uint64_t> even_blocks(std::uint64_t bytes, rank_count world,
@@ -253,7 +279,7 @@ result<void> all_reduce(T& ranks, std::span<std::byte> data, const reduce_op& op
     if (auto done = detail::tree_reduce(all, data, op, call); !done) return done;
     return broadcast(ranks, data, rank_id{0}, call);
   }
-  if (call.way == reduce_way::direct && data.size() * all.world() <= std::uint64_t{call.small_bytes} * 16)
+  if (call.way == reduce_way::direct && data.size() * (all.world() - 1) <= call.small_bytes)
     return detail::reduce_everywhere(all, data, op, call);
   const std::vector<std::uint64_t> blocks = even_blocks(data.size(), ranks.world(), op.element_bytes);
   if (auto done = reduce_scatter(ranks, data, blocks, op, call); !done) return done;
@@ -304,37 +330,16 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
     for (std::uint32_t n = 0; n < nodes; ++n)
       copy(goes.data() + (p * nodes + n) * block, out.data() + (n * node_ranks + p) * block);
   }
-  const std::size_t bundle = block * nodes;
-  for (std::uint32_t d = 0; d < node_ranks; ++d) {
-    const std::uint32_t to = (place + d) % node_ranks;
-    const std::uint32_t from = (place + node_ranks - d) % node_ranks;
-    const auto sent = goes.subspan(to * bundle, bundle);
-    const auto got = came.subspan(from * bundle, bundle);
-    if (d == 0) {
-      if (bundle != 0) std::memcpy(got.data(), sent.data(), bundle);
-    } else if (auto done = all.exchange(sent, node * node_ranks + to, got, node * node_ranks + from); !done) {
-      return done;
-    }
-  }
+  const auto within = [&](std::uint32_t p) { return node * node_ranks + p; };
+  if (auto done = detail::hop(all, goes, came, {node_ranks, place, block * nodes}, within); !done)
+    return done;
   // Between nodes: to node n all that the places of this one have for it.
   for (std::uint32_t n = 0; n < nodes; ++n) {
     for (std::uint32_t p = 0; p < node_ranks; ++p)
       copy(goes_on.data() + (n * node_ranks + p) * block, came.data() + (p * nodes + n) * block);
   }
-  const std::size_t load = block * node_ranks;
-  for (std::uint32_t d = 0; d < nodes; ++d) {
-    const std::uint32_t to = (node + d) % nodes;
-    const std::uint32_t from = (node + nodes - d) % nodes;
-    const auto sent = goes_on.subspan(to * load, load);
-    const auto got = into.subspan(from * load, load);
-    if (d == 0) {
-      if (load != 0) std::memcpy(got.data(), sent.data(), load);
-    } else if (auto done = all.exchange(sent, to * node_ranks + place, got, from * node_ranks + place);
-               !done) {
-      return done;
-    }
-  }
-  return {};
+  const auto across = [&](std::uint32_t n) { return n * node_ranks + place; };
+  return detail::hop(all, goes_on, into, {nodes, node, block * node_ranks}, across);
 }
 
 template <transport T>
