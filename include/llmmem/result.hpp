@@ -115,10 +115,11 @@ enum class errc : std::uint8_t {
   message_damaged,  ///< index = rank that sent it, wanted = its checksum, found = that of what came
   state_lost,       ///< index = the lowest rank whose state is lost, wanted = such ranks, found = ranks lost
   library_failed,   ///< a library beneath, `where` says which call and why: index = its status
+  not_joined,       ///< asked of a communicator that is no member of an epoch as yet
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::library_failed;
+inline constexpr errc last_errc = errc::not_joined;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -473,6 +474,8 @@ inline std::string failure::message() const {
     case errc::library_failed:
       return who + ": the library beneath failed with its status " + n(index) +
              "; revoke(), agree() and go on with who is left";
+    case errc::not_joined:
+      return who + ": it has not joined the others; call join() first, and look at what it returns";
   }
   return who + ": unknown failure " + n(static_cast<std::uint64_t>(code));
 }

@@ -292,8 +292,8 @@ TEST_SUITE("communicator") {
       CHECK(ranks.recv(bytes, self, 1, by).error() == failure{errc::peer_timed_out, to_index(self), 60, 0});
       ranks.exchange(bytes_of_seed(60, 3), self, bytes, self, 2, by).value();
       CHECK(bytes == bytes_of_seed(60, 3));
-      CHECK(ranks.send({}, rank_id{2}, 1, by).error() == failure{errc::out_of_range, 2, 2, 2});
-      CHECK(ranks.recv({}, rank_id{7}, 1, by).error() == failure{errc::out_of_range, 7, 7, 2});
+      CHECK(ranks.send({}, rank_id{2}, 1, by).error() == failure{errc::out_of_range, 2, 2, 1});
+      CHECK(ranks.recv({}, rank_id{7}, 1, by).error() == failure{errc::out_of_range, 7, 7, 1});
     });
   }
 
@@ -428,6 +428,12 @@ TEST_SUITE("communicator") {
       REQUIRE_FALSE(joined);
       CHECK(joined.error() == failure{errc::peer_timed_out, 1, 0, 0});
       CHECK(ranks.epoch() == 0);
+      // Nor can anything else be done before.
+      CHECK(ranks.send({}, rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
+      CHECK(ranks.recv({}, rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
+      CHECK(ranks.exchange({}, rank_id{1}, {}, rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
+      CHECK(ranks.probe(rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
+      CHECK(ranks.agree(1, {0}).error() == failure{errc::not_joined, 0});
     });
   }
 

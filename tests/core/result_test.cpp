@@ -218,6 +218,8 @@ constexpr std::array refusals{
             "checkpoint, or take a stronger scheme"},
     refusal{errc::library_failed, raises::comm_error,
             "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
+    refusal{errc::not_joined, raises::argument_error,
+            "kv: it has not joined the others; call join() first, and look at what it returns"},
 };
 
 }  // namespace

@@ -85,7 +85,8 @@ struct communicator_stats {
 /// @par Complexity      a message of n bytes is n / frame_bytes frames, read in place when it is awaited; an
 ///      agreement 4 messages of some hundred bytes for each other rank.
 /// @par Thread safety   one thread at a time. (The endpoint's `wake` is for any.)
-/// @par Errors          `result`s as above, `errc::out_of_range` for ranks there are not. Want of memory
+/// @par Errors          `result`s as above, `errc::out_of_range` for ranks there are not, `errc::not_joined`
+///      before `join` has succeeded. Want of memory
 ///      throws `std::bad_alloc`, out of what waits.
 /// @par Source          the calls and what they promise: User Level Failure Mitigation (Bland et al., IJHPCA
 ///      2013).

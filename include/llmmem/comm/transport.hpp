@@ -79,7 +79,7 @@ class rank_group {
     return {.code = errc::out_of_range,
             .index = to_index(rank),
             .wanted = to_index(rank),
-            .found = members_.size(),
+            .found = members_.size() - 1,
             .where = "rank_group"};
   }
 

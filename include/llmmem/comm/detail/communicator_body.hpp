@@ -288,6 +288,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
 
 template <endpoint E>
 result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
+  if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
   for (;;) {

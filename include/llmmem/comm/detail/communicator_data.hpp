@@ -17,8 +17,10 @@ failure communicator<E>::refuse(errc code, rank_id rank, std::uint64_t wanted,
 
 template <endpoint E>
 result<void> communicator<E>::may_talk(rank_id with) const noexcept {
+  if (epoch_ == 0) return refuse(errc::not_joined, with, 0, 0);
   if (is_fenced_) return refuse(errc::no_quorum, with, part_.quorum(), 1);
-  if (to_index(with) >= seats_.size()) return refuse(errc::out_of_range, with, to_index(with), seats_.size());
+  if (to_index(with) >= seats_.size())
+    return refuse(errc::out_of_range, with, to_index(with), seats_.size() - 1);
   if (is_revoked_) return refuse(errc::epoch_revoked, with, 0, epoch_);
   return {};
 }
