@@ -205,6 +205,7 @@ TEST_SUITE("agreement") {
     const std::vector<std::uint64_t> said = sayings(4);
     constexpr std::uint32_t most_messages = 9;
     std::uint64_t runs = 0;
+    std::uint32_t most_sent = 0;
     std::vector<std::size_t> order{0, 1, 2, 3};
     do {
       for (std::size_t victims = 1; victims <= 3; ++victims) {
@@ -222,11 +223,14 @@ TEST_SUITE("agreement") {
             all.begin(who, said[who]);
           all.run();
           check_same(all, 1, said);
+          for (std::size_t i = 0; i < 4; ++i)
+            most_sent = std::max(most_sent, all.sent(i));
           ++runs;
         }
       }
     } while (std::next_permutation(order.begin(), order.end()));
     CHECK(runs == 4 * 9 + 12 * 81 + 24 * 729);
+    CHECK(most_sent == most_messages);  // each of them was the last of somebody
   }
 
   TEST_CASE("agreements one after another stay the same for all, whoever dies between") {
