@@ -252,7 +252,8 @@ result<void> nccl_transport<Side, Api>::exchange(std::span<const std::byte> out,
     return misfit(goes_to_self ? out.size() : 0, comes_from_self ? into.size() : 0);
   }
   // Whoever of the two dies, this rank waits: for all.
-  const std::optional<rank_id> with = to == from ? std::optional(to) : std::nullopt;
+  std::optional<rank_id> with = std::nullopt;
+  if (to == from) with = to;
   return call("ncclSend and ncclRecv", with, out.size() + into.size(), by, [&] {
     const ncclResult_t sent = api_.send(out.empty() ? mark(0) : out.data(), out.empty() ? 1 : out.size(),
                                         static_cast<int>(to_index(to)), comm_, stream_);
