@@ -172,6 +172,21 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
+      "two that are fresh and meet before one of them is admitted: the other waits for that one as well") {
+    scripted_endpoint end = newcomer();
+    end.comes(one);
+    end.says_hello(one, 0, 22);
+    end.says_welcome(zero, 6, 0b101, {10, 30});
+    communicator ranks(end);
+    ranks.join({100}).value();
+    CHECK(ranks.world() == rank_count{2});
+    CHECK(to_text(ranks.waiting()) == "seat 1");
+    ranks.admit({.joining = {one}});
+    CHECK(ranks.world() == rank_count{3});
+    CHECK(ranks.waiting().empty());
+  }
+
+  TEST_CASE(
       "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
     scripted_endpoint end(zero, 3, 10);
     for (const seat_id seat : {one, two}) {

@@ -192,6 +192,10 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   fresh_ -= newcomers;
   waiting_ -= newcomers;
   anew_ -= newcomers;
+  // Fresh processes that this one has met while it was fresh itself, and that were not admitted with it.
+  for (const seat_id seat : fresh_) {
+    if (!is_member(seat)) waiting_.insert(seat);
+  }
   is_revoked_ = false;
   const poster post{this, epoch_};
   // Those that stay members, and have failed, have failed for this epoch as well: a fresh process may sit
