@@ -13,6 +13,7 @@
 #include <span>
 #include <type_traits>
 
+#include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/shape.hpp"
@@ -20,14 +21,6 @@
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
-
-/// Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1), with bias correction, without weight decay.
-struct adam_options {
-  double rate = 1e-3;
-  double mean_decay = 0.9;
-  double variance_decay = 0.95;
-  double epsilon = 1e-8;
-};
 
 /// Trains. Parameters, gradients, moments and activations are touched under leases only; between two calls it
 /// holds nothing but its options.
@@ -49,11 +42,17 @@ class trainer {
           const adam_options& adam = {}, update_time when = update_time::after_backward)
       : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam), when_(when) {}
 
-  /// Draws weights, the same for a seed whatever the store owns, and sets the moments to zero.
+  /// Draws weights, the same for a seed whatever the store owns.
+  void draw_weights(std::uint64_t seed) {
+    for (std::size_t i = 0; i < shape().layers(); ++i)
+      draw_weights(shape().layer(i), seed);
+  }
+
+  /// Draws weights, and sets the moments to zero.
   void initialise(std::uint64_t seed) {
+    draw_weights(seed);
     for (std::size_t i = 0; i < shape().layers(); ++i) {
       const layer_id layer = shape().layer(i);
-      draw_weights(layer, seed);
       for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
         const lease<lease_mode::write> moment(*state_, layer, kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
@@ -76,7 +75,7 @@ class trainer {
   /// Changes weights and moments by the gradients in the store.
   /// @param step  of the run, from 0.
   void update(std::uint64_t step) {
-    const adam_factors by(adam_, step);
+    const adam_step<value_type> by(adam_, step);
     for (std::size_t i = 0; i < shape().layers(); ++i)
       update_layer(shape().layer(i), by);
   }
@@ -87,7 +86,7 @@ class trainer {
     if constexpr (follows_steps<Activations>) activations_->begin_step(number);
     double loss = 0;
     if (when_ == update_time::in_backward) {
-      const adam_factors by(adam_, number);
+      const adam_step<value_type> by(adam_, number);
       loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
       backward(batch, [&](layer_id layer) { update_layer(layer, by); });
     } else {
@@ -115,29 +114,6 @@ class trainer {
  private:
   template <lease_mode Mode>
   using lease = state_lease<State, Mode>;
-
-  /// The constants of one step.
-  struct adam_factors {
-    adam_factors(const adam_options& options, std::uint64_t step) noexcept
-        : mean_decay(static_cast<value_type>(options.mean_decay)),
-          mean_share(static_cast<value_type>(1 - options.mean_decay)),
-          variance_decay(static_cast<value_type>(options.variance_decay)),
-          variance_share(static_cast<value_type>(1 - options.variance_decay)),
-          variance_correction(static_cast<value_type>(1 / (1 - power(options.variance_decay, step + 1)))),
-          rate(static_cast<value_type>(options.rate / (1 - power(options.mean_decay, step + 1)))),
-          epsilon(static_cast<value_type>(options.epsilon)) {}
-
-    /// Multiplied out, so that no library's rounding is in it.
-    [[nodiscard]] static double power(double base, std::uint64_t exponent) noexcept {
-      double product = 1;
-      for (; exponent != 0; exponent /= 2, base *= base) {
-        if (exponent % 2 != 0) product *= base;
-      }
-      return product;
-    }
-
-    value_type mean_decay, mean_share, variance_decay, variance_share, variance_correction, rate, epsilon;
-  };
 
   [[nodiscard]] const gpt_shape& shape() const noexcept { return model_->shape(); }
 
@@ -196,7 +172,7 @@ class trainer {
     return loss;
   }
 
-  void update_layer(layer_id layer, const adam_factors& by) {
+  void update_layer(layer_id layer, const adam_step<value_type>& by) {
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
@@ -206,11 +182,7 @@ class trainer {
     value_type* const m = mean.values().data();
     value_type* const v = variance.values().data();
     team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
-      for (std::size_t k = first; k < end; ++k) {
-        m[k] = by.mean_decay * m[k] + by.mean_share * g[k];
-        v[k] = by.variance_decay * v[k] + by.variance_share * g[k] * g[k];
-        w[k] -= by.rate * m[k] / (std::sqrt(v[k] * by.variance_correction) + by.epsilon);
-      }
+      by.apply(w + first, m + first, v + first, g + first, end - first);
     });
   }
 
