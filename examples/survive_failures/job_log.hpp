@@ -1,0 +1,289 @@
+/// @file
+/// `job_log`: what happened in a job, as its ranks and whoever runs them tell it; the live table, and the
+/// figures that follow.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "survive_failures/events.hpp"
+#include "survive_failures/plan.hpp"
+
+namespace survive_failures {
+
+/// A rank that died.
+struct job_death {
+  std::uint32_t seat = 0;
+  std::int64_t pid = 0;
+  int signal = 0;          ///< that ended it; SIGSTOP for one that others killed because it stood still
+  std::uint64_t step = 0;  ///< that was being computed
+};
+
+/// How long it took from a death to the first step that counts again, on the last of those left.
+struct job_recovery {
+  std::optional<double> detect_ms;  ///< from the kill to when all left knew; nothing for one from outside
+  double agree_ms = 0;              ///< to when all knew who was left
+  double fetch_ms = 0;              ///< to when all had their parts of the last version kept
+  double verify_ms = 0;             ///< to when all had compared their weights
+  double resume_ms = 0;             ///< to the end of the next step
+
+  [[nodiscard]] double total_ms() const noexcept {
+    return detect_ms.value_or(0) + agree_ms + fetch_ms + verify_ms + resume_ms;
+  }
+};
+
+/// What a job came to.
+struct job_figures {
+  std::uint64_t faults = 0;
+  std::vector<job_death> deaths{};
+  std::vector<job_recovery> recoveries{};
+  std::uint64_t steps_repeated = 0;
+  std::uint64_t joined = 0;              ///< fresh processes that were admitted
+  std::vector<std::uint64_t> digests{};  ///< of the weights, of each rank that finished
+};
+
+/// The signal's name, as `kill -l` has it.
+[[nodiscard]] inline std::string signal_name(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return "SIGKILL";
+    case SIGSTOP:
+      return "SIGSTOP";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGSEGV:
+      return "SIGSEGV";
+    case SIGABRT:
+      return "SIGABRT";
+    case 0:
+      return "its own end";
+    default:
+      return "signal " + std::to_string(signal);
+  }
+}
+
+/// @par Thread safety   one thread at a time.
+class job_log {
+ public:
+  /// @param notes  gets the table; outlives it.
+  job_log(const job_plan& plan, std::FILE* notes) : plan_(plan), notes_(notes), seats_(plan.ranks) {
+    fmt::print(notes_, "{:>7}  {:>8}  {:>6}  {:>9}  {}\n", "step", "loss", "alive", "recovery", "event");
+  }
+
+  /// @name Told by whoever runs the ranks
+  /// @{
+  void started(std::uint32_t seat, std::int64_t pid) {
+    seats_[seat].is_alive = true;
+    seats_[seat].pid = pid;
+    fmt::print(notes_, "rank {} pid {}\n", seat, pid);
+    std::fflush(notes_);
+  }
+  /// @param signals  several ranks at the same moment.
+  void fault(const std::vector<std::uint32_t>& seats, int signal, std::uint64_t at_ns) {
+    ++figures_.faults;
+    for (const std::uint32_t seat : seats) {
+      seats_[seat].sent = signal;
+      faults_.push_back(at_ns);
+    }
+  }
+  /// That it stands still, but was not asked to.
+  void stopped(std::uint32_t seat) { seats_[seat].sent = SIGSTOP; }
+  void continued(std::uint32_t seat) { seats_[seat].sent = 0; }
+  void died(std::uint32_t seat, int signal) {
+    seat_status& who = seats_[seat];
+    who.is_alive = false;
+    const int cause = who.sent != 0 ? who.sent : signal;
+    who.sent = 0;
+    figures_.deaths.push_back({seat, who.pid, cause, step_});
+    row(fmt::format("rank {} died of {}", seat, signal_name(cause)));
+  }
+  void note(const std::string& text) { row(text); }
+  /// @}
+
+  void hear(const job_event& event) {
+    seats_[event.seat].last = event;
+    epoch_times& in = epochs_[event.epoch];
+    const auto latest = [&](std::uint64_t& time) { time = std::max(time, event.at_ns); };
+    switch (event.kind) {
+      case event_kind::began:
+        if (event.epoch > epoch_) {
+          epoch_ = event.epoch;
+          in.members = event.members;
+        }
+        break;
+      case event_kind::failed:
+        latest(in.failed);
+        break;
+      case event_kind::agreed:
+        latest(in.agreed);
+        break;
+      case event_kind::fetched:
+        latest(in.fetched);
+        break;
+      case event_kind::verified:
+        latest(in.verified);
+        break;
+      case event_kind::committed:
+        committed(event, in);
+        break;
+      case event_kind::repeats:
+        in.is_repeated = true;
+        break;
+      case event_kind::differs:
+        row(fmt::format("rank {} computed part {} otherwise than its owner", event.seat, event.value));
+        break;
+      case event_kind::finished:
+        figures_.digests.push_back(event.value);
+        finished_ |= std::uint64_t{1} << event.seat;
+        finishers_ = event.members;
+        break;
+      case event_kind::out:
+        row(fmt::format("rank {} was gone too long, and is not heard any more", event.seat));
+        break;
+      case event_kind::lost:
+        is_lost_ = true;
+        break;
+    }
+  }
+
+  /// Steps that are committed.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// All ranks live, are in one epoch, and have kept a version in it: a fault may come.
+  [[nodiscard]] bool is_whole() const {
+    const auto all = plan_.ranks == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << plan_.ranks) - 1;
+    const auto now = epochs_.find(epoch_);
+    if (now == epochs_.end() || now->second.members != all || now->second.committed != all) return false;
+    return std::ranges::all_of(seats_,
+                               [](const seat_status& seat) { return seat.is_alive && seat.sent == 0; });
+  }
+  [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
+  /// Ranks that have done all steps, a bit each; and with whom they were.
+  [[nodiscard]] std::uint64_t finished() const noexcept { return finished_; }
+  [[nodiscard]] std::uint64_t finishers() const noexcept { return finishers_; }
+  [[nodiscard]] std::uint32_t alive() const {
+    return static_cast<std::uint32_t>(
+        std::ranges::count_if(seats_, [](const seat_status& seat) { return seat.is_alive; }));
+  }
+  /// The last that was heard of each rank, for an error text.
+  [[nodiscard]] std::string last_words() const {
+    std::string text;
+    for (std::size_t seat = 0; seat < seats_.size(); ++seat) {
+      const job_event& last = seats_[seat].last;
+      text += fmt::format("{}rank {} {} at step {} of epoch {}", text.empty() ? "" : ", ", seat,
+                          seats_[seat].is_alive ? "lives, last heard" : "is dead, last heard", last.step,
+                          last.epoch);
+    }
+    return text;
+  }
+
+  [[nodiscard]] job_figures figures() const {
+    job_figures all = figures_;
+    for (auto at = epochs_.begin(); at != epochs_.end(); ++at) {
+      if (at->second.is_repeated) ++all.steps_repeated;
+      if (at == epochs_.begin()) continue;
+      const epoch_times& before = std::prev(at)->second;
+      all.joined += static_cast<std::uint64_t>(std::popcount(at->second.members & ~before.members));
+      if (before.failed != 0 && at->second.resumed != 0) {
+        all.recoveries.push_back(recovery(before, at->second));
+      }
+    }
+    return all;
+  }
+
+ private:
+  struct seat_status {
+    bool is_alive = false;
+    std::int64_t pid = 0;
+    int sent = 0;  // a signal that has not ended it yet
+    job_event last{};
+  };
+  /// When the last of an epoch's members came to each point.
+  struct epoch_times {
+    std::uint64_t members = 0;
+    std::uint64_t committed = 0;  // a step, in this epoch: by whom
+    std::uint64_t failed = 0, agreed = 0, fetched = 0, verified = 0, resumed = 0;
+    bool is_told = false;
+    bool is_repeated = false;
+  };
+
+  void committed(const job_event& event, epoch_times& in) {
+    const std::uint64_t bit = std::uint64_t{1} << event.seat;
+    if ((in.committed & bit) == 0) in.resumed = std::max(in.resumed, event.at_ns);
+    in.committed |= bit;
+    if (in.committed == in.members && !in.is_told && event.epoch > 1) {
+      in.is_told = true;
+      tell_epoch(event.epoch);
+    }
+    if (event.step <= step_) return;
+    step_ = event.step;
+    loss_ = event.loss;
+    const std::uint64_t every = std::max<std::uint64_t>(plan_.steps / 20, 1);
+    if (step_ % every == 0 || step_ == plan_.steps) row("");
+  }
+
+  /// That all members of an epoch are at work again.
+  void tell_epoch(std::uint64_t epoch) {
+    const auto at = epochs_.find(epoch);
+    if (at == epochs_.begin()) return;
+    const epoch_times& before = std::prev(at)->second;
+    const std::uint64_t came = at->second.members & ~before.members;
+    if (before.failed != 0) recovered_ms_ = recovery(before, at->second).total_ms();
+    row(fmt::format("epoch {}: {} ranks{}", epoch, std::popcount(at->second.members),
+                    came != 0 ? fmt::format(", {} of them fresh", std::popcount(came)) : ""));
+    recovered_ms_.reset();
+  }
+
+  [[nodiscard]] job_recovery recovery(const epoch_times& before, const epoch_times& after) const {
+    const auto ms = [](std::uint64_t from, std::uint64_t to) {
+      return to > from ? static_cast<double>(to - from) * 1e-6 : 0.0;
+    };
+    job_recovery found;
+    // The last fault before it was noticed; there is none where the death came from outside.
+    std::uint64_t cause = 0;
+    for (const std::uint64_t fault : faults_) {
+      if (fault <= before.failed) cause = std::max(cause, fault);
+    }
+    if (cause > before.resumed) found.detect_ms = ms(cause, before.failed);
+    found.agree_ms = ms(before.failed, before.agreed);
+    found.fetch_ms = ms(before.agreed, after.fetched);
+    found.verify_ms = ms(after.fetched, after.verified);
+    found.resume_ms = ms(after.verified, after.resumed);
+    return found;
+  }
+
+  void row(const std::string& text) {
+    fmt::print(notes_, "{:>7}  {:>8.4f}  {:>6}  {:>9}  {}\n", step_, loss_,
+               fmt::format("{}/{}", alive(), plan_.ranks),
+               recovered_ms_ ? fmt::format("{:.1f} ms", *recovered_ms_) : "", text);
+    std::fflush(notes_);
+  }
+
+  job_plan plan_;
+  std::FILE* notes_;
+  std::vector<seat_status> seats_;
+  std::map<std::uint64_t, epoch_times> epochs_{};
+  std::vector<std::uint64_t> faults_{};  // when
+  job_figures figures_{};
+  std::optional<double> recovered_ms_{};
+  std::uint64_t epoch_ = 0;
+  std::uint64_t step_ = 0;
+  double loss_ = 0;
+  std::uint64_t finished_ = 0;
+  std::uint64_t finishers_ = 0;
+  bool is_lost_ = false;
+};
+
+}  // namespace survive_failures

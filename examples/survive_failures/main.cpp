@@ -1,0 +1,11 @@
+// Trains a small GPT on ranks that may die: see README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "survive_failures/application.hpp"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(survive_failures::run_application(arguments, stdout, stderr));
+}

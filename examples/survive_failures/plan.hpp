@@ -1,0 +1,91 @@
+/// @file
+/// What a job of ranks that may die computes, and how it is cut up.
+#pragma once
+
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/redundancy/part_ownership.hpp>
+#include <llmmem/redundancy/redundancy.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "train_gpt/shape.hpp"
+
+namespace survive_failures {
+
+/// What joins the ranks.
+enum class transport_kind : std::uint8_t {
+  sockets,    ///< a process each, which dies by SIGKILL
+  threads,    ///< a thread each, of one process
+  simulated,  ///< one after the other, in virtual time
+};
+
+/// The job, the same for all ranks, from its beginning to its end.
+struct job_plan {
+  train_gpt::gpt_shape shape{.blocks = 2, .width = 64, .heads = 4, .context = 16, .batch = 8};
+  std::uint64_t steps = 1000;
+  std::uint64_t seed = 1;
+  std::uint32_t ranks = 4;
+  llmmem::redundancy_scheme redundancy = llmmem::redundancy_scheme::mirror(2);
+  std::uint32_t faults = 0;
+  transport_kind transport = transport_kind::sockets;
+  std::uint64_t restart_ms = 50;   ///< from a death to the start of a fresh process in its seat
+  std::uint64_t silence_ms = 500;  ///< until one that stands still is killed by those that wait for it
+
+  /// Values of all weights.
+  [[nodiscard]] std::size_t elements() const {
+    std::size_t all = 0;
+    for (std::size_t i = 0; i < shape.layers(); ++i)
+      all += parameter_layout(shape, shape.layer(i)).elements;
+    return all;
+  }
+  /// What one shard of the batch is computed with. There are as many shards as the job has ranks when it is
+  /// whole; who computes them changes, they do not, and neither do the sums over them.
+  [[nodiscard]] train_gpt::gpt_shape shard_shape() const noexcept {
+    train_gpt::gpt_shape one = shape;
+    one.batch = shape.batch / ranks;
+    return one;
+  }
+};
+
+/// Values of the flat state, as many parts as the job has seats.
+struct value_range {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// Cuts the model's values into parts, as even as they allow: each is at home in a seat, and is kept, moved
+/// and rebuilt as a whole.
+class state_parts {
+ public:
+  state_parts(std::size_t elements, std::uint32_t parts) {
+    for (std::size_t i = 0; i < parts; ++i) {
+      const std::size_t first = elements * i / parts;
+      ranges_.push_back({first, elements * (i + 1) / parts - first});
+    }
+  }
+
+  [[nodiscard]] std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(ranges_.size()); }
+  [[nodiscard]] const value_range& operator[](llmmem::part_id part) const noexcept {
+    return ranges_[to_index(part)];
+  }
+  /// Bytes of each: weights, means and variances, one behind the other.
+  [[nodiscard]] std::vector<std::uint64_t> bytes() const {
+    std::vector<std::uint64_t> all;
+    for (const value_range& each : ranges_)
+      all.push_back(3 * sizeof(float) * each.count);
+    return all;
+  }
+  [[nodiscard]] std::vector<llmmem::seat_id> homes() const {
+    std::vector<llmmem::seat_id> all;
+    for (std::uint32_t i = 0; i < count(); ++i)
+      all.push_back(llmmem::seat_id{i});
+    return all;
+  }
+
+ private:
+  std::vector<value_range> ranges_;
+};
+
+}  // namespace survive_failures

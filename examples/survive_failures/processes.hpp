@@ -1,0 +1,342 @@
+/// @file
+/// The job as processes joined by sockets: started, killed, watched and started again.
+#pragma once
+
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/socket_endpoint.hpp>
+#include <llmmem/error.hpp>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "survive_failures/events.hpp"
+#include "survive_failures/fault_plan.hpp"
+#include "survive_failures/job_log.hpp"
+#include "survive_failures/plan.hpp"
+#include "survive_failures/survivor.hpp"
+#include "train_gpt/corpus.hpp"
+
+namespace survive_failures {
+
+namespace detail {
+
+[[noreturn]] inline void throw_errno(const char* what) {
+  throw llmmem::system_error(fmt::format("{}: {}", what, std::generic_category().message(errno)));
+}
+
+/// A descriptor, closed at the end.
+class owned_descriptor {
+ public:
+  explicit owned_descriptor(int number, const char* what) : number_(number) {
+    if (number < 0) throw_errno(what);
+  }
+  owned_descriptor(const owned_descriptor&) = delete;
+  owned_descriptor& operator=(const owned_descriptor&) = delete;
+  ~owned_descriptor() { ::close(number_); }
+  [[nodiscard]] int get() const noexcept { return number_; }
+
+ private:
+  int number_;
+};
+
+/// A folder for the sockets of a job, removed with them.
+class socket_folder {
+ public:
+  socket_folder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "survive_failures-").string() + std::string(6, 'X');
+    if (::mkdtemp(name.data()) == nullptr) throw_errno(("a folder " + name).c_str());
+    path_ = name;
+  }
+  socket_folder(const socket_folder&) = delete;
+  socket_folder& operator=(const socket_folder&) = delete;
+  ~socket_folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// SIGCHLD as something to poll, while this lives.
+class child_signal {
+ public:
+  child_signal() : descriptor_(begin(before_), "a signalfd") {}
+  child_signal(const child_signal&) = delete;
+  child_signal& operator=(const child_signal&) = delete;
+  ~child_signal() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+  [[nodiscard]] int get() const noexcept { return descriptor_.get(); }
+  /// In a child, which is to get its own.
+  void give_back() const noexcept { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  void drain() const noexcept {
+    signalfd_siginfo told{};
+    while (::read(descriptor_.get(), &told, sizeof told) > 0) {
+    }
+  }
+
+ private:
+  [[nodiscard]] static int begin(sigset_t& before) noexcept {
+    sigset_t wanted;
+    ::sigemptyset(&wanted);
+    ::sigaddset(&wanted, SIGCHLD);
+    ::sigprocmask(SIG_BLOCK, &wanted, &before);
+    return ::signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
+  }
+
+  sigset_t before_{};
+  owned_descriptor descriptor_;
+};
+
+}  // namespace detail
+
+/// Starts a process for each seat, does the planned faults to them, and starts a fresh one for each that
+/// dies, until all steps are done. Children end with it.
+///
+/// @par Thread safety   one thread, in a program that has no other.
+/// @par Errors          `llmmem::error` when more was lost than the redundancy bears, when a rank fails for
+///                      another reason than a death, and when nothing happens for a minute.
+class process_job {
+ public:
+  /// All outlive it.
+  process_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log)
+      : plan_(plan), text_(&text), log_(&log), faults_(plan_faults(plan)), children_(plan.ranks) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) detail::throw_errno("a pipe");
+    events_.emplace(ends[0], "a pipe");
+    into_events_.emplace(ends[1], "a pipe");
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  }
+  process_job(const process_job&) = delete;
+  process_job& operator=(const process_job&) = delete;
+  ~process_job() {
+    for (const child& each : children_) {
+      if (each.pid > 0) ::kill(each.pid, SIGKILL);
+    }
+    for (const child& each : children_) {
+      if (each.pid > 0) static_cast<void>(::waitpid(each.pid, nullptr, 0));
+    }
+  }
+
+  void run() {
+    for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat)
+      start(seat);
+    heard_ = now();
+    while (!is_over()) {
+      wait();
+      hear();
+      reap();
+      run_timers();
+      plan_next_fault();
+      watch_progress();
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t never = ~std::uint64_t{0};
+  static constexpr std::uint64_t second = 1'000'000'000;
+  // What a child's exit status says.
+  static constexpr int has_finished = 0;
+  static constexpr int is_out = 10;
+  static constexpr int has_lost = 11;
+  static constexpr int has_failed = 12;
+
+  struct child {
+    pid_t pid = -1;
+    std::uint64_t starts_at = never;     // a fresh one
+    std::uint64_t continues_at = never;  // one that stands still
+  };
+
+  [[nodiscard]] static std::uint64_t now() noexcept { return llmmem::detail::monotonic_ns(); }
+
+  void start(std::uint32_t seat) {
+    std::fflush(nullptr);
+    const pid_t supervisor = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) detail::throw_errno("a process for a rank");
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != supervisor) ::_exit(has_failed);
+      children_signal_.give_back();
+      ::_exit(live(seat));
+    }
+    children_[seat] = {.pid = pid};
+    log_->started(seat, pid);
+  }
+
+  /// What a child does.
+  [[nodiscard]] int live(std::uint32_t seat) const noexcept {
+    try {
+      llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat},
+                                   .seats = plan_.ranks,
+                                   .folder = folder_.path(),
+                                   .silence = llmmem::on_silence::kill_local,
+                                   .beat_ns = plan_.silence_ms * 1'000'000 / 10,
+                                   .soft_silence_ns = plan_.silence_ms * 500'000,
+                                   .hard_silence_ns = plan_.silence_ms * 1'000'000});
+      llmmem::communicator ranks(end);
+      ranks.join(ranks.after(60 * second)).value();
+      survivor training(ranks, plan_, *text_, [this](job_event event) {
+        event.pid = ::getpid();
+        static_cast<void>(!::write(into_events_->get(), &event, sizeof event));
+      });
+      switch (training.run()) {
+        case ending::finished:
+          return has_finished;
+        case ending::out:
+          return is_out;
+        case ending::lost:
+          return has_lost;
+      }
+    } catch (const std::exception& failed) {
+      fmt::print(stderr, "rank {}: {}\n", seat, failed.what());
+      std::fflush(stderr);
+    }
+    return has_failed;
+  }
+
+  void wait() const {
+    std::uint64_t until = now() + second;
+    if (fault_at_ != never) until = std::min(until, fault_at_);
+    for (const child& each : children_)
+      until = std::min({until, each.starts_at, each.continues_at});
+    pollfd of[2] = {{events_->get(), POLLIN, 0}, {children_signal_.get(), POLLIN, 0}};
+    const std::uint64_t left = until > now() ? until - now() : 0;
+    const timespec timeout{static_cast<time_t>(left / second), static_cast<long>(left % second)};
+    static_cast<void>(::ppoll(of, 2, &timeout, nullptr));
+  }
+
+  void hear() {
+    job_event event;
+    while (::read(events_->get(), &event, sizeof event) == static_cast<ssize_t>(sizeof event)) {
+      log_->hear(event);
+      heard_ = now();
+    }
+  }
+
+  void reap() {
+    children_signal_.drain();
+    int status = 0;
+    for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
+      const auto who = std::ranges::find(children_, pid, &child::pid);
+      if (who == children_.end()) continue;
+      const auto seat = static_cast<std::uint32_t>(who - children_.begin());
+      if (WIFSTOPPED(status)) {
+        log_->stopped(seat);
+      } else if (WIFCONTINUED(status)) {
+        log_->continued(seat);
+      } else {
+        ended(seat, status);
+      }
+    }
+  }
+
+  void ended(std::uint32_t seat, int status) {
+    hear();  // what it said before
+    child& who = children_[seat];
+    who = {};
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == has_finished) return;
+    log_->died(seat, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    if (code == has_failed) throw llmmem::error(fmt::format("rank {} failed; it said why above", seat));
+    if (log_->is_lost() || code == has_lost) throw_lost("the state of ranks that died is on none that lives");
+    if (log_->finished() != 0) return;
+    if (log_->alive() == 0 && log_->step() != 0) throw_lost("no rank was left");
+    who.starts_at = now() + plan_.restart_ms * 1'000'000;
+  }
+
+  [[noreturn]] void throw_lost(const char* why) const {
+    throw llmmem::error(fmt::format(
+        "step {} is lost: {}; {} bears the loss of any {} of a group at once. Take a redundancy that bears "
+        "more, or start again",
+        log_->step(), why, llmmem::to_text(plan_.redundancy), plan_.redundancy.tolerates()));
+  }
+
+  void run_timers() {
+    const std::uint64_t time = now();
+    for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat) {
+      child& each = children_[seat];
+      if (each.starts_at <= time && log_->finished() == 0) start(seat);
+      if (each.continues_at <= time) {
+        each.continues_at = never;
+        if (each.pid > 0) ::kill(each.pid, SIGCONT);
+      }
+    }
+    if (fault_at_ <= time) commit_fault(time);
+  }
+
+  void plan_next_fault() {
+    if (fault_at_ != never || next_fault_ == faults_.size() || log_->finished() != 0) return;
+    const planned_fault& next = faults_[next_fault_];
+    if (log_->is_whole() && log_->step() >= next.after_step) fault_at_ = now() + next.delay_ns;
+  }
+
+  void commit_fault(std::uint64_t time) {
+    fault_at_ = never;
+    if (log_->finished() != 0) return;
+    const planned_fault& fault = faults_[next_fault_];
+    hear();
+    if (!log_->is_whole()) return;  // somebody else was quicker: it is planned anew
+    ++next_fault_;
+    const int signal = fault.kind == fault_kind::kill ? SIGKILL : SIGSTOP;
+    log_->fault(fault.seats, signal, time);
+    for (const std::uint32_t seat : fault.seats) {
+      ::kill(children_[seat].pid, signal);
+      if (fault.kind == fault_kind::pause) {
+        children_[seat].continues_at = time + plan_.silence_ms * 1'000'000 / 4;
+        log_->note(fmt::format("rank {} stands still for a while", seat));
+      }
+    }
+  }
+
+  /// Nobody who is dead is waited for, and nobody who came too late to be one of those that finished.
+  [[nodiscard]] bool is_over() const {
+    if (log_->finished() == 0) return false;
+    if (now() - heard_ > 5 * second) return true;
+    for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat) {
+      const bool took_part = (log_->finishers() >> seat & 1) != 0;
+      if (took_part && children_[seat].pid > 0) return false;
+    }
+    return true;
+  }
+
+  void watch_progress() const {
+    if (now() - heard_ < 60 * second) return;
+    throw llmmem::error("nothing has happened for a minute: " + log_->last_words());
+  }
+
+  job_plan plan_;
+  const train_gpt::corpus* text_;
+  job_log* log_;
+  detail::socket_folder folder_{};
+  detail::child_signal children_signal_{};
+  std::optional<detail::owned_descriptor> events_{};
+  std::optional<detail::owned_descriptor> into_events_{};
+  std::vector<planned_fault> faults_;
+  std::size_t next_fault_ = 0;
+  std::uint64_t fault_at_ = never;
+  std::uint64_t heard_ = 0;
+  std::vector<child> children_;
+};
+
+}  // namespace survive_failures
