@@ -18,6 +18,7 @@ using namespace llmmem;
 // What members tell each other, by `frame_header::kind`.
 constexpr std::uint16_t hello = 1;
 constexpr std::uint16_t welcome = 2;
+constexpr std::uint16_t revoke = 3;
 
 /// An endpoint to which what is written down happens, one thing a poll; then time passes.
 class scripted_endpoint {
@@ -37,6 +38,7 @@ class scripted_endpoint {
     words.insert(words.end(), nonces);
     says(seat, welcome, epoch, words);
   }
+  void says_revoke(seat_id seat, std::uint64_t epoch) { says(seat, revoke, epoch, {}); }
   [[nodiscard]] const seat_set& given_up() const { return given_up_; }
 
   [[nodiscard]] seat_id self() const noexcept { return self_; }
@@ -154,6 +156,50 @@ TEST_SUITE("communicator_membership") {
     communicator ranks(end);
     ranks.join({100}).value();
     CHECK(to_text(ranks.failed()) == "seat 1");
+  }
+
+  TEST_CASE("a newcomer does not wait for a member it has yet to meet once others have revoked the epoch") {
+    for (const bool is_at_once : {true, false}) {
+      CAPTURE(is_at_once);
+      scripted_endpoint end = newcomer();
+      end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+      communicator ranks(end);
+      if (!is_at_once) CHECK(ranks.join({100}).code() == errc::peer_timed_out);
+      end.says_revoke(one, 5);  // of an epoch that is over
+      if (is_at_once) ranks.poll();
+      CHECK(ranks.join({200}).code() == errc::peer_timed_out);
+      end.says_revoke(zero, 6);
+      ranks.join({300}).value();
+      CHECK(ranks.is_revoked());
+      CHECK(ranks.epoch() == 6);
+      CHECK(end.now_ns() < 300);
+    }
+    // It may come before the newcomer has looked at its welcome.
+    scripted_endpoint end = newcomer();
+    end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+    end.says_revoke(zero, 6);
+    communicator ranks(end);
+    ranks.poll();
+    ranks.join({300}).value();
+    CHECK(ranks.is_revoked());
+    CHECK(end.now_ns() == 0);
+  }
+
+  TEST_CASE("a member that said it was fresh when the epoch had begun waits for nothing later") {
+    scripted_endpoint end(zero, 3, 10);
+    end.comes(one);
+    end.comes(two);
+    end.says_hello(two, 0, 22);
+    end.says_welcome(two, 1, 0b111, {10, 21, 22});  // seat 1 had met all before this one did
+    end.says_hello(one, 0, 21);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    CHECK(ranks.epoch() == 1);
+    // Of seat 1's death all but this one know already.
+    ranks.shrink({.failed = {one}});
+    CHECK(ranks.waiting().empty());
+    ranks.shrink({});
+    CHECK(ranks.waiting().empty());
   }
 
   TEST_CASE("a welcome to who sat here before is none, and is counted") {

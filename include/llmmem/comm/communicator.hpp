@@ -105,7 +105,8 @@ class communicator {
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept;
 
   /// Becomes a member: of the first epoch, when all seats are taken by fresh processes, or of the next, when
-  /// the members admit it. `errc::peer_timed_out` names a seat that is missing; it may be called again.
+  /// the members admit it. `errc::peer_timed_out` names a seat that is missing; it may be called again. It may
+  /// return in an epoch that is revoked already: then agree.
   result<void> join(deadline by);
 
   /// 0 before it has joined.
@@ -162,6 +163,7 @@ class communicator {
   enum class told_kind : std::uint16_t { hello = 1, welcome, revoke, fenced, agree };
   struct early_word {
     seat_id from{};
+    std::uint64_t epoch = 0;
     agree_message message{};
   };
   /// Tells messages of an agreement, in its epoch.

@@ -95,11 +95,14 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
     return;
   }
   nonces_[to_index(from)] = nonce;
-  // A member that comes late is not another who takes its seat.
-  if (is_member(from)) anew_.erase(from);
+  // A member that comes late is not another who takes its seat, nor fresh, whatever it said on its way here.
+  if (is_member(from)) {
+    anew_.erase(from);
+    return;
+  }
   if (frame.epoch != 0) return;
   fresh_.insert(from);
-  if (epoch_ != 0 && !is_member(from)) waiting_.insert(from);
+  if (epoch_ != 0) waiting_.insert(from);
 }
 
 template <endpoint E>
@@ -156,7 +159,8 @@ result<void> communicator<E>::join(deadline by) {
   for (;;) {
     if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
     const std::optional<seat_id> lacks = missing();
-    if (!lacks) break;
+    // Who is missing may have died before they met; others know, and wait for this one to agree.
+    if (!lacks || (epoch_ != 0 && is_revoked_)) break;
     if (end_->now_ns() >= by.ns) {
       return failure{.code = errc::peer_timed_out, .index = to_index(*lacks), .where = options_.name};
     }
@@ -209,8 +213,9 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
     if (gone_.contains(seat) && was_member(seat))
       part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
   }
-  for (const early_word& each : early_words)
-    part_.hear(each.from, each.message, post);
+  for (const early_word& each : early_words) {
+    if (each.epoch == epoch) part_.hear(each.from, each.message, post);
+  }
   if (std::exchange(is_next_revoked_, false)) revoke();
 }
 
@@ -240,7 +245,7 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
     case told_kind::welcome:
       return hear_welcome(frame, bytes);
     case told_kind::revoke:
-      if (part_.members().contains(from)) hear_revoke(frame);
+      if ((epoch_ == 0 && welcomed_ ? *welcomed_ : part_.members()).contains(from)) hear_revoke(frame);
       return;
     case told_kind::fenced:
       if (epoch_ != 0 && frame.epoch > epoch_) is_fenced_ = true;
@@ -253,8 +258,8 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
 
 template <endpoint E>
 void communicator<E>::hear_revoke(const frame_header& frame) noexcept {
-  if (frame.epoch == epoch_) revoke();
-  if (frame.epoch == epoch_ + 1) is_next_revoked_ = true;
+  if (epoch_ != 0 && frame.epoch == epoch_) revoke();
+  if (frame.epoch == (epoch_ == 0 && welcomed_ ? welcome_epoch_ : epoch_ + 1)) is_next_revoked_ = true;
 }
 
 template <endpoint E>
@@ -277,7 +282,8 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   if (frame.epoch == epoch_) return part_.hear(from, *message, poster{this, epoch_});
   if (frame.epoch > epoch_) {
     const bool is_next = frame.epoch == epoch_ + 1 || epoch_ == 0;
-    if (is_next && early_words_.size() < early_words_.capacity()) early_words_.push_back({from, *message});
+    if (is_next && early_words_.size() < early_words_.capacity())
+      early_words_.push_back({from, frame.epoch, *message});
     return;
   }
   ++stats_.stale_frames;
