@@ -17,6 +17,7 @@
 
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/chunk_digest.hpp>
+#include <llmmem/checkpoint/comm_coordinator.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
 #include <llmmem/checkpoint/copy.hpp>

@@ -161,7 +161,11 @@ class comm_coordinator {
   void follow(round& of, const checkpoint_manifest& part);
   void settle(round& of, const detail::rank_message& outcome);
   void ask_to_stop(round& of, deadline& by);
-  [[nodiscard]] fate fate_of(round& of);
+  [[nodiscard]] fate fate_of(const round& of);
+  std::string stop(round& of, const std::string& why);
+  [[nodiscard]] std::string by_this(const std::string& why) const {
+    return "rank " + std::to_string(rank()) + " stopped it: " + why;
+  }
   [[nodiscard]] fate look(const checkpoint_draft& draft, deadline by);
   [[nodiscard]] std::optional<fate> look_once(const checkpoint_draft& draft);
 

@@ -224,6 +224,7 @@ template <checkpoint_storage S, watched_transport T, retention_policy R, rank_wa
 checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
   const deadline by = ranks_->after(options_.begin_within_ns);
   for (;;) {
+    if (ranks_->is_revoked()) check_ranks();
     while (const auto message = take(0))
       hear_zero(*message);
     if (announced_ && announced_->draft.id.step > step) {
@@ -241,7 +242,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
         return said.draft;
       }
       if (said.stopped.empty()) {
-        tell_others({"stop", {said.number}, "it is at step " + std::to_string(step) + " already"});
+        tell_others({"stop", {said.number}, by_this("it is at step " + std::to_string(step) + " already")});
       }
       continue;
     }
@@ -271,15 +272,12 @@ void comm_coordinator<S, T, R, W>::commit(const checkpoint_draft& draft, const c
   } catch (const std::exception& error) {
     if (of.at == phase::over) throw;
     const std::string why = detail::reason_of(error);
-    if (rank() == 0) {
-      end(of, fate::stopped, "rank 0 stopped it: " + why);
-      throw;
-    }
     fate how = fate::stopped;
-    if (std::exchange(of.at, phase::over) == phase::part_sent) {
+    if (of.at == phase::part_sent) {
+      of.at = phase::over;
       how = fate_of(of);
-    } else {  // without the part nobody can commit
-      tell_others({"stop", {of.number}, why});
+    } else if (const std::string before = stop(of, why); !before.empty()) {
+      throw checkpoint_stopped(where(draft) + before + "; nothing was committed");
     }
     of.is_there = how == fate::committed || how == fate::uncertain;
     if (how == fate::committed) return;
@@ -328,9 +326,8 @@ void comm_coordinator<S, T, R, W>::hear_part(round& of, std::uint32_t from,
   if (message.numbers[0] != of.number) return;  // of another round
   const std::string who = "rank " + std::to_string(from);
   if (message.kind == "stop") {
-    const std::string why = who + " stopped it: " + message.text;
-    end(of, fate::stopped, why);
-    throw checkpoint_stopped(where(of.draft) + why + "; nothing was committed");
+    end(of, fate::stopped, message.text);
+    throw checkpoint_stopped(where(of.draft) + message.text + "; nothing was committed");
   }
   if (message.kind == "ready") static_cast<void>(tell(from, {"ask", {of.number}, {}}));
   if (message.kind != "part") return;
@@ -404,8 +401,7 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
       while (const auto message = take(each)) {
         if (message->kind != "stop" || message->numbers[0] != of.number) continue;
         of.at = phase::over;  // its part was not sent, nor will be
-        throw checkpoint_stopped(where(of.draft) + "rank " + std::to_string(each) +
-                                 " stopped it: " + message->text + "; nothing was committed");
+        throw checkpoint_stopped(where(of.draft) + message->text + "; nothing was committed");
       }
     }
     if (ranks_->has_failed(rank_id{0})) {
@@ -425,7 +421,7 @@ void comm_coordinator<S, T, R, W>::ask_to_stop(round& of, deadline& by) {
                           detail::within_text(options_.commit_within_ns);
   if (is_told || of.has_asked) throw ranks_missing(where(of.draft) + why, {0});
   of.has_asked = true;
-  static_cast<void>(tell(0, {"stop", {of.number}, "it has waited for too long: " + why}));
+  static_cast<void>(tell(0, {"stop", {of.number}, by_this("it has waited for too long: " + why)}));
   by = ranks_->after(options_.answer_within_ns);
 }
 
@@ -447,7 +443,7 @@ void comm_coordinator<S, T, R, W>::settle(round& of, const detail::rank_message&
 
 /// One that has been asked, and did not answer, was waited for.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
-auto comm_coordinator<S, T, R, W>::fate_of(round& of) -> fate {
+auto comm_coordinator<S, T, R, W>::fate_of(const round& of) -> fate {
   const bool has_waited = of.has_asked && !ranks_->has_failed(rank_id{0});
   return look(of.draft, ranks_->after(has_waited ? 0 : options_.answer_within_ns));
 }
@@ -496,6 +492,33 @@ auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> s
 // Giving up, and tidying
 // ---------------------------------------------------------------------------------------------------------
 
+/// Tells the others that it will not be, and why: whatever stopped it first, which it returns if that was not
+/// here. @pre no commit is under way
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why) {
+  const phase before = std::exchange(of.at, phase::over);
+  std::string stopped;
+  ranks_->poll();
+  for (std::uint32_t each = 0; each < world(); ++each) {
+    if (each == rank() || ranks_->is_revoked()) continue;
+    while (const auto message = take(each)) {
+      const bool is_of = message->numbers[0] == of.number;
+      if (!is_of && each == 0) hear_zero(*message);
+      if (is_of && stopped.empty() && (message->kind == "outcome" || message->kind == "stop"))
+        stopped = message->text;
+    }
+  }
+  const std::string text = stopped.empty() ? by_this(why) : stopped;
+  if (rank() == 0) {
+    end(of, fate::stopped, text);
+  } else if (before != phase::part_sent) {
+    tell_others({"stop", {of.number}, text});
+  } else {  // only rank 0 knows whether it still can be
+    static_cast<void>(tell(0, {"stop", {of.number}, text}));
+  }
+  return stopped;
+}
+
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::string comm_coordinator<S, T, R, W>::abandon(const checkpoint_draft& draft,
                                                   const std::string& why) noexcept {
@@ -503,29 +526,8 @@ std::string comm_coordinator<S, T, R, W>::abandon(const checkpoint_draft& draft,
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
   // One that rank 0 is committing may be a checkpoint by now.
   if (!is_current || round_->is_there || round_->at == phase::deciding) return stopped;
-  round& of = *round_;
-  const phase before = std::exchange(of.at, phase::over);
   try {
-    if (before != phase::over && ranks_->epoch() == epoch_) {
-      ranks_->poll();
-      for (std::uint32_t each = 0; each < world() && stopped.empty(); ++each) {
-        if (each == rank()) continue;
-        while (const auto message = take(each)) {
-          const bool is_of = message->numbers[0] == of.number;
-          if (is_of && message->kind == "outcome") stopped = message->text;
-          if (is_of && message->kind == "stop")
-            stopped = "rank " + std::to_string(each) + " stopped it: " + message->text;
-          if (!is_of && each == 0) hear_zero(*message);
-        }
-      }
-      if (rank() == 0) {
-        end(of, fate::stopped, stopped.empty() ? "rank 0 stopped it: " + why : stopped);
-      } else if (before != phase::part_sent) {
-        tell_others({"stop", {of.number}, why});
-      } else {  // only rank 0 knows whether it still can be
-        static_cast<void>(tell(0, {"stop", {of.number}, why}));
-      }
-    }
+    if (round_->at != phase::over && ranks_->epoch() == epoch_) stopped = stop(*round_, why);
   } catch (...) {  // the others learn of it by their deadlines
   }
   if (folder_) folder_->abandon(draft);
