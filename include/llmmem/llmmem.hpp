@@ -35,6 +35,7 @@
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
 #include <llmmem/checkpoint/recover.hpp>
+#include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
