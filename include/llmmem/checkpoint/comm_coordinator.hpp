@@ -48,8 +48,9 @@ struct comm_coordinator_options {
 /// `file_coordinator` has them meet. A rank that dies is noticed at once, not by a deadline. The folder is
 /// the same: one file system for all ranks, with locks that reach them.
 ///
-///     communicator saves(endpoint, {.name = "checkpoints"});    // not the training's: another thread calls
-///     it saves.join(saves.after(60'000'000'000)).value(); comm_coordinator coordinator(storage, saves);
+///     communicator saves(endpoint, {.name = "checkpoints"});  // not the training's: another thread calls it
+///     saves.join(saves.after(60'000'000'000)).value();
+///     comm_coordinator coordinator(storage, saves);
 ///     async_checkpointer<traits> checkpointer(coordinator, rank_state(tensors, split, saves.rank()));
 ///
 /// A checkpoint is a round with a number that is never used again. Rank 0 makes the draft and tells it; a
@@ -74,19 +75,16 @@ struct comm_coordinator_options {
 /// be another one, which takes the folder over. A slow rank breaks nothing: the next `begin` just works.
 ///
 /// @par Complexity      a round: 4 messages for each other rank, one of them its manifest, all to or from
-/// rank 0;
-///      N - 1 from a rank that stops it. Memory: rank 0 holds all parts.
+///      rank 0; N - 1 from a rank that stops it. Memory: rank 0 holds all parts.
 /// @par Thread safety   one thread at a time, which owns the transport meanwhile.
-/// @par Errors          The constructor: as `checkpoint_folder`, on rank 0. `begin`: `ranks_missing` for the
-/// dead
-///      and the late; `comm_error` for an epoch that was revoked, or goes on without this rank;
-///      `checkpoint_stopped` when rank 0 could not; `io_error` when rank 0 is at a later step. `commit`:
-///      `ranks_missing`, `checkpoint_stopped`, `comm_error`, `argument_error` for a draft or a part that is
-///      not of this round: nothing is committed, nor will be; `durability_uncertain` as above, and as
-///      `checkpoint_folder::commit` has it; `io_error` for what else went wrong there.
+/// @par Errors          The constructor: as `checkpoint_folder`, on rank 0; `argument_error` before `join`.
+///      `begin`: `ranks_missing` for the dead and the late; `comm_error` for an epoch that was revoked, or
+///      goes on without this rank; `checkpoint_stopped` when rank 0 could not; `io_error` when rank 0 is at a
+///      later step. `commit`: `ranks_missing`, `checkpoint_stopped`, `comm_error`, `argument_error` for a
+///      draft or a part that is not of this round: nothing is committed, nor will be; `durability_uncertain`
+///      as above, and as `checkpoint_folder::commit` has it; `io_error` for what else went wrong there.
 /// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; who cannot ask the
-///      coordinator asks what it writes to, as in Gray and Lamport, "Consensus on Transaction Commit", TODS
-///      2006.
+///      coordinator asks what it writes to: after Gray and Lamport, "Consensus on Transaction Commit", 2006.
 template <checkpoint_storage Storage, watched_transport T, retention_policy Retention = keep_last_and_every,
           rank_waiter Waiter = sleeping_waiter>
 class comm_coordinator {

@@ -80,32 +80,32 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 /// Looks for the newest state that all ranks of an epoch can go on with, over their memory and all sources.
 /// Each of them calls it when the epoch has begun, in the place of the replica's `recover`.
 ///
-///     const auto recovered = recover(verification::checksums,
-///                                    replica_source("peers", ranks, replica, ranks.after(60'000'000'000)),
-///                                    checkpoint_source("local", local), checkpoint_source("durable",
-///                                    durable));
-///     if (recovered.version) ...    // step *recovered.version: replica.recovered(part) for each of
-///     replica.mine() else if (recovered.found) recovered.visit([&](auto& storage) { load_checkpoint(storage,
-///     ...); }); else ...                      // all begin anew
+///     const auto recovered =
+///         recover(verification::checksums,
+///                 replica_source("peers", ranks, replica, ranks.after(60'000'000'000)),
+///                 checkpoint_source("local", local), checkpoint_source("durable", durable));
+///     if (recovered.version) {
+///       ...  // step *recovered.version: replica.recovered(part) for each of replica.mine()
+///     } else if (recovered.found) {
+///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
+///     }      // else all begin anew
 ///
 /// Of checkpoints the newest is taken that each rank has proved whole in one of its sources, the same
-/// contents for all; sources may be other ones on each rank, as long as there are any. It is taken when its
-/// step is behind that in memory, or nothing is there. What one rank passed over as damaged, the others note
-/// as not everywhere. When more ranks were lost than the replica bears (`errc::state_lost`), it is told to
-/// forget.
+/// contents for all; ranks may have folders of their own. It is taken when its step comes after the version
+/// in memory, or nothing is there. What is newer, and not whole on all ranks, is noted: as damaged by those
+/// that found it so, by others as `passed_over::not_everywhere`. When more ranks were lost than the replica
+/// bears (`errc::state_lost`), it is told to forget.
 ///
 /// Which of two is newer: of checkpoints their generation says; of a checkpoint and what is in memory the
 /// step, which the version must be. A checkpoint that is no newer than that is not opened.
 ///
-/// @par Complexity   as the replica's `recover`; and three gathers, one more for each checkpoint that not all
-/// can
-///      load. Every rank proves what is taken: with many ranks and one folder, `verification::sizes` is
-///      enough.
+/// @par Complexity   as the replica's `recover`, two gathers, and one for each checkpoint that is tried.
+///      Every rank proves what is taken: with many ranks and one folder, `verification::sizes` is enough.
 /// @par Thread safety   one thread at a time, which owns the ranks meanwhile.
 /// @throws comm_error  when a rank dies, or the time is over: the epoch is revoked; agree, and call it again
-/// in the
-///      next. @throws io_error  on all ranks, when one could list no source and nothing is in memory: it
-///      might be there. What is wrong with a checkpoint is noted, not thrown.
+///      in the next.
+/// @throws io_error  on all ranks, when one could list no source and nothing is in memory: what is there must
+///      not be taken for nothing. What is wrong with a checkpoint is noted, not thrown.
 template <transport T, recoverable_replica Replica, checkpoint_storage... Storages>
 [[nodiscard]] joint_recovery<Storages...> recover(verification how, replica_source<T, Replica> memory,
                                                   checkpoint_source<Storages>... sources)
