@@ -296,7 +296,8 @@ TEST_SUITE("comm_coordinator") {
     for (const auto seed : seeds(100)) {
       CAPTURE(seed);
       sim_network net({.seats = 3, .seed = seed});
-      net.stop(seat_id{0}, seed * 97'000, 40 * second);
+      std::mt19937_64 random(seed);
+      net.stop(seat_id{0}, random() % (10 * millisecond), 40 * second);
       simulated_storage storage(tiny());
       record seen;
       net.run([&](sim_endpoint& end) { save_steps(end, storage, 4, seen); });
