@@ -17,6 +17,7 @@
 
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/chunk_digest.hpp>
+#include <llmmem/checkpoint/comm_coordinator.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
 #include <llmmem/checkpoint/coordinator.hpp>
 #include <llmmem/checkpoint/copy.hpp>
@@ -34,6 +35,7 @@
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
 #include <llmmem/checkpoint/recover.hpp>
+#include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>

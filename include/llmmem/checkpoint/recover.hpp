@@ -31,9 +31,10 @@ struct checkpoint_source {
 
 /// Why something of a source was passed over.
 enum class passed_over : std::uint8_t {
-  source,    ///< the source could not be listed: whatever it has is unknown
-  damaged,   ///< the checkpoint is not whole, or could not be read
-  conflict,  ///< another checkpoint has its generation, in a source named before it
+  source,          ///< the source could not be listed: whatever it has is unknown
+  damaged,         ///< the checkpoint is not whole, or could not be read
+  conflict,        ///< another checkpoint has its generation, in a source named before it
+  not_everywhere,  ///< of ranks that recover together (`replica_source`), another one cannot load it
 };
 
 /// The reason in words.
@@ -45,6 +46,8 @@ enum class passed_over : std::uint8_t {
       return "not whole";
     case passed_over::conflict:
       return "another checkpoint of the same generation";
+    case passed_over::not_everywhere:
+      return "not on all ranks";
   }
   return "unknown";
 }
@@ -127,7 +130,8 @@ class checkpoint_recovery {
 /// each other is noted as `passed_over::conflict` (`has_conflict`): ask a person, and give one of them
 /// another folder.
 ///
-/// Needs no lock: runs may commit and tidy meanwhile.
+/// Needs no lock: runs may commit and tidy meanwhile. Ranks that must come to the same result, from folders
+/// of their own or beside what they keep in each other's memory, name a `replica_source` first.
 ///
 /// @par Complexity   what `open_checkpoint` takes for every one looked at; a list of each source.
 /// @par Thread safety   any thread.

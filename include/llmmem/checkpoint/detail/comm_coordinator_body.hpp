@@ -1,0 +1,548 @@
+/// @file
+/// How ranks save a checkpoint by messages.
+#pragma once
+
+#include <llmmem/checkpoint/comm_coordinator.hpp>
+#include <llmmem/checkpoint/detail/coverage.hpp>
+#include <llmmem/checkpoint/detail/reason.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <exception>
+#include <span>
+#include <string_view>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// "ranks 1 and 2 have died, or are not heard any more".
+[[nodiscard]] inline std::string death_text(const std::vector<std::uint32_t>& ranks) {
+  return to_text(std::span(ranks)) + (ranks.size() == 1 ? " has died, or is not heard any more"
+                                                        : " have died, or are not heard any more");
+}
+
+[[nodiscard]] inline std::string within_text(std::uint64_t ns) {
+  return " within " + std::to_string(ns / 1'000'000) + " ms";
+}
+
+}  // namespace detail
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+comm_coordinator<S, T, R, W>::comm_coordinator(S& storage, T& ranks, const comm_coordinator_options& options,
+                                               R retention, W waiter)
+    : storage_(&storage),
+      ranks_(&ranks),
+      options_(options),
+      retention_(std::move(retention)),
+      waiter_(std::move(waiter)),
+      epoch_(ranks.epoch()) {
+  if (epoch_ == 0) {
+    throw argument_error(where() + "comm_coordinator: the ranks have not joined; call join first");
+  }
+  if (rank() == 0) open_folder();
+}
+
+/// A process that died may hold its lock for a little while, by what the file server knows; and ranks take it
+/// for a moment to learn what became of a checkpoint.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::open_folder() {
+  const deadline by = ranks_->after(options_.open_within_ns);
+  while (!folder_) {
+    try {
+      folder_.emplace(*storage_);
+    } catch (const storage_error&) {
+      throw;
+    } catch (const io_error&) {  // locked
+      if (is_over(by)) throw;
+      waiter_.pause(std::chrono::nanoseconds(options_.poll_ns));
+    }
+  }
+}
+
+/// What was said in an epoch that is over concerns nobody; rank 0 may be another one.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::enter_epoch() {
+  if (ranks_->epoch() == epoch_) return;
+  epoch_ = ranks_->epoch();
+  round_.reset();
+  announced_.reset();
+  if (rank() != 0) folder_.reset();
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::vector<std::uint32_t> comm_coordinator<S, T, R, W>::failed_of(
+    const std::vector<std::uint32_t>& ranks) const {
+  std::vector<std::uint32_t> dead;
+  for (const std::uint32_t each : ranks) {
+    if (ranks_->has_failed(rank_id{each})) dead.push_back(each);
+  }
+  return dead;
+}
+
+/// That all of the epoch are there.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::check_ranks() const {
+  std::vector<std::uint32_t> dead;
+  for (std::uint32_t each = 0; each < world(); ++each) {
+    if (ranks_->has_failed(rank_id{each})) dead.push_back(each);
+  }
+  if (!dead.empty()) {
+    throw ranks_missing(
+        where() + detail::death_text(dead) +
+            "; agree with those that are left, admit or shrink, share the state anew, and make "
+            "new checkpointers",
+        dead);
+  }
+  if (ranks_->is_revoked()) {
+    throw comm_error(where() +
+                     "the epoch of the checkpoints' ranks was revoked; agree with them, and admit or shrink");
+  }
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+auto comm_coordinator<S, T, R, W>::current(const checkpoint_draft& draft) -> round& {
+  const bool is_it = round_ && ranks_->epoch() == epoch_ && round_->draft.id == draft.id &&
+                     round_->draft.folder == draft.folder;
+  if (is_it && round_->at == phase::writing) return *round_;
+  throw argument_error("comm_coordinator::commit: step " + std::to_string(draft.id.step) + ", generation " +
+                       std::to_string(draft.id.generation) +
+                       (is_it ? " is over" : " is not of the draft that was begun last, in this epoch"));
+}
+
+/// That a part is one of that draft and rank.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::check_part(const checkpoint_manifest& part, std::uint32_t rank,
+                                              const checkpoint_draft& draft) const {
+  const std::string who = "the part of rank " + std::to_string(rank);
+  if (part.step != draft.id.step || part.generation != draft.id.generation || part.world != world()) {
+    throw argument_error(where(draft) + who + " is of step " + std::to_string(part.step) + ", generation " +
+                         std::to_string(part.generation) + " and a world of " + std::to_string(part.world));
+  }
+  for (const checkpoint_file& each : part.files) {
+    if (each.rank == rank) continue;
+    throw argument_error(where(draft) + who + " lists " + each.name + ", a file of rank " +
+                         std::to_string(each.rank));
+  }
+}
+
+// Messages
+// ---------------------------------------------------------------------------------------------------------
+
+/// Whether it was sent. Who is dead, or takes nothing, is not to be told.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+bool comm_coordinator<S, T, R, W>::tell(std::uint32_t to, const detail::rank_message& message) {
+  const std::string text = detail::to_text(message);
+  return ranks_
+      ->send(std::as_bytes(std::span(text.data(), text.size())), rank_id{to}, options_.tag,
+             ranks_->after(options_.answer_within_ns))
+      .has_value();
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::tell_others(const detail::rank_message& message) {
+  for (std::uint32_t each = 0; each < world(); ++each) {
+    if (each != rank()) static_cast<void>(tell(each, message));
+  }
+}
+
+/// The next message from there, if there is one. What is damaged is none.
+/// @throws comm_error  when the epoch is over.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint32_t from) {
+  for (;;) {
+    const result<std::uint64_t> bytes = ranks_->probe(rank_id{from}, options_.tag, deadline{0});
+    if (!bytes) {
+      const errc why = bytes.code();
+      if (why == errc::peer_timed_out || why == errc::peer_failed) return std::nullopt;
+      bytes.error().raise();
+    }
+    std::string text(static_cast<std::size_t>(*bytes), '\0');
+    const std::span<std::byte> into = std::as_writable_bytes(std::span(text.data(), text.size()));
+    const result<void> done =
+        ranks_->recv(into, rank_id{from}, options_.tag, ranks_->after(options_.answer_within_ns));
+    if (done.code() == errc::message_damaged) continue;
+    if (!done) return std::nullopt;
+    if (auto message = detail::read_rank_message(text); message && !message->numbers.empty()) return message;
+  }
+}
+
+/// Until something comes from there, or it is time to look at the others.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::wait(std::uint32_t from, deadline by) {
+  const deadline look{std::min(by.ns, ranks_->after(options_.poll_ns).ns)};
+  static_cast<void>(ranks_->probe(rank_id{from}, options_.tag, look).has_value());
+}
+
+/// Of what rank 0 says, all that is not of the round of now.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::hear_zero(const detail::rank_message& message) {
+  const std::vector<std::uint64_t>& numbers = message.numbers;
+  if (message.kind == "draft" && numbers.size() == 3) {
+    announced_ = announcement{numbers[0], {{numbers[1], numbers[2]}, message.text}, {}};
+  } else if (message.kind == "refusal" && numbers.size() == 2) {
+    announced_ = announcement{numbers[0], {{numbers[1], 0}, {}}, message.text};
+  } else if (message.kind == "outcome" && announced_ && announced_->number == numbers[0]) {
+    announced_->stopped = message.text;
+  }
+}
+
+// Beginning
+// ---------------------------------------------------------------------------------------------------------
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+checkpoint_draft comm_coordinator<S, T, R, W>::begin(std::uint64_t step) {
+  if (round_ && ranks_->epoch() == epoch_ && round_->at != phase::over) {
+    static_cast<void>(abandon(round_->draft, "it begins step " + std::to_string(step)));
+  }
+  enter_epoch();
+  round_.reset();
+  ranks_->poll();
+  return rank() == 0 ? announce(step) : await_draft(step);
+}
+
+/// Rank 0's draft, told to all; or why there is none.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+checkpoint_draft comm_coordinator<S, T, R, W>::announce(std::uint64_t step) {
+  const std::uint64_t number = storage_->nonce();
+  try {
+    check_ranks();
+    open_folder();
+    const checkpoint_draft draft = folder_->begin(step);
+    round_ = round{.number = number, .draft = draft, .parts = {}};
+    round_->parts.resize(world());
+    tell_others({"draft", {number, draft.id.step, draft.id.generation}, draft.folder});
+    return draft;
+  } catch (const std::exception& error) {
+    tell_others({"refusal", {number, step}, "rank 0 cannot begin it: " + detail::reason_of(error)});
+    throw;
+  }
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
+  const deadline by = ranks_->after(options_.begin_within_ns);
+  for (;;) {
+    if (ranks_->is_revoked()) check_ranks();
+    while (const auto message = take(0))
+      hear_zero(*message);
+    if (announced_ && announced_->draft.id.step > step) {
+      throw io_error(where(announced_->draft) + "rank 0 is there already, and makes no checkpoint of step " +
+                     std::to_string(step));
+    }
+    if (announced_) {
+      const announcement said = *std::exchange(announced_, std::nullopt);
+      const bool is_it = said.draft.id.step == step;
+      if (is_it && !said.stopped.empty()) {
+        throw checkpoint_stopped(where(said.draft) + said.stopped + "; nothing was committed");
+      }
+      if (is_it) {
+        round_ = round{.number = said.number, .draft = said.draft, .parts = {}};
+        return said.draft;
+      }
+      if (said.stopped.empty()) {
+        tell_others({"stop", {said.number}, by_this("it is at step " + std::to_string(step) + " already")});
+      }
+      continue;
+    }
+    check_ranks();
+    if (is_over(by)) {
+      throw ranks_missing(where() + "rank 0 has not begun a checkpoint of step " + std::to_string(step) +
+                              detail::within_text(options_.begin_within_ns),
+                          {0});
+    }
+    wait(0, by);
+  }
+}
+
+// Committing
+// ---------------------------------------------------------------------------------------------------------
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::commit(const checkpoint_draft& draft, const checkpoint_manifest& part) {
+  round& of = current(draft);
+  try {
+    check_part(part, rank(), draft);
+    if (rank() == 0) {
+      lead(of, part);
+    } else {
+      follow(of, part);
+    }
+  } catch (const std::exception& error) {
+    if (of.at == phase::over) throw;
+    const std::string why = detail::reason_of(error);
+    fate how = fate::stopped;
+    if (of.at == phase::part_sent) {
+      of.at = phase::over;
+      how = fate_of(of);
+    } else if (const std::string before = stop(of, why); !before.empty()) {
+      throw checkpoint_stopped(where(draft) + before + "; nothing was committed");
+    }
+    of.is_there = how == fate::committed || how == fate::uncertain;
+    if (how == fate::committed) return;
+    if (how == fate::uncertain) {
+      throw durability_uncertain(why + ", which had this rank's part; it may be committed: look for " +
+                                 folder_name(draft.id));
+    }
+    if (const auto* const late = dynamic_cast<const ranks_missing*>(&error))
+      throw ranks_missing(why + "; nothing was committed", late->ranks());
+    throw;
+  }
+}
+
+/// Rank 0: gathers the parts, and decides.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::lead(round& of, const checkpoint_manifest& part) {
+  const deadline by = ranks_->after(options_.commit_within_ns);
+  of.parts[0] = part;
+  for (;;) {
+    std::vector<std::uint32_t> missing;
+    for (std::uint32_t each = 1; each < world(); ++each) {
+      while (const auto message = take(each))
+        hear_part(of, each, *message);
+      if (!of.parts[each]) missing.push_back(each);
+    }
+    if (missing.empty()) return commit_all(of);
+    if (const auto dead = failed_of(missing); !dead.empty()) {
+      const std::string why = detail::death_text(dead);
+      end(of, fate::stopped, why);
+      throw ranks_missing(where(of.draft) + why + "; nothing was committed", dead);
+    }
+    if (is_over(by)) {
+      const std::string why = detail::to_text(missing) + (missing.size() == 1 ? " has" : " have") +
+                              " not said that all files are there" +
+                              detail::within_text(options_.commit_within_ns);
+      end(of, fate::stopped, why);
+      throw ranks_missing(where(of.draft) + why + "; nothing was committed", missing);
+    }
+    wait(missing.front(), by);
+  }
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::hear_part(round& of, std::uint32_t from,
+                                             const detail::rank_message& message) {
+  if (message.numbers[0] != of.number) return;  // of another round
+  const std::string who = "rank " + std::to_string(from);
+  if (message.kind == "stop") {
+    end(of, fate::stopped, message.text);
+    throw checkpoint_stopped(where(of.draft) + message.text + "; nothing was committed");
+  }
+  if (message.kind == "ready") static_cast<void>(tell(from, {"ask", {of.number}, {}}));
+  if (message.kind != "part") return;
+  try {
+    checkpoint_manifest part = read_manifest(message.text, "the part of " + who);
+    check_part(part, from, of.draft);
+    for (const checkpoint_file& each : part.files)
+      detail::verify_file(*storage_, of.draft.folder, part, each, options_.votes);
+    of.parts[from] = std::move(part);
+  } catch (const std::exception& error) {
+    const std::string why = "the part of " + who + " cannot be: " + detail::reason_of(error);
+    end(of, fate::stopped, why);
+    throw io_error(where(of.draft) + why + "; nothing was committed");
+  }
+}
+
+/// Rank 0, with all parts.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::commit_all(round& of) {
+  manifest_merger merger;
+  for (std::uint32_t each = 0; each < world(); ++each)
+    merger.add(*std::move(of.parts[each]), "the part of rank " + std::to_string(each));
+  const checkpoint_manifest all = std::move(merger).finish("the parts of all ranks");
+  detail::check_complete(all, "the parts of all ranks");
+  of.at = phase::deciding;
+  try {
+    folder_->commit(of.draft, all);
+  } catch (const durability_uncertain& error) {
+    of.is_there = true;
+    end(of, fate::uncertain, detail::reason_of(error));
+    throw;
+  } catch (const std::exception& error) {
+    end(of, fate::failed, detail::reason_of(error));
+    throw;
+  }
+  of.is_there = true;
+  end(of, fate::committed, {});
+}
+
+/// Rank 0: tells what became of it. Who is not reached learns it from the folder.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::end(round& of, fate how, const std::string& why) {
+  of.at = phase::over;
+  tell_others({"outcome", {of.number, static_cast<std::uint64_t>(how)}, why});
+}
+
+/// Others than rank 0.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& part) {
+  const std::string text = to_json(part);
+  storage_->sync_folder(of.draft.folder);
+  deadline by = ranks_->after(options_.commit_within_ns);
+  of.at = phase::told;
+  static_cast<void>(tell(0, {"ready", {of.number}, {}}));
+  for (;;) {
+    while (const auto message = take(0)) {
+      if (message->numbers[0] != of.number) {
+        hear_zero(*message);
+      } else if (message->kind == "outcome" && message->numbers.size() == 2) {
+        return settle(of, *message);
+      } else if (message->kind == "ask" && of.at == phase::told) {
+        of.at = phase::part_sent;  // if sending fails it may have been heard all the same
+        const std::string whole = detail::to_text({"part", {of.number}, text});
+        static_cast<void>(
+            ranks_->send(std::as_bytes(std::span(whole.data(), whole.size())), rank_id{0}, options_.tag, by)
+                .has_value());
+      }
+    }
+    for (std::uint32_t each = 1; each < world(); ++each) {
+      if (each == rank()) continue;
+      while (const auto message = take(each)) {
+        if (message->kind != "stop" || message->numbers[0] != of.number) continue;
+        of.at = phase::over;  // its part was not sent, nor will be
+        throw checkpoint_stopped(where(of.draft) + message->text + "; nothing was committed");
+      }
+    }
+    if (ranks_->has_failed(rank_id{0})) {
+      throw ranks_missing(where(of.draft) + detail::death_text({0}), {0});
+    }
+    if (is_over(by)) ask_to_stop(of, by);
+    wait(0, by);
+  }
+}
+
+/// It has waited for too long. Without its part nobody can commit; else only rank 0 knows.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::ask_to_stop(round& of, deadline& by) {
+  const bool is_told = of.at == phase::told;
+  const std::string why = std::string("rank 0 has not ") +
+                          (is_told ? "asked for the part of this rank" : "said what became of it") +
+                          detail::within_text(options_.commit_within_ns);
+  if (is_told || of.has_asked) throw ranks_missing(where(of.draft) + why, {0});
+  of.has_asked = true;
+  static_cast<void>(tell(0, {"stop", {of.number}, by_this("it has waited for too long: " + why)}));
+  by = ranks_->after(options_.answer_within_ns);
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+void comm_coordinator<S, T, R, W>::settle(round& of, const detail::rank_message& outcome) {
+  of.at = phase::over;
+  const std::uint64_t how = outcome.numbers[1];
+  of.is_there = how == static_cast<std::uint64_t>(fate::committed) ||
+                how == static_cast<std::uint64_t>(fate::uncertain);
+  if (how == static_cast<std::uint64_t>(fate::committed)) return;
+  if (of.is_there) throw durability_uncertain(outcome.text);
+  if (how == static_cast<std::uint64_t>(fate::failed))
+    throw io_error(where(of.draft) + "rank 0 could not commit it: " + outcome.text);
+  throw checkpoint_stopped(where(of.draft) + outcome.text + "; nothing was committed");
+}
+
+// What became of it, when rank 0 does not say
+// ---------------------------------------------------------------------------------------------------------
+
+/// One that has been asked, and did not answer, was waited for.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+auto comm_coordinator<S, T, R, W>::fate_of(const round& of) -> fate {
+  const bool has_waited = of.has_asked && !ranks_->has_failed(rank_id{0});
+  return look(of.draft, ranks_->after(has_waited ? 0 : options_.answer_within_ns));
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+auto comm_coordinator<S, T, R, W>::look(const checkpoint_draft& draft, deadline by) -> fate {
+  for (;;) {
+    try {
+      if (const std::optional<fate> seen = look_once(draft)) return *seen;
+      // Who has the lock can commit. When it is free, rank 0 is dead, or would find that it lost it.
+      if (const auto lock = storage_->try_lock(std::string(checkpoint_names::lock))) {
+        return look_once(draft).value_or(fate::failed);  // it may have committed before it died
+      }
+    } catch (const std::exception&) {  // the folder does not say now
+    }
+    if (is_over(by)) return fate::uncertain;
+    waiter_.pause(std::chrono::nanoseconds(options_.poll_ns));
+  }
+}
+
+/// What the folder has of it, if anything.
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> std::optional<fate> {
+  const std::string name = folder_name(draft.id);
+  bool is_there = false;
+  for (const storage_entry& each : storage_->list(""))
+    is_there = is_there || each.name == name;
+  if (!is_there) return std::nullopt;
+  if (draft.folder != name) {
+    // Rank 0 may have died before it had this on the device.
+    storage_->sync_folder("");
+    return fate::committed;
+  }
+  // Named so from the beginning: it is a checkpoint once its manifest is whole, of which nobody but rank 0
+  // knows whether it lasts.
+  try {
+    static_cast<void>(open_checkpoint(*storage_, draft.id, verification::sizes));
+    return fate::uncertain;
+  } catch (const format_error&) {
+  } catch (const storage_error& error) {
+    if (error.number() != ENOENT) throw;
+  }
+  return std::nullopt;
+}
+
+// Giving up, and tidying
+// ---------------------------------------------------------------------------------------------------------
+
+/// Tells the others that it will not be, and why: whatever stopped it first, which it returns if that was not
+/// here. @pre no commit is under way
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why) {
+  const phase before = std::exchange(of.at, phase::over);
+  std::string stopped;
+  ranks_->poll();
+  for (std::uint32_t each = 0; each < world(); ++each) {
+    if (each == rank() || ranks_->is_revoked()) continue;
+    while (const auto message = take(each)) {
+      const bool is_of = message->numbers[0] == of.number;
+      if (!is_of && each == 0) hear_zero(*message);
+      if (is_of && stopped.empty() && (message->kind == "outcome" || message->kind == "stop"))
+        stopped = message->text;
+    }
+  }
+  const std::string text = stopped.empty() ? by_this(why) : stopped;
+  if (rank() == 0) {
+    end(of, fate::stopped, text);
+  } else if (before != phase::part_sent) {
+    tell_others({"stop", {of.number}, text});
+  } else {  // only rank 0 knows whether it still can be
+    static_cast<void>(tell(0, {"stop", {of.number}, text}));
+  }
+  return stopped;
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::string comm_coordinator<S, T, R, W>::abandon(const checkpoint_draft& draft,
+                                                  const std::string& why) noexcept {
+  std::string stopped;
+  const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
+  // One that rank 0 is committing may be a checkpoint by now.
+  if (!is_current || round_->is_there || round_->at == phase::deciding) return stopped;
+  try {
+    if (round_->at != phase::over && ranks_->epoch() == epoch_) stopped = stop(*round_, why);
+  } catch (...) {  // the others learn of it by their deadlines
+  }
+  if (folder_) folder_->abandon(draft);
+  return stopped;
+}
+
+template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
+std::string comm_coordinator<S, T, R, W>::tidy() {
+  if (!folder_) return {};
+  try {
+    static_cast<void>(folder_->tidy(retention_));
+  } catch (const error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,194 @@
+/// @file
+/// How ranks agree on what to go on with.
+#pragma once
+
+#include <llmmem/checkpoint/detail/rank_message.hpp>
+#include <llmmem/checkpoint/replica_source.hpp>
+#include <llmmem/comm/collectives.hpp>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <span>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Numbers of each rank, in everybody's.
+template <transport T>
+class number_gathering {
+ public:
+  number_gathering(T& ranks, deadline by, std::uint32_t tag) : ranks_(&ranks), call_{.by = by, .tag = tag} {}
+
+  /// As many of each rank as `counts` says.
+  [[nodiscard]] std::vector<std::uint64_t> all(std::span<const std::uint64_t> mine,
+                                               std::span<const std::uint64_t> counts) {
+    std::vector<std::uint64_t> blocks{0};
+    for (const std::uint64_t each : counts)
+      blocks.push_back(blocks.back() + each * sizeof(std::uint64_t));
+    std::vector<std::uint64_t> gathered(static_cast<std::size_t>(blocks.back() / sizeof(std::uint64_t)));
+    const auto first = static_cast<std::size_t>(blocks[to_index(ranks_->rank())] / sizeof(std::uint64_t));
+    std::copy(mine.begin(), mine.end(), gathered.begin() + static_cast<std::ptrdiff_t>(first));
+    const auto done = all_gather(*ranks_, std::as_writable_bytes(std::span(gathered)), blocks, call_);
+    if (!done) {
+      ranks_->revoke();
+      done.value();
+    }
+    return gathered;
+  }
+  [[nodiscard]] std::vector<std::uint64_t> all(std::span<const std::uint64_t> mine) {
+    return all(mine, std::vector<std::uint64_t>(to_number(ranks_->world()), mine.size()));
+  }
+
+ private:
+  T* ranks_;
+  collective_call call_;
+};
+
+/// What every rank lists, the newest first.
+struct common_list {
+  std::vector<checkpoint_id> ids{};
+  std::vector<std::uint32_t> blind{};  // ranks that could list no source
+};
+
+template <transport T>
+[[nodiscard]] common_list list_together(number_gathering<T>& gather, const source_list& listed,
+                                        bool is_blind) {
+  std::vector<std::uint64_t> mine;
+  for (const source_entry& each : listed.entries) {
+    const bool is_told =
+        mine.size() >= 2 && mine[mine.size() - 2] == each.id.generation && mine.back() == each.id.step;
+    if (!is_told) mine.insert(mine.end(), {each.id.generation, each.id.step});
+  }
+  const std::array<std::uint64_t, 2> about{mine.size(), is_blind ? 1U : 0U};
+  const std::vector<std::uint64_t> sizes = gather.all(about);
+  common_list common;
+  std::vector<std::uint64_t> counts;
+  for (std::size_t i = 0; i < sizes.size(); i += 2) {
+    if (sizes[i + 1] != 0) common.blind.push_back(static_cast<std::uint32_t>(i / 2));
+    counts.push_back(sizes[i]);
+  }
+  const std::vector<std::uint64_t> all = gather.all(mine, counts);
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> sorted;
+  std::size_t at = 0;
+  for (const std::uint64_t count : counts) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> of_one;
+    for (std::uint64_t i = 0; i < count; i += 2, at += 2)
+      of_one.emplace_back(all[at], all[at + 1]);
+    std::sort(of_one.begin(), of_one.end());  // one may be in several sources
+    of_one.erase(std::unique(of_one.begin(), of_one.end()), of_one.end());
+    sorted.insert(sorted.end(), of_one.begin(), of_one.end());
+  }
+  std::sort(sorted.rbegin(), sorted.rend());
+  for (std::size_t i = 0; i < sorted.size();) {
+    const std::size_t first = i;
+    while (i < sorted.size() && sorted[i] == sorted[first])
+      ++i;
+    if (i - first == counts.size()) common.ids.push_back({sorted[first].second, sorted[first].first});
+  }
+  return common;
+}
+
+/// What is here, would be newer than what is taken, and is not on all ranks.
+template <class Sources, class Recovery>
+void note_partial(const Sources& sources, const source_list& listed, const common_list& common,
+                  Recovery& recovered) {
+  for (const source_entry& each : listed.entries) {
+    if (recovered.found && each.id.generation <= recovered.found->id.generation) break;
+    if (recovered.version && each.id.step <= *recovered.version) break;
+    if (std::find(common.ids.begin(), common.ids.end(), each.id) != common.ids.end()) continue;
+    recovered.skipped.push_back({each.source, sources.name(each.source), passed_over::not_everywhere,
+                                 folder_name(each.id), "not all ranks have it"});
+  }
+}
+
+/// The first source from which a checkpoint can be had.
+template <class Sources, class Recovery>
+[[nodiscard]] const source_entry* open_first(const Sources& sources, const source_list& listed,
+                                             const checkpoint_id& id, verification how, Recovery& recovered) {
+  for (const source_entry& each : listed.entries) {
+    if (!(each.id == id)) continue;
+    try {
+      recovered.found = sources.open(each.source, id, how);
+      return &each;
+    } catch (const std::exception& error) {  // too large for this machine, too
+      recovered.skipped.push_back(
+          {each.source, sources.name(each.source), passed_over::damaged, folder_name(id), error.what()});
+    }
+  }
+  return nullptr;
+}
+
+/// Whether all ranks can load it, and it is the same for all; `why` not.
+template <transport T>
+[[nodiscard]] std::string why_not_all(number_gathering<T>& gather,
+                                      const std::optional<found_checkpoint>& found) {
+  std::array<std::uint64_t, 2> mine{0, 0};
+  if (found) mine = {1, crc32c_of(to_json(folded_manifest(found->manifest)))};
+  const std::vector<std::uint64_t> all = gather.all(mine);
+  std::vector<std::uint32_t> cannot;
+  bool is_same = true;
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    if (all[i] == 0) cannot.push_back(static_cast<std::uint32_t>(i / 2));
+    is_same = is_same && all[i + 1] == all[1];
+  }
+  if (!cannot.empty()) return to_text(std::span<const std::uint32_t>(cannot)) + " cannot load it";
+  return is_same ? std::string() : "ranks have other contents under that name: these are not of one run";
+}
+
+}  // namespace detail
+
+template <transport T, recoverable_replica Replica, checkpoint_storage... Storages>
+joint_recovery<Storages...> recover(verification how, replica_source<T, Replica> memory,
+                                    checkpoint_source<Storages>... sources)
+  requires(sizeof...(Storages) > 0)
+{
+  joint_recovery<Storages...> recovered(*sources.storage...);
+  recovered.memory = memory.name;
+  const auto kept = memory.replica->recover(memory.by);
+  if (kept.code() == errc::state_lost) {
+    recovered.memory_lost = kept.error().message();
+    memory.replica->forget();
+  } else if (!kept) {
+    memory.ranks->revoke();
+    kept.error().raise();
+  } else if (kept->is_there) {
+    recovered.version = kept->version;
+  }
+
+  const detail::source_set<Storages...> all(sources...);
+  const detail::source_list listed = detail::list_sources(all);
+  recovered.skipped = listed.skipped;
+  detail::number_gathering<T> gather(*memory.ranks, memory.by, memory.tag);
+  const detail::common_list common =
+      detail::list_together(gather, listed, listed.skipped.size() == all.size());
+  if (!common.blind.empty() && !recovered.version) {
+    std::string text = "recover: no source can be listed on " + detail::to_text(std::span(common.blind));
+    for (const skipped_in_source& each : listed.skipped)
+      text += "; " + each.name + ": " + each.why;
+    throw io_error(text);
+  }
+  for (const checkpoint_id& id : common.ids) {
+    if (recovered.version && id.step <= *recovered.version) break;
+    const detail::source_entry* const entry = detail::open_first(all, listed, id, how, recovered);
+    const std::string why = detail::why_not_all(gather, recovered.found);
+    if (why.empty()) {
+      recovered.source = entry->source;
+      recovered.name = all.name(entry->source);
+      recovered.version.reset();
+      detail::note_conflicts(all, listed, *entry, *recovered.found, recovered.skipped);
+      break;
+    }
+    recovered.found.reset();
+    if (entry != nullptr) {
+      recovered.skipped.push_back(
+          {entry->source, all.name(entry->source), passed_over::not_everywhere, folder_name(id), why});
+    }
+  }
+  detail::note_partial(all, listed, common, recovered);
+  return recovered;
+}
+
+}  // namespace llmmem::inline v0
