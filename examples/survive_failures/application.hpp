@@ -15,6 +15,7 @@
 
 #include "common/program.hpp"
 #include "survive_failures/command_line.hpp"
+#include "survive_failures/fault_plan.hpp"
 #include "survive_failures/job_log.hpp"
 #include "survive_failures/processes.hpp"
 #include "survive_failures/reference.hpp"
@@ -40,7 +41,7 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
       thread_job(asked.plan, text, log).run();
       break;
     case transport_kind::simulated:
-      run_simulated(asked.plan, text, log);
+      run_simulated(asked.plan, plan_faults(asked.plan), text, log);
       break;
   }
   fmt::print(notes, "the same without ranks, messages and failures ...\n");

@@ -107,6 +107,7 @@ class job_log {
     const int cause = who.sent != 0 ? who.sent : signal;
     who.sent = 0;
     figures_.deaths.push_back({seat, who.pid, cause, step_});
+    last_death_ = epoch_;
     row(fmt::format("rank {} died of {}", seat, signal_name(cause)));
   }
   void note(const std::string& text) { row(text); }
@@ -161,11 +162,14 @@ class job_log {
   /// Steps that are committed.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// All ranks live, are in one epoch, and have kept a version in it: a fault may come.
+  /// All ranks live, are in one epoch that began after the last death, and have kept a version in it: a fault
+  /// may come.
   [[nodiscard]] bool is_whole() const {
     const auto all = plan_.ranks == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << plan_.ranks) - 1;
     const auto now = epochs_.find(epoch_);
-    if (now == epochs_.end() || now->second.members != all || now->second.committed != all) return false;
+    if (now == epochs_.end() || epoch_ <= last_death_ || now->second.members != all ||
+        now->second.committed != all)
+      return false;
     return std::ranges::all_of(seats_,
                                [](const seat_status& seat) { return seat.is_alive && seat.sent == 0; });
   }
@@ -279,6 +283,7 @@ class job_log {
   job_figures figures_{};
   std::optional<double> recovered_ms_{};
   std::uint64_t epoch_ = 0;
+  std::uint64_t last_death_ = 0;  // epoch then
   std::uint64_t step_ = 0;
   double loss_ = 0;
   std::uint64_t finished_ = 0;

@@ -23,9 +23,9 @@ namespace survive_failures {
 /// Runs the job in a `sim_network`: the same for the same seed. Computing a shard takes 2 ms, frames what the
 /// network draws.
 /// @throws llmmem::error  when more was lost than the redundancy bears, and what a rank throws.
-inline void run_simulated(const job_plan& plan, const train_gpt::corpus& text, job_log& log) {
+inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>& faults,
+                          const train_gpt::corpus& text, job_log& log) {
   using llmmem::testing::sim_endpoint;
-  const std::vector<planned_fault> faults = plan_faults(plan);
   llmmem::testing::sim_network net({.seats = plan.ranks,
                                     .seed = plan.seed,
                                     .frame_bytes = 1U << 16,
@@ -52,7 +52,7 @@ inline void run_simulated(const job_plan& plan, const train_gpt::corpus& text, j
       llmmem::communicator ranks(end);
       // One that comes when all is over finds nobody.
       const auto joined = ranks.join(ranks.after(10'000'000'000));
-      if (!joined && log.finished() != 0) return;
+      if (!joined && (log.finished() != 0 || log.is_lost())) return;
       joined.value();
       survivor training(ranks, plan, text, hear);
       if (training.run() == ending::finished) return;

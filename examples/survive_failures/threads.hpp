@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/thread_network.hpp>
+#include <llmmem/detail/monotonic.hpp>
 #include <llmmem/error.hpp>
 
 #include <chrono>
