@@ -92,7 +92,7 @@ class our_link {
                            .frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", socket_options{}.frame_bytes >> 10)
                                           << 10,
                            .socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10,
-                           .spin_ns = number("LLMMEM_BENCH_SPIN_US", 0) * std::uint64_t{1000}};
+                           .spin_ns = number("LLMMEM_BENCH_SPIN_US", 20) * std::uint64_t{1000}};
     if (of == kind::local) {
       std::string folder = "/tmp/llmmem-bench-" + std::string(6, 'X');
       if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");

@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_peer.hpp>
+#include <llmmem/comm/detail/spinner.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
@@ -57,7 +58,8 @@ struct socket_options {
   std::uint32_t told_bytes = 256U << 10;  ///< of what is told and cannot go yet, to each seat
   std::uint32_t socket_bytes = 0;         ///< of a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
   std::uint32_t most_half_open = 0;       ///< connections not yet known; 0: twice the seats, and 16
-  std::uint64_t spin_ns = 0;              ///< a `poll` looks that long before it sleeps
+  /// A `poll` looks that long before it sleeps; seldom, where what it waits for comes later than that.
+  std::uint64_t spin_ns = 20'000;
   std::uint64_t beat_ns = 100'000'000;    ///< between two signs of life; 0: none
   std::uint64_t soft_silence_ns = 1'000'000'000;   ///< from then on `stats` tells of it
   std::uint64_t hard_silence_ns = 10'000'000'000;  ///< from then on it is suspected; 0: never
@@ -175,7 +177,13 @@ class socket_endpoint {
   result<void> send_frame(seat_id to, const frame_header& header, std::span<const std::byte> bytes,
                           deadline by, const handler_ref& handler);
   bool poll_until(deadline by, const handler_ref& handler);
+  /// Who never has to wait looks at everything that often all the same.
+  static constexpr std::uint64_t look_ns = 1'000'000;
+
   void begin_listening() noexcept;
+  void look_at_clock(std::uint64_t most) noexcept;
+  [[nodiscard]] bool look_once(const handler_ref& handler);
+  [[nodiscard]] bool may_spin(std::uint64_t until) const noexcept;
   void wait_and_take(std::uint64_t until, int writable, const handler_ref& handler);
   void handle(const epoll_event& event, const handler_ref& handler);
   [[nodiscard]] seat_id seat_of(const peer& at) const noexcept;
@@ -258,6 +266,9 @@ class socket_endpoint {
   std::uint64_t accept_at_ = 0;  // when descriptors had run out
   bool has_come_ = false;
   bool is_woken_ = false;
+  seat_id last_from_ = no_seat;  // who sent the data that came last
+  detail::spinner poll_spin_;
+  detail::spinner send_spin_;
   socket_stats counted_{};
 
   mutable std::mutex told_mutex_;  // of each peer's `out`

@@ -22,7 +22,9 @@ inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
     message.msg_iov = places.data();
     message.msg_iovlen = from.data_in.places(places, scratch_);
     const std::size_t asked = places[0].iov_len + places[1].iov_len;
-    const ssize_t got = ::recvmsg(from.data.get(), &message, MSG_DONTWAIT);
+    const ssize_t got = message.msg_iovlen == 1
+                            ? ::recv(from.data.get(), places[0].iov_base, places[0].iov_len, MSG_DONTWAIT)
+                            : ::recvmsg(from.data.get(), &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (got <= 0) {
@@ -30,6 +32,7 @@ inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
       return false;
     }
     from.heard = listened_;
+    last_from_ = seat;
     switch (from.data_in.took(static_cast<std::size_t>(got), seat, handler, from.data_received, has_come_)) {
       case detail::read_state::more:
         break;
