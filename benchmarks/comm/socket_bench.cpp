@@ -6,38 +6,32 @@
 ///
 /// LLMMEM_BENCH_FRAME_KIB   frame_bytes of our endpoints (the default of `socket_options`)
 /// LLMMEM_BENCH_SOCKET_KIB  socket_bytes of ours, and of the plain sockets (0: the system's)
-/// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (0)
+/// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (the default of `socket_options`)
 
 #include <llmmem/comm/socket_endpoint.hpp>
 
 #include <benchmark/benchmark.h>
-#include <stdlib.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
+
+#include "comm/local_job.hpp"
 
 namespace {
 
 using namespace llmmem;
 
-[[nodiscard]] std::uint32_t number(const char* name, std::uint32_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
-}
-
-enum class kind : std::uint8_t { local, tcp };
+using llmmem_bench::number;
+using kind = llmmem_bench::socket_kind;
 
 /// Takes every frame to its place in a message.
 class message_taker {
@@ -65,42 +59,15 @@ class message_taker {
   std::uint64_t frames_ = 0;
 };
 
-[[nodiscard]] std::pair<std::string, std::string> two_addresses() {
-  std::array<std::string, 2> found;
-  std::array<detail::descriptor, 2> held;
-  for (std::size_t i = 0; i < 2; ++i) {
-    held[i] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(where);
-    if (::bind(held[i].get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
-        ::getsockname(held[i].get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
-      throw std::runtime_error("no free port");
-    }
-    found[i] = "127.0.0.1:" + std::to_string(ntohs(where.sin_port));
-  }
-  return {found[0], found[1]};
-}
-
 /// Two endpoints that know each other.
 class our_link {
  public:
   explicit our_link(kind of) {
-    socket_options options{.seats = 2,
-                           .secret = "of the benchmarks",
-                           .frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", socket_options{}.frame_bytes >> 10)
-                                          << 10,
-                           .socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10,
-                           .spin_ns = number("LLMMEM_BENCH_SPIN_US", 20) * std::uint64_t{1000}};
-    if (of == kind::local) {
-      std::string folder = "/tmp/llmmem-bench-" + std::string(6, 'X');
-      if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
-      options.folder = folder_ = folder;
-    } else {
-      const auto [first, second] = two_addresses();
-      options.addresses = {first, second};
-    }
+    socket_options options = llmmem_bench::job_options(of, 2, folder_);
+    options.frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", options.frame_bytes >> 10) << 10;
+    options.socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10;
+    const auto spin_us = number("LLMMEM_BENCH_SPIN_US", static_cast<std::uint32_t>(options.spin_ns / 1000));
+    options.spin_ns = spin_us * std::uint64_t{1000};
     for (std::uint32_t i = 0; i < 2; ++i) {
       options.seat = seat_id{i};
       ends_[i] = std::make_unique<socket_endpoint>(options);
@@ -113,11 +80,6 @@ class our_link {
   }
   our_link(const our_link&) = delete;
   our_link& operator=(const our_link&) = delete;
-  ~our_link() {
-    for (auto& each : ends_)
-      each.reset();
-    if (!folder_.empty()) ::rmdir(folder_.c_str());
-  }
 
   void send(std::uint32_t side, std::span<const std::byte> message, message_taker& taker) {
     const std::uint32_t most = ends_[side]->frame_bytes();
@@ -136,7 +98,7 @@ class our_link {
   }
 
  private:
-  std::string folder_;
+  llmmem_bench::bench_folder folder_;
   std::array<std::unique_ptr<socket_endpoint>, 2> ends_;
 };
 
@@ -159,7 +121,7 @@ class plain_link {
       }
       return;
     }
-    const detail::socket_address where = detail::numeric_address(two_addresses().first);
+    const detail::socket_address where = detail::numeric_address(llmmem_bench::free_addresses(1)[0]);
     const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1);
     ends_[0] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     with_buffers(ends_[0].get());

@@ -60,7 +60,7 @@ struct socket_options {
   std::uint32_t most_half_open = 0;       ///< connections not yet known; 0: twice the seats, and 16
   /// A `poll` looks that long before it sleeps; seldom, where what it waits for comes later than that.
   std::uint64_t spin_ns = 20'000;
-  std::uint64_t beat_ns = 100'000'000;    ///< between two signs of life; 0: none
+  std::uint64_t beat_ns = 100'000'000;             ///< between two signs of life; 0: none
   std::uint64_t soft_silence_ns = 1'000'000'000;   ///< from then on `stats` tells of it
   std::uint64_t hard_silence_ns = 10'000'000'000;  ///< from then on it is suspected; 0: never
   std::uint64_t handshake_ns = 2'000'000'000;      ///< that a connection may take to become known

@@ -59,8 +59,8 @@ inline void socket_endpoint::look_at_clock(std::uint64_t most) noexcept {
   now_ = now;
 }
 
-/// Looks for more from where data came last, without asking epoll; or offers the core to whoever is to send it.
-/// Whether something has moved.
+/// Looks for more from where data came last, without asking epoll; or offers the core to whoever is to send
+/// it. Whether something has moved.
 inline bool socket_endpoint::look_once(const handler_ref& handler) {
   bool has_moved = false;
   if (last_from_ != no_seat) {

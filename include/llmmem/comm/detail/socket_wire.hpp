@@ -31,7 +31,8 @@ enum class frame_sort : std::uint8_t {
 
 inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
 inline constexpr std::uint16_t wire_version = 2;
-/// A whole cache line: bytes that a system call copies behind it lie as they lay before, which it copies faster.
+/// A whole cache line: bytes that a system call copies behind it lie as they lay before, which it copies
+/// faster.
 inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t wire_hello_bytes = 88;
 inline constexpr std::size_t wire_proof_bytes = 32;
@@ -141,7 +142,8 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
   wire_reader reader(from);
-  if (reader.take<std::uint32_t>() != wire_magic || reader.take<std::uint16_t>() != wire_version) return std::nullopt;
+  if (reader.take<std::uint32_t>() != wire_magic || reader.take<std::uint16_t>() != wire_version)
+    return std::nullopt;
   const auto purpose = reader.take<std::uint16_t>();
   if (purpose > static_cast<std::uint16_t>(hello_purpose::knock)) return std::nullopt;
   wire_hello hello;

@@ -8,10 +8,10 @@
 
 namespace llmmem::inline v0::detail {
 
-/// Who waits may look again and again, and offer the core in between to whoever is to do what it waits for: that
-/// is quicker than to be put to sleep and woken. It is of no use where what is awaited takes longer, and does
-/// harm where others want the core. So it is done for a short time, and ever more seldom while it finds nothing:
-/// at worst once in `2^most_misses` waits.
+/// Who waits may look again and again, and offer the core in between to whoever is to do what it waits for:
+/// that is quicker than to be put to sleep and woken. It is of no use where what is awaited takes longer, and
+/// does harm where others want the core. So it is done for a short time, and ever more seldom while it finds
+/// nothing: at worst once in `2^most_misses` waits.
 class spinner {
  public:
   static constexpr std::uint32_t most_misses = 10;
