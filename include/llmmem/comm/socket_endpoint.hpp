@@ -197,6 +197,9 @@ class socket_endpoint {
                                    std::span<const std::byte> second) noexcept;
   [[nodiscard]] bool flush_rest(peer& to) noexcept;
   void watch_data(peer& at) noexcept;
+  [[nodiscard]] bool is_read(const peer& at) const noexcept;
+  void heat(seat_id seat) noexcept;
+  void cool() noexcept;
   void unwatch(int socket) noexcept;
   void put_told(detail::told_writer& out, detail::frame_sort sort, const frame_header& header,
                 std::span<const std::byte> bytes) noexcept;
@@ -267,6 +270,8 @@ class socket_endpoint {
   bool has_come_ = false;
   bool is_woken_ = false;
   seat_id last_from_ = no_seat;  // who sent the data that came last
+  seat_id hot_ = no_seat;        // whose lane of data epoll does not look at
+  std::uint32_t run_ = 0;        // reads in turn of the lane that was read last
   detail::spinner poll_spin_;
   detail::spinner send_spin_;
   socket_stats counted_{};

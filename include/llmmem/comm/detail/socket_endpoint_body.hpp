@@ -179,11 +179,16 @@ inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, co
   int timeout = detail::milliseconds_until(now_, peers_.empty() ? until : wait_until);
   const std::uint64_t most =
       timeout < 0 ? ~std::uint64_t{0} : std::uint64_t(timeout) * 1'000'000 + detail::timer_ns;
-  if (writable >= 0) {
+  const bool is_hot = hot_ != no_seat && is_read(peers_[to_index(hot_)]);
+  bool has_data = false;
+  if (writable >= 0 || is_hot) {
     // Without telling epoll, and once more when it can be written to again.
-    std::array<pollfd, 2> both{pollfd{writable, POLLOUT, 0}, pollfd{epoll_.get(), POLLIN, 0}};
-    const int ready = ::poll(both.data(), both.size(), timeout);
-    timeout = ready > 0 && both[1].revents != 0 ? 0 : -2;
+    std::array<pollfd, 3> all{pollfd{epoll_.get(), POLLIN, 0}, pollfd{writable, POLLOUT, 0},
+                              pollfd{-1, POLLIN, 0}};
+    if (is_hot) all[2].fd = peers_[to_index(hot_)].data.get();
+    const int ready = ::poll(all.data(), all.size(), timeout);
+    has_data = ready > 0 && all[2].revents != 0;
+    timeout = ready > 0 && all[0].revents != 0 ? 0 : -2;
   }
   int count = 0;
   if (timeout != -2)
@@ -192,6 +197,7 @@ inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, co
   looked_ = now_;
   for (int i = 0; i < count; ++i)
     handle(events[static_cast<std::size_t>(i)], handler);
+  if (has_data && hot_ != no_seat) static_cast<void>(take_data(peers_[to_index(hot_)], handler));
   if (now_ >= next_timer_ && !peers_.empty()) run_timers(handler);
 }
 
