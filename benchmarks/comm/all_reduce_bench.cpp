@@ -151,7 +151,7 @@ double median_of(std::vector<double> times) {
 
 void sum_of_two(benchmark::State& state) {
   const auto bytes = static_cast<std::size_t>(state.range(0));
-  const std::uint64_t count = std::clamp<std::uint64_t>((16U << 20) / bytes, 1, 400);
+  const std::uint64_t count = std::clamp<std::uint64_t>((16U << 20) / bytes, 1, 100);
   const job of;
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) throw std::runtime_error("no sockets");
