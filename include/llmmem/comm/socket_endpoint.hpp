@@ -58,7 +58,8 @@ struct socket_options {
   std::uint32_t told_bytes = 256U << 10;  ///< of what is told and cannot go yet, to each seat
   std::uint32_t socket_bytes = 0;         ///< of a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
   std::uint32_t most_half_open = 0;       ///< connections not yet known; 0: twice the seats, and 16
-  /// A `poll` looks that long before it sleeps; seldom, where what it waits for comes later than that.
+  /// A `poll` or `send` that must wait looks that long before it sleeps, and offers the core in between; at
+  /// worst 1 of 1024 does, where that finds nothing or others take the core. 0: none does.
   std::uint64_t spin_ns = 20'000;
   std::uint64_t beat_ns = 100'000'000;             ///< between two signs of life; 0: none
   std::uint64_t soft_silence_ns = 1'000'000'000;   ///< from then on `stats` tells of it
@@ -116,7 +117,7 @@ struct socket_stats {
 /// **Fresh processes.** One may take a seat when the one before is dead, suspected or given up: until then it
 /// is refused, and tries again. That is never the same process again.
 ///
-/// @par Complexity      a frame: one system call to send, two to receive; a `poll` that sleeps, no more.
+/// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep.
 /// About
 ///      24 KiB for each seat that was ever connected, and address space of `frame_bytes` + `told_bytes`.
 /// @par Thread safety   one thread at a time, but `wake`. Not to be used in a forked child.
