@@ -2,42 +2,36 @@
 /// Socket endpoints against a plain loop of send and recv over the same kind of sockets, between two threads.
 /// One iteration is a round of ours and a round of the plain loop, in turns, so that the machine is the same
 /// for both: `speed_ratio` is the median over the rounds of plain time / our time, 1 being as fast as the
-/// loop.
+/// loop; `framed_ratio` likewise of a plain loop whose messages have a header, as ours have.
 ///
 /// LLMMEM_BENCH_FRAME_KIB   frame_bytes of our endpoints (the default of `socket_options`)
 /// LLMMEM_BENCH_SOCKET_KIB  socket_bytes of ours, and of the plain sockets (0: the system's)
-/// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (0)
+/// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (the default of `socket_options`)
 
 #include <llmmem/comm/socket_endpoint.hpp>
 
 #include <benchmark/benchmark.h>
-#include <stdlib.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
+
+#include "comm/local_job.hpp"
 
 namespace {
 
 using namespace llmmem;
 
-[[nodiscard]] std::uint32_t number(const char* name, std::uint32_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
-}
-
-enum class kind : std::uint8_t { local, tcp };
+using llmmem_bench::number;
+using kind = llmmem_bench::socket_kind;
 
 /// Takes every frame to its place in a message.
 class message_taker {
@@ -65,42 +59,15 @@ class message_taker {
   std::uint64_t frames_ = 0;
 };
 
-[[nodiscard]] std::pair<std::string, std::string> two_addresses() {
-  std::array<std::string, 2> found;
-  std::array<detail::descriptor, 2> held;
-  for (std::size_t i = 0; i < 2; ++i) {
-    held[i] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(where);
-    if (::bind(held[i].get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
-        ::getsockname(held[i].get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
-      throw std::runtime_error("no free port");
-    }
-    found[i] = "127.0.0.1:" + std::to_string(ntohs(where.sin_port));
-  }
-  return {found[0], found[1]};
-}
-
 /// Two endpoints that know each other.
 class our_link {
  public:
   explicit our_link(kind of) {
-    socket_options options{.seats = 2,
-                           .secret = "of the benchmarks",
-                           .frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", socket_options{}.frame_bytes >> 10)
-                                          << 10,
-                           .socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10,
-                           .spin_ns = number("LLMMEM_BENCH_SPIN_US", 0) * std::uint64_t{1000}};
-    if (of == kind::local) {
-      std::string folder = "/tmp/llmmem-bench-" + std::string(6, 'X');
-      if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
-      options.folder = folder_ = folder;
-    } else {
-      const auto [first, second] = two_addresses();
-      options.addresses = {first, second};
-    }
+    socket_options options = llmmem_bench::job_options(of, 2, folder_);
+    options.frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", options.frame_bytes >> 10) << 10;
+    options.socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10;
+    const auto spin_us = number("LLMMEM_BENCH_SPIN_US", static_cast<std::uint32_t>(options.spin_ns / 1000));
+    options.spin_ns = spin_us * std::uint64_t{1000};
     for (std::uint32_t i = 0; i < 2; ++i) {
       options.seat = seat_id{i};
       ends_[i] = std::make_unique<socket_endpoint>(options);
@@ -113,11 +80,6 @@ class our_link {
   }
   our_link(const our_link&) = delete;
   our_link& operator=(const our_link&) = delete;
-  ~our_link() {
-    for (auto& each : ends_)
-      each.reset();
-    if (!folder_.empty()) ::rmdir(folder_.c_str());
-  }
 
   void send(std::uint32_t side, std::span<const std::byte> message, message_taker& taker) {
     const std::uint32_t most = ends_[side]->frame_bytes();
@@ -136,7 +98,7 @@ class our_link {
   }
 
  private:
-  std::string folder_;
+  llmmem_bench::bench_folder folder_;
   std::array<std::unique_ptr<socket_endpoint>, 2> ends_;
 };
 
@@ -159,7 +121,7 @@ class plain_link {
       }
       return;
     }
-    const detail::socket_address where = detail::numeric_address(two_addresses().first);
+    const detail::socket_address where = detail::numeric_address(llmmem_bench::free_addresses(1)[0]);
     const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1);
     ends_[0] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     with_buffers(ends_[0].get());
@@ -187,8 +149,40 @@ class plain_link {
     }
   }
 
+  /// With a header before it, as our frames have, from two places in one call.
+  void send_framed(std::uint32_t side, std::span<const std::byte> bytes) { send_some(side, head_, bytes); }
+  /// The next header, if it has come, with the end of what is before it: so many bytes of it are in `ahead`.
+  void receive_framed(std::uint32_t side, std::span<std::byte> bytes, std::size_t& ahead) {
+    std::array<std::byte, detail::wire_header_bytes> head;
+    receive(side, std::span(head).subspan(ahead));
+    ahead = 0;
+    while (!bytes.empty()) {
+      std::array<iovec, 2> places{iovec{bytes.data(), bytes.size()}, iovec{head.data(), head.size()}};
+      msghdr message{};
+      message.msg_iov = places.data();
+      message.msg_iovlen = places.size();
+      const ssize_t got = ::recvmsg(ends_[side].get(), &message, 0);
+      if (got <= 0) throw std::runtime_error("recvmsg");
+      const std::size_t part = std::min(static_cast<std::size_t>(got), bytes.size());
+      ahead = static_cast<std::size_t>(got) - part;
+      bytes = bytes.subspan(part);
+    }
+  }
+
  private:
+  void send_some(std::uint32_t side, std::span<const std::byte> first, std::span<const std::byte> second) {
+    std::array<iovec, 2> places{iovec{const_cast<std::byte*>(first.data()), first.size()},
+                                iovec{const_cast<std::byte*>(second.data()), second.size()}};
+    msghdr message{};
+    message.msg_iov = places.data();
+    message.msg_iovlen = places.size();
+    const ssize_t sent = ::sendmsg(ends_[side].get(), &message, MSG_NOSIGNAL);
+    if (sent < static_cast<ssize_t>(first.size())) throw std::runtime_error("sendmsg");
+    send(side, second.subspan(static_cast<std::size_t>(sent) - first.size()));
+  }
+
   std::array<detail::descriptor, 2> ends_;
+  std::array<std::byte, detail::wire_header_bytes> head_{};
 };
 
 template <class Here, class There>
@@ -223,6 +217,22 @@ double stream_plain(plain_link& link, std::size_t bytes, std::uint64_t count) {
       [&] {
         for (std::uint64_t i = 0; i < count; ++i)
           link.receive(1, taken);
+      });
+}
+
+/// As the plain loop, with a header before each message: what the least is that tells messages apart.
+double stream_framed(plain_link& link, std::size_t bytes, std::uint64_t count) {
+  const std::vector<std::byte> message(bytes, std::byte{1});
+  std::vector<std::byte> taken(bytes);
+  return seconds_of(
+      [&] {
+        for (std::uint64_t i = 0; i < count; ++i)
+          link.send_framed(0, message);
+      },
+      [&] {
+        std::size_t ahead = 0;
+        for (std::uint64_t i = 0; i < count; ++i)
+          link.receive_framed(1, taken, ahead);
       });
 }
 
@@ -263,30 +273,37 @@ double ping_plain(plain_link& link, std::uint64_t count) {
       });
 }
 
-/// Rounds of both in turns.
-template <class Ours, class Plain>
-void side_by_side(benchmark::State& state, Ours ours, Plain plain) {
+double median_of(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Rounds of all in turns: ours, the plain loop, and the plain loop with headers, or nothing.
+template <class Ours, class Plain, class Framed>
+void side_by_side(benchmark::State& state, Ours ours, Plain plain, Framed framed) {
   std::vector<double> ratios;
+  std::vector<double> framed_ratios;
   std::vector<double> plain_times;
-  std::vector<double> our_times;
   for (auto _ : state) {
-    const bool is_plain_first = ratios.size() % 2 == 0;
-    double theirs = is_plain_first ? plain() : 0;
-    const double mine = ours();
-    if (!is_plain_first) theirs = plain();
+    double mine = 0;
+    double theirs = 0;
+    double with_header = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::size_t which = (i + ratios.size()) % 3;
+      if (which == 0) mine = ours();
+      if (which == 1) theirs = plain();
+      if (which == 2) with_header = framed();
+    }
     ratios.push_back(theirs / mine);
+    framed_ratios.push_back(with_header / mine);
     plain_times.push_back(theirs);
-    our_times.push_back(mine);
     state.SetIterationTime(mine);
   }
-  std::sort(ratios.begin(), ratios.end());
-  std::sort(plain_times.begin(), plain_times.end());
-  std::sort(our_times.begin(), our_times.end());
-  state.counters["speed_ratio"] = ratios[ratios.size() / 2];
+  state.counters["speed_ratio"] = median_of(ratios);
   state.counters["ratio_p10"] = ratios[ratios.size() / 10];
   state.counters["ratio_p90"] = ratios[ratios.size() - 1 - ratios.size() / 10];
-  state.counters["ratio_of_best"] = plain_times.front() / our_times.front();
-  state.counters["plain_ms"] = plain_times[plain_times.size() / 2] * 1e3;
+  if (framed_ratios[0] != 0) state.counters["framed_ratio"] = median_of(framed_ratios);
+  state.counters["plain_ms"] = median_of(plain_times) * 1e3;
 }
 
 void stream(benchmark::State& state, kind of) {
@@ -297,7 +314,8 @@ void stream(benchmark::State& state, kind of) {
   plain_link beside(of);
   side_by_side(
       state, [&] { return stream_ours(link, bytes, count); },
-      [&] { return stream_plain(beside, bytes, count); });
+      [&] { return stream_plain(beside, bytes, count); },
+      [&] { return stream_framed(beside, bytes, count); });
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
 }
@@ -306,7 +324,9 @@ void ping(benchmark::State& state, kind of) {
   constexpr std::uint64_t count = 2000;
   our_link link(of);
   plain_link beside(of);
-  side_by_side(state, [&] { return ping_ours(link, count); }, [&] { return ping_plain(beside, count); });
+  side_by_side(
+      state, [&] { return ping_ours(link, count); }, [&] { return ping_plain(beside, count); },
+      [] { return 0.0; });
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));  // there and back
 }
 

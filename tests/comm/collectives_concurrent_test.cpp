@@ -128,13 +128,16 @@ TEST_SUITE("collectives") {
       const std::uint64_t bytes = random() % 20'000;
       const auto blocks = random_blocks(bytes, world, 1, random);
       const reduce_way way = random() % 2 == 0 ? reduce_way::ring : reduce_way::direct;
+      const auto segment =
+          static_cast<std::uint32_t>(random() % 2 == 0 ? 256 * 1024 : 500 + random() % 5'000);
       in_world(world, seed, [&](ranks_of& ranks, std::uint32_t self) {
         const auto expected = bytes_of_seed(bytes, 77);
         std::vector<std::byte> data(bytes);
         std::copy(expected.begin() + static_cast<std::ptrdiff_t>(blocks[self]),
                   expected.begin() + static_cast<std::ptrdiff_t>(blocks[self + 1]),
                   data.begin() + static_cast<std::ptrdiff_t>(blocks[self]));
-        all_gather(ranks, data, blocks, {.by = ranks.after(second), .way = way}).value();
+        all_gather(ranks, data, blocks, {.by = ranks.after(second), .way = way, .segment_bytes = segment})
+            .value();
         CHECK(data == expected);
       });
     }

@@ -2,6 +2,9 @@
 #include <llmmem/comm/socket_endpoint.hpp>
 
 #include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <thread>
 
 #include "support/error_text.hpp"
 #include "support/random.hpp"
@@ -46,6 +49,73 @@ TEST_CASE("a frame arrives with its header and its bytes") {
     REQUIRE(world.until([&] { return world.heard[1].frames.size() + world.heard[1].tellings.size() == 2; }));
     CHECK(world.heard[1].frames[0] == heard_frame{seat_id{0}, header, bytes});
     CHECK(world.heard[1].tellings[0] == heard_frame{seat_id{0}, header, bytes});
+  }
+}
+
+TEST_CASE("a lane that data come from again and again is looked at no less than others, awake or asleep") {
+  for (const socket_kind kind : both_kinds) {
+    for (const std::uint64_t spin_ns : {std::uint64_t{0}, std::uint64_t{20'000}}) {
+      CAPTURE(spin_ns);
+      socket_world world(kind, 3, {.spin_ns = spin_ns});
+      REQUIRE(world.join());
+      recorder& receiver = world.heard[1];
+      std::uint64_t number = 0;
+      const auto send = [&](std::uint32_t from) {
+        const frame_header header{.message = number++, .bytes = 5};
+        return world.ends[from]->send(seat_id{1}, header, bytes_of("bytes"), world.in(1000 * ms),
+                                      world.heard[from]);
+      };
+      const auto comes = [&](std::uint32_t from) {
+        receiver.frames.clear();
+        REQUIRE(send(from));
+        while (receiver.frames.empty() && world.ends[1]->poll(world.in(5000 * ms), receiver)) {
+        }
+        REQUIRE(receiver.frames.size() == 1);
+        CHECK(receiver.frames[0].from == seat_id{from});
+        CHECK(receiver.frames[0].header.message == number - 1);
+      };
+      for (const std::uint32_t from : {0U, 2U, 0U}) {
+        for (int i = 0; i < 200; ++i)
+          comes(from);
+      }
+      comes(2);
+      comes(0);
+      // Who sleeps is woken by it, and by what is told from elsewhere.
+      receiver.frames.clear();
+      const std::uint64_t began = detail::monotonic_ns();
+      std::thread late([&] {
+        ::usleep(20'000);
+        CHECK(send(0));
+        ::usleep(20'000);
+        world.ends[2]->tell(seat_id{1}, {}, {});
+      });
+      while (receiver.frames.empty() && world.ends[1]->poll(world.in(20'000 * ms), receiver)) {
+      }
+      while (receiver.tellings.empty() && world.ends[1]->poll(world.in(20'000 * ms), receiver)) {
+      }
+      late.join();
+      CHECK(receiver.frames.size() == 1);
+      CHECK(receiver.tellings.size() == 1);
+      CHECK(detail::monotonic_ns() - began < 10'000 * ms);
+      // For later, and then.
+      receiver.frames.clear();
+      receiver.answer = frame_room::answer::later;
+      REQUIRE(send(0));
+      CHECK_FALSE(world.ends[1]->poll(world.in(20 * ms), receiver));
+      receiver.answer = frame_room::answer::take;
+      CHECK(world.ends[1]->poll(world.in(1000 * ms), receiver));
+      CHECK(receiver.frames.size() == 1);
+      // What was sent before a death comes before it; a fresh process is heard.
+      receiver.frames.clear();
+      REQUIRE(send(0));
+      world.ends[0].reset();
+      REQUIRE(world.until([&] { return !receiver.deaths.empty(); }));
+      CHECK(receiver.deaths[0] == std::pair{0U, death::certain});
+      CHECK(receiver.frames.size() == 1);
+      world.start(0);
+      REQUIRE(world.until([&] { return world.is_whole(); }));
+      comes(0);
+    }
   }
 }
 

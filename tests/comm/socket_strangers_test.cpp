@@ -197,7 +197,7 @@ TEST_CASE(
       {told, header(4097, 2, told)},
       {told, header(1, 3, told)},
       {told, header(1, 2, told, detail::frame_sort::beat)},
-      {told, std::vector<std::byte>(56, std::byte{0})},
+      {told, std::vector<std::byte>(detail::wire_header_bytes, std::byte{0})},
   };
   for (const socket_kind kind : both_kinds) {
     for (const auto& [lane, bytes] : bad) {

@@ -35,7 +35,9 @@ struct collective_call {
   deadline by = no_deadline;
   std::uint32_t tag = 0;  ///< the same for all ranks; two collectives at a time need two
   reduce_way way = reduce_way::direct;
-  std::uint32_t segment_bytes = 256 * 1024;  ///< parts are sent and combined in pieces of that size
+  /// Parts are sent, combined and gathered in pieces of that size, the same for all ranks: so that what comes
+  /// is still in a processor's caches when it is looked at. Over devices more is better.
+  std::uint32_t segment_bytes = 256 * 1024;
   /// An all-reduce whose data, sent to all others, come to no more than that is sent so, and added
   /// everywhere.
   std::uint32_t small_bytes = 65536;

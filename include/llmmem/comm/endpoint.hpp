@@ -63,7 +63,8 @@ struct frame_room {
 /// Who is told what comes. An endpoint calls it within `send` and `poll`, in the thread that called these.
 ///
 /// - `room_for(from, header)`  where a frame of data is to go. Asked again, for the same frame, after
-/// `later`.
+///                             `later`; when its sender dies, once more within the call that tells of it,
+///                             before that: what is then still for `later` is dropped.
 /// - `arrived(from, header)`   all of its bytes are in the room.
 /// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
 /// - `died(seat, how)`         nothing is heard from there any more, and what was under way is not finished:
@@ -120,10 +121,13 @@ static_assert(frame_handler<any_frame_handler>);
 ///                         connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not
 ///                         go on.
 ///                         A frame that was begun is then finished by itself, from a copy, with later calls:
-///                         who receives never sees half of one.
+///                         who receives never sees half of one. `header.bytes` is `bytes.size()`, and at most
+///                         `frame_bytes()`: an endpoint over sockets sets it so itself, and answers
+///                         `errc::out_of_range` to a longer frame; those within a process take it as it is.
 /// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`. Never waits. What cannot go at once goes
 ///                         with later calls; who takes none of it for long is suspected. To nobody: dropped.
-/// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has.
+/// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has: no is
+///                         the answer also when it was only woken, before its time.
 /// - `withdraw(from)`      takes back a room that was given and not yet told as arrived: the rest of that
 /// frame
 ///                         is dropped.

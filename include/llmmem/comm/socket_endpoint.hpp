@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_peer.hpp>
+#include <llmmem/comm/detail/spinner.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
@@ -57,8 +58,10 @@ struct socket_options {
   std::uint32_t told_bytes = 256U << 10;  ///< of what is told and cannot go yet, to each seat
   std::uint32_t socket_bytes = 0;         ///< of a socket's buffers (SO_SNDBUF, SO_RCVBUF); 0: the system's
   std::uint32_t most_half_open = 0;       ///< connections not yet known; 0: twice the seats, and 16
-  std::uint64_t spin_ns = 0;              ///< a `poll` looks that long before it sleeps
-  std::uint64_t beat_ns = 100'000'000;    ///< between two signs of life; 0: none
+  /// A `poll` or `send` that must wait looks that long before it sleeps, and offers the core in between; at
+  /// worst 1 of 1024 does, where that finds nothing or others take the core. 0: none does.
+  std::uint64_t spin_ns = 20'000;
+  std::uint64_t beat_ns = 100'000'000;             ///< between two signs of life; 0: none
   std::uint64_t soft_silence_ns = 1'000'000'000;   ///< from then on `stats` tells of it
   std::uint64_t hard_silence_ns = 10'000'000'000;  ///< from then on it is suspected; 0: never
   std::uint64_t handshake_ns = 2'000'000'000;      ///< that a connection may take to become known
@@ -114,7 +117,7 @@ struct socket_stats {
 /// **Fresh processes.** One may take a seat when the one before is dead, suspected or given up: until then it
 /// is refused, and tries again. That is never the same process again.
 ///
-/// @par Complexity      a frame: one system call to send, two to receive; a `poll` that sleeps, no more.
+/// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep.
 /// About
 ///      24 KiB for each seat that was ever connected, and address space of `frame_bytes` + `told_bytes`.
 /// @par Thread safety   one thread at a time, but `wake`. Not to be used in a forked child.
@@ -175,7 +178,13 @@ class socket_endpoint {
   result<void> send_frame(seat_id to, const frame_header& header, std::span<const std::byte> bytes,
                           deadline by, const handler_ref& handler);
   bool poll_until(deadline by, const handler_ref& handler);
+  /// Who never has to wait looks at everything that often all the same.
+  static constexpr std::uint64_t look_ns = 1'000'000;
+
   void begin_listening() noexcept;
+  void look_at_clock(std::uint64_t most) noexcept;
+  [[nodiscard]] bool look_once(const handler_ref& handler);
+  [[nodiscard]] bool may_spin(std::uint64_t until) const noexcept;
   void wait_and_take(std::uint64_t until, int writable, const handler_ref& handler);
   void handle(const epoll_event& event, const handler_ref& handler);
   [[nodiscard]] seat_id seat_of(const peer& at) const noexcept;
@@ -189,6 +198,9 @@ class socket_endpoint {
                                    std::span<const std::byte> second) noexcept;
   [[nodiscard]] bool flush_rest(peer& to) noexcept;
   void watch_data(peer& at) noexcept;
+  [[nodiscard]] bool is_read(const peer& at) const noexcept;
+  void heat(seat_id seat) noexcept;
+  void cool() noexcept;
   void unwatch(int socket) noexcept;
   void put_told(detail::told_writer& out, detail::frame_sort sort, const frame_header& header,
                 std::span<const std::byte> bytes) noexcept;
@@ -258,6 +270,11 @@ class socket_endpoint {
   std::uint64_t accept_at_ = 0;  // when descriptors had run out
   bool has_come_ = false;
   bool is_woken_ = false;
+  seat_id last_from_ = no_seat;  // who sent the data that came last
+  seat_id hot_ = no_seat;        // whose lane of data epoll does not look at
+  std::uint32_t run_ = 0;        // reads in turn of the lane that was read last
+  detail::spinner poll_spin_;
+  detail::spinner send_spin_;
   socket_stats counted_{};
 
   mutable std::mutex told_mutex_;  // of each peer's `out`

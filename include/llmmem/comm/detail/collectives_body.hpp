@@ -39,6 +39,14 @@ class collective {
                                       std::span<std::byte> into, std::uint32_t from) {
     return ended(ranks_->exchange(out, rank_id{to}, into, rank_id{from}, call_->tag, call_->by));
   }
+  /// Of blocks that differ in size, one may have more pieces than the other: of no bytes there is no message.
+  [[nodiscard]] result<void> exchange_pieces(std::span<const std::byte> out, std::uint32_t to,
+                                             std::span<std::byte> into, std::uint32_t from) {
+    if (out.empty() && into.empty()) return {};
+    if (out.empty()) return recv(into, from);
+    if (into.empty()) return send(out, to);
+    return exchange(out, to, into, from);
+  }
   [[nodiscard]] static failure misfit(std::uint64_t wanted, std::uint64_t found) noexcept {
     return {.code = errc::size_mismatch, .wanted = wanted, .found = found, .where = "collective"};
   }
@@ -91,18 +99,18 @@ template <class Byte>
 }
 
 /// Adds up what lies in `parts`, `count` pieces as long as `into` one behind the other, and `into` itself as
-/// that of rank `self`, in the order of ranks.
-inline void combine_by_rank(std::span<std::byte> into, const std::byte* parts, std::uint32_t count,
-                            std::uint32_t self, const reduce_op& op, std::byte* sum) noexcept {
+/// that of rank `self`, in the order of ranks. What is in `parts` then is of no use.
+inline void combine_by_rank(std::span<std::byte> into, std::byte* parts, std::uint32_t count,
+                            std::uint32_t self, const reduce_op& op) noexcept {
   const std::size_t bytes = into.size();
   if (bytes == 0) return;
   const auto part = [&](std::uint32_t rank) {
     return rank == self ? into.data() : parts + std::size_t{rank} * bytes;
   };
-  std::memcpy(sum, part(0), bytes);
+  // The sum grows where the first part lies.
   for (std::uint32_t rank = 1; rank < count; ++rank)
-    op.combine(sum, part(rank), bytes);
-  std::memcpy(into.data(), sum, bytes);
+    op.combine(part(0), part(rank), bytes);
+  if (self != 0) std::memcpy(into.data(), part(0), bytes);
 }
 
 template <transport T>
@@ -111,7 +119,7 @@ result<void> direct_reduce_scatter(collective<T>& all, std::span<std::byte> data
                                    collective_call& call) {
   const std::uint64_t segment =
       std::min<std::uint64_t>(all.segment_bytes(op.element_bytes), largest_block(blocks));
-  call.scratch.resize((std::size_t{all.world()} + 1) * segment);
+  call.scratch.resize(std::size_t{all.world()} * segment);
   const std::span<std::byte> own = block_of(data, blocks, all.self());
   for (std::uint64_t at = 0; at < largest_block(blocks); at += segment) {
     const std::span<std::byte> mine = piece_of(own, at, segment);
@@ -120,8 +128,7 @@ result<void> direct_reduce_scatter(collective<T>& all, std::span<std::byte> data
       const std::span<std::byte> in(call.scratch.data() + all.behind(d) * mine.size(), mine.size());
       if (auto done = all.exchange(out, all.ahead(d), in, all.behind(d)); !done) return done;
     }
-    combine_by_rank(mine, call.scratch.data(), all.world(), all.self(), op,
-                    call.scratch.data() + std::size_t{all.world()} * segment);
+    combine_by_rank(mine, call.scratch.data(), all.world(), all.self(), op);
   }
   return {};
 }
@@ -141,16 +148,7 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
       const auto mine = piece_of(into, at, segment);
       const std::span<std::byte> in(call.scratch.data(), mine.size());
       const std::span<const std::byte> goes = piece_of(out, at, segment);
-      // Blocks differ in size: a neighbour may have more pieces to come, or less.
-      result<void> done;
-      if (!goes.empty() && !in.empty()) {
-        done = all.exchange(goes, all.ahead(1), in, all.behind(1));
-      } else if (!goes.empty()) {
-        done = all.send(goes, all.ahead(1));
-      } else if (!in.empty()) {
-        done = all.recv(in, all.behind(1));
-      }
-      if (!done) return done;
+      if (auto done = all.exchange_pieces(goes, all.ahead(1), in, all.behind(1)); !done) return done;
       // The sum so far, and then this rank's: so that the order is that of the ring.
       op.combine(in.data(), mine.data(), mine.size());
       if (!mine.empty()) std::memcpy(mine.data(), in.data(), mine.size());
@@ -163,13 +161,12 @@ result<void> ring_reduce_scatter(collective<T>& all, std::span<std::byte> data,
 template <transport T>
 result<void> reduce_everywhere(collective<T>& all, std::span<std::byte> data, const reduce_op& op,
                                collective_call& call) {
-  call.scratch.resize((std::size_t{all.world()} + 1) * data.size());
+  call.scratch.resize(std::size_t{all.world()} * data.size());
   for (std::uint32_t d = 1; d < all.world(); ++d) {
     const std::span<std::byte> in(call.scratch.data() + all.behind(d) * data.size(), data.size());
     if (auto done = all.exchange(data, all.ahead(d), in, all.behind(d)); !done) return done;
   }
-  combine_by_rank(data, call.scratch.data(), all.world(), all.self(), op,
-                  call.scratch.data() + std::size_t{all.world()} * data.size());
+  combine_by_rank(data, call.scratch.data(), all.world(), all.self(), op);
   return {};
 }
 
@@ -249,13 +246,19 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
   const bool is_ring = call.way == reduce_way::ring;
+  const std::uint64_t piece = std::max(call.segment_bytes, 1U);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
     // Directly each sends its own to all; round the ring, what came last.
     const auto out = detail::block_of(all_bytes, blocks, is_ring ? all.behind(d - 1) : all.self());
     const auto into = detail::block_of(all_bytes, blocks, all.behind(d));
     const std::uint32_t to = is_ring ? all.ahead(1) : all.ahead(d);
     const std::uint32_t from = is_ring ? all.behind(1) : all.behind(d);
-    if (auto done = all.exchange(out, to, into, from); !done) return done;
+    // Not all at once: what is on its way then is still in the processor's caches when it is taken.
+    for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
+      const auto goes = detail::piece_of(out, at, piece);
+      if (auto done = all.exchange_pieces(goes, to, detail::piece_of(into, at, piece), from); !done)
+        return done;
+    }
   }
   return {};
 }

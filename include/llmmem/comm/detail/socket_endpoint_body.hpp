@@ -4,10 +4,12 @@
 
 #include <llmmem/comm/socket_endpoint.hpp>
 
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 namespace llmmem::inline v0 {
 
@@ -50,6 +52,33 @@ inline void socket_endpoint::begin_listening() noexcept {
   now_ = detail::monotonic_ns();
 }
 
+/// @param most  what may have gone by since the last look: a process that was stopped has not listened.
+inline void socket_endpoint::look_at_clock(std::uint64_t most) noexcept {
+  const std::uint64_t now = detail::monotonic_ns();
+  listened_ += now - now_ < most ? now - now_ : most;
+  now_ = now;
+}
+
+/// Looks for more from where data came last, without asking epoll; or offers the core to whoever is to send
+/// it. Whether something has moved.
+inline bool socket_endpoint::look_once(const handler_ref& handler) {
+  bool has_moved = false;
+  if (last_from_ != no_seat) {
+    peer& from = peers_[to_index(last_from_)];
+    const std::uint64_t taken = from.data_in.taken();
+    if (from.now == peer::state::up) static_cast<void>(take_data(from, handler));
+    has_moved = from.data_in.taken() != taken;
+  }
+  if (!has_moved) ::sched_yield();
+  look_at_clock(detail::timer_ns);
+  return has_moved;
+}
+
+/// Whether all else can do without a look of its own.
+inline bool socket_endpoint::may_spin(std::uint64_t until) const noexcept {
+  return now_ < until && now_ < next_timer_ && now_ - looked_ <= look_ns && held_.empty();
+}
+
 inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& header,
                                                 std::span<const std::byte> bytes, deadline by,
                                                 const handler_ref& handler) {
@@ -68,9 +97,11 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   has_come_ = false;
   if (!held_.empty()) ask_held(handler);
   // Who sends and sends, and never has to wait, hears what is told all the same.
-  if (now_ - looked_ > 1'000'000 || now_ >= next_timer_) wait_and_take(now_, -1, handler);
+  if (now_ - looked_ > look_ns || now_ >= next_timer_) wait_and_take(now_, -1, handler);
   std::array<std::byte, detail::wire_header_bytes> head{};
   std::size_t sent = 0;
+  bool is_waiting = false;
+  bool has_moved = false;
   for (;;) {
     if (has_come_ && !handler.on_goes_on(handler.object)) break;
     has_come_ = false;
@@ -88,15 +119,23 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
       if (went < 0) return ended(errc::peer_failed, sent);
       if (sent == 0 && went > 0) ++whom.data_sequence;
       sent += static_cast<std::size_t>(went);
+      has_moved = has_moved || went != 0;
       if (sent == head.size() + bytes.size()) {
         ++whom.data_sent.frames;
         whom.data_sent.bytes += bytes.size();
+        if (is_waiting) send_spin_.end(now_);
         return {};
       }
     } else if (whom.now != peer::state::up) {
       return ended(errc::peer_failed, sent);
     }
     if (now_ >= by.ns) break;
+    if (!std::exchange(is_waiting, true)) send_spin_.begin(now_, options_.spin_ns);
+    if (has_moved) send_spin_.found_some(now_);
+    if (may_spin(by.ns) && send_spin_.goes_on(now_)) {
+      has_moved = look_once(handler);
+      continue;
+    }
     wait_and_take(by.ns, whom.data.get(), handler);
     if (!held_.empty()) ask_held(handler);
   }
@@ -116,11 +155,19 @@ inline bool socket_endpoint::poll_until(deadline by, const handler_ref& handler)
   begin_listening();
   has_come_ = false;
   if (!held_.empty()) ask_held(handler);
-  const std::uint64_t spin_until = now_ + options_.spin_ns;
-  do {
-    const bool is_spinning = is_woken_ || has_come_ || now_ < spin_until;
-    wait_and_take(is_spinning ? now_ : by.ns, -1, handler);
-  } while (!has_come_ && !is_woken_ && now_ < by.ns);
+  bool has_looked = false;
+  if (has_come_ || is_woken_ || now_ - looked_ > look_ns || now_ >= next_timer_)
+    wait_and_take(now_, -1, handler);
+  for (poll_spin_.begin(now_, last_from_ == no_seat ? 0 : options_.spin_ns); !has_come_ && !is_woken_;) {
+    if (may_spin(by.ns) && poll_spin_.goes_on(now_)) {
+      if (look_once(handler)) poll_spin_.found_some(now_);
+      continue;
+    }
+    if (has_looked && now_ >= by.ns) break;
+    wait_and_take(by.ns, -1, handler);
+    has_looked = true;
+  }
+  poll_spin_.end(now_);
   is_woken_ = false;
   return has_come_;
 }
@@ -132,21 +179,25 @@ inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, co
   int timeout = detail::milliseconds_until(now_, peers_.empty() ? until : wait_until);
   const std::uint64_t most =
       timeout < 0 ? ~std::uint64_t{0} : std::uint64_t(timeout) * 1'000'000 + detail::timer_ns;
-  if (writable >= 0) {
+  const bool is_hot = hot_ != no_seat && is_read(peers_[to_index(hot_)]);
+  bool has_data = false;
+  if (writable >= 0 || is_hot) {
     // Without telling epoll, and once more when it can be written to again.
-    std::array<pollfd, 2> both{pollfd{writable, POLLOUT, 0}, pollfd{epoll_.get(), POLLIN, 0}};
-    const int ready = ::poll(both.data(), both.size(), timeout);
-    timeout = ready > 0 && both[1].revents != 0 ? 0 : -2;
+    std::array<pollfd, 3> all{pollfd{epoll_.get(), POLLIN, 0}, pollfd{writable, POLLOUT, 0},
+                              pollfd{-1, POLLIN, 0}};
+    if (is_hot) all[2].fd = peers_[to_index(hot_)].data.get();
+    const int ready = ::poll(all.data(), all.size(), timeout);
+    has_data = ready > 0 && all[2].revents != 0;
+    timeout = ready > 0 && all[0].revents != 0 ? 0 : -2;
   }
   int count = 0;
   if (timeout != -2)
     count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
-  const std::uint64_t now = detail::monotonic_ns();
-  // A process that was stopped has not listened meanwhile.
-  listened_ += now - now_ < most ? now - now_ : most;
-  now_ = looked_ = now;
+  look_at_clock(most);
+  looked_ = now_;
   for (int i = 0; i < count; ++i)
     handle(events[static_cast<std::size_t>(i)], handler);
+  if (has_data && hot_ != no_seat) static_cast<void>(take_data(peers_[to_index(hot_)], handler));
   if (now_ >= next_timer_ && !peers_.empty()) run_timers(handler);
 }
 

@@ -159,6 +159,7 @@ inline void socket_endpoint::close_lanes(peer& of) noexcept {
     of.out.waiting.clear();
   }
   held_.erase(seat_of(of));
+  if (seat_of(of) == hot_) hot_ = no_seat;
   if (of.watched != 0) unwatch(of.data.get());
   of.watched = 0;
   unwatch(of.told.get());

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 namespace llmmem::inline v0 {
 
@@ -22,7 +23,9 @@ inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
     message.msg_iov = places.data();
     message.msg_iovlen = from.data_in.places(places, scratch_);
     const std::size_t asked = places[0].iov_len + places[1].iov_len;
-    const ssize_t got = ::recvmsg(from.data.get(), &message, MSG_DONTWAIT);
+    const ssize_t got = message.msg_iovlen == 1
+                            ? ::recv(from.data.get(), places[0].iov_base, places[0].iov_len, MSG_DONTWAIT)
+                            : ::recvmsg(from.data.get(), &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (got <= 0) {
@@ -30,6 +33,7 @@ inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
       return false;
     }
     from.heard = listened_;
+    heat(seat);
     switch (from.data_in.took(static_cast<std::size_t>(got), seat, handler, from.data_received, has_come_)) {
       case detail::read_state::more:
         break;
@@ -107,12 +111,35 @@ inline bool socket_endpoint::flush_rest(peer& to) noexcept {
   return true;
 }
 
-/// Has epoll look for what may be done on the lane of data: a lane that is held is not read.
+/// Data have come from there. A lane from which they come again and again is looked at by hand: what epoll
+/// does for each frame, its sender would pay for.
+inline void socket_endpoint::heat(seat_id seat) noexcept {
+  constexpr std::uint32_t hot_run = 64;
+  if (std::exchange(last_from_, seat) != seat) run_ = 0;
+  if (seat == hot_ || ++run_ < hot_run) return;
+  cool();
+  hot_ = seat;
+  watch_data(peers_[to_index(seat)]);
+}
+
+/// No lane is looked at by hand any more.
+inline void socket_endpoint::cool() noexcept {
+  run_ = 0;
+  const seat_id before = std::exchange(hot_, no_seat);
+  if (before != no_seat) watch_data(peers_[to_index(before)]);
+}
+
+/// A lane that is held is not read.
+inline bool socket_endpoint::is_read(const peer& at) const noexcept {
+  return at.data.is_open() && !at.is_data_over && !held_.contains(seat_of(at));
+}
+
+/// Has epoll look for what may be done on the lane of data.
 inline void socket_endpoint::watch_data(peer& at) noexcept {
-  const bool is_read = at.data.is_open() && !at.is_data_over && !held_.contains(seat_of(at));
+  const bool is_read_here = is_read(at) && seat_of(at) != hot_;
   const bool is_written = at.data.is_open() && !at.is_data_over && !at.rest.empty();
   const std::uint32_t wanted =
-      (is_read ? std::uint32_t{EPOLLIN} : 0) | (is_written ? std::uint32_t{EPOLLOUT} : 0);
+      (is_read_here ? std::uint32_t{EPOLLIN} : 0) | (is_written ? std::uint32_t{EPOLLOUT} : 0);
   if (wanted == at.watched) return;
   epoll_event event{};
   event.events = wanted;

@@ -80,6 +80,8 @@ class data_reader {
   /// What comes is no longer looked at.
   void drain() noexcept { phase_ = phase::draining; }
   [[nodiscard]] bool is_held() const noexcept { return phase_ == phase::later; }
+  /// Bytes that were read.
+  [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
   /// The room of the frame under way is taken back.
   void withdraw() noexcept {
     if (phase_ == phase::taking) phase_ = phase::dropping;
@@ -108,6 +110,7 @@ class data_reader {
   /// `count` bytes have been read to these places.
   read_state took(std::size_t count, seat_id from, const frame_handler_ref& handler, lane_count& counted,
                   bool& has_come) noexcept {
+    taken_ += count;
     switch (phase_) {
       case phase::draining:
         return read_state::more;
@@ -194,6 +197,7 @@ class data_reader {
   std::size_t end_ = 0;
   std::span<std::byte> room_;
   std::size_t done_ = 0;  // bytes of the frame under way
+  std::uint64_t taken_ = 0;
   frame_header header_{};
   std::uint32_t sequence_ = 0;
   std::uint32_t most_bytes_ = 0;

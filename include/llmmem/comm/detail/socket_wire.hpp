@@ -30,7 +30,10 @@ enum class frame_sort : std::uint8_t {
 };
 
 inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
-inline constexpr std::size_t wire_header_bytes = 56;
+inline constexpr std::uint16_t wire_version = 2;
+/// A whole cache line: bytes that a system call copies behind it lie as they lay before, which it copies
+/// faster.
+inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t wire_hello_bytes = 88;
 inline constexpr std::size_t wire_proof_bytes = 32;
 inline constexpr std::size_t wire_answer_bytes = 4 + wire_proof_bytes;
@@ -61,7 +64,8 @@ constexpr void write_header(const wire_header& header,
       .put(f.is_checked)
       .put(static_cast<std::uint16_t>(header.lane))
       .put(static_cast<std::uint16_t>(header.sort))
-      .put(header.sequence);
+      .put(header.sequence)
+      .put(std::uint64_t{0});
   wire_writer(into).put(wire_magic).put(crc32c(0, into.subspan<8>()));
 }
 
@@ -120,7 +124,7 @@ struct wire_hello {
 constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_hello_bytes> into) noexcept {
   wire_writer(into)
       .put(wire_magic)
-      .put(std::uint16_t{1})
+      .put(wire_version)
       .put(static_cast<std::uint16_t>(hello.purpose))
       .put(to_index(hello.from))
       .put(to_index(hello.to))
@@ -138,7 +142,8 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
   wire_reader reader(from);
-  if (reader.take<std::uint32_t>() != wire_magic || reader.take<std::uint16_t>() != 1) return std::nullopt;
+  if (reader.take<std::uint32_t>() != wire_magic || reader.take<std::uint16_t>() != wire_version)
+    return std::nullopt;
   const auto purpose = reader.take<std::uint16_t>();
   if (purpose > static_cast<std::uint16_t>(hello_purpose::knock)) return std::nullopt;
   wire_hello hello;

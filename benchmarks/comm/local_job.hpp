@@ -1,0 +1,118 @@
+/// @file
+/// Processes and threads of a benchmark that find each other on this machine.
+#pragma once
+
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace llmmem_bench {
+
+/// An environment variable, or what it is otherwise.
+[[nodiscard]] inline std::uint32_t number(const char* name, std::uint32_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+enum class socket_kind : std::uint8_t { local, tcp };
+
+/// Free ports of the loopback; another process may take one before it is used.
+[[nodiscard]] inline std::vector<std::string> free_addresses(std::uint32_t count) {
+  std::vector<std::string> found;
+  std::vector<llmmem::detail::descriptor> held;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    held.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in where{};
+    where.sin_family = AF_INET;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(where);
+    if (::bind(held[i].get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
+        ::getsockname(held[i].get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
+      throw std::runtime_error("no free port");
+    }
+    found.push_back("127.0.0.1:" + std::to_string(ntohs(where.sin_port)));
+  }
+  return found;
+}
+
+/// A folder that goes with its owner, and all that is in it: in the process that made it.
+class bench_folder {
+ public:
+  bench_folder() : path_("/tmp/llmmem-bench-" + std::string(6, 'X')) {
+    if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
+  }
+  bench_folder(const bench_folder&) = delete;
+  bench_folder& operator=(const bench_folder&) = delete;
+  ~bench_folder() {
+    std::error_code ignored;
+    if (::getpid() == owner_) std::filesystem::remove_all(path_, ignored);
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+  pid_t owner_ = ::getpid();
+};
+
+/// Options of `seats` endpoints that differ in `seat` alone.
+[[nodiscard]] inline llmmem::socket_options job_options(socket_kind of, std::uint32_t seats,
+                                                        const bench_folder& folder) {
+  llmmem::socket_options options{.seats = seats, .secret = "of the benchmarks"};
+  if (of == socket_kind::local) {
+    options.folder = folder.path();
+  } else {
+    options.addresses = free_addresses(seats);
+  }
+  return options;
+}
+
+/// A forked process, which ends with what `live` returns; killed, if it still lives then.
+class bench_process {
+ public:
+  template <class Live>
+  explicit bench_process(Live live) : pid_(::fork()) {
+    if (pid_ < 0) throw std::runtime_error("fork");
+    if (pid_ != 0) return;
+    int how = 1;
+    try {
+      how = live();
+    } catch (...) {
+      how = 2;
+    }
+    ::_exit(how);
+  }
+  bench_process(bench_process&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+  bench_process& operator=(bench_process&&) = delete;
+  ~bench_process() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    static_cast<void>(wait());
+  }
+
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  /// How it ended.
+  int wait() noexcept {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+}  // namespace llmmem_bench
