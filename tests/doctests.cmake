@@ -29,8 +29,8 @@ function(llmmem_doctest_program target folder)
     target_link_libraries(${target} PRIVATE llmmem::nccl)
     target_compile_definitions(${target} PRIVATE LLMMEM_TESTS_NCCL)
   endif()
-  # With sanitizers these take many times longer to optimise than to run.
-  if(folder IN_LIST LLMMEM_TESTS_UNOPTIMISED)
+  # With sanitizers these programs take many times longer to optimise than to run.
+  if(target IN_LIST LLMMEM_TESTS_UNOPTIMISED)
     target_compile_options(${target} PRIVATE -O0)
   endif()
 endfunction()

@@ -427,7 +427,7 @@ TEST_SUITE("incremental saves") {
           solo_coordinator coordinator(storage, keep_last_and_every{.last = 2});
           async_checkpointer<digest_traits> saves(
               coordinator, of.tensors, {.ring_bytes = 1024, .chunk_bytes = chunk, .whole_every = 3});
-          for (std::uint64_t step = 1; step <= 5; ++step) {
+          for (std::uint64_t step = 1; step <= 4; ++step) {
             of.set(step % 2, step * 20, step);
             saved[step] = of.bytes;
             const commit_ticket ticket = saves.begin_snapshot(step, host_state_view(of.spans)).ticket();

@@ -54,12 +54,19 @@ foreach(line IN LISTS needs)
 endforeach()
 list(REMOVE_DUPLICATES optional_targets)
 
-# 1. Each header alone, twice, among names that other people's headers define as macros. nvcc takes several seconds for
-# each file it is given, and what the others lack the other compilers have said: it gets those that only it compiles, and
-# all of them below.
+# What runs, if at all, is empty: to optimise it, and to describe it to a debugger, would take most of the time.
+set(cheaply -O0)
+if(extension STREQUAL "cpp")
+  list(APPEND cheaply -g0)
+endif()
+
+# 1. Each header alone, twice, among names that other people's headers define as macros. What one lacks, one compiler
+# says as well as three (LLMMEM_TESTS=alone); nvcc gets those that only it compiles. All compilers get all of them below.
 set(alone_headers ${headers})
 if(extension STREQUAL "cu")
   list(FILTER alone_headers INCLUDE REGEX "[.]cuh$")
+elseif(NOT "alone" IN_LIST LLMMEM_TESTS)
+  set(alone_headers "")
 endif()
 set(alone_sources "")
 foreach(header IN LISTS alone_headers)
@@ -72,6 +79,7 @@ if(alone_sources)
   add_library(headers_alone OBJECT EXCLUDE_FROM_ALL ${alone_sources})
   target_link_libraries(headers_alone PRIVATE ${header_target} ${optional_targets} llmmem_warnings)
   set_target_properties(headers_alone PROPERTIES CUDA_ARCHITECTURES 80)
+  target_compile_options(headers_alone PRIVATE ${cheaply})
   llmmem_add_build_test(headers_alone headers_alone)
 endif()
 
@@ -89,6 +97,7 @@ foreach(unit IN ITEMS first second)
 endforeach()
 add_executable(one_definition EXCLUDE_FROM_ALL ${odr_sources})
 target_link_libraries(one_definition PRIVATE ${header_target} ${optional_targets} llmmem_warnings)
+target_compile_options(one_definition PRIVATE ${cheaply})
 set_target_properties(one_definition PROPERTIES CUDA_ARCHITECTURES 80)
 llmmem_add_build_test(one_definition one_definition RUN)
 
