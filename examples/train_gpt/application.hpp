@@ -25,6 +25,7 @@
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/host_stores.hpp"
+#include "train_gpt/process_ranks.hpp"
 #include "train_gpt/ranks_run.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/shape.hpp"
@@ -131,7 +132,8 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
   std::optional<llmmem::termination_request> termination;  // before there are other threads
   if (!asked.checkpoints.folder.empty()) asked.checkpoints.termination = &termination.emplace();
   if (asked.parallel.ranks != 0) {
-    const run_result result = train_in_ranks(asked, budget, text, notes);
+    const run_result result = asked.parallel.are_processes ? train_in_processes(asked, budget, text, notes)
+                                                           : train_in_ranks(asked, budget, text, notes);
     example::write(out, asked.json ? to_json(result) : to_report(asked, from.name, plan, result),
                    "standard output");
     return;

@@ -62,7 +62,8 @@ struct checkpoint_options {
 
 /// Ranks that train together, each on its share of the batch.
 struct parallel_options {
-  std::size_t ranks = 0;  ///< 0: no ranks, one process that keeps all
+  std::size_t ranks = 0;       ///< 0: no ranks, one process that keeps all
+  bool are_processes = false;  ///< joined by sockets; else threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
 };
 
@@ -124,7 +125,10 @@ class training_options {
         ->type_name("N|auto");
     app.add_flag("--resume", asked_.checkpoints.resumes,
                  "go on with the newest checkpoint in --checkpoint-dir, if there is one");
-    number("--ranks", "that share each batch, threads of this process; 0: none", 0);
+    number("--ranks", "that share each batch; 0: none", 0);
+    app.add_option("--transport", transport_,
+                   "what --ranks are: threads of this process (default), or processes joined by sockets")
+        ->type_name("thread|socket");
     app.add_option("--parallel", parallel_,
                    "what each of --ranks keeps (default: data): all; or of the optimizer's state (zero1), "
                    "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
@@ -218,10 +222,17 @@ class training_options {
           fmt::format("--parallel: '{}' is unknown; there are data, zero1, zero2 and zero3",
                       example::printable(parallel_, 64)));
     }
+    if (transport_ == "socket") {
+      all.parallel.are_processes = true;
+    } else if (!transport_.empty() && transport_ != "thread") {
+      throw example::usage_error(fmt::format("--transport: '{}' is unknown; there are thread and socket",
+                                             example::printable(transport_, 64)));
+    }
     all.parallel.ranks = count("--ranks", 0, 0, 64);
     const std::size_t ranks = all.parallel.ranks;
     if (ranks == 0) {
       if (!parallel_.empty()) throw example::usage_error("--parallel is of ranks; add --ranks N");
+      if (!transport_.empty()) throw example::usage_error("--transport is of ranks; add --ranks N");
       return;
     }
     if (all.memory == memory_kind::tiered || !all.checkpoints.folder.empty()) {
@@ -247,6 +258,7 @@ class training_options {
   std::string update_;
   std::string every_;
   std::string parallel_;
+  std::string transport_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

@@ -1,5 +1,5 @@
 /// @file
-/// A run on several ranks: threads of one process, each with its own share of every batch.
+/// A run on several ranks, each with its own share of every batch; and ranks that are threads.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -129,7 +129,15 @@ template <llmmem::transport Ranks>
 
 }  // namespace detail
 
-/// Trains on `asked.parallel.ranks` ranks, and tells what each of them took.
+/// Adds to the first rank's result what all of them took.
+inline void report_ranks(run_result& result, std::vector<rank_usage> usage) {
+  std::uint64_t& most = result.memory.tiers.front().peak_bytes;
+  for (const rank_usage& each : usage)
+    most = std::max(most, each.peak_bytes);
+  result.ranks = std::move(usage);
+}
+
+/// Trains on `asked.parallel.ranks` ranks, threads of this process, and tells what each of them took.
 /// @throws what a rank threw that failed, and not what befell the others in consequence.
 [[nodiscard]] inline run_result train_in_ranks(const command_line& asked, std::uint64_t budget,
                                                const corpus& text, std::FILE* notes) {
@@ -172,11 +180,10 @@ template <llmmem::transport Ranks>
   if (consequence) std::rethrow_exception(consequence);
 
   run_result result = std::move(outcomes[0].result);
-  for (const detail::rank_outcome& each : outcomes) {
-    result.ranks.push_back(each.usage);
-    std::uint64_t& most = result.memory.tiers.front().peak_bytes;
-    most = std::max(most, each.usage.peak_bytes);
-  }
+  std::vector<rank_usage> usage;
+  for (const detail::rank_outcome& each : outcomes)
+    usage.push_back(each.usage);
+  report_ranks(result, std::move(usage));
   return result;
 }
 

@@ -1,0 +1,46 @@
+/// @file
+/// A folder for the Unix sockets of a job's processes.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace example {
+
+/// @throws llmmem::system_error  with `what` and what `errno` says.
+[[noreturn]] inline void throw_errno(std::string_view what) {
+  throw llmmem::system_error(fmt::format("{}: {}", what, std::generic_category().message(errno)));
+}
+
+/// Is made with this, and removed with all that is in it; by a child that was forked meanwhile, too, so that
+/// children end by `_exit`.
+class socket_folder {
+ public:
+  /// @throws llmmem::system_error
+  socket_folder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "llmmem-ranks-").string() + std::string(6, 'X');
+    if (::mkdtemp(name.data()) == nullptr) throw_errno("a folder " + name);
+    path_ = name;
+  }
+  socket_folder(const socket_folder&) = delete;
+  socket_folder& operator=(const socket_folder&) = delete;
+  ~socket_folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace example
