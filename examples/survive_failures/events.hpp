@@ -22,7 +22,7 @@ enum class event_kind : std::uint8_t {
   differs,    ///< part `value` was computed in two ways
   finished,   ///< all steps; `value`: the digest of the weights
   out,        ///< the others went on without this one, or may have
-  lost,       ///< more ranks are gone than the redundancy bears
+  lost,       ///< more ranks are gone than the redundancy bears, and nothing is saved
   restored,   ///< nothing is in memory: all go on at `step`; `value`: 1 from a checkpoint, 0 from the
               ///< beginning
   saved,      ///< `step`, in a checkpoint; `text`: what went wrong after that

@@ -115,8 +115,9 @@ class child_signal {
 /// dies, until all steps are done. Children end with it.
 ///
 /// @par Thread safety   one thread, in a program that has no other.
-/// @par Errors          `llmmem::error` when more was lost than the redundancy bears, when a rank fails for
-///                      another reason than a death, and when nothing happens for a minute.
+/// @par Errors          `llmmem::error` when more was lost than the redundancy bears and nothing is saved,
+///                      when a rank fails for another reason than a death, and when nothing happens for a
+///                      minute.
 class process_job {
  public:
   /// All outlive it.

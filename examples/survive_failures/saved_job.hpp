@@ -24,6 +24,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "survive_failures/part_state.hpp"
@@ -36,6 +37,14 @@ namespace survive_failures {
 struct save_outcome {
   bool is_saved = false;
   std::string trouble{};  ///< why not; or what went wrong after it was
+};
+
+/// What all ranks go on with.
+struct state_found {
+  bool is_kept = false;  ///< in memory; else it is in `saved`, or nowhere
+  std::uint64_t step = 0;
+  std::uint64_t moved_bytes = 0;  ///< between ranks, as far as that is known
+  std::optional<llmmem::found_checkpoint> saved{};
 };
 
 /// Checkpoints of a job, all ranks' in one folder; each rank has one of these, on the same folder. A
@@ -70,16 +79,21 @@ class saved_job {
   }
 
   /// The newest state that all ranks can go on with: that in their memory, or a checkpoint. All call it when
-  /// an epoch has begun.
-  /// @throws llmmem::comm_error  when one dies meanwhile. @throws llmmem::error  for one of another job.
+  /// an epoch has begun. Nothing when one dies meanwhile.
+  /// @throws llmmem::error  for a checkpoint of another job.
   template <class Ranks, class Replica>
-  [[nodiscard]] llmmem::joint_recovery<storage_type> recover(Ranks& ranks, Replica& replica,
-                                                             llmmem::deadline by) {
-    auto recovered = llmmem::recover(llmmem::verification::checksums,
-                                     llmmem::replica_source("the ranks' memory", ranks, replica, by),
-                                     llmmem::checkpoint_source("--checkpoint-dir", storage_));
-    if (recovered.found) check(*recovered.found);
-    return recovered;
+  [[nodiscard]] std::optional<state_found> recover(Ranks& ranks, Replica& replica, llmmem::deadline by) {
+    try {
+      auto all = llmmem::recover(llmmem::verification::checksums,
+                                 llmmem::replica_source("the ranks' memory", ranks, replica, by),
+                                 llmmem::checkpoint_source("--checkpoint-dir", storage_));
+      if (all.version) return state_found{.is_kept = true, .step = *all.version};
+      if (!all.found) return state_found{};
+      check(*all.found);
+      return state_found{.step = all.found->id.step, .saved = std::move(all.found)};
+    } catch (const llmmem::comm_error&) {
+      return std::nullopt;
+    }
   }
 
   /// Fills those parts from a checkpoint.

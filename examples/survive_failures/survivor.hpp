@@ -36,7 +36,7 @@ namespace survive_failures {
 enum class ending : std::uint8_t {
   finished,  ///< all steps are committed
   out,       ///< the others have gone on without it: a fresh process may take its seat
-  lost,      ///< the state of too many ranks is gone
+  lost,      ///< the state of too many ranks is gone, and nothing is saved
 };
 
 /// One rank: data parallel with a sharded optimizer. A step of N shards and N parts, on any W of N ranks:
@@ -48,6 +48,10 @@ enum class ending : std::uint8_t {
 /// 3. the replica keeps the parts on other ranks as well, and all gather the new weights;
 /// 4. all agree that this went well: then the step is committed. Otherwise it counts for nothing, the next
 ///    epoch begins without the dead and with whom they admit, and all have the version kept last.
+///
+/// With a folder for checkpoints, the state between two steps is saved there now and then. Once more ranks
+/// are lost than the redundancy bears, or none is left that has kept anything, all load the newest
+/// checkpoint, and compute again what came after it.
 ///
 /// So the bits of every step depend on the plan alone: not on who computed what, who died or who came back.
 ///
@@ -97,13 +101,6 @@ class survivor {
  private:
   /// In what an agreement found this rank.
   enum class attempt : std::uint8_t { beginning, step, end };
-  /// What all ranks go on with.
-  struct state_found {
-    bool is_kept = false;  // in memory
-    std::uint64_t step = 0;
-    std::uint64_t moved_bytes = 0;
-    std::optional<llmmem::found_checkpoint> saved{};
-  };
 
   static constexpr std::uint64_t patience_ns = 60'000'000'000;
 
@@ -187,19 +184,11 @@ class survivor {
 
   /// The same on all ranks, or nothing on one at least.
   [[nodiscard]] std::optional<state_found> find_state() {
-    if (!saved_) {
-      const auto kept = replica_.recover(soon());
-      is_lost_ = kept.code() == llmmem::errc::state_lost;
-      if (!kept) return std::nullopt;
-      return state_found{kept->is_there, kept->is_there ? kept->version : 0, kept->moved_bytes};
-    }
-    try {
-      auto all = saved_->recover(*ranks_, replica_, soon());
-      if (all.version) return state_found{.is_kept = true, .step = *all.version};
-      return state_found{.step = all.found ? all.found->id.step : 0, .saved = std::move(all.found)};
-    } catch (const llmmem::comm_error&) {  // somebody died
-      return std::nullopt;
-    }
+    if (saved_) return saved_->recover(*ranks_, replica_, soon());
+    const auto kept = replica_.recover(soon());
+    is_lost_ = kept.code() == llmmem::errc::state_lost;
+    if (!kept) return std::nullopt;
+    return state_found{kept->is_there, kept->is_there ? kept->version : 0, kept->moved_bytes};
   }
 
   /// Who updates which parts in this epoch: their owners, and with redundant computation who keeps them.

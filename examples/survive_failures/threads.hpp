@@ -32,7 +32,8 @@ namespace survive_failures {
 /// seat.
 ///
 /// @par Thread safety   one thread.
-/// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears.
+/// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears and
+/// nothing is saved.
 class thread_job {
  public:
   /// All outlive it.
