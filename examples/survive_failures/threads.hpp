@@ -33,7 +33,7 @@ namespace survive_failures {
 ///
 /// @par Thread safety   one thread.
 /// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears and
-/// nothing is saved.
+///                      nothing is saved.
 class thread_job {
  public:
   /// All outlive it.
