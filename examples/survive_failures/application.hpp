@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "common/program.hpp"
+#include "common/text.hpp"
 #include "survive_failures/command_line.hpp"
 #include "survive_failures/fault_plan.hpp"
 #include "survive_failures/job_log.hpp"
 #include "survive_failures/processes.hpp"
 #include "survive_failures/reference.hpp"
 #include "survive_failures/report.hpp"
+#include "survive_failures/saved_job.hpp"
 #include "survive_failures/simulated.hpp"
 #include "survive_failures/threads.hpp"
 #include "train_gpt/command_line.hpp"
@@ -32,6 +34,11 @@ namespace detail {
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
   train_gpt::named_text from = train_gpt::load_text(asked.text_file);
   const train_gpt::corpus text(from.name, std::move(from.text), asked.plan.shape);
+  if (asked.plan.is_saved()) {
+    if (const auto step = saved_job(asked.plan, text).newest())
+      fmt::print(notes, "goes on from step {} in {}\n", *step,
+                 example::printable(asked.plan.checkpoint_dir, 512));
+  }
   job_log log(asked.plan, notes);
   switch (asked.plan.transport) {
     case transport_kind::sockets:

@@ -56,6 +56,12 @@ class job_options {
     number("--batch", "sequences of a step, shared out to the ranks", usual.shape.batch);
     number("--restart-ms", "from a death to the start of a fresh rank in its place", usual.restart_ms);
     number("--silence-ms", "until a process that stands still is killed by the others", usual.silence_ms);
+    app.add_option(
+           "--checkpoint-dir", checkpoint_dir_,
+           "save the job there too, for when more die than the redundancy bears, and go on from what is "
+           "there")
+        ->type_name("DIR");
+    number("--checkpoint-every", "steps", usual.checkpoint_every);
     app.add_option("--text", text_, "train on this file, any bytes (default: as train_gpt)")
         ->type_name("FILE");
     app.add_flag("--json", json_, "JSON on standard output, all else on standard error");
@@ -82,6 +88,7 @@ class job_options {
     plan.silence_ms = count("--silence-ms", plan.silence_ms, 50, 3'600'000);
     read_redundancy(plan);
     read_transport(plan);
+    read_checkpoints(plan);
     if (plan.shape.batch % plan.ranks != 0) {
       throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
                                              plan.ranks, plan.shape.batch,
@@ -127,6 +134,21 @@ class job_options {
     }
   }
 
+  void read_checkpoints(job_plan& plan) const {
+    plan.checkpoint_every = count("--checkpoint-every", plan.checkpoint_every, 1, 1'000'000'000);
+    if (!checkpoint_dir_) {
+      if (numbers_.at("--checkpoint-every"))
+        throw example::usage_error("--checkpoint-every is of checkpoints; add --checkpoint-dir DIR");
+      return;
+    }
+    if (checkpoint_dir_->empty()) throw example::usage_error("--checkpoint-dir \"\": must be a folder");
+    if (plan.transport == transport_kind::simulated) {
+      throw example::usage_error(
+          "--checkpoint-dir: files are not simulated; take --transport socket or thread, or leave it out");
+    }
+    plan.checkpoint_dir = *checkpoint_dir_;
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -135,6 +157,7 @@ class job_options {
 
   std::optional<std::string> text_{};
   std::optional<std::string> redundancy_{};
+  std::optional<std::string> checkpoint_dir_{};
   std::string transport_{};
   bool json_ = false;
   std::map<std::string, std::optional<std::string>> numbers_{};

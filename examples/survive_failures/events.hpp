@@ -2,7 +2,11 @@
 /// What ranks tell of themselves while they train.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 
 namespace survive_failures {
@@ -18,7 +22,11 @@ enum class event_kind : std::uint8_t {
   differs,    ///< part `value` was computed in two ways
   finished,   ///< all steps; `value`: the digest of the weights
   out,        ///< the others went on without this one, or may have
-  lost,       ///< more ranks are gone than the redundancy bears
+  lost,       ///< more ranks are gone than the redundancy bears, and nothing is saved
+  restored,   ///< nothing is in memory: all go on at `step`; `value`: 1 from a checkpoint, 0 from the
+              ///< beginning
+  saved,      ///< `step`, in a checkpoint; `text`: what went wrong after that
+  unsaved,    ///< `step`; `text`: why
 };
 
 /// One record, small enough to be written to a pipe at once, so that several may write to the same.
@@ -32,6 +40,13 @@ struct job_event {
   std::uint64_t members = 0;  ///< a bit for each seat
   std::uint64_t value = 0;
   double loss = 0;
+  std::array<char, 256> text{};  ///< to the first 0
+
+  void say(std::string_view what) noexcept {
+    text = {};
+    std::copy_n(what.data(), std::min(what.size(), text.size() - 1), text.data());
+  }
+  [[nodiscard]] std::string_view said() const noexcept { return text.data(); }
 };
 static_assert(std::is_trivially_copyable_v<job_event>);
 

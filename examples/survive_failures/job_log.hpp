@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -17,62 +16,10 @@
 #include <vector>
 
 #include "survive_failures/events.hpp"
+#include "survive_failures/job_figures.hpp"
 #include "survive_failures/plan.hpp"
 
 namespace survive_failures {
-
-/// A rank that died.
-struct job_death {
-  std::uint32_t seat = 0;
-  std::int64_t pid = 0;
-  int signal = 0;          ///< that ended it; SIGSTOP for one that others killed because it stood still
-  std::uint64_t step = 0;  ///< that was being computed
-};
-
-/// How long it took from a death to the first step that counts again, on the last of those left.
-struct job_recovery {
-  std::optional<double> detect_ms;  ///< from the kill to when all left knew; nothing for one from outside
-  double agree_ms = 0;              ///< to when all knew who was left
-  double fetch_ms = 0;              ///< to when all had their parts of the last version kept
-  double verify_ms = 0;             ///< to when all had compared their weights
-  double resume_ms = 0;             ///< to the end of the next step
-
-  [[nodiscard]] double total_ms() const noexcept {
-    return detect_ms.value_or(0) + agree_ms + fetch_ms + verify_ms + resume_ms;
-  }
-};
-
-/// What a job came to.
-struct job_figures {
-  std::uint64_t faults = 0;
-  std::vector<job_death> deaths{};
-  std::vector<job_recovery> recoveries{};
-  std::uint64_t steps_repeated = 0;
-  std::uint64_t joined = 0;              ///< fresh processes that were admitted
-  std::vector<std::uint64_t> digests{};  ///< of the weights, of each rank that finished
-};
-
-/// The signal's name, as `kill -l` has it.
-[[nodiscard]] inline std::string signal_name(int signal) {
-  switch (signal) {
-    case SIGKILL:
-      return "SIGKILL";
-    case SIGSTOP:
-      return "SIGSTOP";
-    case SIGTERM:
-      return "SIGTERM";
-    case SIGINT:
-      return "SIGINT";
-    case SIGSEGV:
-      return "SIGSEGV";
-    case SIGABRT:
-      return "SIGABRT";
-    case 0:
-      return "its own end";
-    default:
-      return "signal " + std::to_string(signal);
-  }
-}
 
 /// @par Thread safety   one thread at a time.
 class job_log {
@@ -113,7 +60,9 @@ class job_log {
   void note(const std::string& text) { row(text); }
   /// @}
 
-  void hear(const job_event& event) {
+  void hear(job_event event) {
+    if (event.kind == event_kind::began && event.epoch == 1) begin_world(event.seat);
+    event.epoch += epochs_before_;
     seats_[event.seat].last = event;
     epoch_times& in = epochs_[event.epoch];
     const auto latest = [&](std::uint64_t& time) { time = std::max(time, event.at_ns); };
@@ -155,6 +104,15 @@ class job_log {
         break;
       case event_kind::lost:
         is_lost_ = true;
+        break;
+      case event_kind::restored:
+        restored(event, in);
+        break;
+      case event_kind::saved:
+        if (!event.said().empty()) row(fmt::format("rank {}: {}", event.seat, event.said()));
+        break;
+      case event_kind::unsaved:
+        row(fmt::format("rank {}: step {} is not saved: {}", event.seat, event.step, event.said()));
         break;
     }
   }
@@ -221,7 +179,29 @@ class job_log {
     std::uint64_t failed = 0, agreed = 0, fetched = 0, verified = 0, resumed = 0;
     bool is_told = false;
     bool is_repeated = false;
+    bool is_restored = false;
   };
+
+  /// Epochs are counted from 1 again when all ranks died, and fresh ones meet; here they go on.
+  void begin_world(std::uint32_t seat) {
+    const std::uint64_t bit = std::uint64_t{1} << seat;
+    if ((world_ & bit) != 0) {
+      epochs_before_ = epoch_;
+      world_ = 0;
+    }
+    world_ |= bit;
+  }
+
+  void restored(const job_event& event, epoch_times& in) {
+    if (in.is_restored) return;
+    in.is_restored = true;
+    const std::uint64_t lost = step_ > event.step ? step_ - event.step : 0;
+    figures_.steps_lost += lost;
+    step_ = event.step;
+    if (event.value != 0) figures_.restored_from.push_back(event.step);
+    const char* const how = event.value != 0 ? "loaded" : "begun anew, no checkpoint";
+    if (event.value != 0 || lost != 0) row(fmt::format("step {} {}: {} steps lost", event.step, how, lost));
+  }
 
   void committed(const job_event& event, epoch_times& in) {
     const std::uint64_t bit = std::uint64_t{1} << event.seat;
@@ -283,7 +263,9 @@ class job_log {
   job_figures figures_{};
   std::optional<double> recovered_ms_{};
   std::uint64_t epoch_ = 0;
-  std::uint64_t last_death_ = 0;  // epoch then
+  std::uint64_t epochs_before_ = 0;  // of earlier worlds
+  std::uint64_t world_ = 0;          // seats that have begun the first epoch of this one
+  std::uint64_t last_death_ = 0;     // epoch then
   std::uint64_t step_ = 0;
   double loss_ = 0;
   std::uint64_t finished_ = 0;

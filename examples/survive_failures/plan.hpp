@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "train_gpt/shape.hpp"
@@ -30,8 +31,12 @@ struct job_plan {
   llmmem::redundancy_scheme redundancy = llmmem::redundancy_scheme::mirror(2);
   std::uint32_t faults = 0;
   transport_kind transport = transport_kind::sockets;
-  std::uint64_t restart_ms = 50;   ///< from a death to the start of a fresh process in its seat
-  std::uint64_t silence_ms = 500;  ///< until one that stands still is killed by those that wait for it
+  std::uint64_t restart_ms = 50;        ///< from a death to the start of a fresh process in its seat
+  std::uint64_t silence_ms = 500;       ///< until one that stands still is killed by those that wait for it
+  std::string checkpoint_dir{};         ///< what all ranks save the job into; empty: nothing is saved
+  std::uint64_t checkpoint_every = 50;  ///< steps
+
+  [[nodiscard]] bool is_saved() const noexcept { return !checkpoint_dir.empty(); }
 
   /// Values of all weights.
   [[nodiscard]] std::size_t elements() const {

@@ -115,8 +115,9 @@ class child_signal {
 /// dies, until all steps are done. Children end with it.
 ///
 /// @par Thread safety   one thread, in a program that has no other.
-/// @par Errors          `llmmem::error` when more was lost than the redundancy bears, when a rank fails for
-///                      another reason than a death, and when nothing happens for a minute.
+/// @par Errors          `llmmem::error` when more was lost than the redundancy bears and nothing is saved,
+///                      when a rank fails for another reason than a death, and when nothing happens for a
+///                      minute.
 class process_job {
  public:
   /// All outlive it.
@@ -262,14 +263,14 @@ class process_job {
     if (code == has_failed) throw llmmem::error(fmt::format("rank {} failed; it said why above", seat));
     if (log_->is_lost() || code == has_lost) throw_lost("the state of ranks that died is on none that lives");
     if (log_->finished() != 0) return;
-    if (log_->alive() == 0 && log_->step() != 0) throw_lost("no rank was left");
+    if (log_->alive() == 0 && log_->step() != 0 && !plan_.is_saved()) throw_lost("no rank was left");
     who.starts_at = now() + plan_.restart_ms * 1'000'000;
   }
 
   [[noreturn]] void throw_lost(const char* why) const {
     throw llmmem::error(fmt::format(
         "step {} is lost: {}; {} bears the loss of any {} of a group at once. Take a redundancy that bears "
-        "more, or start again",
+        "more, or --checkpoint-dir, or start again",
         log_->step(), why, llmmem::to_text(plan_.redundancy), plan_.redundancy.tolerates()));
   }
 

@@ -71,14 +71,18 @@ struct job_result {
   std::string recoveries;
   for (const job_recovery& each : all.recoveries)
     recoveries += (recoveries.empty() ? "" : ", ") + to_json(each);
+  std::string restored;
+  for (const std::uint64_t each : all.restored_from)
+    restored += fmt::format("{}{}", restored.empty() ? "" : ", ", each);
   return fmt::format(
       R"({{"identical": {}, "digest": "{:016x}", "reference_digest": "{:016x}", "ranks": {}, "steps": {}, )"
-      R"("redundancy": "{}", "faults": {}, "deaths": [{}], "steps_repeated": {}, "joined": {}, )"
+      R"("redundancy": "{}", "faults": {}, "deaths": [{}], "steps_repeated": {}, "steps_lost": {}, )"
+      R"("restored_from": [{}], "joined": {}, )"
       R"("recovery_ms": {}, "recoveries": [{}]}})"
       "\n",
       result.identical(), all.digests.empty() ? 0 : all.digests.front(), result.reference, plan.ranks,
-      plan.steps, llmmem::to_text(plan.redundancy), all.faults, deaths, all.steps_repeated, all.joined,
-      to_json(median_recovery(all.recoveries)), recoveries);
+      plan.steps, llmmem::to_text(plan.redundancy), all.faults, deaths, all.steps_repeated, all.steps_lost,
+      restored, all.joined, to_json(median_recovery(all.recoveries)), recoveries);
 }
 
 [[nodiscard]] inline std::string to_text(const job_plan& plan, const job_result& result) {
@@ -99,6 +103,10 @@ struct job_result {
         middle.total_ms(), all.recoveries.size(), worst,
         middle.detect_ms ? fmt::format("{:.1f}", *middle.detect_ms) : "unknown", middle.agree_ms,
         middle.fetch_ms, middle.verify_ms, middle.resume_ms);
+  }
+  if (!all.restored_from.empty()) {
+    text += fmt::format("  checkpoints  {} times loaded, the last of step {}; {} steps were lost\n",
+                        all.restored_from.size(), all.restored_from.back(), all.steps_lost);
   }
   text += fmt::format("  weights      {:016x} on {} ranks; without failures {:016x}: {}\n",
                       all.digests.empty() ? 0 : all.digests.front(), all.digests.size(), result.reference,

@@ -14,14 +14,17 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "survive_failures/events.hpp"
 #include "survive_failures/part_state.hpp"
 #include "survive_failures/plan.hpp"
+#include "survive_failures/saved_job.hpp"
 #include "survive_failures/shard_model.hpp"
 #include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
@@ -33,7 +36,7 @@ namespace survive_failures {
 enum class ending : std::uint8_t {
   finished,  ///< all steps are committed
   out,       ///< the others have gone on without it: a fresh process may take its seat
-  lost,      ///< the state of too many ranks is gone
+  lost,      ///< the state of too many ranks is gone, and nothing is saved
 };
 
 /// One rank: data parallel with a sharded optimizer. A step of N shards and N parts, on any W of N ranks:
@@ -45,6 +48,10 @@ enum class ending : std::uint8_t {
 /// 3. the replica keeps the parts on other ranks as well, and all gather the new weights;
 /// 4. all agree that this went well: then the step is committed. Otherwise it counts for nothing, the next
 ///    epoch begins without the dead and with whom they admit, and all have the version kept last.
+///
+/// With a folder for checkpoints, the state between two steps is saved there now and then. Once more ranks
+/// are lost than the redundancy bears, or none is left that has kept anything, all load the newest
+/// checkpoint, and compute again what came after it.
 ///
 /// So the bits of every step depend on the plan alone: not on who computed what, who died or who came back.
 ///
@@ -61,7 +68,9 @@ class survivor {
         report_(std::move(report)),
         cut_(plan.elements(), plan.ranks),
         model_(plan, text, team_),
-        replica_(ranks, plan.redundancy, cut_.bytes(), cut_.homes()) {}
+        replica_(ranks, plan.redundancy, cut_.bytes(), cut_.homes()) {
+    if (plan.is_saved()) saved_.emplace(plan, text);
+  }
 
   [[nodiscard]] ending run() {
     for (bool is_settled = false;;) {
@@ -69,8 +78,9 @@ class survivor {
       bool well = is_settled || begin_epoch();
       if (is_lost_) return tell(event_kind::lost), ending::lost;
       if (well) {
-        now = attempt::step;
-        well = step();
+        if (is_save_due()) save();
+        now = step_ < plan_.steps ? attempt::step : attempt::end;
+        well = now == attempt::end || step();
       }
       if (!well) {
         tell(event_kind::failed);
@@ -80,7 +90,7 @@ class survivor {
       if (!outcome && outcome.code() == llmmem::errc::no_quorum) return tell(event_kind::out), ending::out;
       const llmmem::agreed& agreed = outcome.value();
       is_settled = conclude(agreed, now, well);
-      if (step_ == plan_.steps && agreed.bits == 1) {
+      if (step_ == plan_.steps && agreed.bits == 1 && (now == attempt::end || !is_save_due())) {
         tell(event_kind::finished, model_.digest());
         return ending::finished;
       }
@@ -90,7 +100,7 @@ class survivor {
 
  private:
   /// In what an agreement found this rank.
-  enum class attempt : std::uint8_t { beginning, step };
+  enum class attempt : std::uint8_t { beginning, step, end };
 
   static constexpr std::uint64_t patience_ns = 60'000'000'000;
 
@@ -105,7 +115,7 @@ class survivor {
   }
   [[nodiscard]] llmmem::collective_call call() const { return {.by = soon(), .tag = 0x6770'0000}; }
 
-  void tell(event_kind kind, std::uint64_t value = 0, double loss = 0) {
+  void tell(event_kind kind, std::uint64_t value = 0, double loss = 0, std::string_view text = {}) {
     job_event event{.kind = kind,
                     .seat = to_index(ranks_->end().self()),
                     .epoch = ranks_->epoch(),
@@ -115,7 +125,19 @@ class survivor {
                     .loss = loss};
     for (const llmmem::seat_id seat : ranks_->seats())
       event.members |= std::uint64_t{1} << to_index(seat);
+    event.say(text);
     report_(event);
+  }
+
+  /// All ranks come to the same: they have loaded the same.
+  [[nodiscard]] bool is_save_due() const { return saved_ && saved_->is_due(step_) && loaded_ != step_; }
+  /// Between two steps, with all ranks. When it fails the training goes on, and what was saved before stays.
+  void save() {
+    std::vector<llmmem::part_bytes> own;
+    for (const llmmem::part_id part : owned_[self()])
+      own.push_back({part, parts_.at(part).bytes()});
+    const save_outcome outcome = saved_->save(*ranks_, step_, own, call());
+    tell(outcome.is_saved ? event_kind::saved : event_kind::unsaved, 0, 0, outcome.trouble);
   }
 
   /// What was agreed on becomes so. @return whether the epoch goes on
@@ -123,6 +145,7 @@ class survivor {
     const bool stays = agreed.bits == 1 && agreed.failed.empty() && agreed.joining.empty();
     if (well && !agreed.failed.empty()) tell(event_kind::failed);
     if (!stays) tell(event_kind::agreed);
+    if (agreed.bits == 1 && in == attempt::end) return stays;
     if (agreed.bits == 1) {
       replica_.commit();
       ++step_;
@@ -137,25 +160,35 @@ class survivor {
   /// Gets this rank to where all are: who owns what, their state, all weights.
   bool begin_epoch() {
     tell(event_kind::began);
-    const auto found = replica_.recover(soon());
-    if (!found) {
-      is_lost_ = found.code() == llmmem::errc::state_lost;
-      return false;
-    }
-    step_ = found->is_there ? found->version : 0;
+    const auto found = find_state();
+    if (!found) return false;
+    step_ = found->step;
+    if (saved_ && !found->is_kept) tell(event_kind::restored, found->saved ? 1 : 0);
     tell(event_kind::fetched, found->moved_bytes);
     assign_parts();
-    if (!found->is_there) model_.draw_weights();
+    const bool is_new = !found->is_kept && !found->saved;
+    if (is_new) model_.draw_weights();
+    loaded_ = found->saved ? std::optional(step_) : std::nullopt;
+    if (found->saved) saved_->load(*found->saved, parts_);
     for (auto& [part, state] : parts_) {
       const value_range at = cut_[part];
-      if (!found->is_there) {
+      if (is_new) {
         state.begin(model_.weights().subspan(at.first, at.count));
-      } else if (const auto bytes = replica_.recovered(part); !bytes.empty()) {
+      } else if (const auto bytes = replica_.recovered(part); found->is_kept && !bytes.empty()) {
         std::memcpy(state.bytes().data(), bytes.data(), bytes.size());
       }
     }
     // Who computes others' parts as well needs all of them once; else weights do.
     return gather(computes_twice() ? 3 : 1) && verify();
+  }
+
+  /// The same on all ranks, or nothing on one at least.
+  [[nodiscard]] std::optional<state_found> find_state() {
+    if (saved_) return saved_->recover(*ranks_, replica_, soon());
+    const auto kept = replica_.recover(soon());
+    is_lost_ = kept.code() == llmmem::errc::state_lost;
+    if (!kept) return std::nullopt;
+    return state_found{kept->is_there, kept->is_there ? kept->version : 0, kept->moved_bytes};
   }
 
   /// Who updates which parts in this epoch: their owners, and with redundant computation who keeps them.
@@ -322,8 +355,10 @@ class survivor {
   train_gpt::worker_team team_{1};
   shard_model model_;
   llmmem::redundant_replica<Ranks> replica_;
+  std::optional<saved_job> saved_{};
 
-  std::uint64_t step_ = 0;  // committed
+  std::uint64_t step_ = 0;                 // committed
+  std::optional<std::uint64_t> loaded_{};  // in this epoch
   double loss_ = 0;
   bool is_lost_ = false;
   std::vector<std::vector<llmmem::part_id>> owned_{};    // by rank

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "survive_failures/events.hpp"
@@ -31,15 +32,20 @@ namespace survive_failures {
 /// seat.
 ///
 /// @par Thread safety   one thread.
-/// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears.
+/// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears and
+///                      nothing is saved.
 class thread_job {
  public:
   /// All outlive it.
   thread_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log)
+      : thread_job(plan, text, log, plan_faults(plan)) {}
+  /// With other faults than the plan's own, kills alone.
+  thread_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log,
+             std::vector<planned_fault> faults)
       : plan_(plan),
         text_(&text),
         log_(&log),
-        faults_(plan_faults(plan)),
+        faults_(std::move(faults)),
         net_(plan.ranks),
         seats_(plan.ranks) {}
   thread_job(const thread_job&) = delete;
@@ -56,7 +62,7 @@ class thread_job {
     for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat)
       start(seat);
     std::unique_lock held(mutex_);
-    while (running_ != 0 && !thrown_ && !log_->is_lost()) {
+    while ((running_ != 0 || is_to_restart()) && !thrown_ && !log_->is_lost()) {
       changed_.wait_for(held, std::chrono::milliseconds(1));
       do_next_fault();
       restart(held);
@@ -108,6 +114,9 @@ class thread_job {
     }
     changed_.notify_all();
   }
+
+  /// All died, and the job is in files.
+  [[nodiscard]] bool is_to_restart() const { return plan_.is_saved() && log_->finished() == 0; }
 
   void restart(std::unique_lock<std::mutex>& held) {
     for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat) {

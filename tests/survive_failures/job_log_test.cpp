@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "support/small_job.hpp"
 #include "survive_failures/report.hpp"
@@ -168,6 +169,67 @@ TEST_SUITE("job_log") {
     job_figures one_other = figures;
     one_other.digests[1] = 78;
     CHECK_FALSE(job_result{one_other, 77}.identical());
+  }
+
+  TEST_CASE("steps before a fallback are lost once, and each checkpoint that is loaded is listed") {
+    told_job job;
+    job.begin();
+    job.all(event_kind::committed, 1, 57, 20, 0b111);
+    job.all(event_kind::began, 2, 57, 30, 0b101);
+    job.all(event_kind::restored, 2, 50, 31, 0b101, 1);
+    CHECK(job.log.step() == 50);
+    job.all(event_kind::committed, 2, 51, 40, 0b101);
+    CHECK(job.log.step() == 51);
+    job.all(event_kind::began, 3, 51, 50, 0b100);
+    job.all(event_kind::restored, 3, 50, 51, 0b100, 1);
+    job.all(event_kind::began, 4, 50, 60, 0b111);
+    job.all(event_kind::restored, 4, 0, 61, 0b111, 0);  // none of those can be loaded any more
+    CHECK(job.log.step() == 0);
+    const job_figures figures = job.log.figures();
+    CHECK(figures.steps_lost == 7 + 1 + 50);
+    CHECK(figures.restored_from == std::vector<std::uint64_t>{50, 50});
+    CHECK(to_json(small_job(3, 40, "mirror:2", 1), {figures, 0})
+              .find(R"("steps_lost": 58, "restored_from": [50, 50], )") != std::string::npos);
+    CHECK(to_text(small_job(3, 40, "mirror:2", 1), {figures, 0})
+              .find("checkpoints  2 times loaded, the last of step 50; 58 steps were lost\n") !=
+          std::string::npos);
+    CHECK(job.kept.text().find("step 50 loaded: 7 steps lost\n") != std::string::npos);
+    CHECK(job.kept.text().find("step 0 begun anew, no checkpoint: 50 steps lost\n") != std::string::npos);
+  }
+
+  TEST_CASE(
+      "fresh ranks that meet when all are dead begin with epoch 1 again, which comes after those before") {
+    told_job job;
+    job.begin();
+    job.all(event_kind::began, 2, 0, 15, 0b111);
+    job.all(event_kind::committed, 2, 7, 20, 0b111);
+    for (std::uint32_t seat = 0; seat < 3; ++seat)
+      job.log.died(seat, SIGKILL);
+    job.begin();
+    CHECK(job.log.epoch() == 3);
+    CHECK_FALSE(job.log.is_whole());
+    job.all(event_kind::committed, 1, 8, 40, 0b111);
+    CHECK(job.log.is_whole());
+    job.begin();
+    CHECK(job.log.epoch() == 4);
+  }
+
+  TEST_CASE("why a step is not saved is told, cut where it is too long for an event") {
+    told_job job;
+    job.begin();
+    job_event event{.kind = event_kind::unsaved, .seat = 1, .epoch = 1, .step = 20};
+    event.say(std::string(300, 'x'));
+    job.log.hear(event);
+    CHECK(job.kept.text().find("rank 1: step 20 is not saved: " + std::string(255, 'x') + "\n") !=
+          std::string::npos);
+    event.kind = event_kind::saved;
+    event.say("");
+    const std::string before = job.kept.text();
+    job.log.hear(event);
+    CHECK(job.kept.text() == before);
+    event.say("no LATEST");
+    job.log.hear(event);
+    CHECK(job.kept.text().find("rank 1: no LATEST\n") != std::string::npos);
   }
 
   TEST_CASE("every start is told with its process, as others read it") {
