@@ -16,18 +16,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
+#include "common/socket_folder.hpp"
 #include "survive_failures/events.hpp"
 #include "survive_failures/fault_plan.hpp"
 #include "survive_failures/job_log.hpp"
@@ -39,15 +36,11 @@ namespace survive_failures {
 
 namespace detail {
 
-[[noreturn]] inline void throw_errno(const char* what) {
-  throw llmmem::system_error(fmt::format("{}: {}", what, std::generic_category().message(errno)));
-}
-
 /// A descriptor, closed at the end.
 class owned_descriptor {
  public:
   explicit owned_descriptor(int number, const char* what) : number_(number) {
-    if (number < 0) throw_errno(what);
+    if (number < 0) example::throw_errno(what);
   }
   owned_descriptor(const owned_descriptor&) = delete;
   owned_descriptor& operator=(const owned_descriptor&) = delete;
@@ -56,27 +49,6 @@ class owned_descriptor {
 
  private:
   int number_;
-};
-
-/// A folder for the sockets of a job, removed with them.
-class socket_folder {
- public:
-  socket_folder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "survive_failures-").string() + std::string(6, 'X');
-    if (::mkdtemp(name.data()) == nullptr) throw_errno(("a folder " + name).c_str());
-    path_ = name;
-  }
-  socket_folder(const socket_folder&) = delete;
-  socket_folder& operator=(const socket_folder&) = delete;
-  ~socket_folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
 };
 
 /// SIGCHLD as something to poll, while this lives.
@@ -124,7 +96,7 @@ class process_job {
   process_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log)
       : plan_(plan), text_(&text), log_(&log), faults_(plan_faults(plan)), children_(plan.ranks) {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) detail::throw_errno("a pipe");
+    if (::pipe2(ends, O_CLOEXEC) != 0) example::throw_errno("a pipe");
     events_.emplace(ends[0], "a pipe");
     into_events_.emplace(ends[1], "a pipe");
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -175,7 +147,7 @@ class process_job {
     std::fflush(nullptr);
     const pid_t supervisor = ::getpid();
     const pid_t pid = ::fork();
-    if (pid < 0) detail::throw_errno("a process for a rank");
+    if (pid < 0) example::throw_errno("a process for a rank");
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != supervisor) ::_exit(has_failed);
@@ -330,7 +302,7 @@ class process_job {
   job_plan plan_;
   const train_gpt::corpus* text_;
   job_log* log_;
-  detail::socket_folder folder_{};
+  example::socket_folder folder_{};
   detail::child_signal children_signal_{};
   std::optional<detail::owned_descriptor> events_{};
   std::optional<detail::owned_descriptor> into_events_{};

@@ -55,6 +55,7 @@
 #include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/reduce_op.hpp>
+#include <llmmem/comm/reduction_buckets.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/comm/transport.hpp>
