@@ -105,8 +105,8 @@ class communicator {
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept;
 
   /// Becomes a member: of the first epoch, when all seats are taken by fresh processes, or of the next, when
-  /// the members admit it. `errc::peer_timed_out` names a seat that is missing; it may be called again. It may
-  /// return in an epoch that is revoked already: then agree.
+  /// the members admit it. `errc::peer_timed_out` names a seat that is missing; it may be called again. The
+  /// epoch may be revoked already when it returns: then agree.
   result<void> join(deadline by);
 
   /// 0 before it has joined.
