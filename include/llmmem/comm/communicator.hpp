@@ -58,9 +58,10 @@ struct communicator_stats {
 ///     communicator ranks(endpoint);
 ///     ranks.join(ranks.after(10'000'000'000)).value();
 ///     for (...) {
-///       if (auto done = ring_all_reduce(ranks, gradients, ...)) { ...; continue; }
-///       ranks.revoke();                                     // others may wait for who is well
-///       const agreed outcome = ranks.agree(my_bits, ranks.after(1'000'000'000)).value();
+///       const auto done = all_reduce(ranks, gradients, sum_f32, call);
+///       if (!done) ranks.revoke();                          // others may wait for who is well
+///       const agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(30'000'000'000)).value();
+///       if (outcome.bits == 1 && outcome.failed.empty()) continue;
 ///       ranks.shrink(outcome);                              // without the dead, ranks numbered anew
 ///       ...                                                 // bring the state to where all can go on
 ///     }
@@ -86,8 +87,7 @@ struct communicator_stats {
 ///      agreement 4 messages of some hundred bytes for each other rank.
 /// @par Thread safety   one thread at a time. (The endpoint's `wake` is for any.)
 /// @par Errors          `result`s as above, `errc::out_of_range` for ranks there are not, `errc::not_joined`
-///      before `join` has succeeded. Want of memory
-///      throws `std::bad_alloc`, out of what waits.
+///      before `join` has succeeded. Want of memory throws `std::bad_alloc`, out of what waits.
 /// @par Source          the calls and what they promise: User Level Failure Mitigation (Bland et al., IJHPCA
 ///      2013).
 template <endpoint E>
