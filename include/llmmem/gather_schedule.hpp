@@ -94,8 +94,7 @@ struct gather_schedule_stats {
 /// @par Complexity      a use O(steps of the plan at it).
 /// @par Thread safety   one thread; the gathers run on the queue's.
 /// @par Errors          the constructor throws `argument_error` for a plan of other scopes or uses; `next`
-/// and
-///                      `end_iteration` return what a gather failed with.
+///                      and `end_iteration` return what a gather failed with.
 template <class State>
 class gather_schedule {
  public:

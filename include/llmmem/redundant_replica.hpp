@@ -75,7 +75,7 @@ struct replica_options {
 
 /// What `recover` found.
 struct recovered_state {
-  bool is_there = false;            ///< else nobody has kept anything: all begin anew, or from a checkpoint
+  bool is_there = false;            ///< else no member has anything kept: begin anew, or from a checkpoint
   std::uint64_t version = 0;        ///< that all parts are of
   std::uint64_t moved_bytes = 0;    ///< between ranks
   std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost
@@ -103,19 +103,17 @@ struct replica_stats {
 ///       if (all agree that theirs is kept) replica.commit(); else replica.drop();
 ///     }
 ///
-/// - **Two phases, as with files.** A version counts once it is committed, by all or by none: the agreement
-/// in
-///   between is the caller's, `communicator::agree`, since it decides more than that. Who dies at any moment,
-///   the version before is whole, or the new one is: a step is repeated at most once.
+/// - **Two phases, as with files.** A version counts once it is committed, by all or by none: the
+///   agreement in between is the caller's, `communicator::agree`, since it decides more than that. Who dies
+///   at any moment, the version before is whole, or the new one is: a step is repeated at most once.
+/// - **Before the first commit there is nothing to give back**: `recovered_state::is_there` is false, in
+///   whatever epoch. A step that was begun has changed the parts all the same: load the initial state again.
 /// - **Memory**: the own parts once, and what the scheme asks for (`redundancy_scheme::extra_bytes`), for
-/// each
-///   version held: the committed one, and between `keep` and `commit` the new one.
-/// - **A smaller world** than the scheme's groups has the nearest scheme that fits, see `scheme_for`; alone,
-/// a
-///   rank keeps but its own. `tolerates()` tells what the members of now could lose.
+///   each version held: the committed one, and between `keep` and `commit` the new one.
+/// - **A smaller world** than the scheme's groups has the nearest scheme that fits, see `scheme_for`;
+///   alone, a rank keeps but its own. `tolerates()` tells what the members of now could lose.
 /// - **Checked**: each part has a CRC-32C, made when it is kept, which all ranks know. What comes back is
-/// held
-///   to it: `errc::message_damaged`, never wrong bytes.
+///   held to it: `errc::message_damaged`, never wrong bytes.
 /// - **Redundant computation** (`redundancy_kind::compute`): no state is sent. Who keeps a part for another
 ///   computes it as well, and gives it to `keep` beside its own: `wards()`. Checksums are compared: a part
 ///   that came out differently on the two is `errc::checksum_differs`, its index that part, and neither is
@@ -132,8 +130,10 @@ struct replica_stats {
 template <seated_transport T, seat_placement Place = any_seats<>>
 class redundant_replica {
  public:
-  /// @param sizes  bytes of each part, the same on all ranks.
-  /// @param homes  the seat of each part.
+  /// The transport outlives it. The scheme, sizes and homes must be the same on all ranks: that is not
+  /// checked.
+  /// @param sizes  bytes of each part.
+  /// @param homes  the seat of each part. While nobody sits there, another rank owns the part.
   /// @throws argument_error  when these two differ in number.
   redundant_replica(T& ranks, const redundancy_scheme& scheme, std::span<const std::uint64_t> sizes,
                     std::span<const seat_id> homes, Place place = Place(),
@@ -145,7 +145,8 @@ class redundant_replica {
   /// anything else; again, if it failed, in the next. Afterwards `recovered(part)` has the bytes of what this
   /// rank owns, until the next `commit`.
   /// @return `errc::state_lost` when more ranks were lost than the scheme bears, for all ranks alike:
-  ///      `lost()`. Then go back to a checkpoint, and `forget`.
+  ///      `lost()`. Then `forget`, and go back to a checkpoint: `mine()` are the parts to load, and the epoch
+  ///      goes on. Without `forget` the next `recover` comes to the same.
   result<recovered_state> recover(deadline by);
   /// @pre `recover` has found something, and this rank owns the part
   [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept;
@@ -167,7 +168,9 @@ class redundant_replica {
 
   /// Keeps a version: of all parts that this rank owns, and under `compute` of its wards. Their bytes are
   /// copied, and may be changed when it returns.
-  /// @return `errc::size_mismatch` for parts that are missing, not its own, or of another size.
+  /// @return `errc::size_mismatch` for parts that are missing, not its own, or of another size: wanted and
+  ///      found are its bytes, wanted 0 where it is not its own, found 0 where it is missing. Before
+  ///      `recover` no part is its own.
   result<void> keep(std::uint64_t version, std::span<const part_bytes> parts, deadline by);
   /// What was kept last is the version that counts. @pre all ranks have kept it
   void commit() noexcept;

@@ -68,10 +68,9 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///   it for failed, too. A member that is told that itself has failed hears no more from him who says so, but
 ///   tells nobody: it may be wrong about itself alone, and must not take others with it.
 /// - **Who may decide.** When all others are dead for certain, whoever is left. When some are or were
-/// suspected,
-///   and may therefore have agreed on something else, whether they live now or not, more than half of the
-///   epoch's members, the dead ones counted; of two equal halves the one with the lowest member. So two
-///   halves that cannot hear each other do not both go on: `has_quorum`.
+///   suspected, and may therefore have agreed on something else, whether they live now or not, more than
+///   half of the epoch's members, the dead ones counted; of two equal halves the one with the lowest member.
+///   So two halves that cannot hear each other do not both go on: `has_quorum`.
 /// - What was decided is the same for all that live and get an outcome. One that died may have got another,
 ///   when all that knew it died with it.
 ///

@@ -20,8 +20,7 @@ namespace llmmem::inline v0 {
 enum class reduce_way : std::uint8_t {
   /// Everybody sends each its part, and who gets all of one adds them in the order of the ranks: so the bits
   /// of a sum depend on the ranks' number alone, not on where the parts begin. n (N - 1) / N bytes to send
-  /// for
-  /// a reduce-scatter, in N - 1 messages; an all-reduce of little data sends all to all instead.
+  /// for a reduce-scatter, in N - 1 messages; an all-reduce of little data sends all to all instead.
   direct,
   /// Round a ring, each to the next: the same bytes, two neighbours only. The order of a sum begins with the
   /// rank after the one whose part it is. Gibiansky, "Bringing HPC techniques to deep learning", 2017.

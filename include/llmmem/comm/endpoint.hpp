@@ -112,8 +112,7 @@ static_assert(frame_handler<any_frame_handler>);
 /// - `now_ns()`            the clock that deadlines are of. Never goes back.
 /// - `frame_bytes()`       the most bytes that a frame of data may have; at least `max_told_bytes`.
 /// - `is_connected(seat)`  whether somebody is there who can be sent to, for all that is known: between
-/// `came`
-///                         and `died`.
+///                         `came` and `died`.
 /// - `send(to, header, bytes, by, handler)`
 ///                         a frame of data. Returns once the bytes may be written again, which does not mean
 ///                         that they have come. Meanwhile it takes what comes, so that two who send to each
@@ -129,8 +128,7 @@ static_assert(frame_handler<any_frame_handler>);
 /// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has: no is
 ///                         the answer also when it was only woken, before its time.
 /// - `withdraw(from)`      takes back a room that was given and not yet told as arrived: the rest of that
-/// frame
-///                         is dropped.
+///                         frame is dropped.
 /// - `give_up(seat)`       hears and sends no more there, until a fresh process comes. What was told before
 ///                         still goes, as far as it does without waiting. Whoever sits there must not take it
 ///                         for a death: it is told, or the connection stays.

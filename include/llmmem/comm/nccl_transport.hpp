@@ -95,10 +95,9 @@ struct nccl_stats {
 /// - **Agreement**: `agree` of this, not of the side channel, so that a `join` or `shrink` that was cut short
 ///   ends first. The side channel is not used otherwise while it has a transport over it, but for messages.
 /// - **Epochs**: `shrink` lets NCCL shrink its communicator (NCCL_SHRINK_ABORT), and aborts the one before:
-/// it
-///   is never destroyed. It makes a fresh one instead when any rank had to abort its own, or when nobody is
-///   excluded, which NCCL does not take. `admit` grows it where NCCL can (2.29), nobody has failed, and all
-///   who join have higher seats: NCCL numbers them last; else it makes a fresh one.
+///   it is never destroyed. It makes a fresh one instead when any rank had to abort its own, or when nobody
+///   is excluded, which NCCL does not take. `admit` grows it where NCCL can (2.29), nobody has failed, and
+///   all who join have higher seats: NCCL numbers them last; else it makes a fresh one.
 /// - **One communicator a device**: NCCL allows it. It must not be used by another thread meanwhile.
 ///
 /// @par Complexity      a call some microseconds above NCCL's, and up to `look_ns` late. A new epoch two

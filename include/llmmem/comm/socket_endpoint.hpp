@@ -47,7 +47,7 @@ enum class on_reset : std::uint8_t {
 struct socket_options {
   seat_id seat{};
   std::uint32_t seats = 1;
-  std::string folder{};                  ///< for Unix sockets: each listens at `seat-<n>.sock` in it; or
+  std::string folder{};                  ///< that is there, for Unix sockets, at `seat-<n>.sock` in it; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
   /// What all must prove to know. Over Unix sockets it may be empty: there, all must be of one user anyway.
   std::string secret{};
@@ -118,15 +118,15 @@ struct socket_stats {
 /// is refused, and tries again. That is never the same process again.
 ///
 /// @par Complexity      a frame: one system call to send, one or two to receive, and one to sleep.
-/// About
-///      24 KiB for each seat that was ever connected, and address space of `frame_bytes` + `told_bytes`.
+///      About 24 KiB for each seat that was ever connected, and address space of `frame_bytes` +
+///      `told_bytes`.
 /// @par Thread safety   one thread at a time, but `wake`. Not to be used in a forked child.
 /// @par Errors          the constructor: `argument_error`, `system_error`. `send`: as `endpoint` says, and
 ///      `errc::out_of_range` for a frame longer than `frame_bytes()`. `send` and `poll` throw
 ///      `std::bad_alloc` when there is no memory for a seat that connects: it is then tried again.
 /// @par Source          heartbeats with certain knowledge where there is some: Gupta, Chandra and Goldszmidt,
-/// "On
-///      scalable and efficient distributed failure detectors", PODC 2001, for the terms; `pidfd_open(2)`.
+///      "On scalable and efficient distributed failure detectors", PODC 2001, for the terms;
+///      `pidfd_open(2)`.
 class socket_endpoint {
  public:
   explicit socket_endpoint(socket_options options);

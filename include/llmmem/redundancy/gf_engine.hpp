@@ -17,10 +17,11 @@ namespace llmmem::inline v0 {
 
 /// A matrix of coefficients over GF(2^8), times sources. Every engine gives the same bytes.
 ///
-///     E::matrix                      the coefficients in the engine's form, immutable once made; default:
-///     none prepare(coefficients, columns) row by row, a row for each destination, a column for each source;
-///     sizes
-///                                    are a precondition. The only operation that allocates
+///     E::matrix                                   the coefficients in the engine's form, immutable once
+///                                                 made; default: none
+///     prepare(coefficients, columns)              row by row, a row for each destination, a column for
+///                                                 each source; sizes are a precondition. The only
+///                                                 operation that allocates
 ///     multiply(m, sources, destinations, bytes)   destinations = m * sources
 ///     add(m, column, source, destinations, bytes) destinations += m's column * source
 ///

@@ -55,9 +55,8 @@ class reed_solomon {
 
   /// Makes all parity pieces from all data pieces.
   /// @return `errc::size_mismatch` for another number of spans than the shape's (wanted = that, found =
-  /// spans),
-  ///         `errc::past_the_bytes` when data piece `index` is longer than a parity piece. Nothing is then
-  ///         written.
+  ///         spans), `errc::past_the_bytes` when data piece `index` is longer than a parity piece. Nothing is
+  ///         then written.
   result<void> encode(std::span<const std::span<const std::byte>> data,
                       std::span<const std::span<std::byte>> parity) const noexcept {
     const failure why = check(data, parity, "reed_solomon::encode");
