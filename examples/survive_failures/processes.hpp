@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/socket_folder.hpp"
+#include "common/standard_streams.hpp"
 #include "survive_failures/events.hpp"
 #include "survive_failures/fault_plan.hpp"
 #include "survive_failures/job_log.hpp"
@@ -120,6 +121,7 @@ class process_job {
       wait();
       hear();
       reap();
+      if (log_->is_lost()) throw_lost(lost_text);
       run_timers();
       plan_next_fault();
       watch_progress();
@@ -134,6 +136,7 @@ class process_job {
   static constexpr int is_out = 10;
   static constexpr int has_lost = 11;
   static constexpr int has_failed = 12;
+  static constexpr const char* lost_text = "the state of ranks that died is on none that lives";
 
   struct child {
     pid_t pid = -1;
@@ -183,8 +186,7 @@ class process_job {
           return has_lost;
       }
     } catch (const std::exception& failed) {
-      fmt::print(stderr, "rank {}: {}\n", seat, failed.what());
-      std::fflush(stderr);
+      example::tell(stderr, "rank {}: {}\n", seat, failed.what());
     }
     return has_failed;
   }
@@ -233,7 +235,7 @@ class process_job {
     if (code == has_finished) return;
     log_->died(seat, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     if (code == has_failed) throw llmmem::error(fmt::format("rank {} failed; it said why above", seat));
-    if (log_->is_lost() || code == has_lost) throw_lost("the state of ranks that died is on none that lives");
+    if (log_->is_lost() || code == has_lost) throw_lost(lost_text);
     if (log_->finished() != 0) return;
     if (log_->alive() == 0 && log_->step() != 0 && !plan_.is_saved()) throw_lost("no rank was left");
     who.starts_at = now() + plan_.restart_ms * 1'000'000;
