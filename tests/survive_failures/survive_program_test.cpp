@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
@@ -79,6 +80,7 @@ class running {
   }
   [[nodiscard]] ending wait() { return child_.wait(); }
   [[nodiscard]] std::string out() const { return contents_of(folder_.file("out")); }
+  void send(int signal) const { child_.send(signal); }
 
  private:
   temporary_folder folder_{};
@@ -209,5 +211,29 @@ TEST_SUITE("survive_failures") {
     const std::string notes = run.notes();
     CAPTURE(notes);
     CHECK(notes.find(" is lost: ") != std::string::npos);
+  }
+
+  TEST_CASE("asked to end it leaves no process and no folder behind") {
+    for (const int signal : {SIGINT, SIGTERM}) {
+      const temporary_folder temporary;
+      REQUIRE(::setenv("TMPDIR", temporary.path().c_str(), 1) == 0);
+      running run({"--steps", "1000000"});
+      REQUIRE(::unsetenv("TMPDIR") == 0);
+      run.wait_for_step(1000);
+      const auto has_sockets = [&] {  // beside the folder of this run's output
+        return std::ranges::any_of(
+            std::filesystem::directory_iterator(temporary.path()),
+            [](const auto& each) { return each.path().filename().string().starts_with("llmmem-ranks-"); });
+      };
+      CHECK(has_sockets());
+      run.send(signal);
+      CHECK(run.wait().status == 1);
+      const std::string notes = run.notes();
+      CHECK(notes.find(signal == SIGINT ? "SIGINT ended it at step " : "SIGTERM ended it at step ") !=
+            std::string::npos);
+      for (const started_rank& each : starts_in(notes))
+        CHECK(::kill(each.pid, 0) != 0);
+      CHECK_FALSE(has_sockets());
+    }
   }
 }
