@@ -21,6 +21,7 @@
 #include <system_error>
 #include <vector>
 
+#include "common/standard_streams.hpp"
 #include "common/text.hpp"
 
 namespace example {
@@ -113,12 +114,12 @@ template <class Parse, class Work>
     }
     return exit_status::success;
   } catch (const usage_error& wrong) {
-    fmt::print(notes, "{0}: {1}\nrun {0} --help for the options\n", which.name, wrong.what());
+    tell(notes, "{0}: {1}\nrun {0} --help for the options\n", which.name, wrong.what());
     return exit_status::wrong_usage;
   } catch (const std::bad_alloc&) {
-    fmt::print(notes, "{}: out of memory; {}\n", which.name, which.too_large);
+    tell(notes, "{}: out of memory; {}\n", which.name, which.too_large);
   } catch (const std::exception& failed) {
-    fmt::print(notes, "{}: {}\n", which.name, failed.what());
+    tell(notes, "{}: {}\n", which.name, failed.what());
   }
   return exit_status::failure;
 }

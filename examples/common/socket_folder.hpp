@@ -26,8 +26,13 @@ class socket_folder {
  public:
   /// @throws llmmem::system_error
   socket_folder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "llmmem-ranks-").string() + std::string(6, 'X');
+    std::error_code none;
+    const std::filesystem::path where = std::filesystem::temp_directory_path(none);
+    if (none) {
+      throw llmmem::system_error("a folder for the ranks' sockets: TMPDIR: " + none.message() +
+                                 "; set it to one that can be written to");
+    }
+    std::string name = (where / "llmmem-ranks-").string() + std::string(6, 'X');
     if (::mkdtemp(name.data()) == nullptr) throw_errno("a folder " + name);
     path_ = name;
   }

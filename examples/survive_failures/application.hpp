@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/program.hpp"
+#include "common/standard_streams.hpp"
 #include "common/text.hpp"
 #include "survive_failures/command_line.hpp"
 #include "survive_failures/fault_plan.hpp"
@@ -36,8 +37,8 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
   const train_gpt::corpus text(from.name, std::move(from.text), asked.plan.shape);
   if (asked.plan.is_saved()) {
     if (const auto step = saved_job(asked.plan, text).newest())
-      fmt::print(notes, "goes on from step {} in {}\n", *step,
-                 example::printable(asked.plan.checkpoint_dir, 512));
+      example::tell(notes, "goes on from step {} in {}\n", *step,
+                    example::printable(asked.plan.checkpoint_dir, 512));
   }
   job_log log(asked.plan, notes);
   switch (asked.plan.transport) {
@@ -51,7 +52,7 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
       run_simulated(asked.plan, plan_faults(asked.plan), text, log);
       break;
   }
-  fmt::print(notes, "the same without ranks, messages and failures ...\n");
+  example::tell(notes, "the same without ranks, messages and failures ...\n");
   const std::size_t threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
   const job_result result{log.figures(), reference_digest(asked.plan, text, threads)};
   example::write(out, asked.json ? to_json(asked.plan, result) : to_text(asked.plan, result),

@@ -54,6 +54,8 @@ struct job_figures {
       return "SIGTERM";
     case SIGINT:
       return "SIGINT";
+    case SIGHUP:
+      return "SIGHUP";
     case SIGSEGV:
       return "SIGSEGV";
     case SIGABRT:

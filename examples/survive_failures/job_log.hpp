@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/standard_streams.hpp"
 #include "survive_failures/events.hpp"
 #include "survive_failures/job_figures.hpp"
 #include "survive_failures/plan.hpp"
@@ -26,7 +27,7 @@ class job_log {
  public:
   /// @param notes  gets the table; outlives it.
   job_log(const job_plan& plan, std::FILE* notes) : plan_(plan), notes_(notes), seats_(plan.ranks) {
-    fmt::print(notes_, "{:>7}  {:>8}  {:>6}  {:>9}  {}\n", "step", "loss", "alive", "recovery", "event");
+    example::tell(notes_, "{:>7}  {:>8}  {:>6}  {:>9}  {}\n", "step", "loss", "alive", "recovery", "event");
   }
 
   /// @name Told by whoever runs the ranks
@@ -34,8 +35,7 @@ class job_log {
   void started(std::uint32_t seat, std::int64_t pid) {
     seats_[seat].is_alive = true;
     seats_[seat].pid = pid;
-    fmt::print(notes_, "rank {} pid {}\n", seat, pid);
-    std::fflush(notes_);
+    example::tell(notes_, "rank {} pid {}\n", seat, pid);
   }
   /// @param signals  several ranks at the same moment.
   void fault(const std::vector<std::uint32_t>& seats, int signal, std::uint64_t at_ns) {
@@ -182,12 +182,14 @@ class job_log {
     bool is_restored = false;
   };
 
-  /// Epochs are counted from 1 again when all ranks died, and fresh ones meet; here they go on.
+  /// Epochs are counted from 1 again when all ranks died, and fresh ones meet; here they go on. What was
+  /// committed before is lost where nothing was saved, though some fresh one lived at each moment.
   void begin_world(std::uint32_t seat) {
     const std::uint64_t bit = std::uint64_t{1} << seat;
     if ((world_ & bit) != 0) {
       epochs_before_ = epoch_;
       world_ = 0;
+      is_lost_ = is_lost_ || (step_ != 0 && !plan_.is_saved());
     }
     world_ |= bit;
   }
@@ -249,10 +251,9 @@ class job_log {
   }
 
   void row(const std::string& text) {
-    fmt::print(notes_, "{:>7}  {:>8.4f}  {:>6}  {:>9}  {}\n", step_, loss_,
-               fmt::format("{}/{}", alive(), plan_.ranks),
-               recovered_ms_ ? fmt::format("{:.1f} ms", *recovered_ms_) : "", text);
-    std::fflush(notes_);
+    example::tell(notes_, "{:>7}  {:>8.4f}  {:>6}  {:>9}  {}\n", step_, loss_,
+                  fmt::format("{}/{}", alive(), plan_.ranks),
+                  recovered_ms_ ? fmt::format("{:.1f} ms", *recovered_ms_) : "", text);
   }
 
   job_plan plan_;

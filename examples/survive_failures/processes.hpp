@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/socket_folder.hpp"
+#include "common/standard_streams.hpp"
 #include "survive_failures/events.hpp"
 #include "survive_failures/fault_plan.hpp"
 #include "survive_failures/job_log.hpp"
@@ -51,21 +52,26 @@ class owned_descriptor {
   int number_;
 };
 
-/// SIGCHLD as something to poll, while this lives.
-class child_signal {
+/// SIGCHLD, and what asks the program to end, as something to poll, while this lives.
+class awaited_signals {
  public:
-  child_signal() : descriptor_(begin(before_), "a signalfd") {}
-  child_signal(const child_signal&) = delete;
-  child_signal& operator=(const child_signal&) = delete;
-  ~child_signal() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  awaited_signals() : descriptor_(begin(before_), "a signalfd") {}
+  awaited_signals(const awaited_signals&) = delete;
+  awaited_signals& operator=(const awaited_signals&) = delete;
+  ~awaited_signals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
   [[nodiscard]] int get() const noexcept { return descriptor_.get(); }
   /// In a child, which is to get its own.
   void give_back() const noexcept { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  void drain() const noexcept {
+  /// Takes what has come. @return a signal that asks the program to end, or 0
+  [[nodiscard]] int drain() const noexcept {
+    int asked = 0;
     signalfd_siginfo told{};
     while (::read(descriptor_.get(), &told, sizeof told) > 0) {
+      const auto signal = static_cast<int>(told.ssi_signo);
+      if (signal != SIGCHLD) asked = signal;
     }
+    return asked;
   }
 
  private:
@@ -73,6 +79,11 @@ class child_signal {
     sigset_t wanted;
     ::sigemptyset(&wanted);
     ::sigaddset(&wanted, SIGCHLD);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction now{};
+      // Who started it in the background, or with nohup, wants it not to hear them.
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&wanted, signal);
+    }
     ::sigprocmask(SIG_BLOCK, &wanted, &before);
     return ::signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
   }
@@ -88,8 +99,8 @@ class child_signal {
 ///
 /// @par Thread safety   one thread, in a program that has no other.
 /// @par Errors          `llmmem::error` when more was lost than the redundancy bears and nothing is saved,
-///                      when a rank fails for another reason than a death, and when nothing happens for a
-///                      minute.
+///                      when a rank fails for another reason than a death, when nothing happens for a
+///                      minute, and when SIGINT, SIGTERM or SIGHUP asks for it: so that nothing is left.
 class process_job {
  public:
   /// All outlive it.
@@ -120,6 +131,7 @@ class process_job {
       wait();
       hear();
       reap();
+      if (log_->is_lost()) throw_lost(lost_text);
       run_timers();
       plan_next_fault();
       watch_progress();
@@ -134,6 +146,7 @@ class process_job {
   static constexpr int is_out = 10;
   static constexpr int has_lost = 11;
   static constexpr int has_failed = 12;
+  static constexpr const char* lost_text = "the state of ranks that died is on none that lives";
 
   struct child {
     pid_t pid = -1;
@@ -151,7 +164,7 @@ class process_job {
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != supervisor) ::_exit(has_failed);
-      children_signal_.give_back();
+      signals_.give_back();
       ::_exit(live(seat));
     }
     children_[seat] = {.pid = pid};
@@ -183,8 +196,7 @@ class process_job {
           return has_lost;
       }
     } catch (const std::exception& failed) {
-      fmt::print(stderr, "rank {}: {}\n", seat, failed.what());
-      std::fflush(stderr);
+      example::tell(stderr, "rank {}: {}\n", seat, failed.what());
     }
     return has_failed;
   }
@@ -194,7 +206,7 @@ class process_job {
     if (fault_at_ != never) until = std::min(until, fault_at_);
     for (const child& each : children_)
       until = std::min({until, each.starts_at, each.continues_at});
-    pollfd of[2] = {{events_->get(), POLLIN, 0}, {children_signal_.get(), POLLIN, 0}};
+    pollfd of[2] = {{events_->get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
     const std::uint64_t left = until > now() ? until - now() : 0;
     const timespec timeout{static_cast<time_t>(left / second), static_cast<long>(left % second)};
     static_cast<void>(::ppoll(of, 2, &timeout, nullptr));
@@ -209,7 +221,8 @@ class process_job {
   }
 
   void reap() {
-    children_signal_.drain();
+    if (const int asked = signals_.drain(); asked != 0)
+      throw llmmem::error(fmt::format("{} ended it at step {}", signal_name(asked), log_->step()));
     int status = 0;
     for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
       const auto who = std::ranges::find(children_, pid, &child::pid);
@@ -233,7 +246,7 @@ class process_job {
     if (code == has_finished) return;
     log_->died(seat, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     if (code == has_failed) throw llmmem::error(fmt::format("rank {} failed; it said why above", seat));
-    if (log_->is_lost() || code == has_lost) throw_lost("the state of ranks that died is on none that lives");
+    if (log_->is_lost() || code == has_lost) throw_lost(lost_text);
     if (log_->finished() != 0) return;
     if (log_->alive() == 0 && log_->step() != 0 && !plan_.is_saved()) throw_lost("no rank was left");
     who.starts_at = now() + plan_.restart_ms * 1'000'000;
@@ -303,7 +316,7 @@ class process_job {
   const train_gpt::corpus* text_;
   job_log* log_;
   example::socket_folder folder_{};
-  detail::child_signal children_signal_{};
+  detail::awaited_signals signals_{};
   std::optional<detail::owned_descriptor> events_{};
   std::optional<detail::owned_descriptor> into_events_{};
   std::vector<planned_fault> faults_;

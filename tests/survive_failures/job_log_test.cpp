@@ -237,4 +237,16 @@ TEST_SUITE("job_log") {
     job.begin();
     CHECK(job.kept.text().find("\nrank 2 pid 52\n") != std::string::npos);
   }
+
+  TEST_CASE("a first epoch that begins anew has lost what was committed, where nothing is saved") {
+    told_job job;
+    job.begin();
+    job.log.hear({.kind = event_kind::began, .seat = 1, .epoch = 1, .members = 0b111});
+    CHECK_FALSE(job.log.is_lost());  // nothing was committed
+    job.all(event_kind::began, 1, 0, 20, 0b101);
+    job.all(event_kind::committed, 1, 8, 40, 0b111);
+    CHECK_FALSE(job.log.is_lost());
+    job.log.hear({.kind = event_kind::began, .seat = 1, .epoch = 1, .members = 0b111});
+    CHECK(job.log.is_lost());
+  }
 }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
@@ -79,6 +80,7 @@ class running {
   }
   [[nodiscard]] ending wait() { return child_.wait(); }
   [[nodiscard]] std::string out() const { return contents_of(folder_.file("out")); }
+  void send(int signal) const { child_.send(signal); }
 
  private:
   temporary_folder folder_{};
@@ -172,5 +174,66 @@ TEST_SUITE("survive_failures") {
           std::string::npos);
     for (const started_rank& each : starts_in(notes))
       CHECK(::kill(each.pid, 0) != 0);
+  }
+
+  TEST_CASE("it goes on, and its result is whole, when what it tells of itself cannot be written") {
+    for (const std::string notes : {"2>/dev/full", "2>&-", "0<&- 2>&-"}) {
+      CAPTURE(notes);
+      const temporary_folder folder;
+      std::string line = "exec " + program;
+      for (const std::string& each : run_of({"--ranks", "3", "--steps", "40", "--faults", "2", "--restart-ms",
+                                             "5", "--silence-ms", "200"}))
+        line += " '" + each + "'";
+      child_process child("/bin/sh", {"-c", line + " " + notes}, folder.file("out"), folder.file("notes"));
+      CHECK(child.wait().status == 0);
+      CHECK(nlohmann::json::parse(contents_of(folder.file("out")))["identical"] == true);
+    }
+  }
+
+  TEST_CASE("when only a fresh rank is left of all, which knew nothing yet, it ends with an error") {
+    running run({"--ranks", "3", "--steps", "100000", "--restart-ms", "20"});
+    run.wait_for_step(5000);
+    const pid_t first = run.pid_of(0);
+    CHECK(::kill(first, SIGKILL) == 0);
+    pid_t fresh = first;
+    for (int i = 0; i < 20'000 && fresh == first; ++i) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      fresh = run.pid_of(0);
+    }
+    REQUIRE(fresh != first);
+    // It lives all the while, and is not heard before the others are dead.
+    CHECK(::kill(fresh, SIGSTOP) == 0);
+    CHECK(::kill(run.pid_of(1), SIGKILL) == 0);
+    CHECK(::kill(run.pid_of(2), SIGKILL) == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(::kill(fresh, SIGCONT) == 0);
+    CHECK(run.wait().status == 1);
+    const std::string notes = run.notes();
+    CAPTURE(notes);
+    CHECK(notes.find(" is lost: ") != std::string::npos);
+  }
+
+  TEST_CASE("asked to end it leaves no process and no folder behind") {
+    for (const int signal : {SIGINT, SIGTERM}) {
+      const temporary_folder temporary;
+      REQUIRE(::setenv("TMPDIR", temporary.path().c_str(), 1) == 0);
+      running run({"--steps", "1000000"});
+      REQUIRE(::unsetenv("TMPDIR") == 0);
+      run.wait_for_step(1000);
+      const auto has_sockets = [&] {  // beside the folder of this run's output
+        return std::ranges::any_of(
+            std::filesystem::directory_iterator(temporary.path()),
+            [](const auto& each) { return each.path().filename().string().starts_with("llmmem-ranks-"); });
+      };
+      CHECK(has_sockets());
+      run.send(signal);
+      CHECK(run.wait().status == 1);
+      const std::string notes = run.notes();
+      CHECK(notes.find(signal == SIGINT ? "SIGINT ended it at step " : "SIGTERM ended it at step ") !=
+            std::string::npos);
+      for (const started_rank& each : starts_in(notes))
+        CHECK(::kill(each.pid, 0) != 0);
+      CHECK_FALSE(has_sockets());
+    }
   }
 }

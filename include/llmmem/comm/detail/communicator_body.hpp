@@ -192,6 +192,9 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   epoch_ = epoch;
   ++stats_.epochs;
   rank_ = *rank_of(end_->self());
+  // Of a message that nobody asked for a part may have come: its rest has no room any more.
+  for (std::uint32_t seat = 0; seat < end_->seats(); ++seat)
+    end_->withdraw(seat_id{seat});
   inbox_.clear();
   fresh_ -= newcomers;
   waiting_ -= newcomers;
