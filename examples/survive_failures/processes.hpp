@@ -288,7 +288,7 @@ class process_job {
     const int signal = fault.kind == fault_kind::kill ? SIGKILL : SIGSTOP;
     log_->fault(fault.seats, signal, time);
     for (const std::uint32_t seat : fault.seats) {
-      ::kill(children_[seat].pid, signal);
+      if (children_[seat].pid > 0) ::kill(children_[seat].pid, signal);
       if (fault.kind == fault_kind::pause) {
         children_[seat].continues_at = time + plan_.silence_ms * 1'000'000 / 4;
         log_->note(fmt::format("rank {} stands still for a while", seat));

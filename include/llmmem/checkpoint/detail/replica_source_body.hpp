@@ -30,7 +30,7 @@ class number_gathering {
       blocks.push_back(blocks.back() + each * sizeof(std::uint64_t));
     std::vector<std::uint64_t> gathered(static_cast<std::size_t>(blocks.back() / sizeof(std::uint64_t)));
     const auto first = static_cast<std::size_t>(blocks[to_index(ranks_->rank())] / sizeof(std::uint64_t));
-    std::copy(mine.begin(), mine.end(), gathered.begin() + static_cast<std::ptrdiff_t>(first));
+    std::ranges::copy(mine, gathered.begin() + static_cast<std::ptrdiff_t>(first));
     const auto done = all_gather(*ranks_, std::as_writable_bytes(std::span(gathered)), blocks, call_);
     if (!done) {
       ranks_->revoke();
@@ -77,11 +77,12 @@ template <transport T>
     std::vector<std::pair<std::uint64_t, std::uint64_t>> of_one;
     for (std::uint64_t i = 0; i < count; i += 2, at += 2)
       of_one.emplace_back(all[at], all[at + 1]);
-    std::sort(of_one.begin(), of_one.end());  // one may be in several sources
-    of_one.erase(std::unique(of_one.begin(), of_one.end()), of_one.end());
+    std::ranges::sort(of_one);  // one may be in several sources
+    const auto twice = std::ranges::unique(of_one);
+    of_one.erase(twice.begin(), twice.end());
     sorted.insert(sorted.end(), of_one.begin(), of_one.end());
   }
-  std::sort(sorted.rbegin(), sorted.rend());
+  std::ranges::sort(sorted, std::ranges::greater());
   for (std::size_t i = 0; i < sorted.size();) {
     const std::size_t first = i;
     while (i < sorted.size() && sorted[i] == sorted[first])
@@ -98,7 +99,7 @@ void note_partial(const Sources& sources, const source_list& listed, const commo
   for (const source_entry& each : listed.entries) {
     if (recovered.found && each.id.generation <= recovered.found->id.generation) break;
     if (recovered.version && each.id.step <= *recovered.version) break;
-    if (std::find(common.ids.begin(), common.ids.end(), each.id) != common.ids.end()) continue;
+    if (std::ranges::find(common.ids, each.id) != common.ids.end()) continue;
     recovered.skipped.push_back({each.source, sources.name(each.source), passed_over::not_everywhere,
                                  folder_name(each.id), "not all ranks have it"});
   }
