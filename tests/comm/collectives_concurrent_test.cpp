@@ -15,27 +15,17 @@
 
 #include "support/comm_job.hpp"
 #include "support/seeds.hpp"
+#include "support/sim_world.hpp"
 
 namespace {
 
 using namespace llmmem;
 using namespace llmmem::testing;
 using llmmem_tests::bytes_of_seed;
+using llmmem_tests::in_world;
 
-using ranks_of = communicator<sim_endpoint>;
+using ranks_of = llmmem_tests::sim_ranks;
 constexpr std::uint64_t second = 1'000'000'000;
-
-/// All ranks of a world, joined; they leave together.
-template <class Body>
-void in_world(std::uint32_t world, std::uint64_t seed, Body body) {
-  sim_network net({.seats = world, .seed = seed});
-  net.run([&](sim_endpoint& end) {
-    ranks_of ranks(end);
-    ranks.join(ranks.after(second)).value();
-    body(ranks, to_index(ranks.rank()));
-    ranks.agree(0, ranks.after(second)).value();
-  });
-}
 
 std::uint64_t sent_by(ranks_of& ranks) {
   std::uint64_t bytes = 0;

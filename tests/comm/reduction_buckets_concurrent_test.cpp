@@ -17,27 +17,18 @@
 
 #include "support/error_text.hpp"
 #include "support/seeds.hpp"
+#include "support/sim_world.hpp"
 
 namespace {
 
 using namespace llmmem;
 using llmmem::testing::sim_endpoint;
 using llmmem::testing::sim_network;
+using llmmem_tests::in_world;
 using llmmem_tests::seeds;
 
-using ranks_of = communicator<sim_endpoint>;
+using ranks_of = llmmem_tests::sim_ranks;
 constexpr std::uint64_t second = 1'000'000'000;
-
-template <class Body>
-void in_world(std::uint32_t world, std::uint64_t seed, Body body) {
-  sim_network net({.seats = world, .seed = seed});
-  net.run([&](sim_endpoint& end) {
-    ranks_of ranks(end);
-    ranks.join(ranks.after(second)).value();
-    body(ranks, to_index(ranks.rank()));
-    ranks.agree(0, ranks.after(second)).value();
-  });
-}
 
 /// What a rank adds to a tensor: of very different sizes, so that the order of a sum shows.
 std::vector<float> gradient(std::uint32_t rank, std::size_t tensor, std::size_t count) {
