@@ -55,9 +55,9 @@ endforeach()
 list(REMOVE_DUPLICATES optional_targets)
 
 # What runs, if at all, is empty: to optimise it, and to describe it to a debugger, would take most of the time.
-set(cheaply -O0)
-if(extension STREQUAL "cpp")
-  list(APPEND cheaply -g0)
+set(cheaply -O0 -g0)
+if(extension STREQUAL "cu")
+  set(cheaply -Xcompiler=-O0)
 endif()
 
 # 1. Each header alone, twice, among names that other people's headers define as macros. What one lacks, one compiler
