@@ -213,13 +213,30 @@ constexpr std::array refusals{
             "revoke() and agree()"},
     refusal{errc::message_damaged, raises::comm_error,
             "kv: a message of rank 7 has checksum 12 and left with 30; it is dropped: have it sent again"},
-    refusal{errc::state_lost, raises::comm_error,
-            "kv: 12 ranks are gone, and nobody has the state of 30 of them, rank 7 the lowest; go back to a "
-            "checkpoint, or take a stronger scheme"},
+    refusal{
+        errc::state_lost, raises::comm_error,
+        "kv: 12 ranks are gone or hold their state damaged, and nobody else has that of 30 of them, rank 7 "
+        "the lowest; forget() on all ranks and go back to a checkpoint, or take a stronger scheme"},
     refusal{errc::library_failed, raises::comm_error,
             "kv: the library beneath failed with its status 7; revoke(), agree() and go on with who is left"},
     refusal{errc::not_joined, raises::argument_error,
             "kv: it has not joined the others; call join() first, and look at what it returns"},
+    refusal{errc::seat_missing, raises::comm_error,
+            "kv: seat 7 is missing at the deadline, and 11 more: nothing has come from there; start its "
+            "process, and "
+            "give all the same folder or addresses"},
+    refusal{errc::setup_differs, raises::argument_error,
+            "kv: rank 7 is set up otherwise than rank 0 (digests 12 and 30); give all ranks the same scheme, "
+            "sizes, homes and placement"},
+    refusal{
+        errc::not_recovered, raises::argument_error,
+        "kv: it has not recovered in epoch 30, last in epoch 12 (0: never); call recover() on all ranks when "
+        "an epoch begins, and look at what it returns"},
+    refusal{errc::no_conversion, raises::argument_error,
+            "kv: no kernel makes unknown of unknown; convert before, or keep what comes as it is"},
+    refusal{
+        errc::misaligned, raises::argument_error,
+        "kv: row 12 of part 7 is not aligned to 30 bytes, as its map says; have its alignment() say less"},
 };
 
 }  // namespace
@@ -274,6 +291,53 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
   CHECK(text(full_table::keyed_chunks) ==
         "kv: the index of chunks with keys is full: 2 entries needed, 0 free; raise "
         "persistent_file_options::max_chunks");
+}
+
+TEST_CASE("a rank that was waited for is named, with the bytes that moved where there are any to move") {
+  CHECK(failure{errc::peer_timed_out, 7, 0, 0, "kv"}.message() ==
+        "kv: rank 7 was waited for beyond the deadline; call again with more time, or revoke() and agree()");
+  CHECK(failure{errc::peer_timed_out, 7, 1, 0, "kv"}.message() ==
+        "kv: 0 of 1 bytes moved, then rank 7 was waited for beyond the deadline; give it more time, or "
+        "revoke() and agree()");
+}
+
+TEST_CASE("a seat that is missing is named, with why and how to mend it") {
+  const auto text = [](seat_absence why) {
+    return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
+  };
+  const std::string begins = "job: seat 2 is missing at the deadline: ";
+  CHECK(text(seat_absence::unheard) ==
+        begins + "nothing has come from there; start its process, and give all the same folder or addresses");
+  CHECK(text(seat_absence::nobody_listens) ==
+        begins +
+            "nobody listens at its address; start its process, and give all the same folder or addresses");
+  CHECK(text(seat_absence::unreachable) ==
+        begins + "its address cannot be reached; look at the network, and give all the right addresses");
+  CHECK(text(seat_absence::no_answer) ==
+        begins +
+            "its process is there and says nothing; have it call join(), or look at why it stands still");
+  CHECK(text(seat_absence::other_secret) ==
+        begins + "who is there has another secret; give all processes the same");
+  CHECK(text(seat_absence::other_version) ==
+        begins +
+            "who is there speaks another version of the protocol; build all processes with the same llmmem");
+  CHECK(text(seat_absence::other_options) ==
+        begins + "its process has another number of seats or other frame_bytes; give all the same");
+  CHECK(text(seat_absence::other_seat) ==
+        begins +
+            "its address is another seat's, or this one's is; give all the same addresses, in one order");
+  CHECK(text(seat_absence::foreign) ==
+        begins + "only strangers are there; run all processes as one user, and give all the right addresses");
+  CHECK(text(seat_absence::seat_taken) == begins +
+                                              "it holds this seat for taken by a process before; end that, "
+                                              "or wait until it is dead or suspected");
+  CHECK(text(seat_absence::given_up) ==
+        begins + "it has given this process up; end this one, and start a fresh one");
+  CHECK(text(seat_absence::ended) == begins + "its process has come and is gone again; start a fresh one");
+  CHECK(
+      text(seat_absence::in_epoch) ==
+      begins +
+          "its process is in an epoch that has begun without this one; have its members agree() and admit()");
 }
 
 TEST_CASE("a failure of an object without a name speaks for the library") {
