@@ -122,7 +122,7 @@ class plain_link {
       return;
     }
     const detail::socket_address where = detail::numeric_address(llmmem_bench::free_addresses(1)[0]);
-    const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1);
+    const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1, 0);
     ends_[0] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     with_buffers(ends_[0].get());
     if (::connect(ends_[0].get(), where.get(), where.size) != 0) throw std::runtime_error("no connection");

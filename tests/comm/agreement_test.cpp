@@ -423,6 +423,21 @@ TEST_SUITE("agreement") {
     CHECK(part.take_outcome().value() == agreed{.bits = 3});  // in which 0 had not failed yet
   }
 
+  TEST_CASE("of a decision that counts it among the failed a member learns that it is out") {
+    letters sent;
+    agreement part(seat_id{3}, seat_set::first(rank_count{4}));
+    part.begin(1, {}, sent.post());
+    // Who tells it suspects nobody: a coordinator left it out that was not heard any more itself.
+    const agreed without_it{.bits = 1, .failed = set_of({3})};
+    part.hear(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
+    CHECK_FALSE(part.take_outcome().has_value());
+    CHECK_FALSE(part.has_quorum());
+    // What it knows, it tells.
+    part.hear(seat_id{1}, {.kind = agree_kind::query}, sent.post());
+    REQUIRE(sent.of(agree_kind::decide).size() == 1);
+    CHECK(sent.of(agree_kind::decide)[0].value == without_it);
+  }
+
   TEST_CASE("only the proposal of who was reported to is accepted") {
     letters sent;
     agreement part(seat_id{2}, seat_set::first(rank_count{3}));

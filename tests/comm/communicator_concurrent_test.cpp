@@ -426,7 +426,10 @@ TEST_SUITE("communicator") {
       ranks_of ranks(end, {.name = "job"});
       const auto joined = ranks.join(ranks.after(50 * millisecond));
       REQUIRE_FALSE(joined);
-      CHECK(joined.error() == failure{errc::peer_timed_out, 1, 0, 0});
+      const failure why = joined.error();
+      CHECK(why == failure{errc::seat_missing, 1, why.wanted, 1});
+      CHECK((why.wanted == static_cast<std::uint64_t>(seat_absence::unheard) ||
+             why.wanted == static_cast<std::uint64_t>(seat_absence::ended)));
       CHECK(ranks.epoch() == 0);
       // Nor can anything else be done before.
       CHECK(ranks.send({}, rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
@@ -435,6 +438,57 @@ TEST_SUITE("communicator") {
       CHECK(ranks.probe(rank_id{1}, 1, {0}).error() == failure{errc::not_joined, 1});
       CHECK(ranks.agree(1, {0}).error() == failure{errc::not_joined, 0});
     });
+  }
+
+  TEST_CASE("an agreement that ends at its deadline names who was waited for, on all ranks") {
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      for (const std::uint32_t late : {0U, 1U, 2U, 3U}) {
+        CAPTURE(late);
+        sim_network net({.seats = 4, .seed = seed});
+        net.run([&](sim_endpoint& end) {
+          ranks_of ranks(end, {.name = "job"});
+          ranks.join(ranks.after(second)).value();
+          const deadline by = ranks.after(200 * millisecond);
+          if (to_index(ranks.rank()) == late) {
+            end.work(250 * millisecond);
+          } else {
+            const auto outcome = ranks.agree(1, by);
+            CHECK(outcome.error() == failure{errc::peer_timed_out, late, 0, 0});
+          }
+          CHECK(ranks.agree(1, ranks.after(second)).value().failed.empty());
+        });
+      }
+      // The last that was waited for, though others were late as well.
+      sim_network net({.seats = 4, .seed = seed});
+      net.run([&](sim_endpoint& end) {
+        ranks_of ranks(end);
+        ranks.join(ranks.after(second)).value();
+        const deadline by = ranks.after(200 * millisecond);
+        const std::uint32_t rank = to_index(ranks.rank());
+        if (rank == 1) end.work(120 * millisecond);
+        if (rank == 3) end.work(250 * millisecond);
+        if (rank != 3) CHECK(ranks.agree(1, by).error() == failure{errc::peer_timed_out, 3, 0, 0});
+        ranks.agree(1, ranks.after(second)).value();
+      });
+      // Nor is it enough to have said something: what is proposed must be accepted.
+      sim_network again({.seats = 4, .seed = seed});
+      again.run([&](sim_endpoint& end) {
+        ranks_of ranks(end);
+        ranks.join(ranks.after(second)).value();
+        const deadline by = ranks.after(200 * millisecond);
+        const std::uint32_t rank = to_index(ranks.rank());
+        if (rank == 3) end.work(90 * millisecond);
+        if (rank == 2) {
+          const auto outcome = ranks.agree(1, ranks.after(40 * millisecond));
+          CHECK(outcome.error() == failure{errc::peer_timed_out, 3, 0, 0});
+          end.work(250 * millisecond);
+        } else {
+          CHECK(ranks.agree(1, by).error() == failure{errc::peer_timed_out, 2, 0, 0});
+        }
+        ranks.agree(1, ranks.after(second)).value();
+      });
+    }
   }
 
   TEST_CASE("a revoke that comes after its epoch is over ends nothing") {

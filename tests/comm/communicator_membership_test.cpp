@@ -135,7 +135,8 @@ TEST_SUITE("communicator_membership") {
     end.dies(one);
     communicator ranks(end);
     const auto waits = ranks.join({100});
-    CHECK(waits.error() == failure{errc::peer_timed_out, 1, 0, 0});
+    CHECK(waits.error() ==
+          failure{errc::seat_missing, 1, static_cast<std::uint64_t>(seat_absence::ended), 1});
     CHECK(ranks.epoch() == 6);
     CHECK(ranks.failed().empty());
     end.comes(one);
@@ -164,10 +165,10 @@ TEST_SUITE("communicator_membership") {
       scripted_endpoint end = newcomer();
       end.says_welcome(zero, 6, 0b111, {10, 21, 30});
       communicator ranks(end);
-      if (!is_at_once) CHECK(ranks.join({100}).code() == errc::peer_timed_out);
+      if (!is_at_once) CHECK(ranks.join({100}).code() == errc::seat_missing);
       end.says_revoke(one, 5);  // of an epoch that is over
       if (is_at_once) ranks.poll();
-      CHECK(ranks.join({200}).code() == errc::peer_timed_out);
+      CHECK(ranks.join({200}).code() == errc::seat_missing);
       end.says_revoke(zero, 6);
       ranks.join({300}).value();
       CHECK(ranks.is_revoked());
@@ -200,6 +201,49 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.waiting().empty());
     ranks.shrink({});
     CHECK(ranks.waiting().empty());
+  }
+
+  TEST_CASE("a seat that is missing at the deadline is named with what is known of it") {
+    const auto missing = [](seat_id seat, seat_absence why, std::uint64_t count) {
+      return failure{errc::seat_missing, to_index(seat), static_cast<std::uint64_t>(why), count};
+    };
+    scripted_endpoint end(two, 3, 30);
+    communicator ranks(end, {.name = "job"});
+    CHECK(ranks.join({100}).error() == missing(zero, seat_absence::unheard, 2));
+    CHECK(ranks.join({100}).error().message() ==
+          "job: seat 0 is missing at the deadline, and 1 more: nothing has come from there; start its "
+          "process, and give all the same folder or addresses");
+    end.comes(zero);
+    CHECK(ranks.join({200}).error() == missing(zero, seat_absence::no_answer, 2));
+    end.says_hello(zero, 5, 10);
+    CHECK(ranks.join({300}).error() == missing(zero, seat_absence::in_epoch, 2));
+    end.dies(zero);
+    CHECK(ranks.join({400}).error() == missing(zero, seat_absence::ended, 2));
+    end.comes(zero);
+    end.says_hello(zero, 0, 11);
+    CHECK(ranks.join({500}).error() == missing(one, seat_absence::unheard, 1));
+    CHECK(ranks.epoch() == 0);
+  }
+
+  TEST_CASE("what the endpoint knows of a missing seat is told, unless its death says more") {
+    struct knowing_endpoint : scripted_endpoint {
+      using scripted_endpoint::scripted_endpoint;
+      [[nodiscard]] seat_absence why_missing(seat_id) const noexcept { return knows; }
+      seat_absence knows = seat_absence::unheard;
+    };
+    static_assert(endpoint<knowing_endpoint> && detail::tells_absence<knowing_endpoint>);
+    static_assert(!detail::tells_absence<scripted_endpoint>);
+    knowing_endpoint end(one, 2, 21);
+    communicator ranks(end);
+    const auto why = [&](std::uint64_t by) { return seat_absence(ranks.join({by}).error().wanted); };
+    end.knows = seat_absence::nobody_listens;
+    CHECK(why(100) == seat_absence::nobody_listens);
+    end.comes(zero);
+    CHECK(why(200) == seat_absence::no_answer);
+    end.dies(zero);
+    CHECK(why(300) == seat_absence::ended);
+    end.knows = seat_absence::other_secret;
+    CHECK(why(400) == seat_absence::other_secret);
   }
 
   TEST_CASE("a welcome to who sat here before is none, and is counted") {

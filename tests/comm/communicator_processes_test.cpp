@@ -94,4 +94,47 @@ TEST_SUITE("communicator_processes") {
     }
     CHECK(readmitted > 3);
   }
+
+  TEST_CASE(
+      "agreements that end before a silence does add up to it, and the last leaves the silent one out") {
+    const llmmem_tests::temporary_folder folder;
+    const auto options = [&](std::uint32_t seat) {
+      return socket_options{.seat = seat_id{seat},
+                            .seats = 2,
+                            .folder = folder.path().string(),
+                            .beat_ns = 5'000'000,
+                            .hard_silence_ns = 400'000'000};
+    };
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(60);
+      socket_endpoint end(options(1));
+      communicator ranks(end);
+      if (!ranks.join(ranks.after(10'000'000'000))) ::_exit(has_not_joined);
+      ::raise(SIGSTOP);
+      ::_exit(is_through);
+    }
+    socket_endpoint end(options(0));
+    communicator ranks(end, {.name = "job"});
+    const auto joined = ranks.join(ranks.after(10'000'000'000));
+    CHECK(joined.has_value());
+    int status = 0;
+    CHECK(::waitpid(pid, &status, WUNTRACED) == pid);
+    CHECK(WIFSTOPPED(status));
+    std::uint32_t late = 0;
+    result<agreed> outcome = ranks.agree(1, ranks.after(100'000'000));
+    for (; outcome.code() == errc::peer_timed_out && late < 100; ++late) {
+      CHECK(outcome.error().message() ==
+            "job: rank 1 was waited for beyond the deadline; call again with more time, or revoke() and "
+            "agree()");
+      ::usleep(100'000);  // does not count
+      outcome = ranks.agree(1, ranks.after(100'000'000));
+    }
+    CHECK(late >= 3);
+    CHECK(late <= 30);
+    CHECK(outcome.has_value());
+    CHECK(to_text(outcome->failed) == "seat 1");
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, &status, 0);
+  }
 }

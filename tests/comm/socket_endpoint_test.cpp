@@ -2,8 +2,10 @@
 #include <llmmem/comm/socket_endpoint.hpp>
 
 #include <doctest/doctest.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <optional>
 #include <thread>
 
 #include "support/error_text.hpp"
@@ -374,13 +376,33 @@ TEST_CASE("who is given up hears what was told before, reports a suspicion, and 
   }
 }
 
+TEST_CASE("who has said that it leaves is dead for certain, also when it is given up before that is told") {
+  for (const socket_kind kind : both_kinds) {
+    socket_world world(kind, 2);
+    REQUIRE(world.join());
+    recorder& heard = world.heard[0];
+    heard.answer = frame_room::answer::later;  // so that the lane of data has no end as yet
+    REQUIRE(world.ends[1]->send(seat_id{0}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[1]));
+    REQUIRE(world.until([&] { return heard.asked != 0; }));
+    world.ends[1].reset();
+    REQUIRE(world.until([&] { return !world.ends[0]->is_connected(seat_id{1}); }));
+    REQUIRE(heard.deaths.empty());
+    world.ends[0]->give_up(seat_id{1});
+    REQUIRE(world.until([&] { return !heard.deaths.empty(); }));
+    CHECK(heard.deaths == std::vector{std::pair{1U, death::certain}});
+    heard.answer = frame_room::answer::take;
+    world.run_for(20 * ms);
+    CHECK(heard.deaths.size() == 1);
+    CHECK(heard.frames.empty());
+    world.start(1);
+    REQUIRE(world.until([&] { return world.is_whole(); }));
+  }
+}
+
 TEST_CASE("a newcomer to a seat whose process lives is refused until that is gone") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
-  // Another address, as on another machine: only the secret says who it is.
-  socket_options options = world.options(1);
-  options.addresses[1] = free_addresses(1)[0];
-  socket_endpoint newcomer(options);
+  socket_endpoint newcomer(world.options_elsewhere(1));
   recorder heard;
   REQUIRE(world.until([&] {
     static_cast<void>(newcomer.poll(world.in(ms), heard));
@@ -519,6 +541,41 @@ TEST_CASE("each setup error says what, where and how to mend it") {
   zero += '\0';
   CHECK(text({.seats = 2, .folder = zero}) ==
         "socket_endpoint: the path '" + path + "/a' goes on behind a zero byte");
+}
+
+TEST_CASE("a folder that is locked is waited for no longer than a handshake, and its holder is named") {
+  const temporary_folder folder;
+  const std::string path = folder.path().string();
+  const socket_options options{.seats = 2, .folder = path, .handshake_ns = 60 * ms};
+  std::optional<llmmem::detail::descriptor> held;
+  const auto lock = [&] {
+    held.emplace(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    REQUIRE(::flock(held->get(), LOCK_EX) == 0);
+  };
+  lock();
+  const std::uint64_t began = llmmem::detail::monotonic_ns();
+  CHECK(text_of([&] { const socket_endpoint end(options); }) ==
+        "socket_endpoint: folder '" + path + "/' has been locked for 60 ms by process " +
+            std::to_string(::getpid()) +
+            ", as is done for a moment to begin to listen there; end that, or take another folder");
+  const std::uint64_t took = llmmem::detail::monotonic_ns() - began;
+  CHECK(took >= 60 * ms);
+  CHECK(took < 5000 * ms);
+  // One that lets go in time is waited for.
+  std::thread late([&] {
+    ::usleep(20'000);
+    held.reset();
+  });
+  CHECK(text_of([&] {
+          const socket_endpoint end({.seats = 2, .folder = path, .handshake_ns = 10'000 * ms});
+        }) == "none");
+  late.join();
+  lock();
+  CHECK(llmmem::detail::lock_holder(*held) == ::getpid());
+  // Of another folder's lock nothing is said here.
+  const temporary_folder another;
+  const llmmem::detail::descriptor other(::open(another.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  CHECK(llmmem::detail::lock_holder(other) == 0);
 }
 
 TEST_CASE("a socket's file goes with its endpoint, and one that a dead process left is replaced") {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -105,6 +106,19 @@ std::vector<std::uint64_t> time_of_death(socket_world& world, std::uint32_t seat
   return true;
 }
 
+/// What a process does that has a child, which holds its connections open, and tells its number.
+auto with_child(int told) {
+  return [told](socket_endpoint&, recorder&) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(100);
+      ::pause();
+      ::_exit(0);
+    }
+    static_cast<void>(!::write(told, &child, sizeof(child)));
+  };
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -139,15 +153,7 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
     REQUIRE(::pipe(told.data()) == 0);
     pid_t grandchild = -1;
     {
-      seat_process process(world.options(1), [&](socket_endpoint&, recorder&) {
-        const pid_t child = ::fork();
-        if (child == 0) {
-          ::alarm(100);
-          ::pause();
-          ::_exit(0);
-        }
-        static_cast<void>(!::write(told[1], &child, sizeof(child)));
-      });
+      seat_process process(world.options(1), with_child(told[1]));
       REQUIRE(world.until([&] { return world.is_whole() || is_whole_but(world, 1); }));
       world.run_for(20 * ms);
       REQUIRE(::read(told[0], &grandchild, sizeof(grandchild)) == sizeof(grandchild));
@@ -164,6 +170,30 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
     ::close(told[0]);
     ::close(told[1]);
   }
+}
+
+TEST_CASE("a process that is given up when its end was just seen is told of as dead for certain") {
+  socket_world world(socket_kind::tcp, 2);
+  world.start(0);
+  std::array<int, 2> told{};
+  REQUIRE(::pipe(told.data()) == 0);
+  pid_t grandchild = -1;
+  // A child of it holds its connections, so that these have no end: for a moment more may come.
+  seat_process process(world.options(1), with_child(told[1]));
+  REQUIRE(world.until([&] { return is_whole_but(world, 1); }));
+  REQUIRE(::fcntl(told[0], F_SETFL, O_NONBLOCK) == 0);
+  REQUIRE(world.until([&] { return ::read(told[0], &grandchild, sizeof(grandchild)) > 0; }));
+  process.kill();
+  recorder& heard = world.heard[0];
+  while (world.ends[0]->is_connected(seat_id{1}))
+    static_cast<void>(world.ends[0]->poll({}, heard));
+  REQUIRE(heard.deaths.empty());
+  world.ends[0]->give_up(seat_id{1});
+  CHECK(world.until([&] { return !heard.deaths.empty(); }));
+  CHECK(heard.deaths == std::vector{std::pair{1U, death::certain}});
+  ::kill(grandchild, SIGKILL);
+  ::close(told[0]);
+  ::close(told[1]);
 }
 
 TEST_CASE("what a process sent before it was killed still comes") {

@@ -203,6 +203,32 @@ TEST_CASE("a hello of the wrong direction, to another seat, or sent back to who 
   CHECK(caller.took(detail::wire_hello_bytes, secret_of("s")) == turn::refused);
 }
 
+TEST_CASE("who is refused for its version, or calls the wrong seat, is told who is there, and knows why") {
+  const auto key = secret_of("s");
+  using why = detail::socket_handshake::refusal;
+  using turn = detail::socket_handshake::turn;
+  for (const bool is_version : {false, true}) {
+    detail::socket_handshake caller;
+    detail::socket_handshake listener;
+    caller.call(hello_of(2, 1, detail::hello_purpose::data));
+    listener.listen(hello_of(is_version ? 1 : 0, 3, detail::hello_purpose::data));
+    std::ranges::copy(caller.says(), listener.wanted().begin());
+    if (is_version) listener.wanted()[4] ^= std::byte{1};
+    CHECK(listener.took(detail::wire_hello_bytes, key) == turn::refused);
+    CHECK(listener.why() == (is_version ? why::other_version : why::other_seat));
+    REQUIRE(listener.has_farewell());
+    REQUIRE(listener.says().size() == detail::wire_hello_bytes);
+    std::ranges::copy(listener.says(), caller.wanted().begin());
+    if (is_version) caller.wanted()[4] ^= std::byte{1};
+    CHECK(caller.took(detail::wire_hello_bytes, key) == turn::refused);
+    CHECK(caller.why() == listener.why());
+    CHECK_FALSE(caller.has_farewell());
+    // A handshake that is begun anew knows nothing of it.
+    listener.listen(hello_of(0, 3, detail::hello_purpose::data));
+    CHECK(listener.why() == why::none);
+  }
+}
+
 TEST_CASE("a caller without the secret is refused, and a listener without it is not believed") {
   using turn = socket_handshake::turn;
   for (const bool is_caller_wrong : {true, false}) {

@@ -3,12 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/comm_job.hpp"
@@ -142,5 +145,61 @@ TEST_SUITE("thread_network") {
     const thread_endpoint end(net, seat_id{1});
     CHECK_THROWS_WITH_AS(thread_endpoint(net, seat_id{1}),
                          "thread_network: seat 1 is taken; end that endpoint first", argument_error);
+  }
+
+  TEST_CASE(
+      "a frame that is given less room than it needs is dropped, and nothing behind the room is written") {
+    struct narrow : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header&) noexcept {
+        return {frame_room::answer::take, std::span(bytes).first(4)};
+      }
+      void arrived(seat_id, const frame_header&) noexcept { ++arrivals; }
+      std::array<std::byte, 8> bytes{};
+      int arrivals = 0;
+    };
+    thread_network net(2);
+    thread_endpoint from(net, seat_id{0});
+    thread_endpoint to(net, seat_id{1});
+    narrow handler;
+    while (from.poll({0}, handler) || to.poll({0}, handler)) {
+    }
+    const std::array<std::byte, 8> ones{std::byte{1}, std::byte{1}, std::byte{1}, std::byte{1},
+                                        std::byte{1}, std::byte{1}, std::byte{1}, std::byte{1}};
+    from.send(seat_id{1}, {}, ones, no_deadline, handler).value();
+    CHECK(to.poll({0}, handler));
+    CHECK(handler.arrivals == 0);
+    CHECK(handler.bytes == std::array<std::byte, 8>{});
+    from.send(seat_id{1}, {}, std::span(ones).first(4), no_deadline, handler).value();
+    CHECK(to.poll({0}, handler));
+    CHECK(handler.arrivals == 1);
+  }
+
+  TEST_CASE("copies that are not taken have a budget, and what was sent before a death is heard before it") {
+    struct order : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header& header) noexcept {
+        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      }
+      void arrived(seat_id, const frame_header&) noexcept { arrivals += deaths == 0 ? 1 : 0; }
+      void died(seat_id, death) noexcept { ++deaths; }
+      std::array<std::byte, 100> bytes{};
+      int arrivals = 0;
+      int deaths = 0;
+    };
+    thread_network net(2, {.copied_bytes = 100, .lane_bytes = 150});
+    std::optional<thread_endpoint> from(std::in_place, net, seat_id{0});
+    thread_endpoint to(net, seat_id{1});
+    order handler;
+    while (from->poll({0}, handler) || to.poll({0}, handler)) {
+    }
+    const std::array<std::byte, 100> bytes{};
+    CHECK(from->send(seat_id{1}, {}, bytes, {0}, handler).has_value());
+    CHECK(from->send(seat_id{1}, {}, bytes, {0}, handler).code() == errc::peer_timed_out);
+    CHECK(to.poll({0}, handler));
+    CHECK(from->send(seat_id{1}, {}, bytes, {0}, handler).has_value());
+    from.reset();
+    while (to.poll({0}, handler)) {
+    }
+    CHECK(handler.arrivals == 2);
+    CHECK(handler.deaths == 1);
   }
 }

@@ -79,7 +79,7 @@ struct job_options {
   std::uint64_t join_patience_ns = 5'000'000'000;
 };
 
-namespace detail {
+namespace job_parts {
 
 /// Everybody's number, by rank.
 template <class Ranks>
@@ -136,7 +136,7 @@ bool compare_round(Ranks& ranks, job_state& state, llmmem::deadline by) {
   return true;
 }
 
-}  // namespace detail
+}  // namespace job_parts
 
 /// One process of it. `between(step)` is called before each step: it may compute, or die.
 template <class End, class Between>
@@ -153,13 +153,13 @@ job_end run_job(End& end, job_history& history, const job_options& options, Betw
   bool is_in_step = false;
   for (bool is_over = false; !is_over;) {
     const deadline by = ranks.after(options.patience_ns);
-    bool well = is_in_step || detail::bring_up(ranks, step, state, by);
+    bool well = is_in_step || job_parts::bring_up(ranks, step, state, by);
     const bool is_last = well && *step == options.steps;
     job_state next = state;
     if (well && !is_last) {
       between(*step);
       next.step(*step);
-      well = detail::compare_round(ranks, next, by);
+      well = job_parts::compare_round(ranks, next, by);
     }
     if (!well) ranks.revoke();
     const std::uint64_t say = !well ? 0 : is_last ? 3 : 1;

@@ -131,6 +131,12 @@ class socket_world {
     mine.seat = seat_id{seat};
     return mine;
   }
+  /// Those of a process at another address, as on another machine: only the secret says who it is.
+  [[nodiscard]] llmmem::socket_options options_elsewhere(std::uint32_t seat) const {
+    llmmem::socket_options mine = options(seat);
+    mine.addresses[seat] = free_addresses(1)[0];
+    return mine;
+  }
   [[nodiscard]] const std::string& folder() const { return options_.folder; }
   void start(std::uint32_t seat) { ends[seat] = std::make_unique<llmmem::socket_endpoint>(options(seat)); }
   void start() {

@@ -28,8 +28,10 @@ enum class agree_kind : std::uint16_t {
   query,    ///< of a coordinator: report to me
   propose,  ///< of a coordinator: accept this
   accept,
-  decide,    ///< this it is
-  estranged  ///< to one that is not heard any more: so that it does not count on who says it
+  decide,     ///< this it is
+  estranged,  ///< to one that is not heard any more: so that it does not count on who says it
+  ask,        ///< to the coordinator: whom do you wait for?
+  waits       ///< of a coordinator: for those in `value.failed`, who have not failed for all it knows
 };
 
 /// One message of an agreement.
@@ -71,6 +73,8 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///   suspected, and may therefore have agreed on something else, whether they live now or not, more than
 ///   half of the epoch's members, the dead ones counted; of two equal halves the one with the lowest member.
 ///   So two halves that cannot hear each other do not both go on: `has_quorum`.
+/// - **Who is out** gets no outcome: of a decision that counts this member among the failed it learns that it
+///   has no quorum any more.
 /// - What was decided is the same for all that live and get an outcome. One that died may have got another,
 ///   when all that knew it died with it.
 ///
@@ -95,13 +99,16 @@ class agreement {
   [[nodiscard]] seat_id coordinator() const noexcept {
     return (members_ - failed()).lowest().value_or(no_seat);
   }
+  /// The member that this one waits for, be it by way of the coordinator: the lowest of them, for all that
+  /// is known since it last did `ask`.
+  [[nodiscard]] seat_id waits_for() const noexcept;
   /// Agreements that are over.
   [[nodiscard]] std::uint64_t instance() const noexcept { return instance_; }
   /// Whether one was begun that is not over.
   [[nodiscard]] bool is_begun() const noexcept { return begun_; }
   /// Members that must be heard, those that are suspected being as many as they are.
   [[nodiscard]] std::uint32_t quorum() const noexcept;
-  /// Whether those that are heard may decide.
+  /// Whether those that are heard may decide, this member among them.
   [[nodiscard]] bool has_quorum() const noexcept;
 
   /// Says what this member has to say in the agreement that is next. @pre not `is_begun()`
@@ -112,6 +119,9 @@ class agreement {
   void died(seat_id seat, death how, const Post& post) noexcept;
   template <agree_post Post>
   void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
+  /// Asks the coordinator for whom it waits, where this is another one. For `waits_for`, and nothing else.
+  template <agree_post Post>
+  void ask(const Post& post) const noexcept;
 
   /// The outcome of the agreement that is just over; once.
   [[nodiscard]] std::optional<agreed> take_outcome() noexcept;
@@ -131,6 +141,7 @@ class agreement {
   [[nodiscard]] agree_message message(agree_kind kind) const noexcept;
   [[nodiscard]] agree_message last_decision() const noexcept;
   [[nodiscard]] seat_set heard_members() const noexcept { return members_ - failed(); }
+  [[nodiscard]] seat_set awaited() const noexcept;
   template <agree_post Post>
   void to_others(const agree_message& message, const Post& post) const noexcept;
   template <agree_post Post>
@@ -152,11 +163,13 @@ class agreement {
   agreed last_{};
   std::optional<agreed> outcome_{};
 
+  bool is_out_ = false;  // it was decided that this member has failed
   bool begun_ = false;
   agreed say_{};
   seat_id accepted_by_ = no_seat;
   agreed accepted_{};
   seat_id reported_to_ = no_seat;
+  seat_set awaited_there_{};  // by the coordinator, as it said
 
   gathered now_{};
   gathered next_{};  // of members that are one agreement ahead

@@ -70,7 +70,8 @@ struct communicator_stats {
 ///   sent is the first received; others may be received in any order. One that comes before it is asked for
 ///   is kept, up to `early_bytes` in all; beyond that it waits where it is, and all of that rank behind it.
 ///   Who receives must ask for the very length: else `errc::size_mismatch`, and the message is gone.
-/// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`. A message of which a part had moved by
+/// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, of `join` `errc::seat_missing`. A message
+/// of which a part had moved by
 ///   then is lost, for whoever sent and received it; the next one is whole again. The usual answer is
 ///   `revoke`.
 /// - **Death**: what concerns a rank that has died ends with `errc::peer_failed`, except that what came whole
@@ -105,8 +106,9 @@ class communicator {
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept;
 
   /// Becomes a member: of the first epoch, when all seats are taken by fresh processes, or of the next, when
-  /// the members admit it. `errc::peer_timed_out` names a seat that is missing; it may be called again. The
-  /// epoch may be revoked already when it returns: then agree.
+  /// the members admit it. `errc::seat_missing` names the lowest seat that is missing at the deadline, and
+  /// says why, as far as this process knows (`seat_absence`); it may be called again. The epoch may be
+  /// revoked already when it returns: then agree.
   result<void> join(deadline by);
 
   /// 0 before it has joined.
@@ -146,7 +148,9 @@ class communicator {
 
   /// The AND of everybody's bits, the members that are out, and the seats to admit: the same for all that get
   /// it. All that live must call it. Ended by its deadline it goes on when it is called again, with the bits
-  /// of the first time. @return `errc::no_quorum` when those that are heard may not decide.
+  /// of the first time. @return `errc::no_quorum` when those that are heard may not decide;
+  /// `errc::peer_timed_out` with the lowest rank that was waited for, be it by the coordinator, which each
+  /// asks for whom it waits: the coordinator itself where that has not answered.
   result<agreed> agree(std::uint64_t bits, deadline by);
   /// The next epoch, without who has failed. All that got `outcome` must call it, or all `admit`.
   /// @pre `outcome` is of `agree`, in this epoch, and this process is not out
@@ -213,7 +217,8 @@ class communicator {
   [[nodiscard]] bool was_member(seat_id seat) const noexcept {
     return is_member(seat) || (part_.members().contains(seat) && nonces_[to_index(seat)] == 0);
   }
-  [[nodiscard]] std::optional<seat_id> missing() const noexcept;
+  [[nodiscard]] seat_set missing() const noexcept;
+  [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept;
   void begin_epoch(std::uint64_t epoch, const seat_set& members, const seat_set& newcomers,
                    const std::vector<std::uint64_t>& nonces);
   void leave_behind(const seat_set& failed) noexcept;

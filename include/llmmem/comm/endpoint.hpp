@@ -24,7 +24,7 @@ struct deadline {
 /// The time that is never reached. For tests, and for what something else ends for certain.
 inline constexpr deadline no_deadline{~std::uint64_t{0}};
 
-/// What goes before a frame's bytes. An endpoint carries it, and looks at `bytes` alone.
+/// What goes before a frame's bytes. An endpoint carries it, and sets and looks at `bytes` alone.
 struct frame_header {
   std::uint64_t epoch = 0;    ///< in which it was sent
   std::uint64_t message = 0;  ///< bytes of the message that the frame is a part of
@@ -69,7 +69,8 @@ struct frame_room {
 /// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
 /// - `died(seat, how)`         nothing is heard from there any more, and what was under way is not finished:
 ///                             rooms given are free again. Told of a seat once, and once more when one that
-///                             was suspected died for certain. One that is suspected can still be told.
+///                             was suspected died for certain. One that is suspected is told so by the
+///                             endpoint, or can still be told.
 /// - `came(seat)`              a process that has not been heard before is connected there.
 /// - `goes_on()`               whether `send` is to go on waiting. Asked after anything was told.
 ///
@@ -98,6 +99,19 @@ struct any_frame_handler {
 };
 static_assert(frame_handler<any_frame_handler>);
 
+/// An endpoint that knows why a seat is missing.
+template <class E>
+concept tells_absence = requires(const E& seen, seat_id seat) {
+  { seen.why_missing(seat) } noexcept -> std::same_as<seat_absence>;
+};
+
+/// The header of a frame with as many bytes as it has.
+[[nodiscard]] constexpr frame_header with_bytes(frame_header header,
+                                                std::span<const std::byte> bytes) noexcept {
+  header.bytes = static_cast<std::uint32_t>(bytes.size());
+  return header;
+}
+
 }  // namespace detail
 
 /// One process of a job, which exchanges frames with the others.
@@ -120,11 +134,12 @@ static_assert(frame_handler<any_frame_handler>);
 ///                         connected there; `errc::peer_timed_out`; `errc::cancelled`, the handler does not
 ///                         go on.
 ///                         A frame that was begun is then finished by itself, from a copy, with later calls:
-///                         who receives never sees half of one. `header.bytes` is `bytes.size()`, and at most
-///                         `frame_bytes()`: an endpoint over sockets sets it so itself, and answers
-///                         `errc::out_of_range` to a longer frame; those within a process take it as it is.
-/// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`. Never waits. What cannot go at once goes
-///                         with later calls; who takes none of it for long is suspected. To nobody: dropped.
+///                         who receives never sees half of one. It sets `header.bytes` to `bytes.size()`; a
+///                         frame of more than `frame_bytes()` is refused with `errc::out_of_range`. Nobody
+///                         sits in a seat that there is not, nor, to itself, in its own.
+/// - `tell(to, header, bytes)`  a frame of at most `max_told_bytes`: a longer one is dropped. Never waits. It
+///                         sets `header.bytes`. What cannot go at once goes with later calls; who takes none
+///                         of it for long is suspected. To nobody: dropped.
 /// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has: no is
 ///                         the answer also when it was only woken, before its time.
 /// - `withdraw(from)`      takes back a room that was given and not yet told as arrived: the rest of that
@@ -133,6 +148,8 @@ static_assert(frame_handler<any_frame_handler>);
 ///                         still goes, as far as it does without waiting. Whoever sits there must not take it
 ///                         for a death: it is told, or the connection stays.
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, by any thread.
+/// - `why_missing(seat)`   may be left out: the `seat_absence` of one where nobody is connected, as far as it
+///                         knows. What `communicator::join` says of it.
 ///
 /// @par Thread safety   one thread at a time, but `wake`.
 /// @par Errors          want of memory within `send` and `poll` throws `std::bad_alloc`.

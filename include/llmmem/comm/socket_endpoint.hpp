@@ -61,10 +61,14 @@ struct socket_options {
   /// A `poll` or `send` that must wait looks that long before it sleeps, and offers the core in between; at
   /// worst 1 of 1024 does, where that finds nothing or others take the core. 0: none does.
   std::uint64_t spin_ns = 20'000;
-  std::uint64_t beat_ns = 100'000'000;             ///< between two signs of life; 0: none
-  std::uint64_t soft_silence_ns = 1'000'000'000;   ///< from then on `stats` tells of it
-  std::uint64_t hard_silence_ns = 10'000'000'000;  ///< from then on it is suspected; 0: never
-  std::uint64_t handshake_ns = 2'000'000'000;      ///< that a connection may take to become known
+  std::uint64_t beat_ns = 100'000'000;            ///< between two signs of life; 0: none
+  std::uint64_t soft_silence_ns = 1'000'000'000;  ///< from then on `stats` tells of it
+  /// From then on it is suspected, or killed; 0: never. The longest that a process may stand still (swap, a
+  /// debugger, a machine that is moved) without being left out, and less than the deadlines of `agree`: one
+  /// that passes before it ends with `errc::peer_timed_out`, and silence goes on to count in the next call.
+  std::uint64_t hard_silence_ns = 5'000'000'000;
+  /// That a connection may take to become known, and another that begins to listen in the folder.
+  std::uint64_t handshake_ns = 2'000'000'000;
   /// That the end of a local process may come after that of its connections, and data after a notice.
   std::uint64_t confirm_ns = 200'000'000;
   std::uint64_t first_call_ns = 5'000'000;   ///< before an unanswered call is repeated, doubled each time
@@ -79,22 +83,23 @@ struct socket_stats {
   detail::lane_count told_sent{};
   detail::lane_count told_received{};
   std::uint64_t beats_sent = 0;
-  std::uint64_t connected = 0;    ///< seats now
-  std::uint64_t silent = 0;       ///< seats now that are silent beyond the soft limit
-  std::uint64_t came = 0;         ///< processes heard for the first time
-  std::uint64_t died = 0;         ///< for certain
-  std::uint64_t suspected = 0;    ///< likewise once for each process
-  std::uint64_t killed = 0;       ///< for their silence
-  std::uint64_t called = 0;       ///< connections made to this endpoint, by whomever
-  std::uint64_t strangers = 0;    ///< of these: another user, no hello, or a wrong proof
-  std::uint64_t crowded_out = 0;  ///< of these: closed at once, `most_half_open` were there
-  std::uint64_t too_slow = 0;     ///< handshakes that were not done in time
-  std::uint64_t busy = 0;         ///< newcomers to a seat whose process is not known to be dead
-  std::uint64_t unwanted = 0;     ///< processes that were given up, and called again
-  std::uint64_t mismatched = 0;   ///< processes with the secret and other seats or frames
-  std::uint64_t malformed = 0;    ///< connections broken by what came over them
-  std::uint64_t overflowed = 0;   ///< seats that took too little of what was told
-  std::uint64_t dropped = 0;      ///< frames told to nobody
+  std::uint64_t connected = 0;  ///< seats now
+  std::uint64_t silent = 0;     ///< seats now that are silent beyond the soft limit
+  std::uint64_t came = 0;       ///< processes heard for the first time
+  std::uint64_t died = 0;       ///< for certain
+  std::uint64_t suspected = 0;  ///< likewise once for each process
+  std::uint64_t killed = 0;     ///< for their silence
+  std::uint64_t called = 0;     ///< connections made to this endpoint, by whomever
+  std::uint64_t strangers = 0;  ///< of these, and of those called: another user, no hello, or a wrong proof
+  std::uint64_t other_version = 0;  ///< of strangers: endpoints of another version of the protocol
+  std::uint64_t crowded_out = 0;    ///< of these: closed at once, `most_half_open` were there
+  std::uint64_t too_slow = 0;       ///< handshakes that were not done in time
+  std::uint64_t busy = 0;           ///< newcomers to a seat whose process is not known to be dead
+  std::uint64_t unwanted = 0;       ///< processes that were given up, and called again
+  std::uint64_t mismatched = 0;     ///< processes with the secret and other seats or frames
+  std::uint64_t malformed = 0;      ///< connections broken by what came over them
+  std::uint64_t overflowed = 0;     ///< seats that took too little of what was told
+  std::uint64_t dropped = 0;        ///< frames told to nobody
 };
 
 /// An `endpoint` over stream sockets: Unix on one machine, TCP on several.
@@ -164,6 +169,8 @@ class socket_endpoint {
   void wake() noexcept;
 
   [[nodiscard]] socket_stats stats() const noexcept;
+  /// See `endpoint`. What a stranger says of itself may be in it: for people to read.
+  [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept;
 
  private:
   using peer = detail::socket_peer;
@@ -231,6 +238,8 @@ class socket_endpoint {
   void knock(peer& whom) noexcept;
   [[nodiscard]] std::uint32_t begin_call(peer& whom, detail::hello_purpose purpose) noexcept;
   void call_failed(peer& whom) noexcept;
+  void not_reached(peer& whom, detail::hello_purpose purpose, int why) noexcept;
+  void learn_absence(const detail::half_open& half) noexcept;
   void half_failed(std::uint32_t slot) noexcept;
   [[nodiscard]] bool say(std::uint32_t slot) noexcept;
   void advance(std::uint32_t slot, const handler_ref& handler);
@@ -267,7 +276,8 @@ class socket_endpoint {
   std::uint64_t looked_ = 0;
   std::uint64_t listened_ = 0;  // time within `poll` and `send`: silence counts in it
   std::uint64_t next_timer_ = 0;
-  std::uint64_t accept_at_ = 0;  // when descriptors had run out
+  std::uint64_t accept_at_ = 0;                     // when descriptors had run out
+  seat_absence by_nobody_ = seat_absence::unheard;  // what callers were that did not say who they are
   bool has_come_ = false;
   bool is_woken_ = false;
   seat_id last_from_ = no_seat;  // who sent the data that came last
@@ -291,6 +301,6 @@ class socket_endpoint {
 
 namespace llmmem::inline v0 {
 
-static_assert(endpoint<socket_endpoint>);
+static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint>);
 
 }  // namespace llmmem::inline v0

@@ -43,7 +43,9 @@ struct sim_options {
   std::uint64_t most_notice_ns = 10'000'000;
   std::uint64_t hard_silence_ns = 1'000'000'000;  ///< until one that is not heard is suspected
   std::uint32_t frame_bytes = 4096;
-  std::uint64_t lane_bytes = 16384;   ///< of data between two, sent and not taken: more waits
+  std::uint64_t lane_bytes = 16384;  ///< of data between two, sent and not taken: more waits
+  /// Of data, that a process can send, and as many that it can take, from all others together; 0: any.
+  std::uint64_t bytes_per_second = 0;
   std::uint32_t corrupts_one_in = 0;  ///< frames of data, of which one bit is turned; 0: none
   std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none from then on
   std::uint64_t most_calls = 10'000'000;                ///< of all together; more counts as a hang
@@ -116,9 +118,11 @@ class sim_endpoint {
   phase phase_ = phase::not_started;
   bool is_dead_ = false;
   bool is_woken_ = false;
-  std::uint64_t resumes_at_ = 0;  // while it waits or works
-  std::uint32_t room_at_ = ~0U;   // process it waits for to take data, or none
-  std::uint64_t room_for_ = 0;    // so many bytes
+  std::uint64_t resumes_at_ = 0;   // while it waits or works
+  std::uint64_t sends_until_ = 0;  // its link is taken until then, by what it sends
+  std::uint64_t takes_until_ = 0;
+  std::uint32_t room_at_ = ~0U;  // process it waits for to take data, or none
+  std::uint64_t room_for_ = 0;   // so many bytes
   std::uint64_t calls_ = 0;
   std::uint64_t dies_in_call_ = ~std::uint64_t{0};
   std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
@@ -134,7 +138,8 @@ class sim_endpoint {
 ///     net.kill_in_call(seat_id{2}, 17);
 ///     net.run([](sim_endpoint& end) { communicator ranks(end); ... });
 ///
-/// What it knows of: frames take time, each its own, in order within a lane; who sends too much waits; a
+/// What it knows of: frames take time, each its own, in order within a lane, and longer over links that are
+/// taken (`bytes_per_second`); who sends too much waits; a
 /// process dies in any of its calls or at any time, frames on their way then come or not, and each of the
 /// others notices it in its own time; a process stands still for a while; two groups do not hear each other
 /// for a while, or for ever; bits are turned; a fresh process takes the seat of a dead one. Who is not heard
@@ -143,8 +148,7 @@ class sim_endpoint {
 /// @par Complexity      a call O(seats) and a change of threads, some 5 microseconds.
 /// @par Thread safety   plan from one thread, before `run`.
 /// @par Errors          `run` throws what a body threw, of several that of the lowest process; `sim_stuck`
-/// when
-///      nobody can go on.
+///      when nobody can go on.
 /// @par Source          the method: FoundationDB's simulation (apple.github.io/foundationdb/testing.html).
 class sim_network {
  public:
@@ -217,6 +221,8 @@ class sim_network {
   [[nodiscard]] std::uint64_t next_due(sim_endpoint& process) noexcept;
   [[nodiscard]] std::uint64_t past_pauses(seat_id seat, std::uint64_t time) const noexcept;
   [[nodiscard]] std::uint64_t past_partings(seat_id a, seat_id b, std::uint64_t time) const noexcept;
+  [[nodiscard]] std::uint64_t past_links(sim_endpoint& from, sim_endpoint& to, std::uint64_t delay,
+                                         std::uint64_t bytes) const;
   void reach(std::uint64_t time);
   [[nodiscard]] bool has_room(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept;
   void die(sim_endpoint& process);

@@ -37,7 +37,7 @@ static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 +
   wire_reader in(bytes);
   agree_message message;
   const auto kind = in.take<std::uint32_t>();
-  if (kind > static_cast<std::uint32_t>(agree_kind::estranged)) return std::nullopt;
+  if (kind > static_cast<std::uint32_t>(agree_kind::waits)) return std::nullopt;
   message.kind = static_cast<agree_kind>(kind);
   message.accepted_by = seat_id{in.take<std::uint32_t>()};
   message.instance = in.take<std::uint64_t>();

@@ -16,7 +16,7 @@ inline std::uint32_t agreement::quorum() const noexcept {
 }
 
 inline bool agreement::has_quorum() const noexcept {
-  return heard_members().size() >= quorum();
+  return !is_out_ && heard_members().size() >= quorum();
 }
 
 inline void agreement::note(seat_id seat, death how) noexcept {
@@ -99,6 +99,12 @@ void agreement::hear(seat_id from, const agree_message& message, const Post& pos
     post(from, this->message(agree_kind::accept));
   } else if (message.kind == agree_kind::accept && proposed_) {
     agreeing_.insert(from);
+  } else if (message.kind == agree_kind::ask) {
+    agree_message answer = this->message(agree_kind::waits);
+    answer.value.failed = awaited();
+    post(from, answer);
+  } else if (message.kind == agree_kind::waits && from == reported_to_) {
+    awaited_there_ = message.value.failed;
   } else if (message.kind == agree_kind::decide) {
     // Those that have reported to this member wait for it to coordinate.
     const seat_set waiting = now_.heard & heard_members();
@@ -127,6 +133,7 @@ void agreement::advance(const Post& post) noexcept {
   const seat_id leads = coordinator();
   if (leads == self_) return coordinate(post);
   if (reported_to_ == leads) return;
+  awaited_there_ = {};
   reported_to_ = leads;
   agree_message report = message(agree_kind::report);
   report.accepted_by = accepted_by_;
@@ -167,16 +174,44 @@ void agreement::coordinate(const Post& post) noexcept {
   to_others(last_decision(), post);
 }
 
+/// It may be without this member, and who tells it so may not have known: it was suspected by a coordinator
+/// that nobody hears any more, or asks for what was decided before it was heard again.
 inline void agreement::finish(const agreed& value) noexcept {
   last_ = value;
-  outcome_ = value;
+  is_out_ = value.failed.contains(self_);
+  if (!is_out_) outcome_ = value;
   ++instance_;
   begun_ = false;
   accepted_by_ = no_seat;
   reported_to_ = no_seat;
+  awaited_there_ = {};
   asked_ = proposed_ = false;
   agreeing_ = {};
   now_ = std::exchange(next_, {});
+}
+
+/// Members that this one waits for.
+inline seat_set agreement::awaited() const noexcept {
+  const seat_id leads = coordinator();
+  if (leads == self_) return heard_members() - (proposed_ ? agreeing_ : now_.heard);
+  seat_set one;
+  one.insert(leads);
+  return one;
+}
+
+inline seat_id agreement::waits_for() const noexcept {
+  const seat_id leads = coordinator();
+  const seat_set awaited_by_it = leads == self_ ? awaited() : awaited_there_ & heard_members();
+  for (const seat_id seat : awaited_by_it) {
+    if (seat != self_) return seat;
+  }
+  return leads;
+}
+
+template <agree_post Post>
+void agreement::ask(const Post& post) const noexcept {
+  const seat_id leads = coordinator();
+  if (begun_ && leads != self_) post(leads, message(agree_kind::ask));
 }
 
 inline std::optional<agreed> agreement::take_outcome() noexcept {

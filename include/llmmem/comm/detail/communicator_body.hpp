@@ -136,9 +136,9 @@ void communicator<E>::tell_welcome(const seat_set& to) noexcept {
   }
 }
 
-/// A seat that is needed, and neither taken nor known to have died.
+/// Seats that are needed, and neither taken nor known to have died.
 template <endpoint E>
-std::optional<seat_id> communicator<E>::missing() const noexcept {
+seat_set communicator<E>::missing() const noexcept {
   seat_set there = fresh_;
   seat_set needed = seat_set::first(rank_count{end_->seats()});
   if (welcomed_) {
@@ -150,7 +150,19 @@ std::optional<seat_id> communicator<E>::missing() const noexcept {
   }
   needed -= there;
   needed.erase(end_->self());
-  return needed.lowest();
+  return needed;
+}
+
+template <endpoint E>
+seat_absence communicator<E>::why_missing(seat_id seat) const noexcept {
+  if (end_->is_connected(seat)) {
+    if (nonces_[to_index(seat)] == 0) return seat_absence::no_answer;
+    return welcomed_ ? seat_absence::ended : seat_absence::in_epoch;
+  }
+  seat_absence known = seat_absence::unheard;
+  if constexpr (detail::tells_absence<E>) known = end_->why_missing(seat);
+  const bool is_nobody = known == seat_absence::unheard || known == seat_absence::nobody_listens;
+  return is_nobody && gone_.contains(seat) ? seat_absence::ended : known;
 }
 
 template <endpoint E>
@@ -158,11 +170,16 @@ result<void> communicator<E>::join(deadline by) {
   if (epoch_ != 0 && !welcomed_) return {};
   for (;;) {
     if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
-    const std::optional<seat_id> lacks = missing();
+    const seat_set lacks = missing();
     // Who is missing may have died before they met; others know, and wait for this one to agree.
-    if (!lacks || (epoch_ != 0 && is_revoked_)) break;
+    if (lacks.empty() || (epoch_ != 0 && is_revoked_)) break;
     if (end_->now_ns() >= by.ns) {
-      return failure{.code = errc::peer_timed_out, .index = to_index(*lacks), .where = options_.name};
+      const seat_id first = lacks.lowest().value_or(end_->self());
+      return failure{.code = errc::seat_missing,
+                     .index = to_index(first),
+                     .wanted = static_cast<std::uint64_t>(why_missing(first)),
+                     .found = lacks.size(),
+                     .where = options_.name};
     }
     wait_once(by);
   }
@@ -304,6 +321,14 @@ result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
+  // Who is waited for is only known to the coordinator: asked in good time, so that its answer is here by
+  // then, and again as what is left of the time goes by.
+  constexpr std::uint64_t answer_ns = 1'000'000;
+  const auto halfway = [&](std::uint64_t now) {
+    const bool is_asked = by != no_deadline && by.ns > now && by.ns - now > answer_ns;
+    return is_asked ? now + (by.ns - now) / 2 : by.ns;
+  };
+  std::uint64_t ask_at = halfway(end_->now_ns());
   for (;;) {
     if (std::optional<agreed> outcome = part_.take_outcome()) {
       ++stats_.agreements;
@@ -314,11 +339,16 @@ result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
       return failure{
           .code = errc::no_quorum, .wanted = part_.quorum(), .found = heard, .where = options_.name};
     }
-    if (end_->now_ns() >= by.ns) {
-      const std::optional<rank_id> leads = rank_of(part_.coordinator());
-      return refuse(errc::peer_timed_out, leads.value_or(rank_), 0, 0);
+    const std::uint64_t now = end_->now_ns();
+    if (now >= by.ns) {
+      const std::optional<rank_id> late = rank_of(part_.waits_for());
+      return refuse(errc::peer_timed_out, late.value_or(rank_), 0, 0);
     }
-    wait_once(by);
+    if (now >= ask_at) {
+      part_.ask(post);
+      ask_at = halfway(now);
+    }
+    wait_once({ask_at});
   }
 }
 

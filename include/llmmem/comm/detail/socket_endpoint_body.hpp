@@ -38,6 +38,7 @@ inline void socket_endpoint::give_up(seat_id seat) noexcept {
   peer& of = peers_[to_index(seat)];
   if (of.now != peer::state::up && of.now != peer::state::ending) return;
   stop_hearing(of);
+  if (of.is_known_dead()) due(now_);  // told of with the next look: nothing else will come of it
   const std::lock_guard lock(told_mutex_);
   of.out.is_overflowed = false;
   put_told(of.out, detail::frame_sort::given_up, {}, {});

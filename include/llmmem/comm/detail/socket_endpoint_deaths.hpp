@@ -188,6 +188,7 @@ inline void socket_endpoint::run_timers(const handler_ref& handler) {
       continue;
     }
     ++counted_.too_slow;
+    learn_absence(halves_[slot]);
     half_failed(slot);
   }
   for (peer& each : peers_) {
@@ -195,6 +196,8 @@ inline void socket_endpoint::run_timers(const handler_ref& handler) {
       try_conclude(each, handler);
       if (each.now == peer::state::ending) due(each.ends_by);
     }
+    // Given up before that was told, and its end is not looked at any more.
+    if (each.now == peer::state::given_up && each.is_known_dead()) conclude_certain(each, handler);
     if (each.now != peer::state::up) continue;
     bool is_overflowed = false;
     {

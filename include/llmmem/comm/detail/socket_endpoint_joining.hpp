@@ -30,6 +30,7 @@ inline void socket_endpoint::accept_some() noexcept {
     const bool is_unix = addresses_[to_index(self())].is_unix();
     if (is_unix && detail::credentials_of(made.get()).uid != ::geteuid()) {
       ++counted_.strangers;
+      by_nobody_ = seat_absence::foreign;
       continue;
     }
     const int one = 1;
@@ -107,7 +108,10 @@ inline std::uint32_t socket_endpoint::begin_call(peer& whom, detail::hello_purpo
   hello.to = seat;
   if (!made.is_open() || !detail::fill_random(hello.nonce)) return 0;
   const bool is_there = ::connect(made.get(), address.get(), address.size) == 0;
-  if (!is_there && errno != EINPROGRESS) return 0;
+  if (!is_there && errno != EINPROGRESS) {
+    not_reached(whom, purpose, errno);
+    return 0;
+  }
   const std::uint32_t slot = free_half();
   detail::half_open& half = halves_[slot];
   half.socket = std::move(made);
@@ -147,6 +151,58 @@ inline void socket_endpoint::call_failed(peer& whom) noexcept {
   due(whom.call_at);
 }
 
+/// A knock is made once: it says nothing of what is there later.
+inline void socket_endpoint::not_reached(peer& whom, detail::hello_purpose purpose, int why) noexcept {
+  if (purpose == detail::hello_purpose::knock) return;
+  const bool is_nobody = why == ECONNREFUSED || why == ENOENT;
+  whom.absence = is_nobody ? seat_absence::nobody_listens : seat_absence::unreachable;
+}
+
+/// A connection has come to nothing, without a word or for one that was refused: what that says of a seat.
+inline void socket_endpoint::learn_absence(const detail::half_open& half) noexcept {
+  using refusal = detail::socket_handshake::refusal;
+  const bool is_call = half.as == detail::half_open::role::calls;
+  const seat_id seat = is_call ? half.seat : half.shaking.theirs().from;
+  const refusal why = half.shaking.why();
+  if (why == refusal::other_version) ++counted_.other_version;
+  if (is_call && half.purpose == detail::hello_purpose::knock) return;
+  // Who says nothing that can be read, and called, may be anybody.
+  if (!is_call && why == refusal::no_hello) by_nobody_ = seat_absence::foreign;
+  if (!is_call && why == refusal::other_version) by_nobody_ = seat_absence::other_version;
+  if (!is_call && why != refusal::other_seat && why != refusal::wrong_proof) return;
+  if (to_index(seat) >= peers_.size()) return;
+  peer& whom = peers_[to_index(seat)];
+  if (whom.now == peer::state::up) return;  // somebody else only said that name
+  switch (why) {
+    case refusal::none:
+      whom.absence = half.is_connecting          ? seat_absence::unreachable
+                     : half.shaking.has_proved() ? seat_absence::other_secret
+                     : now_ >= half.until        ? seat_absence::no_answer
+                                                 : seat_absence::foreign;
+      return;
+    case refusal::no_hello:
+      whom.absence = seat_absence::foreign;
+      return;
+    case refusal::other_version:
+      whom.absence = seat_absence::other_version;
+      return;
+    case refusal::other_seat:
+      whom.absence = seat_absence::other_seat;
+      return;
+    case refusal::wrong_proof:
+      whom.absence = seat_absence::other_secret;
+      return;
+  }
+}
+
+inline seat_absence socket_endpoint::why_missing(seat_id seat) const noexcept {
+  if (to_index(seat) >= peers_.size()) return seat_absence::unheard;
+  const seat_absence known = peers_[to_index(seat)].absence;
+  // Seats above call, and one whose words cannot be read does not say where it sits.
+  const bool may_have_called = to_index(seat) > to_index(self()) && !is_connected(seat);
+  return known == seat_absence::unheard && may_have_called ? by_nobody_ : known;
+}
+
 inline void socket_endpoint::half_failed(std::uint32_t slot) noexcept {
   const detail::half_open& half = halves_[slot];
   if (half.as == detail::half_open::role::calls && half.purpose != detail::hello_purpose::knock)
@@ -171,7 +227,10 @@ inline void socket_endpoint::advance(std::uint32_t slot, const handler_ref& hand
     const bool is_unix = addresses_[to_index(half.seat)].is_unix();
     const bool is_other_user = is_unix && detail::credentials_of(half.socket.get()).uid != ::geteuid();
     if (is_other_user) ++counted_.strangers;
-    if (failed != 0 || is_other_user || !watch_half(slot, EPOLLIN) || !say(slot)) half_failed(slot);
+    if (failed == 0 && !is_other_user && watch_half(slot, EPOLLIN) && say(slot)) return;
+    if (failed != 0) not_reached(peers_[to_index(half.seat)], half.purpose, failed);
+    if (failed == 0) learn_absence(half);
+    half_failed(slot);
     return;
   }
   for (;;) {
@@ -179,7 +238,10 @@ inline void socket_endpoint::advance(std::uint32_t slot, const handler_ref& hand
     const ssize_t got = ::recv(half.socket.get(), into.data(), into.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) return half_failed(slot);
+    if (got <= 0) {
+      learn_absence(half);
+      return half_failed(slot);
+    }
     switch (half.shaking.took(static_cast<std::size_t>(got), secret_)) {
       case detail::socket_handshake::turn::wait:
         break;
@@ -192,6 +254,8 @@ inline void socket_endpoint::advance(std::uint32_t slot, const handler_ref& hand
         return settled(slot, handler);
       case detail::socket_handshake::turn::refused:
         ++counted_.strangers;
+        learn_absence(half);
+        if (half.shaking.has_farewell()) static_cast<void>(say(slot));
         return half_failed(slot);
     }
   }
@@ -216,12 +280,16 @@ inline void socket_endpoint::judge(std::uint32_t slot) noexcept {
 }
 
 inline detail::hello_answer socket_endpoint::answer_to(const detail::wire_hello& caller) noexcept {
-  peer& of = peers_[to_index(caller.from)];
   if (caller.seats != mine_.seats || caller.frame_bytes != mine_.frame_bytes) {
     ++counted_.mismatched;
+    // With more seats than here, it may be one that there is not.
+    if (to_index(caller.from) < peers_.size())
+      peers_[to_index(caller.from)].absence = seat_absence::other_options;
     return detail::hello_answer::mismatched;
   }
+  peer& of = peers_[to_index(caller.from)];
   if (of.has_dead && caller.incarnation == of.dead) {
+    of.absence = seat_absence::ended;
     ++counted_.unwanted;
     return detail::hello_answer::unwanted;
   }
@@ -252,6 +320,11 @@ inline void socket_endpoint::settled(std::uint32_t slot, const handler_ref& hand
   peer& of = peers_[to_index(half.seat)];
   if (answer == detail::hello_answer::mismatched) ++counted_.mismatched;
   const bool is_old = of.has_dead && theirs.incarnation == of.dead;
+  of.absence = answer == detail::hello_answer::unwanted     ? seat_absence::given_up
+               : answer == detail::hello_answer::mismatched ? seat_absence::other_options
+               : answer == detail::hello_answer::busy       ? seat_absence::seat_taken
+               : is_old                                     ? seat_absence::ended
+                                                            : seat_absence::unheard;
   const bool is_another = of.next.is_any() && of.next.incarnation != theirs.incarnation;
   if (answer != detail::hello_answer::welcome || is_old || is_another) return call_failed(of);
   of.calls[static_cast<std::size_t>(half.purpose)] = 0;
@@ -319,6 +392,7 @@ inline void socket_endpoint::promote(peer& of, const handler_ref& handler) {
   of.data_sequence = 0;
   of.is_data_over = of.is_told_over = false;
   of.why = peer::evidence::reset;
+  of.absence = seat_absence::unheard;
   of.told_of = peer::told_death::none;
   of.heard = listened_;
   of.back_off = options_.first_call_ns;

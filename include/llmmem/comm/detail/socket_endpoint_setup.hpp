@@ -117,7 +117,8 @@ inline void socket_endpoint::set_up() {
     each.must_knock = to_index(seat_of(each)) > to_index(self());
   }
   const detail::socket_address& here = addresses_[to_index(self())];
-  listener_ = detail::listen_at(here, options_.socket_bytes, static_cast<int>(options_.most_half_open));
+  listener_ = detail::listen_at(here, options_.socket_bytes, static_cast<int>(options_.most_half_open),
+                                options_.handshake_ns);
   struct ::stat seen{};
   if (here.is_unix() && ::stat(here.text.c_str(), &seen) == 0) socket_file_ = seen.st_ino;
   event.data.u64 = detail::event_key(detail::socket_event::listener, 0, 0);

@@ -28,6 +28,15 @@ class socket_handshake {
     refused,  ///< a stranger
   };
 
+  /// Why one is a stranger.
+  enum class refusal : std::uint8_t {
+    none,
+    no_hello,
+    other_version,
+    other_seat,   ///< of `theirs()`: it is not who was called, or did not call this one
+    wrong_proof,  ///< of `theirs()`
+  };
+
   /// Begins as the one who calls: `says()` comes first.
   void call(const wire_hello& mine) noexcept {
     is_caller_ = true;
@@ -48,6 +57,13 @@ class socket_handshake {
   [[nodiscard]] std::span<const std::byte> says() const noexcept { return std::span(out_).first(out_bytes_); }
   [[nodiscard]] const wire_hello& theirs() const noexcept { return theirs_; }
   [[nodiscard]] hello_answer answered() const noexcept { return answer_; }
+  [[nodiscard]] refusal why() const noexcept { return why_; }
+  /// Whether a caller that is refused is told who this is, so that it knows why: `says()`.
+  [[nodiscard]] bool has_farewell() const noexcept {
+    return !is_caller_ && (why_ == refusal::other_version || why_ == refusal::other_seat);
+  }
+  /// Whether this one has called, and proved what it knows.
+  [[nodiscard]] bool has_proved() const noexcept { return is_caller_ && wanted_ == wire_answer_bytes; }
 
   /// `count` bytes have come. @pre no more than `wanted()`
   turn took(std::size_t count, const hmac_sha256& secret) noexcept {
@@ -73,6 +89,7 @@ class socket_handshake {
     mine_ = mine;
     wanted_ = wanted;
     got_ = out_bytes_ = 0;
+    why_ = refusal::none;
   }
   void say(std::span<const std::byte> bytes) noexcept {
     for (std::size_t i = 0; i < bytes.size(); ++i)
@@ -80,41 +97,61 @@ class socket_handshake {
     out_bytes_ = bytes.size();
   }
 
+  void say_hello() noexcept {
+    write_hello(mine_, mine_bytes_);
+    say(mine_bytes_);
+  }
+  turn refuse(refusal why) noexcept {
+    why_ = why;
+    return turn::refused;
+  }
+
   turn took_hello(const hmac_sha256& secret) noexcept {
     for (std::size_t i = 0; i < wire_hello_bytes; ++i)
       theirs_bytes_[i] = in_[i];
+    if (is_other_version(theirs_bytes_)) {
+      if (!is_caller_) say_hello();
+      return refuse(refusal::other_version);
+    }
     const std::optional<wire_hello> theirs = read_hello(theirs_bytes_, max_seats);
-    if (!theirs || theirs->to != mine_.from) return turn::refused;
+    if (!theirs) return refuse(refusal::no_hello);
     theirs_ = *theirs;
     if (is_caller_) {
-      if (theirs_.from != mine_.to || theirs_.purpose != mine_.purpose) return turn::refused;
+      if (theirs_.to != mine_.from) return refuse(refusal::no_hello);
+      if (theirs_.from != mine_.to) return refuse(refusal::other_seat);
+      if (theirs_.purpose != mine_.purpose) return refuse(refusal::no_hello);
       say(caller_proof(secret, mine_bytes_, theirs_bytes_));
       wanted_ = wire_answer_bytes;
       return turn::say;
     }
+    if (theirs_.to != mine_.from) {
+      mine_.to = theirs_.from;
+      mine_.purpose = theirs_.purpose;
+      say_hello();
+      return refuse(refusal::other_seat);
+    }
     // Lanes are made by the higher seat, knocks by the lower one.
     const bool is_from_above = to_index(theirs_.from) > to_index(mine_.from);
-    if (is_from_above == (theirs_.purpose == hello_purpose::knock)) return turn::refused;
+    if (is_from_above == (theirs_.purpose == hello_purpose::knock)) return refuse(refusal::no_hello);
     mine_.to = theirs_.from;
     mine_.purpose = theirs_.purpose;
-    write_hello(mine_, mine_bytes_);
-    say(mine_bytes_);
+    say_hello();
     wanted_ = wire_proof_bytes;
     return turn::say;
   }
   turn took_proof(const hmac_sha256& secret) noexcept {
     const wire_proof right = caller_proof(secret, theirs_bytes_, mine_bytes_);
     const std::span<const std::byte> said = std::span<const std::byte>(in_).first(wire_proof_bytes);
-    return is_equal_in_constant_time(said, right) ? turn::judge : turn::refused;
+    return is_equal_in_constant_time(said, right) ? turn::judge : refuse(refusal::wrong_proof);
   }
   turn took_answer(const hmac_sha256& secret) noexcept {
     const std::span<const std::byte> said = in_;
     const auto what = wire_reader(said).take<std::uint32_t>();
-    if (what > static_cast<std::uint32_t>(hello_answer::mismatched)) return turn::refused;
+    if (what > static_cast<std::uint32_t>(hello_answer::mismatched)) return refuse(refusal::no_hello);
     answer_ = static_cast<hello_answer>(what);
     const wire_proof right = listener_proof(secret, mine_bytes_, theirs_bytes_, answer_);
     return is_equal_in_constant_time(said.subspan(4, wire_proof_bytes), right) ? turn::settled
-                                                                               : turn::refused;
+                                                                               : refuse(refusal::wrong_proof);
   }
 
   wire_hello mine_{};
@@ -127,6 +164,7 @@ class socket_handshake {
   std::size_t got_ = 0;
   std::size_t out_bytes_ = 0;
   hello_answer answer_ = hello_answer::welcome;
+  refusal why_ = refusal::none;
   bool is_caller_ = false;
 };
 

@@ -6,6 +6,7 @@
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_system.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
 
 #include <array>
 #include <cstddef>
@@ -103,6 +104,10 @@ struct socket_peer {
   bool must_knock = false;               ///< of seats above
 
   seat_candidate next;
+  seat_absence absence = seat_absence::unheard;  ///< what is known of why nobody is connected there
+
+  /// Whether it has said that it leaves, or was seen to have exited.
+  [[nodiscard]] bool is_known_dead() const noexcept { return why != evidence::reset; }
 };
 
 /// A connection whose ends do not know each other yet.

@@ -1,8 +1,9 @@
 /// @file
-/// What a socket endpoint asks of the system: descriptors that close themselves, addresses, listening, who is
-/// at the other end.
+/// What a socket endpoint asks of the system: addresses, listening, who is at the other end.
 #pragma once
 
+#include <llmmem/comm/detail/socket_descriptor.hpp>
+#include <llmmem/comm/detail/socket_folder_lock.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/detail/monotonic.hpp>
@@ -14,7 +15,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -30,35 +30,9 @@
 #include <cstring>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 
 namespace llmmem::inline v0::detail {
-
-/// A descriptor, closed when it goes.
-class descriptor {
- public:
-  descriptor() noexcept = default;
-  explicit descriptor(int number) noexcept : number_(number) {}
-  descriptor(descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  descriptor& operator=(descriptor&& other) noexcept {
-    if (this != &other) {
-      close();
-      number_ = std::exchange(other.number_, -1);
-    }
-    return *this;
-  }
-  ~descriptor() { close(); }
-
-  void close() noexcept {
-    if (number_ >= 0) ::close(std::exchange(number_, -1));
-  }
-  [[nodiscard]] int get() const noexcept { return number_; }
-  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
 
 /// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
 [[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {
@@ -76,11 +50,6 @@ class descriptor {
     into = into.subspan(static_cast<std::size_t>(got));
   }
   return true;
-}
-
-/// "(...): No such file or directory (errno 2)"
-[[nodiscard]] inline std::string because(int number) {
-  return ": " + std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";
 }
 
 /// Where an endpoint listens: a Unix socket's path, or a numeric host and port.
@@ -290,20 +259,16 @@ inline void remove_stale(const socket_address& address) {
 }
 
 /// Listens, with no more than `backlog` callers waiting.
+/// @param patience_ns  for which others may keep it from that
 [[nodiscard]] inline descriptor listen_at(const socket_address& address, std::uint32_t buffer_bytes,
-                                          int backlog) {
+                                          int backlog, std::uint64_t patience_ns) {
   descriptor made = make_socket(address, buffer_bytes);
   if (!made.is_open())
     throw system_error("socket_endpoint: socket for '" + address.text + "'" + because(errno));
   descriptor folder;
   if (address.is_unix()) {
     // Two that come at once must not remove each other's.
-    const std::string path = address.text.substr(0, address.text.rfind('/') + 1);
-    folder = descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!folder.is_open())
-      throw system_error("socket_endpoint: folder '" + path + "'" + because(errno) + "; make it first");
-    while (::flock(folder.get(), LOCK_EX) != 0 && errno == EINTR) {
-    }
+    folder = lock_folder(address.text.substr(0, address.text.rfind('/') + 1), patience_ns);
     remove_stale(address);
   } else {
     const int one = 1;

@@ -138,6 +138,12 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
       .put(std::uint32_t{0});
 }
 
+/// Whether an endpoint says it that speaks another version: nothing else of it has a meaning.
+[[nodiscard]] constexpr bool is_other_version(std::span<const std::byte, wire_hello_bytes> from) noexcept {
+  wire_reader reader(from);
+  return reader.take<std::uint32_t>() == wire_magic && reader.take<std::uint16_t>() != wire_version;
+}
+
 /// Nothing where it is none, or its seats are not two different ones of `seats`.
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {

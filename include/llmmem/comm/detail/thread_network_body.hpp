@@ -45,6 +45,7 @@ inline std::uint64_t thread_network::sit(seat_id seat) {
 }
 
 inline bool thread_network::reaches(seat_id from, seat_id to) const noexcept {
+  if (to_index(to) >= places_.size()) return false;
   const place& there = places_[to_index(to)];
   return there.is_taken && there.incarnation == places_[to_index(from)].peers[to_index(to)];
 }
@@ -100,7 +101,7 @@ inline std::uint64_t thread_endpoint::now_ns() const noexcept {
 }
 
 inline bool thread_endpoint::is_connected(seat_id seat) const noexcept {
-  return here().peers[to_index(seat)] != 0;
+  return to_index(seat) < seats() && here().peers[to_index(seat)] != 0;
 }
 
 inline void thread_endpoint::check_alive() const {
@@ -114,6 +115,7 @@ inline void thread_endpoint::wake() noexcept {
 }
 
 inline void thread_endpoint::give_up(seat_id seat) noexcept {
+  if (to_index(seat) >= seats()) return;
   const std::lock_guard held(net_->mutex_);
   here().peers[to_index(seat)] = 0;
 }
@@ -121,10 +123,11 @@ inline void thread_endpoint::give_up(seat_id seat) noexcept {
 inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
                                   std::span<const std::byte> bytes) noexcept {
   const std::lock_guard held(net_->mutex_);
-  if (here().is_killed || !net_->reaches(self_, to)) return;
+  if (here().is_killed || !net_->reaches(self_, to) || bytes.size() > max_told_bytes) return;
   try {
-    net_->between(self_, to).told.push_back(
-        {.of = here().incarnation, .header = frame, .copy = {bytes.begin(), bytes.end()}});
+    net_->between(self_, to).told.push_back({.of = here().incarnation,
+                                             .header = detail::with_bytes(frame, bytes),
+                                             .copy = {bytes.begin(), bytes.end()}});
   } catch (...) {
     return;  // want of memory: as if it had been told to one who died
   }
@@ -140,7 +143,9 @@ inline void thread_endpoint::wait(lock& held, deadline by) {
   if (by == no_deadline) {
     here().changed.wait(held);
   } else if (const std::uint64_t now = now_ns(); now < by.ns) {
-    here().changed.wait_for(held, std::chrono::nanoseconds(by.ns - now));
+    constexpr std::uint64_t hour_ns = 3'600'000'000'000;  // what is longer may not fit the system's clock
+    const std::uint64_t left = by.ns - now;
+    here().changed.wait_for(held, std::chrono::nanoseconds(left < hour_ns ? left : hour_ns));
   }
   check_alive();
 }
@@ -153,7 +158,8 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
   const std::byte* const bytes = in.data.front().bytes;
   in.is_being_read = true;
   held.unlock();
-  const frame_room room = handler.room_for(from, header);
+  frame_room room = handler.room_for(from, header);
+  if (room.what == frame_room::answer::take && room.bytes.size() < header.bytes) room = {};
   if (room.what == frame_room::answer::take && header.bytes != 0)
     std::memcpy(room.bytes.data(), bytes, header.bytes);
   held.lock();
@@ -248,8 +254,11 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
   const auto refused = [&](errc code) {
     return failure{.code = code, .index = to_index(to), .wanted = bytes.size(), .where = "thread_network"};
   };
+  if (bytes.size() > frame_bytes())
+    return failure{errc::out_of_range, to_index(to), bytes.size(), frame_bytes(), "thread_network"};
   const bool is_copied = bytes.size() <= net_->options_.copied_bytes;
-  thread_network::parcel parcel{.header = frame, .bytes = bytes.data(), .is_copy = is_copied};
+  thread_network::parcel parcel{
+      .header = detail::with_bytes(frame, bytes), .bytes = bytes.data(), .is_copy = is_copied};
   if (is_copied) {
     parcel.copy.assign(bytes.begin(), bytes.end());
     parcel.bytes = parcel.copy.data();
@@ -257,6 +266,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
   lock held(net_->mutex_);
   check_alive();
   ask_again();
+  if (!net_->reaches(self_, to)) return refused(errc::peer_failed);
   thread_network::lane& out = net_->between(self_, to);
   std::optional<std::uint64_t> number;  // of the frame, once it is put
   parcel.of = here().incarnation;

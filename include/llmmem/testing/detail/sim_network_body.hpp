@@ -5,6 +5,7 @@
 #include <llmmem/testing/sim_network.hpp>
 
 #include <llmmem/error.hpp>
+#include <llmmem/transfer/link_model.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -33,6 +34,8 @@ inline sim_network::sim_network(const sim_options& options) : options_(options),
   if (options.least_delay_ns > options.most_delay_ns || options.least_notice_ns > options.most_notice_ns) {
     throw argument_error("sim_network: the least delay or notice is above the most; exchange them");
   }
+  if (options.bytes_per_second != 0)
+    check_link({.bytes_per_second = options.bytes_per_second}, "sim_network");
   for (std::uint32_t i = 0; i < options.seats; ++i) {
     add(seat_id{i}, 0);
     starts_.back().at = 0;
@@ -370,15 +373,28 @@ inline void sim_network::leave(sim_endpoint& process) {
   }
 }
 
+/// When bytes that leave now have come. They go out one after another, and come in one after another: who
+/// takes from several at once takes from each more slowly.
+inline std::uint64_t sim_network::past_links(sim_endpoint& from, sim_endpoint& to, std::uint64_t delay,
+                                             std::uint64_t bytes) const {
+  if (options_.bytes_per_second == 0 || bytes == 0) return now_ + delay;
+  const std::uint64_t takes = transfer_ns({.bytes_per_second = options_.bytes_per_second}, bytes);
+  const std::uint64_t leaves = std::max(now_, from.sends_until_);
+  from.sends_until_ = leaves + takes;
+  to.takes_until_ = std::max(leaves + delay, to.takes_until_) + takes;
+  return to.takes_until_;
+}
+
 inline void sim_network::put(sim_endpoint& from, sim_endpoint& to, const frame_header& frame,
                              std::span<const std::byte> bytes, std::size_t lane) {
   sim_endpoint::wire& wire = wire_between(from.number_, to.number_);
-  std::uint64_t due = now_ + draw(options_.least_delay_ns, options_.most_delay_ns);
+  const std::uint64_t delay = draw(options_.least_delay_ns, options_.most_delay_ns);
+  std::uint64_t due = past_links(from, to, delay, lane == detail::lane_data ? bytes.size() : 0);
   due = past_partings(from.self(), to.self(), due);
   due = std::max(due, wire.last_due[lane]);
   wire.last_due[lane] = due;
   auto& queue = lane == detail::lane_told ? wire.told : wire.data;
-  queue.push_back({frame, {bytes.begin(), bytes.end()}, due});
+  queue.push_back({llmmem::detail::with_bytes(frame, bytes), {bytes.begin(), bytes.end()}, due});
   if (lane != detail::lane_data) return;
   wire.data_bytes += bytes.size();
   if (options_.corrupts_one_in != 0 && now_ < options_.corrupts_until_ns && !bytes.empty() &&
@@ -411,12 +427,14 @@ inline void sim_endpoint::withdraw(seat_id /*from*/) noexcept {}  // frames come
 
 inline void sim_endpoint::tell(seat_id to, const frame_header& frame,
                                std::span<const std::byte> bytes) noexcept {
+  if (to_index(to) >= seats() || bytes.size() > max_told_bytes) return;
   const std::uint32_t process = speaks_[to_index(to)];
   if (is_dead_ || process == detail::no_process) return;
   net_->put(*this, *net_->processes_[process], frame, bytes, detail::lane_told);
 }
 
 inline void sim_endpoint::give_up(seat_id seat) noexcept {
+  if (to_index(seat) >= seats()) return;
   const std::uint32_t process = std::exchange(speaks_[to_index(seat)], detail::no_process);
   connected_[to_index(seat)] = detail::no_process;
   if (is_dead_ || process == detail::no_process) return;
@@ -534,11 +552,13 @@ result<void> sim_endpoint::send(seat_id to, const frame_header& frame, std::span
   const auto refused = [&](errc code) {
     return failure{.code = code, .index = to_index(to), .wanted = bytes.size(), .where = "sim_network"};
   };
+  if (bytes.size() > frame_bytes())
+    return failure{errc::out_of_range, to_index(to), bytes.size(), frame_bytes(), "sim_network"};
+  if (!is_connected(to)) return refused(errc::peer_failed);
   const std::uint32_t process = connected_[to_index(to)];
   ask_again();
   for (;;) {
-    if (process == detail::no_process || connected_[to_index(to)] != process)
-      return refused(errc::peer_failed);
+    if (connected_[to_index(to)] != process) return refused(errc::peer_failed);
     if (net_->has_room(number_, process, bytes.size())) {
       net_->put(*this, *net_->processes_[process], frame, bytes, detail::lane_data);
       return {};

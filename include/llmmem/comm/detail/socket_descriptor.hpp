@@ -1,0 +1,45 @@
+/// @file
+/// A descriptor that closes itself, and what the system says of an error.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <unistd.h>
+
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace llmmem::inline v0::detail {
+
+/// A descriptor, closed when it goes.
+class descriptor {
+ public:
+  descriptor() noexcept = default;
+  explicit descriptor(int number) noexcept : number_(number) {}
+  descriptor(descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  descriptor& operator=(descriptor&& other) noexcept {
+    if (this != &other) {
+      close();
+      number_ = std::exchange(other.number_, -1);
+    }
+    return *this;
+  }
+  ~descriptor() { close(); }
+
+  void close() noexcept {
+    if (number_ >= 0) ::close(std::exchange(number_, -1));
+  }
+  [[nodiscard]] int get() const noexcept { return number_; }
+  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+
+ private:
+  int number_ = -1;
+};
+
+/// "(...): No such file or directory (errno 2)"
+[[nodiscard]] inline std::string because(int number) {
+  return ": " + std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";
+}
+
+}  // namespace llmmem::inline v0::detail
