@@ -3,8 +3,9 @@
 /// file; each beside what it cannot be faster than.
 ///
 ///   recovery/memory      redundant_replica::recover, mirror:2, two ranks over Unix sockets: who owns what,
-///   the
-///                        bytes, their checksums
+///                        the bytes, their checksums; into memory of its own, fresh as the process is
+///   recovery/memory_into the same into memory of the caller's that is there, as an engine's parameters are,
+///                        and the raw socket's
 ///   recovery/raw_socket  as many bytes through one Unix socket, and nothing else
 ///   recovery/file        load_checkpoint with checksums, past the page cache
 ///   recovery/raw_direct  4 readers of 4 MiB each, no copy to where it belongs
@@ -60,10 +61,15 @@ class peer_memory {
     lives_.join();
   }
 
-  [[nodiscard]] turn give_back() {
+  /// @param into  where it is to lie; nowhere: the replica's own memory.
+  [[nodiscard]] turn give_back(std::span<std::byte> into = {}) {
     rank fresh(*this, victim);
     turn taken;
-    taken.seconds = seconds_of([&] { fresh.recover(); });
+    taken.seconds = seconds_of([&] {
+      if (into.empty()) return fresh.recover();
+      const auto room = [into](part_id) { return into; };
+      fresh.replica.recover(fresh.ranks.after(60 * second), room).value();
+    });
     const auto got = fresh.replica.recovered(part_id{1});
     if (got.size() != state_.size() || std::memcmp(got.data(), state_.data(), got.size()) != 0)
       throw std::runtime_error("what was given back is not what was kept");
@@ -150,7 +156,7 @@ class peer_memory {
 }
 
 const int added = [] {
-  const std::vector<std::string> whom{"memory", "raw_socket", "file", "raw_direct"};
+  const std::vector<std::string> whom{"memory", "memory_into", "raw_socket", "file", "raw_direct"};
   const auto make = [] {
     const auto file = std::make_shared<load_fixture>();
     const auto state = std::make_shared<saved_state>();
@@ -158,6 +164,7 @@ const int added = [] {
     const auto peer = std::make_shared<peer_memory>(state->bytes());
     return std::vector<take_turn>{
         [=] { return peer->give_back(); },
+        [=] { return peer->give_back(into->span().first(state->bytes().size())); },
         [=] { return send_raw(state->bytes(), into->span().first(state->bytes().size())); },
         [=] {
           return file->load(llmmem::verification::checksums, llmmem::direct_io::preferred, warmth::cold,

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,6 +150,35 @@ TEST_SUITE("replica_source") {
       CHECK(file.found->id == checkpoint_id{130, 3});
       CHECK(file.visit([](auto& storage) { return &storage; }) == &of.durable);
       CHECK(file.message() == "durable: step-0000000130-g00000003");
+    });
+  }
+
+  TEST_CASE("what memory gives back lies where the engine says, and it is asked for nothing else") {
+    folders of;
+    of.save_everywhere({100, 1});
+    in_threes(of, [&](process& self, sim_endpoint& end) {
+      std::vector<std::vector<std::byte>> rooms(seats, std::vector<std::byte>(500));
+      std::vector<part_id> asked;
+      replica_into kept(self.replica, [&](part_id part) {
+        asked.push_back(part);
+        return std::span(rooms[to_index(part)]);
+      });
+      const auto found = [&] {
+        return recover(verification::checksums,
+                       replica_source("peers", self.ranks, kept, self.ranks.after(60 * second)),
+                       checkpoint_source("local", self.local()));
+      };
+      CHECK(found().found);
+      CHECK(asked.empty());
+      self.keep(120);
+      if (end.self() == seat_id{1}) self.replica.forget();  // as a fresh process
+      CHECK(found().version == 120U);
+      CHECK(asked == self.replica.mine());
+      CHECK(self.has(120));
+      for (const part_id part : asked)
+        CHECK(self.replica.recovered(part).data() == rooms[to_index(part)].data());
+      kept.forget();
+      CHECK(found().found);
     });
   }
 

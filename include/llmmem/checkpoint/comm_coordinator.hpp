@@ -4,8 +4,9 @@
 
 #include <llmmem/checkpoint/coordinator.hpp>
 #include <llmmem/checkpoint/detail/rank_message.hpp>
-#include <llmmem/checkpoint/file_coordinator.hpp>
-#include <llmmem/checkpoint/rank_session.hpp>
+#include <llmmem/checkpoint/rank_errors.hpp>
+#include <llmmem/checkpoint/rank_waiter.hpp>
+#include <llmmem/checkpoint/search.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/transport.hpp>
@@ -181,3 +182,4 @@ class comm_coordinator {
 }  // namespace llmmem::inline v0
 
 #include <llmmem/checkpoint/detail/comm_coordinator_body.hpp>
+#include <llmmem/checkpoint/detail/comm_coordinator_commit.hpp>

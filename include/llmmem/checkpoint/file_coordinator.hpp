@@ -4,35 +4,18 @@
 
 #include <llmmem/checkpoint/coordinator.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/checkpoint/rank_errors.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
+#include <llmmem/checkpoint/rank_waiter.hpp>
 #include <llmmem/config.hpp>
 
-#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
-#include <thread>  // with durations and clocks; <chrono> itself brings streams
 #include <utility>
 
 namespace llmmem::inline v0 {
-
-/// How a coordinator lets time pass, and tells how much has.
-template <class W>
-concept rank_waiter = requires(W& waiter, std::chrono::nanoseconds time) {
-  { waiter.now() } -> std::same_as<std::chrono::nanoseconds>;  // since whenever; never falls
-  waiter.pause(time);
-};
-
-/// Sleeps.
-struct sleeping_waiter {
-  [[nodiscard]] std::chrono::nanoseconds now() const {
-    return std::chrono::steady_clock::now().time_since_epoch();
-  }
-  void pause(std::chrono::nanoseconds time) const { std::this_thread::sleep_for(time); }
-};
-
-static_assert(rank_waiter<sleeping_waiter>);
 
 /// Who takes part, and how long it waits for the others.
 struct file_coordinator_options {

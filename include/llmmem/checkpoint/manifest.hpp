@@ -116,9 +116,8 @@ void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, 
 
 /// The parts of many ranks as one.
 ///
-/// @par Complexity   `finish` O(n log n) for n files and tensors of all parts together. To merge them one by
-/// one
-///                   with `merge_manifest` looks at all that is there each time.
+/// @par Complexity   `finish` O(n log n) for n files and tensors of all parts together. To merge them by
+///                   `merge_manifest`, one by one, looks at all that is there each time.
 class manifest_merger {
  public:
   /// Adds a rank's part. @throws argument_error  as `check_manifest` for the part, and when step, generation,

@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/rank_errors.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/storage.hpp>
@@ -22,24 +23,6 @@
 #include <vector>
 
 namespace llmmem::inline v0 {
-
-/// Ranks did not do in time what others waited for.
-class ranks_missing : public io_error {
- public:
-  ranks_missing(const std::string& text, std::vector<std::uint32_t> ranks)
-      : io_error(text), ranks_(std::move(ranks)) {}
-  /// Those that were waited for, in order.
-  [[nodiscard]] const std::vector<std::uint32_t>& ranks() const noexcept { return ranks_; }
-
- private:
-  std::vector<std::uint32_t> ranks_;
-};
-
-/// A rank said that a checkpoint will not be: all learn of it at once, and why.
-class checkpoint_stopped : public io_error {
- public:
-  using io_error::io_error;
-};
 
 /// Who takes part.
 struct rank_session_options {

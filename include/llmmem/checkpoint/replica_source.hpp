@@ -41,6 +41,27 @@ struct no_replica {
 };
 static_assert(recoverable_replica<no_replica>);
 
+/// A replica, for a `replica_source`, whose parts come back into memory that the engine names, with no copy
+/// of them in between.
+///
+///     replica_into kept(replica, [&](part_id part) { return bytes_of(parameters, part); });
+///     const auto recovered = recover(how, replica_source("peers", ranks, kept, by), ...);
+///
+/// When what is found is a checkpoint instead, those rooms may have been written by then: load them whole.
+/// @tparam Rooms  what `Replica::recover(by, into)` takes.
+template <class Replica, class Rooms>
+class replica_into {
+ public:
+  /// The replica outlives this.
+  replica_into(Replica& replica, Rooms into) : replica_(&replica), into_(std::move(into)) {}
+  [[nodiscard]] auto recover(deadline by) { return replica_->recover(by, into_); }
+  void forget() { replica_->forget(); }
+
+ private:
+  Replica* replica_;
+  Rooms into_;
+};
+
 /// The memory of the ranks of an epoch. Its versions are steps of training.
 template <transport T, recoverable_replica Replica>
 struct replica_source {
@@ -104,6 +125,7 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 /// @par Thread safety   one thread at a time, which owns the ranks meanwhile.
 /// @throws comm_error  when a rank dies, or the time is over: the epoch is revoked; agree, and call it again
 ///      in the next.
+/// @throws argument_error  on all ranks, when their replicas are set up differently (`errc::setup_differs`).
 /// @throws io_error  on all ranks, when one could list no source and nothing is in memory: what is there must
 ///      not be taken for nothing. What is wrong with a checkpoint is noted, not thrown.
 template <transport T, recoverable_replica Replica, checkpoint_storage... Storages>

@@ -1,0 +1,24 @@
+/// @file
+/// What ranks that save together say of each other.
+#pragma once
+
+#include <llmmem/checkpoint/detail/rank_message.hpp>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0::detail {
+
+/// "ranks 1 and 2 have died, or are not heard any more".
+[[nodiscard]] inline std::string death_text(const std::vector<std::uint32_t>& ranks) {
+  return to_text(std::span(ranks)) + (ranks.size() == 1 ? " has died, or is not heard any more"
+                                                        : " have died, or are not heard any more");
+}
+
+[[nodiscard]] inline std::string within_text(std::uint64_t ns) {
+  return " within " + std::to_string(ns / 1'000'000) + " ms";
+}
+
+}  // namespace llmmem::inline v0::detail

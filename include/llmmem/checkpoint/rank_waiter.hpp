@@ -1,0 +1,29 @@
+/// @file
+/// `rank_waiter`: how those that wait for other ranks let time pass.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <thread>  // with durations and clocks; <chrono> itself brings streams
+
+namespace llmmem::inline v0 {
+
+/// How a coordinator lets time pass, and tells how much has.
+template <class W>
+concept rank_waiter = requires(W& waiter, std::chrono::nanoseconds time) {
+  { waiter.now() } -> std::same_as<std::chrono::nanoseconds>;  // since whenever; never falls
+  waiter.pause(time);
+};
+
+/// Sleeps.
+struct sleeping_waiter {
+  [[nodiscard]] std::chrono::nanoseconds now() const {
+    return std::chrono::steady_clock::now().time_since_epoch();
+  }
+  void pause(std::chrono::nanoseconds time) const { std::this_thread::sleep_for(time); }
+};
+
+static_assert(rank_waiter<sleeping_waiter>);
+
+}  // namespace llmmem::inline v0
