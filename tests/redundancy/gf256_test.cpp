@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -98,6 +99,33 @@ TEST_CASE("every length from 0 to 300 is multiplied whole and no further") {
       REQUIRE(destination.guards_stand());
     }
   }
+}
+
+TEST_CASE("buffers are multiplied into others, or in place, whatever was there") {
+  std::mt19937_64 random(3);
+  for (const simd_path path : paths_here()) {
+    CAPTURE(to_text(path));
+    for (std::uint32_t c = 0; c < 256; ++c) {
+      CAPTURE(c);
+      const byte_vector was = random_bytes(random, 300 + random() % 300);
+      const byte_vector source = random_bytes(random, was.size() - random() % 40);
+      byte_vector expected = was;
+      for (std::size_t i = 0; i < source.size(); ++i)
+        expected[i] = std::byte{naive_product(static_cast<std::uint8_t>(source[i]), c)};
+      guarded_piece destination(was, random() % 64);
+      REQUIRE(gf256_multiply_into(destination.bytes(), source, byte(c), path).has_value());
+      REQUIRE(destination.contents() == expected);
+      REQUIRE(destination.guards_stand());
+      byte_vector same = source;
+      REQUIRE(gf256_multiply_into(same, same, byte(c), path).has_value());
+      REQUIRE(std::equal(same.begin(), same.end(), expected.begin()));
+    }
+  }
+  byte_vector three(3, std::byte{1});
+  const byte_vector four(4, std::byte{1});
+  CHECK(gf256_multiply_into(three, four, 5).error().message() ==
+        "gf256_multiply_into: bytes up to 4 asked for, there are 3; ask for fewer, or make it larger");
+  CHECK(three == byte_vector(3, std::byte{1}));
 }
 
 TEST_CASE("a source longer than its destination is refused, and nothing is written") {

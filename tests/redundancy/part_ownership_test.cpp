@@ -74,9 +74,55 @@ struct kept_world {
   }
 };
 
-/// Carries a plan out, byte by byte, and checks that each source holds what it is asked for.
+/// Some places of those that live are damaged: own states, copies, and parities.
+damaged_places damaged_at_random(std::mt19937_64& random, const kept_world& world,
+                                 const membership_change& change) {
+  damaged_places damaged;
+  const std::uint64_t one_in = 2 + random() % 8;
+  for (std::uint32_t i = 0; i < world.layout.world; ++i) {
+    if (!change.now[i]) continue;
+    if (random() % one_in == 0) damaged.own.insert(rank(i));
+    for (std::uint32_t c = 0; c < world.parities[i].size(); ++c) {
+      if (random() % one_in == 0) damaged.parities.push_back({rank(i), c});
+    }
+    if (!world.map || world.map->scheme().is_coded()) continue;
+    for (const rank_id of : world.map->kept_by(rank(i))) {
+      if (random() % one_in == 0) damaged.copies.push_back({rank(i), to_index(of)});
+    }
+  }
+  return damaged;
+}
+
+/// Whether a rank's state can be had, by counting what of it, or of each of its stripes, is whole.
+bool can_be_had(rank_id of, const kept_world& world, const membership_change& change,
+                const damaged_places& damaged) {
+  const auto lives = [&](rank_id each) { return change.now[to_index(each)].has_value(); };
+  if (world.blobs[to_index(of)].empty() || (lives(of) && !damaged.own.contains(of))) return true;
+  if (!world.map) return false;
+  if (!world.map->scheme().is_coded()) {
+    return std::ranges::any_of(world.map->holders(of),
+                               [&](rank_id each) { return lives(each) && !damaged.has_copy(each, of); });
+  }
+  const coded_group code = world.map->layout(world.map->group_of(of));
+  const auto& group = world.map->groups()[world.map->group_of(of)];
+  for (std::uint32_t stripe = 0; stripe < code.shape().data; ++stripe) {
+    const std::uint32_t codeword = code.codeword_of(world.map->member_of(of), stripe);
+    std::uint32_t whole = 0;
+    for (std::uint32_t member = 0; member < code.members(); ++member) {
+      const bool is_parity = to_index(code.piece_of(member, codeword)) >= code.shape().data;
+      const bool is_damaged =
+          is_parity ? damaged.has_parity(group[member], codeword) : damaged.own.contains(group[member]);
+      whole += lives(group[member]) && !is_damaged ? 1U : 0U;
+    }
+    if (whole < code.shape().data) return false;
+  }
+  return true;
+}
+
+/// Carries a plan out, byte by byte, and checks that each source holds what it is asked for, whole.
 std::vector<std::vector<std::byte>> carried_out(const ownership_plan& plan, const kept_world& world,
-                                                const membership_change& change) {
+                                                const membership_change& change,
+                                                const damaged_places& damaged) {
   std::vector<std::vector<std::byte>> made;
   for (const auto& part : world.parts)
     made.emplace_back(part.size());
@@ -92,12 +138,15 @@ std::vector<std::vector<std::byte>> carried_out(const ownership_plan& plan, cons
     std::span<const std::byte> from;
     if (each.place == kept_place::own) {
       CHECK(each.of == *then);
+      CHECK_FALSE(damaged.own.contains(*then));
       from = world.blobs[to_index(*then)];
     } else if (each.place == kept_place::copy) {
       const auto holders = world.map->holders(each.of);
       CHECK(std::find(holders.begin(), holders.end(), *then) != holders.end());
+      CHECK_FALSE(damaged.has_copy(*then, each.of));
       from = world.blobs[to_index(each.of)];
     } else {
+      CHECK_FALSE(damaged.has_parity(*then, each.codeword));
       from = world.parities[to_index(*then)][each.codeword];
     }
     REQUIRE(each.place_offset + each.bytes <= from.size());
@@ -119,9 +168,10 @@ std::vector<std::vector<std::byte>> carried_out(const ownership_plan& plan, cons
 
 TEST_SUITE("part_ownership") {
   TEST_CASE(
-      "whoever is lost, each part comes to its owner whole, or its owner's state is lost by the map as "
-      "well") {
+      "whoever is lost and whatever is damaged, each part comes to its owner whole, or nobody has enough of "
+      "its owner's state") {
     std::uint64_t lost = 0;
+    std::uint64_t mended = 0;
     std::uint64_t recovered = 0;
     for (const auto seed : llmmem_tests::seeds(4000)) {
       CAPTURE(seed);
@@ -152,10 +202,12 @@ TEST_SUITE("part_ownership") {
         change.home.push_back(random() % 2 == 0 ? std::nullopt
                                                 : std::optional(rank(random() % change.world)));
 
-      const ownership_plan plan = plan_ownership(layout, map, change);
-      rank_set hopeless = map ? map->survives(change.lost()).lost : change.lost();
+      damaged_places damaged;
+      if (random() % 2 == 0) damaged = damaged_at_random(random, world, change);
+      const ownership_plan plan = plan_ownership(layout, map, change, damaged);
+      rank_set hopeless;
       for (std::uint32_t i = 0; i < then; ++i) {
-        if (world.blobs[i].empty()) hopeless.erase(rank_id{i});
+        if (!can_be_had(rank_id{i}, world, change, damaged)) hopeless.insert(rank_id{i});
       }
       CHECK(plan.unrecoverable == hopeless);
       if (!hopeless.empty()) {
@@ -164,7 +216,8 @@ TEST_SUITE("part_ownership") {
         continue;
       }
       REQUIRE(plan.owners.size() == parts);
-      CHECK(carried_out(plan, world, change) == world.parts);
+      CHECK(carried_out(plan, world, change, damaged) == world.parts);
+      mended += damaged.own.empty() ? 0U : 1U;
       recovered += change.lost().empty() ? 0U : 1U;
       for (std::size_t i = 0; i < parts; ++i) {
         const auto owner = change.now[to_index(layout.owners[i])];
@@ -174,6 +227,7 @@ TEST_SUITE("part_ownership") {
     }
     CHECK(lost > 300);
     CHECK(recovered > 1000);
+    CHECK(mended > 200);
   }
 
   TEST_CASE("who holds a copy adopts the part, the one of least, and nothing moves") {

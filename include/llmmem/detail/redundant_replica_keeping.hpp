@@ -13,6 +13,20 @@
 
 namespace llmmem::inline v0 {
 
+namespace detail {
+
+/// How many seats there are, members or not, where the transport can tell.
+template <class T>
+[[nodiscard]] std::optional<std::uint32_t> seats_of_job(T& ranks) {
+  if constexpr (requires { ranks.end().seats(); }) {
+    return static_cast<std::uint32_t>(ranks.end().seats());
+  } else {
+    return std::nullopt;
+  }
+}
+
+}  // namespace detail
+
 inline failure_domains seat_domains::operator()(std::span<const seat_id> seats) const {
   std::vector<domain_id> of_ranks;
   of_ranks.reserve(seats.size());
@@ -42,9 +56,17 @@ redundant_replica<T, Place>::redundant_replica(T& ranks, const redundancy_scheme
     home_seats_ +=
         std::ranges::find(homes.first(i), homes[i]) == homes.begin() + static_cast<std::ptrdiff_t>(i) ? 1U
                                                                                                       : 0U;
-  if (sizes.size() == homes.size()) return;
-  throw argument_error(std::string(options.name) + ": " + std::to_string(sizes.size()) + " parts and " +
-                       std::to_string(homes.size()) + " homes; each part has one");
+  if (sizes.size() != homes.size()) {
+    throw argument_error(std::string(options.name) + ": " + std::to_string(sizes.size()) + " parts and " +
+                         std::to_string(homes.size()) + " homes; each part has one");
+  }
+  const std::optional<std::uint32_t> seats = detail::seats_of_job(ranks);
+  for (std::size_t i = 0; seats && i < homes.size(); ++i) {
+    if (to_index(homes[i]) < *seats) continue;
+    throw argument_error(std::string(options.name) + ": part " + std::to_string(i) + " is at home in seat " +
+                         std::to_string(to_index(homes[i])) + ", the job has seats 0 to " +
+                         std::to_string(*seats - 1) + "; name one of these");
+  }
 }
 
 template <seated_transport T, seat_placement Place>
@@ -124,6 +146,8 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
                                                deadline by) {
   generation& made = pending_;
   made.is_there = false;
+  if (recovered_epoch_ == 0 || recovered_epoch_ != ranks_->epoch())
+    return refuse(errc::not_recovered, 0, ranks_->epoch(), recovered_epoch_);
   const auto by_part = sorted(parts);
   if (!by_part) return by_part.error();
   made.version = version;
@@ -151,6 +175,7 @@ result<void> redundant_replica<T, Place>::keep(std::uint64_t version, std::span<
       done = map_->scheme().is_coded() ? send_stripes(made, by) : send_copies(made, by);
     }
   }
+  made.about = sum_about(made);
   made.is_there = done.has_value();
   if (done.code() == errc::message_damaged) ranks_->revoke();  // others wait for what comes after it
   keeps_ += made.is_there ? 1U : 0U;
@@ -162,8 +187,11 @@ void redundant_replica<T, Place>::commit() noexcept {
   if (!pending_.is_there) return;
   std::swap(committed_, pending_);
   pending_.is_there = false;  // its memory serves the next
-  for (std::vector<std::byte>& each : recovered_)
+  is_doubted_ = false;
+  past_ = past::kept;
+  for (std::span<const std::byte>& each : recovered_)
     each = {};
+  rooms_.clear();
 }
 
 template <seated_transport T, seat_placement Place>
@@ -175,6 +203,10 @@ template <seated_transport T, seat_placement Place>
 void redundant_replica<T, Place>::forget() noexcept {
   committed_ = {};
   pending_ = {};
+  past_ = past::forgotten;
+  for (std::span<const std::byte>& each : recovered_)
+    each = {};  // some of it was theirs
+  rooms_.clear();
 }
 
 /// All ranks know the checksums of all parts and, of coded states, of all stripes: so that whoever gets one

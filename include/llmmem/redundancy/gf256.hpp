@@ -85,6 +85,23 @@ namespace detail {
   return table;
 }
 
+/// One source into one destination, which is written anew or added to.
+template <gf_start Start>
+result<void> gf_multiply(std::span<std::byte> destination, std::span<const std::byte> source,
+                         std::uint8_t coefficient, simd_path path, const char* where) noexcept {
+  if (source.size() > destination.size()) {
+    return failure{
+        .code = errc::past_the_bytes, .wanted = source.size(), .found = destination.size(), .where = where};
+  }
+  const gf_product_table table = gf_table_of(coefficient);
+  const std::byte* const from = source.data();
+  std::byte* const to = destination.data();
+  gf_run<1, Start>(path,
+                   {.tables = &table, .stride = 1, .sources = &from, .source_count = 1, .destinations = &to},
+                   source.size());
+  return {};
+}
+
 }  // namespace detail
 
 /// `destination += coefficient * source`, byte by byte.
@@ -98,19 +115,23 @@ namespace detail {
 ///               Arithmetic Using Intel SIMD Instructions", FAST 2013; as maps of bits: Intel's GFNI.
 inline result<void> gf256_multiply_add(std::span<std::byte> destination, std::span<const std::byte> source,
                                        std::uint8_t coefficient, simd_path path = best_simd_path()) noexcept {
-  if (source.size() > destination.size()) {
-    return failure{.code = errc::past_the_bytes,
-                   .wanted = source.size(),
-                   .found = destination.size(),
-                   .where = "gf256_multiply_add"};
-  }
-  const detail::gf_product_table table = detail::gf_table_of(coefficient);
-  const std::byte* const from = source.data();
-  std::byte* const to = destination.data();
-  detail::gf_run<1, detail::gf_start::destination>(
-      path, {.tables = &table, .stride = 1, .sources = &from, .source_count = 1, .destinations = &to},
-      source.size());
-  return {};
+  return detail::gf_multiply<detail::gf_start::destination>(destination, source, coefficient, path,
+                                                            "gf256_multiply_add");
+}
+
+/// `destination = coefficient * source`, byte by byte: as `gf256_multiply_add` to zeros, which need not be
+/// there.
+///
+/// @par Complexity      one pass, which does not read the destination.
+/// @par Thread safety   any number of threads on different destinations.
+/// @pre has_simd_path(path). The two share no byte, or are the same bytes.
+/// @return `errc::past_the_bytes` when the source is longer than the destination, which is then as it was.
+///         Behind a shorter one the destination stays as it is.
+inline result<void> gf256_multiply_into(std::span<std::byte> destination, std::span<const std::byte> source,
+                                        std::uint8_t coefficient,
+                                        simd_path path = best_simd_path()) noexcept {
+  return detail::gf_multiply<detail::gf_start::zero>(destination, source, coefficient, path,
+                                                     "gf256_multiply_into");
 }
 
 }  // namespace llmmem::inline v0

@@ -116,10 +116,14 @@ struct ownership_plan {
 /// A part stays with its owner if that lives, goes home if its home is there, and is else adopted: by who
 /// holds a copy, so that nothing moves, or by who owns least.
 ///
-/// @param map  how the version was kept; none: by nobody but its owners.
+/// An owner whose own place is damaged keeps its parts, and gets them from others.
+///
+/// @param map      how the version was kept; none: by nobody but its owners.
+/// @param damaged  by ranks of then: where nothing is to come from.
 /// @par Complexity   O(parts x (world + parts)), and `plan_recovery`.
 [[nodiscard]] ownership_plan plan_ownership(const kept_layout& layout, const std::optional<replica_map>& map,
-                                            const membership_change& change);
+                                            const membership_change& change,
+                                            const damaged_places& damaged = {});
 
 }  // namespace llmmem::inline v0
 

@@ -46,16 +46,38 @@ struct recovery_step {
   friend bool operator==(const recovery_step&, const recovery_step&) = default;
 };
 
+/// What live ranks hold that is damaged where it lies: nothing may come from there, all else that they hold
+/// may.
+struct damaged_places {
+  /// What a rank keeps for others: a copy of a rank's state, or parity of a codeword of its group.
+  struct kept_one {
+    rank_id holder{};
+    std::uint32_t of = 0;  ///< the rank, or the codeword
+    friend constexpr bool operator==(const kept_one&, const kept_one&) noexcept = default;
+  };
+  rank_set own{};  ///< ranks whose own state is
+  std::vector<kept_one> copies{};
+  std::vector<kept_one> parities{};
+
+  [[nodiscard]] bool has_copy(rank_id holder, rank_id of) const noexcept {
+    return std::ranges::find(copies, kept_one{holder, to_index(of)}) != copies.end();
+  }
+  [[nodiscard]] bool has_parity(rank_id holder, std::uint32_t codeword) const noexcept {
+    return std::ranges::find(parities, kept_one{holder, codeword}) != parities.end();
+  }
+};
+
 /// Steps in any order, or at once: none needs another's outcome.
 struct recovery_plan {
   std::vector<recovery_step> steps;
-  rank_set unrecoverable;        ///< failed ranks whose state nobody can give back: no step is for these
+  rank_set unrecoverable;        ///< ranks whose state is lost and nobody can give back: no step is for these
   std::uint64_t bytes_sent = 0;  ///< by all sources
   std::uint64_t most_sent = 0;   ///< by the busiest
   friend bool operator==(const recovery_plan&, const recovery_plan&) = default;
 };
 
-/// How the states of `failed` come back, each source the least loaded that there is.
+/// How the states come back of ranks that failed, or whose own state is damaged: each source the least loaded
+/// that there is.
 ///
 /// A load is the bytes a rank sends in this plan so far; ranks with the fewest live holders are served first,
 /// and of those that are loaded alike the first in the map's order. That is greedy: near the least possible
@@ -63,24 +85,32 @@ struct recovery_plan {
 /// ranks kept for others come back with the next step that is kept.
 ///
 /// @param state_bytes  each rank's, in order; those of failed ranks as they were.
-/// @par Complexity   O(failed x holders), and for coded schemes k^3 for each stripe.
+/// @param damaged      what nothing is taken from, of ranks that live. What it says of others is not looked
+/// at.
+/// @par Complexity   O(lost x holders x damaged places), and for coded schemes k^3 for each stripe.
 /// @throws argument_error  for another number of states than ranks, or a failed rank past the world.
 [[nodiscard]] inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
-                                                 std::span<const std::uint64_t> state_bytes);
+                                                 std::span<const std::uint64_t> state_bytes,
+                                                 const damaged_places& damaged = {});
 
 namespace detail {
 
 /// Makes a plan, and knows what each rank sends in it.
 class recovery_planner {
  public:
-  recovery_planner(const replica_map& map, const rank_set& failed, std::span<const std::uint64_t> state_bytes)
-      : map_(map), failed_(failed), bytes_(state_bytes), load_(state_bytes.size(), 0) {}
+  recovery_planner(const replica_map& map, const rank_set& failed, std::span<const std::uint64_t> state_bytes,
+                   const damaged_places& damaged)
+      : map_(map), failed_(failed), damaged_(damaged), bytes_(state_bytes), load_(state_bytes.size(), 0) {}
 
   [[nodiscard]] recovery_plan plan() {
-    plan_.unrecoverable = map_.survives(failed_).lost;
     std::vector<std::pair<std::size_t, rank_id>> order;
-    for (const rank_id rank : failed_ - plan_.unrecoverable)
-      order.emplace_back(live_holders(rank), rank);
+    for (const rank_id rank : failed_ | damaged_.own) {
+      if (const std::size_t sources = spare_sources(rank); sources != 0) {
+        order.emplace_back(sources, rank);
+      } else {
+        plan_.unrecoverable.insert(rank);
+      }
+    }
     std::ranges::sort(order);
     for (const auto& [live, rank] : order) {
       if (map_.scheme().is_coded()) {
@@ -97,18 +127,48 @@ class recovery_planner {
   }
 
  private:
-  [[nodiscard]] std::size_t live_holders(rank_id rank) const {
-    std::size_t live = 0;
-    for (const rank_id holder : map_.holders(rank))
-      live += failed_.contains(holder) ? 0U : 1U;
-    return live;
+  [[nodiscard]] bool has_copy(rank_id holder, rank_id of) const {
+    return !failed_.contains(holder) && !damaged_.has_copy(holder, of);
+  }
+  [[nodiscard]] bool has_piece(const std::vector<rank_id>& group, const coded_group& layout,
+                               std::uint32_t member, std::uint32_t codeword) const {
+    const rank_id holder = group[member];
+    if (failed_.contains(holder)) return false;
+    return to_index(layout.piece_of(member, codeword)) < layout.shape().data
+               ? !damaged_.own.contains(holder)
+               : !damaged_.has_parity(holder, codeword);
+  }
+  [[nodiscard]] std::vector<std::uint32_t> with_pieces(const std::vector<rank_id>& group,
+                                                       const coded_group& layout,
+                                                       std::uint32_t codeword) const {
+    std::vector<std::uint32_t> members;
+    for (std::uint32_t member = 0; member < layout.members(); ++member) {
+      if (has_piece(group, layout, member, codeword)) members.push_back(member);
+    }
+    return members;
+  }
+
+  /// How many can give back a state, or a stripe of it, beyond those that must; none: nobody can.
+  [[nodiscard]] std::size_t spare_sources(rank_id rank) const {
+    if (!map_.scheme().is_coded()) {
+      return static_cast<std::size_t>(
+          std::ranges::count_if(map_.holders(rank), [&](rank_id holder) { return has_copy(holder, rank); }));
+    }
+    const std::vector<rank_id>& group = map_.groups()[map_.group_of(rank)];
+    const coded_group layout = map_.layout(map_.group_of(rank));
+    std::size_t fewest = layout.members();
+    for (std::uint32_t stripe = 0; stripe < layout.shape().data; ++stripe) {
+      const std::uint32_t codeword = layout.codeword_of(map_.member_of(rank), stripe);
+      fewest = std::min(fewest, with_pieces(group, layout, codeword).size());
+    }
+    return fewest < layout.shape().data ? 0 : fewest + 1 - layout.shape().data;
   }
 
   void fetch(rank_id rank) {
     const std::uint64_t bytes = bytes_[to_index(rank)];
     rank_id best = rank;
     for (const rank_id holder : map_.holders(rank)) {
-      if (failed_.contains(holder)) continue;
+      if (!has_copy(holder, rank)) continue;
       if (best == rank || load_[to_index(holder)] < load_[to_index(best)]) best = holder;
     }
     load_[to_index(best)] += bytes;
@@ -132,10 +192,7 @@ class recovery_planner {
   [[nodiscard]] recovery_step rebuild_stripe(rank_id rank, const byte_range& range,
                                              const std::vector<rank_id>& group, const coded_group& layout,
                                              std::uint32_t codeword) {
-    std::vector<std::uint32_t> live;
-    for (std::uint32_t member = 0; member < layout.members(); ++member) {
-      if (!failed_.contains(group[member])) live.push_back(member);
-    }
+    std::vector<std::uint32_t> live = with_pieces(group, layout, codeword);
     std::ranges::sort(live, [&](std::uint32_t a, std::uint32_t b) {
       const std::uint64_t load_a = load_[to_index(group[a])];
       const std::uint64_t load_b = load_[to_index(group[b])];
@@ -182,6 +239,7 @@ class recovery_planner {
 
   const replica_map& map_;
   const rank_set& failed_;
+  const damaged_places& damaged_;
   std::span<const std::uint64_t> bytes_;
   std::vector<std::uint64_t> load_;
   recovery_plan plan_{};
@@ -190,7 +248,8 @@ class recovery_planner {
 }  // namespace detail
 
 inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
-                                   std::span<const std::uint64_t> state_bytes) {
+                                   std::span<const std::uint64_t> state_bytes,
+                                   const damaged_places& damaged) {
   const std::uint32_t world = to_number(map.world());
   if (state_bytes.size() != world) {
     throw argument_error("plan_recovery: bytes of " + std::to_string(state_bytes.size()) +
@@ -201,7 +260,7 @@ inline recovery_plan plan_recovery(const replica_map& map, const rank_set& faile
     throw argument_error("plan_recovery: failed " + to_text(strangers) + "; the world has ranks 0 to " +
                          std::to_string(world - 1));
   }
-  return detail::recovery_planner(map, failed, state_bytes).plan();
+  return detail::recovery_planner(map, failed, state_bytes, damaged).plan();
 }
 
 }  // namespace llmmem::inline v0

@@ -14,8 +14,8 @@ namespace detail {
 class ownership_planner {
  public:
   ownership_planner(const kept_layout& layout, const std::optional<replica_map>& map,
-                    const membership_change& change)
-      : layout_(layout), map_(map), change_(change), load_(change.world, 0) {}
+                    const membership_change& change, const damaged_places& damaged)
+      : layout_(layout), map_(map), change_(change), damaged_(damaged), load_(change.world, 0) {}
 
   [[nodiscard]] ownership_plan plan() {
     const rank_set lost = change_.lost();
@@ -24,10 +24,10 @@ class ownership_planner {
     for (std::uint32_t rank = 0; rank < layout_.world; ++rank)
       blobs.push_back(layout_.blob_bytes(rank_id{rank}));
     if (map_) {
-      recovery_ = plan_recovery(*map_, lost, blobs);
+      recovery_ = plan_recovery(*map_, lost, blobs, damaged_);
       plan_.unrecoverable = recovery_.unrecoverable;
     } else {
-      plan_.unrecoverable = lost;
+      plan_.unrecoverable = lost | damaged_.own;
     }
     // Who owned nothing has lost nothing.
     for (std::uint32_t rank = 0; rank < layout_.world; ++rank) {
@@ -42,6 +42,10 @@ class ownership_planner {
 
  private:
   [[nodiscard]] std::optional<rank_id> now(rank_id then) const { return change_.now[to_index(then)]; }
+
+  [[nodiscard]] bool has_copy(rank_id holder, rank_id of) const {
+    return now(holder) && !damaged_.has_copy(holder, of);
+  }
 
   void choose_owners() {
     const std::size_t parts = layout_.owners.size();
@@ -66,7 +70,7 @@ class ownership_planner {
     };
     if (map_ && !map_->scheme().is_coded()) {
       for (const rank_id holder : map_->holders(of)) {
-        if (now(holder)) offer(*now(holder));
+        if (has_copy(holder, of)) offer(*now(holder));
       }
     }
     if (best) return *best;
@@ -86,7 +90,7 @@ class ownership_planner {
     const rank_id target = plan_.owners[to_index(part)];
     const std::uint64_t first = layout_.offset_of(part);
     const std::uint64_t bytes = layout_.part_bytes[to_index(part)];
-    if (const std::optional<rank_id> owner = now(then)) {
+    if (const std::optional<rank_id> owner = now(then); owner && !damaged_.own.contains(then)) {
       add({.part = part,
            .bytes = bytes,
            .source = *owner,
@@ -110,7 +114,7 @@ class ownership_planner {
       // Who adopts it may hold a copy itself.
       rank_id holder = step.sources.front().holder;
       for (const rank_id each : map_->holders(step.lost)) {
-        if (now(each) == target) holder = each;
+        if (now(each) == target && has_copy(each, step.lost)) holder = each;
       }
       add({.part = part,
            .part_offset = from - first,
@@ -156,6 +160,7 @@ class ownership_planner {
   const kept_layout& layout_;
   const std::optional<replica_map>& map_;
   const membership_change& change_;
+  const damaged_places& damaged_;
   std::vector<std::uint64_t> load_;  // bytes owned, by rank now
   recovery_plan recovery_{};
   ownership_plan plan_{};
@@ -164,8 +169,8 @@ class ownership_planner {
 }  // namespace detail
 
 inline ownership_plan plan_ownership(const kept_layout& layout, const std::optional<replica_map>& map,
-                                     const membership_change& change) {
-  return detail::ownership_planner(layout, map, change).plan();
+                                     const membership_change& change, const damaged_places& damaged) {
+  return detail::ownership_planner(layout, map, change, damaged).plan();
 }
 
 }  // namespace llmmem::inline v0

@@ -1,0 +1,123 @@
+#include <llmmem/detail/redundant_replica_rooms.hpp>
+#include <llmmem/redundancy/gf256.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "support/comm_job.hpp"
+#include "support/seeds.hpp"
+
+namespace {
+
+using llmmem::crc32c;
+using llmmem::gf256_multiply;
+using llmmem::detail::part_arrival;
+using llmmem::detail::part_room;
+using llmmem_tests::bytes_of_seed;
+
+/// Bytes that are sent, a piece at a time, to be added to a part or to be a stretch of it.
+struct stretch {
+  std::uint64_t offset = 0;
+  std::vector<std::byte> bytes{};
+  std::uint8_t coefficient = 1;
+};
+
+void land(part_arrival& part, const stretch& from, bool is_summed, std::mt19937_64& random) {
+  for (std::uint64_t at = 0; at < from.bytes.size();) {
+    const std::uint64_t piece = std::min<std::uint64_t>(from.bytes.size() - at, 1 + random() % 40);
+    const std::span<const std::byte> bytes = std::span(from.bytes).subspan(at, piece);
+    const std::uint64_t offset = from.offset + at;
+    at += piece;
+    if (random() % 2 == 0) {
+      part.take(offset, bytes, from.coefficient, is_summed);
+      continue;
+    }
+    const std::span<std::byte> straight = part.landing(offset, piece, is_summed);
+    if (straight.empty()) {
+      part.add(offset, bytes, from.coefficient);
+      continue;
+    }
+    std::copy(bytes.begin(), bytes.end(), straight.begin());
+    part.landed(offset, piece, from.coefficient);
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("redundant_replica_rooms") {
+  TEST_CASE("a part is the sum of what comes, zeros where nothing does, whatever was in its room") {
+    for (const auto seed : llmmem_tests::seeds(2000)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const std::uint64_t size = random() % 200;
+      std::vector<std::byte> expected(size);
+      std::vector<std::byte> room = bytes_of_seed(size, seed);
+      part_arrival part{room};
+      const bool is_summed = random() % 4 != 0;
+      const std::uint64_t stretches = is_summed ? random() % 6 : 1;
+      for (std::uint64_t i = 0; i < stretches && size != 0; ++i) {
+        stretch from;
+        from.offset = is_summed ? random() % size : 0;
+        from.bytes = bytes_of_seed(is_summed ? random() % (size - from.offset + 1) : size, random());
+        if (is_summed && random() % 2 == 0) from.coefficient = static_cast<std::uint8_t>(1 + random() % 255);
+        land(part, from, is_summed, random);
+        for (std::uint64_t k = 0; k < from.bytes.size(); ++k)
+          expected[from.offset + k] ^= static_cast<std::byte>(
+              gf256_multiply(from.coefficient, static_cast<std::uint8_t>(from.bytes[k])));
+      }
+      const std::uint32_t sum = part.finish();
+      CHECK(room == expected);
+      CHECK(sum == crc32c(0, expected));
+    }
+  }
+
+  TEST_CASE("a part that is sent a second time in place of the first is the second, and so is its checksum") {
+    const std::vector<std::byte> first = bytes_of_seed(100, 1);
+    const std::vector<std::byte> second = bytes_of_seed(100, 2);
+    std::vector<std::byte> room(100);
+    part_arrival part{room};
+    part.take(0, first, 1, false);
+    part.take(0, second, 1, false);
+    CHECK(part.finish() == crc32c(0, second));
+    CHECK(room == second);
+  }
+
+  TEST_CASE(
+      "what comes first of a sum is received where it is to lie, and only what follows is added to it") {
+    std::vector<std::byte> room(100, std::byte{9});
+    part_arrival part{room};
+    const std::vector<std::byte> bytes(60, std::byte{3});
+    CHECK(part.landing(0, 60, true).data() == room.data());
+    CHECK(part.landing(0, 60, true).size() == 60);
+    part.take(0, bytes, 1, true);
+    CHECK(part.landing(0, 60, true).empty());
+    CHECK(part.landing(59, 2, true).empty());
+    CHECK(part.landing(60, 40, true).data() == room.data() + 60);
+    CHECK(part.landing(0, 60, false).size() == 60);
+  }
+
+  TEST_CASE("a room has its bytes until it is destroyed, wherever it was moved") {
+    std::vector<part_room> rooms;
+    for (const std::uint64_t bytes : {0U, 1U, 5000U, 3U << 20U}) {
+      rooms.emplace_back(bytes);
+      CHECK(rooms.back().bytes().size() == bytes);
+      std::ranges::fill(rooms.back().bytes(), std::byte{7});
+    }
+    const std::byte* const there = rooms.back().bytes().data();
+    part_room moved;
+    moved = std::move(rooms.back());
+    CHECK(rooms.back().bytes().empty());
+    CHECK(moved.bytes().data() == there);
+    CHECK(moved.bytes().size() == 3U << 20U);
+    CHECK(moved.bytes().back() == std::byte{7});
+    CHECK(rooms[2].bytes().front() == std::byte{7});
+  }
+}
