@@ -21,3 +21,11 @@ foreach(source IN LISTS sources)
   add_test(NAME "${test}" COMMAND ${target})
   set_tests_properties("${test}" PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
+
+# What nvcc makes of the kernels, read in PTX and in the report of ptxas: no device is needed.
+find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+add_test(NAME "${LLMMEM_TEST_PREFIX}device_code"
+         COMMAND Python3::Interpreter "${CMAKE_CURRENT_SOURCE_DIR}/gates/device_code.py" "${CMAKE_CUDA_COMPILER}"
+                 "${CMAKE_CURRENT_SOURCE_DIR}/kernels/all_kernels.cu" "${PROJECT_SOURCE_DIR}/include"
+                 "${CMAKE_CURRENT_BINARY_DIR}/device_code")
+set_tests_properties("${LLMMEM_TEST_PREFIX}device_code" PROPERTIES LABELS gate TIMEOUT 900)

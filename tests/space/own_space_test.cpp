@@ -1,4 +1,4 @@
-#include "own_space.hpp"
+#include "space/own_space.hpp"
 
 #include <llmmem/space/buffer.hpp>
 

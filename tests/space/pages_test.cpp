@@ -69,7 +69,8 @@ TEST_CASE("what was mapped to meet an alignment and is not needed goes back at o
     REQUIRE(data != nullptr);
     source.give_back(data, 1, 1 << 28);
   }
-  CHECK((address_space_pages() - before) * source.report().page_bytes < (std::uint64_t{1} << 30));
+  const std::uint64_t most = before + (std::uint64_t{1} << 30) / source.report().page_bytes;
+  CHECK(address_space_pages() < most);  // there may be less than before: threads of others end
 }
 
 TEST_CASE("a NUMA node that no kernel has is refused at once") {

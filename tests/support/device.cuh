@@ -4,8 +4,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
+#include <vector>
 
 namespace llmmem_tests {
 
@@ -38,6 +42,48 @@ inline int require_device() {
   check(status, "cudaGetDeviceCount");
   check(cudaSetDevice(0), "cudaSetDevice");
   return 0;
+}
+
+/// An array on the device, made of one on the host.
+template <class T>
+class device_array {
+ public:
+  device_array() = default;
+  explicit device_array(const std::vector<T>& host) : size_(host.size()) {
+    if (size_ == 0) return;
+    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
+    check(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "copy to the device");
+  }
+  device_array(device_array&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  device_array& operator=(device_array&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~device_array() { static_cast<void>(cudaFree(data_)); }
+
+  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  /// Waits for the device first.
+  [[nodiscard]] std::vector<T> host() const {
+    std::vector<T> out(size_);
+    check(cudaDeviceSynchronize(), "what ran before");
+    if (size_ != 0)
+      check(cudaMemcpy(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "copy from the device");
+    return out;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Ends the test as failed unless `is` holds.
+inline void require(bool is, const char* what, std::uint64_t seed) {
+  if (is) return;
+  std::fprintf(stderr, "FAILED: %s, seed %llu\n", what, static_cast<unsigned long long>(seed));
+  std::exit(1);
 }
 
 /// Prints what `device` is, so that a log tells where it was made.

@@ -195,7 +195,7 @@ struct kv_layout {
   }
 };
 
-/// Keys and values in host memory: what `copy_kv_block` reads and writes. Owns nothing.
+/// The keys and values of a paged cache, in host memory or a device's. Owns nothing.
 struct kv_memory {
   std::byte* data = nullptr;
   std::uint64_t blocks = 0;  ///< physical ones, the null block among them

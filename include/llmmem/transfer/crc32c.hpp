@@ -171,9 +171,8 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
 /// parts that are checked apart, or in any order.
 ///
 /// @par Complexity   O(log second_bytes), a microsecond or two.
-/// @par Source   Mark Adler's `crc32_combine` in zlib: what zero bytes add is a product with a power of x,
-/// and
-///      the second part's checksum is added to it.
+/// @par Source   Mark Adler's `crc32_combine` in zlib: what zero bytes add is a product with a power of
+///      x, and the second part's checksum is added to it.
 [[nodiscard]] constexpr std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second,
                                                      std::uint64_t second_bytes) noexcept {
   std::uint32_t power = 0x0080'0000U;  // x^8: one byte

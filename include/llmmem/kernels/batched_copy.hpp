@@ -1,0 +1,154 @@
+/// @file
+/// Many copies of any lengths in one launch.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/kernels/rows.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// One copy of a batch.
+struct copy_task {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+namespace detail {
+
+/// Bytes of a tile of a copy.
+inline constexpr std::uint32_t copy_tile_bytes = 16 * 1024;
+
+/// Tile `number` of a task; nothing past its end.
+[[nodiscard]] LLMMEM_HD inline row_move tile_of(const copy_task& task, std::uint64_t number) noexcept {
+  const std::uint64_t first = number * copy_tile_bytes;
+  if (first >= task.bytes) return {};
+  const std::uint64_t left = task.bytes - first;
+  return {task.from + first, task.to + first,
+          static_cast<std::uint32_t>(left < copy_tile_bytes ? left : copy_tile_bytes)};
+}
+
+/// Tiles of the longest task, at least one.
+[[nodiscard]] inline divider tiles_of(std::uint64_t longest) noexcept {
+  return divider(std::max(static_cast<std::uint32_t>((longest + copy_tile_bytes - 1) / copy_tile_bytes), 1U));
+}
+
+}  // namespace detail
+
+/// Tasks in the memory of whoever runs them.
+class listed_copies {
+ public:
+  /// @param longest  bytes of the longest task.
+  /// @param aligned  what all addresses are multiples of.
+  listed_copies(std::span<const copy_task> tasks, std::uint64_t longest, row_alignment aligned) noexcept
+      : task_(tasks.data()), tasks_(tasks.size()), longest_(longest), aligned_(aligned) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return tasks_; }
+  [[nodiscard]] LLMMEM_HD const copy_task& operator[](std::uint64_t i) const noexcept { return task_[i]; }
+  [[nodiscard]] std::uint64_t longest() const noexcept { return longest_; }
+  [[nodiscard]] row_alignment alignment() const noexcept { return aligned_; }
+
+ private:
+  const copy_task* task_;
+  std::uint64_t tasks_;
+  std::uint64_t longest_;
+  row_alignment aligned_;
+};
+
+/// A few tasks that travel with the launch: nothing is uploaded for them.
+class few_copies {
+ public:
+  /// As many as an argument of 4 KiB takes beside what a launch needs itself.
+  static constexpr std::uint32_t most = 128;
+
+  /// @pre at most `most` tasks
+  explicit few_copies(std::span<const copy_task> tasks) noexcept
+      : tasks_(static_cast<std::uint32_t>(tasks.size())) {
+    for (std::uint32_t i = 0; i < tasks_; ++i) {
+      task_[i] = tasks[i];
+      if (tasks[i].bytes == 0) continue;
+      longest_ = std::max(longest_, tasks[i].bytes);
+      aligned_.from = std::min(aligned_.from, alignment_of(reinterpret_cast<std::uintptr_t>(tasks[i].from)));
+      aligned_.to = std::min(aligned_.to, alignment_of(reinterpret_cast<std::uintptr_t>(tasks[i].to)));
+    }
+  }
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return tasks_; }
+  [[nodiscard]] LLMMEM_HD const copy_task& operator[](std::uint64_t i) const noexcept { return task_[i]; }
+  [[nodiscard]] std::uint64_t longest() const noexcept { return longest_; }
+  [[nodiscard]] row_alignment alignment() const noexcept { return aligned_; }
+
+ private:
+  copy_task task_[most]{};
+  std::uint64_t longest_ = 0;
+  std::uint32_t tasks_;
+  row_alignment aligned_{16, 16};
+};
+
+/// The tiles of copies, as rows. Each task has as many as the longest.
+template <class Copies>
+class copy_map {
+ public:
+  explicit copy_map(const Copies& copies) noexcept
+      : copies_(copies),
+        tiles_(detail::tiles_of(copies.longest())),
+        longest_(
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(copies.longest(), detail::copy_tile_bytes))) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return copies_.size() * tiles_.by(); }
+  [[nodiscard]] LLMMEM_HD std::uint32_t parts() const noexcept { return 1; }
+  [[nodiscard]] LLMMEM_HD row_move at(std::uint64_t row, std::uint32_t /*part*/) const noexcept {
+    const std::uint64_t number = tiles_.quotient(row);
+    return detail::tile_of(copies_[number], row - number * tiles_.by());
+  }
+  [[nodiscard]] std::uint32_t longest_row() const noexcept { return longest_; }
+  [[nodiscard]] row_alignment alignment() const noexcept { return copies_.alignment(); }
+
+ private:
+  Copies copies_;
+  divider tiles_;
+  std::uint32_t longest_;
+};
+static_assert(row_map<copy_map<listed_copies>> && row_map<copy_map<few_copies>>);
+static_assert(sizeof(copy_map<few_copies>) <= 4096 - 64);
+
+/// Runs copies whose list lies in the memory of whoever runs them: a graph may change it between replays.
+///
+/// Every task gets as many threads as the longest: with lengths far apart sort them into batches. Tasks of 0
+/// bytes are skipped.
+///
+/// @param run      `host_executor` or `device_executor`.
+/// @param longest  bytes of the longest task: more is not copied. Below 2^46.
+/// @param aligned  what all addresses are multiples of, up to 16: the caller's word.
+/// @pre no byte is written twice, or both read and written
+/// @return what `run` returns.
+/// @par Complexity   the tasks' bytes, read and written once; a lookup for each 16 KiB of tasks x longest.
+template <class Run>
+result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::uint64_t longest,
+                        row_alignment aligned = {16, 16}) {
+  return run.template move<access::passing, access::passing>(copy_map(listed_copies(tasks, longest, aligned)),
+                                                             copy_op{});
+}
+
+/// Runs copies whose list the caller holds: it travels with the launches, 128 tasks each, and may change when
+/// this returns. In a graph it stays as it is. Else as `copy_batch`; lengths and alignment it finds itself.
+template <class Run>
+result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
+  for (std::size_t first = 0; first < tasks.size(); first += few_copies::most) {
+    const std::size_t count = std::min<std::size_t>(tasks.size() - first, few_copies::most);
+    const copy_map map(few_copies(tasks.subspan(first, count)));
+    if (auto done = run.template move<access::passing, access::passing>(map, copy_op{}); !done) return done;
+  }
+  return {};
+}
+
+}  // namespace llmmem::inline v0

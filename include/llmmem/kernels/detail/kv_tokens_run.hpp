@@ -1,0 +1,154 @@
+/// @file
+/// What appending and gathering run: planes as segments, and the choice of a conversion.
+#pragma once
+
+#include <llmmem/kernels/kv_tokens.hpp>
+
+#include <array>
+
+namespace llmmem::inline v0::detail {
+
+/// One end of a plane in a batch.
+struct batch_plane {
+  const std::byte* from = nullptr;  // of an append
+  std::byte* to = nullptr;          // of a gather
+  std::uint64_t token = 0;
+  std::uint64_t head = 0;
+};
+
+[[nodiscard]] inline batch_plane plane_of(const batch_vectors& of) noexcept {
+  return {.from = of.data, .token = of.token_stride, .head = of.head_stride};
+}
+[[nodiscard]] inline batch_plane plane_of(const batch_room& of) noexcept {
+  return {.to = of.data, .token = of.token_stride, .head = of.head_stride};
+}
+
+/// What is asked for, whichever way.
+struct token_request {
+  kv_memory cache{};
+  std::uint32_t layer = 0;
+  token_options options{};
+  const char* who = "";
+};
+
+/// What does not fit, before anything runs.
+template <token_front Front>
+result<void> check_request(const Front& front, const token_request& of) noexcept {
+  const kv_layout& layout = of.cache.layout;
+  if (of.layer >= layout.layers) return failure{errc::out_of_range, 0, of.layer, layout.layers - 1, of.who};
+  if (front.blocks() > of.cache.blocks)
+    return failure{errc::no_such_block, 0, front.blocks() - 1, of.cache.blocks, of.who};
+  if (front.block_tokens() != layout.block_tokens)
+    return failure{errc::block_tokens_differ, 0, front.block_tokens(), layout.block_tokens, of.who};
+  return {};
+}
+
+/// A plane of the cache from element `first` of each vector on, with its place in the batch.
+template <kv_direction Direction>
+token_segment segment_of(const token_request& of, std::uint32_t p, const batch_plane& batch,
+                         std::uint64_t first, std::uint64_t elements) noexcept {
+  const plane_strides cache = of.cache.layout.strides(p, of.cache.blocks);
+  std::byte* const there =
+      of.cache.data + cache.offset(of.layer, 0, 0, 0) + first * bits_of(of.cache.layout.element) / 8;
+  constexpr bool is_append = Direction == kv_direction::append;
+  return {.from = is_append ? batch.from : there,
+          .to = is_append ? there : batch.to,
+          .batch_token = batch.token,
+          .batch_head = batch.head,
+          .cache_block = cache.block,
+          .cache_token = cache.token,
+          .cache_head = cache.head,
+          .elements = static_cast<std::uint32_t>(elements)};
+}
+
+template <dtype From, dtype To, kv_direction Direction, class Run, row_map Map>
+result<void> move_as(const Run& run, const Map& map, const kv_scales& scales, std::uint32_t rows_a_token) {
+  // What is appended, attention reads next; so does whatever asked for what is gathered.
+  return run.template move<access::passing, access::kept>(
+      map, kv_scale_op<From, To, Direction>(scales, rows_a_token));
+}
+
+/// Between elements in a batch and those in a cache.
+template <kv_direction Direction, dtype Batch, dtype Cache, class Run, row_map Map>
+result<void> move_between(const Run& run, const Map& map, const kv_scales& scales,
+                          std::uint32_t rows_a_token) {
+  if constexpr (Direction == kv_direction::append) {
+    return move_as<Batch, Cache, Direction>(run, map, scales, rows_a_token);
+  } else {
+    return move_as<Cache, Batch, Direction>(run, map, scales, rows_a_token);
+  }
+}
+
+template <kv_direction Direction, class Run, row_map Map>
+result<void> move_converted(const Run& run, const Map& map, const token_request& of,
+                            std::uint32_t rows_a_token) {
+  const dtype cache = of.cache.layout.element;
+  const auto is = [&](dtype in_batch, dtype in_cache) {
+    return of.options.element == in_batch && cache == in_cache;
+  };
+  constexpr dtype f32 = dtype::f32;
+  constexpr dtype bf16 = dtype::bf16;
+  constexpr dtype f16 = dtype::f16;
+  constexpr dtype fp8 = dtype::fp8_e4m3;
+  const kv_scales& scales = of.options.scales;
+  if (is(bf16, fp8)) return move_between<Direction, bf16, fp8>(run, map, scales, rows_a_token);
+  if (is(f16, fp8)) return move_between<Direction, f16, fp8>(run, map, scales, rows_a_token);
+  if (is(f32, fp8)) return move_between<Direction, f32, fp8>(run, map, scales, rows_a_token);
+  if (is(f32, bf16)) return move_between<Direction, f32, bf16>(run, map, scales, rows_a_token);
+  if (is(f32, f16)) return move_between<Direction, f32, f16>(run, map, scales, rows_a_token);
+  const bool is_append = Direction == kv_direction::append;
+  return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(is_append ? cache : of.options.element),
+                 static_cast<std::uint64_t>(is_append ? of.options.element : cache), of.who};
+}
+
+/// @param are_side_by_side  a token's heads are one run of bytes at both ends.
+template <kv_direction Direction, class Run, token_front Front>
+result<void> move_segments(const Run& run, const Front& front, std::span<token_segment> segments,
+                           const token_request& of, bool are_side_by_side) {
+  const std::uint32_t heads = of.cache.layout.heads;
+  const bool is_copy = of.options.element == of.cache.layout.element;
+  const bool is_by_head = !are_side_by_side || (!is_copy && of.options.scales.is_by_head);
+  if (is_copy) {  // of bytes
+    for (token_segment& each : segments)
+      each.elements = static_cast<std::uint32_t>(each.elements * bits_of(of.options.element) / 8);
+  }
+  const kv_token_map<Front, Direction> map(front, segments, heads, is_by_head, of.options.out_of_range);
+  if (is_copy) return run.template move<access::passing, access::kept>(map, copy_op{});
+  return move_converted<Direction>(run, map, of, is_by_head ? heads : 1);
+}
+
+/// All planes of a cache, of a batch's.
+template <kv_direction Direction, class Run, token_front Front>
+result<void> move_planes(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
+                         const token_request& of) {
+  if (auto fits = check_request(front, of); !fits) return fits;
+  const kv_layout& layout = of.cache.layout;
+  std::array<token_segment, 2> segments;
+  bool are_side_by_side = true;
+  for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+    const std::uint64_t elements = layout.vector_elements(p);
+    segments[p] = segment_of<Direction>(of, p, batch[p], 0, elements);
+    const bool is_one_run = batch[p].head == elements * bits_of(of.options.element) / 8 &&
+                            segments[p].cache_head == layout.vector_bytes(p);
+    are_side_by_side = are_side_by_side && (layout.heads == 1 || is_one_run);
+  }
+  return move_segments<Direction>(run, front, std::span(segments).first(layout.planes()), of,
+                                  are_side_by_side);
+}
+
+/// The two parts of each vector of a cache of one plane and one head.
+template <kv_direction Direction, class Run, token_front Front>
+result<void> move_halves(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
+                         std::uint32_t first_elements, token_request of) {
+  if (auto fits = check_request(front, of); !fits) return fits;
+  const kv_layout& layout = of.cache.layout;
+  const std::uint64_t all = layout.vector_elements(0);
+  if (layout.heads != 1 || layout.has_values || first_elements >= all)
+    return failure{errc::size_mismatch, 0, first_elements, all, of.who};
+  std::array segments{segment_of<Direction>(of, 0, batch[0], 0, first_elements),
+                      segment_of<Direction>(of, 0, batch[1], first_elements, all - first_elements)};
+  of.options.scales.values = of.options.scales.keys;
+  return move_segments<Direction>(run, front, segments, of, true);
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,178 @@
+/// @file
+/// Elements of keys and values as kernels convert them: the same bits on host and device.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/model/bf16.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/model/f16.hpp>
+#include <llmmem/model/fp8.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#if defined(__CUDA_ARCH__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#endif
+
+namespace llmmem::inline v0 {
+
+/// What kernels convert: a small set, so that binaries stay small.
+template <dtype E>
+concept kernel_element = E == dtype::f32 || E == dtype::bf16 || E == dtype::f16 || E == dtype::fp8_e4m3;
+
+namespace detail {
+
+template <dtype E>
+struct element_word {
+  using type = std::uint16_t;
+};
+template <>
+struct element_word<dtype::f32> {
+  using type = std::uint32_t;
+};
+template <>
+struct element_word<dtype::fp8_e4m3> {
+  using type = std::uint8_t;
+};
+
+/// `std::bit_cast`, which nvcc takes in device code by an experimental flag only.
+[[nodiscard]] LLMMEM_HD inline float float_of_bits(std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+[[nodiscard]] LLMMEM_HD inline std::uint32_t bits_of_float(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  return std::bit_cast<std::uint32_t>(value);
+#endif
+}
+
+}  // namespace detail
+
+/// An element's bits.
+template <dtype E>
+  requires kernel_element<E>
+using element_bits = typename detail::element_word<E>::type;
+
+/// The float that equals the element.
+template <dtype E>
+  requires kernel_element<E>
+[[nodiscard]] LLMMEM_HD inline float float_of(element_bits<E> bits) noexcept {
+  if constexpr (E == dtype::f32) {
+    return detail::float_of_bits(bits);
+  } else if constexpr (E == dtype::bf16) {
+    return detail::float_of_bits(f32_from_bf16_bits(bits));
+  } else {
+#if defined(__CUDA_ARCH__)
+    if constexpr (E == dtype::f16) {
+      return __half2float(__ushort_as_half(bits));
+    } else {
+      return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
+    }
+#else
+    if constexpr (E == dtype::f16) {
+      return detail::float_of_bits(f32_from_f16_bits(bits));
+    } else {
+      return detail::float_of_bits(f32_from_e4m3_bits(bits));
+    }
+#endif
+  }
+}
+
+/// The element nearest to a float; of two equally near, the even one. e4m3 saturates. A NaN becomes the one
+/// that devices make: 0x7FFF, and 0x7F of e4m3; a float stays as it is.
+template <dtype E>
+  requires kernel_element<E>
+[[nodiscard]] LLMMEM_HD inline element_bits<E> nearest_of(float value) noexcept {
+  if constexpr (E == dtype::f32) {
+    return detail::bits_of_float(value);
+  } else {
+#if defined(__CUDA_ARCH__)
+    if constexpr (E == dtype::bf16) {
+      return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    } else if constexpr (E == dtype::f16) {
+      return __half_as_ushort(__float2half_rn(value));
+    } else {
+      return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+    }
+#else
+    const std::uint32_t bits = detail::bits_of_float(value);
+    if constexpr (E == dtype::bf16) {
+      return value == value ? bf16_from_f32_bits(bits) : std::uint16_t{0x7FFF};
+    } else if constexpr (E == dtype::f16) {
+      return f16_from_f32_bits(bits);
+    } else {
+      return e4m3_from_f32_bits(bits);
+    }
+#endif
+  }
+}
+
+namespace detail {
+
+/// Two elements, the first in the lower bits: what a device converts in one instruction.
+template <dtype E>
+  requires(E == dtype::bf16 || E == dtype::f16 || E == dtype::fp8_e4m3)
+using pair_bits = std::conditional_t<E == dtype::fp8_e4m3, std::uint16_t, std::uint32_t>;
+
+template <dtype E>
+[[nodiscard]] LLMMEM_HD inline pair_bits<E> nearest_pair(float first, float second) noexcept {
+#if defined(__CUDA_ARCH__)
+  if constexpr (E == dtype::fp8_e4m3) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+  } else if constexpr (E == dtype::bf16) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+    return std::uint32_t{__bfloat16_as_ushort(both.x)} | std::uint32_t{__bfloat16_as_ushort(both.y)} << 16;
+  } else {
+    const __half2 both = __floats2half2_rn(first, second);
+    return std::uint32_t{__half_as_ushort(both.x)} | std::uint32_t{__half_as_ushort(both.y)} << 16;
+  }
+#else
+  const std::uint32_t low = nearest_of<E>(first);
+  const std::uint32_t high = nearest_of<E>(second);
+  return static_cast<pair_bits<E>>(low | high << (8 * sizeof(element_bits<E>)));
+#endif
+}
+
+}  // namespace detail
+
+/// Converts elements, each times a factor: `nearest(float(x) * factor)`, the product rounded once to a float.
+template <dtype From, dtype To>
+  requires kernel_element<From> && kernel_element<To>
+struct scaling_step {
+  float factor = 1.0F;
+
+  template <unsigned N>
+  [[nodiscard]] LLMMEM_HD packet<N * sizeof(element_bits<To>)> apply(
+      const packet<N * sizeof(element_bits<From>)>& in) const noexcept {
+    packet<N * sizeof(element_bits<To>)> out{};
+    const auto scaled = [&](unsigned i) {
+      return float_of<From>(element_of<element_bits<From>>(in, i)) * factor;
+    };
+    if constexpr (N == 1 || To == dtype::f32) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+      for (unsigned i = 0; i < N; ++i)
+        set_element(out, i, nearest_of<To>(scaled(i)));
+    } else {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+      for (unsigned i = 0; i < N; i += 2)
+        set_element(out, i / 2, detail::nearest_pair<To>(scaled(i), scaled(i + 1)));
+    }
+    return out;
+  }
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,113 @@
+/// @file
+/// Appending new keys and values to a paged cache: where each goes, and in what form.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// By a slot mapping, as vLLM has it: slot = block x block_tokens + token; a negative one is padding.
+class slot_front {
+ public:
+  /// @param slots   [tokens], in the memory of whoever runs it. Their number is the batch's: keys and values
+  ///      may have more rows, which are not read.
+  /// @param blocks  of the cache.
+  slot_front(std::span<const std::int64_t> slots, std::uint32_t block_tokens, std::uint64_t blocks) noexcept
+      : slots_(slots.data()), tokens_(slots.size()), blocks_(blocks), by_(divisor_of(block_tokens)) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+  [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t token) const noexcept {
+    const std::int64_t slot = slots_[token];
+    if (slot < 0) return {};
+    const auto place = static_cast<std::uint64_t>(slot);
+    const std::uint64_t block = by_.quotient(place);
+    if (block >= blocks_) return {.what = token_place::kind::out_of_range};
+    return {token_place::kind::there, block, place - block * by_.by()};
+  }
+
+ private:
+  const std::int64_t* slots_;
+  std::uint64_t tokens_;
+  std::uint64_t blocks_;
+  divider by_;
+};
+static_assert(token_front<slot_front>);
+
+/// By block tables, as FlashInfer has it: token `i` is at `positions[i]` of sequence `batch_indices[i]`; a
+/// negative sequence is padding. The tables are those after the append.
+template <class Tables>
+  requires bounded_table<Tables>
+class position_front {
+ public:
+  /// @param batch_indices, positions  [tokens], in the memory of whoever runs it, as the tables.
+  /// @param blocks                    of the cache.
+  /// @pre as many of the one as of the other
+  position_front(const Tables& tables, std::span<const std::int32_t> batch_indices,
+                 std::span<const std::int32_t> positions, std::uint64_t blocks) noexcept
+      : tables_(tables),
+        batch_indices_(batch_indices.data()),
+        positions_(positions.data()),
+        tokens_(batch_indices.size()),
+        blocks_(blocks),
+        by_(divisor_of(tables.block_tokens)) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+
+  [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t token) const noexcept {
+    const std::int32_t sequence = batch_indices_[token];
+    if (sequence < 0) return {};
+    return place_in(tables_, by_, blocks_, sequence, positions_[token]);
+  }
+
+ private:
+  Tables tables_;
+  const std::int32_t* batch_indices_;
+  const std::int32_t* positions_;
+  std::uint64_t tokens_;
+  std::uint64_t blocks_;
+  divider by_;
+};
+static_assert(token_front<position_front<csr_table_view>> && token_front<position_front<padded_table_view>>);
+
+/// Appends keys and values of a batch to one layer of a cache (vLLM's `reshape_and_cache_flash`, FlashInfer's
+/// `append_paged_kv_cache`). Tokens of which the front says so are skipped; what else is in the cache stays.
+///
+/// Of tokens that go to one place any is there afterwards, whole or in pieces: name each place once.
+///
+/// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
+/// @param values  `data` null where the layout has no values.
+/// @return `errc::out_of_range` for a layer that the cache has not; `errc::no_such_block` for a front of more
+///      blocks than it has; `errc::block_tokens_differ`; `errc::no_conversion` where the cache holds other
+///      elements than these can become. Then nothing has begun. Else what `run` returns.
+/// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
+template <class Run, token_front Front>
+result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,
+                       const batch_vectors& values, const kv_memory& cache, std::uint32_t layer,
+                       const token_options& options = {});
+
+/// Appends the latent vectors and rotary keys of MLA, which a cache of one plane and one head holds side by
+/// side (vLLM's `concat_and_cache_mla`). Else as `append_kv`; one scale is for both.
+///
+/// @param latent_elements  of the first; the rest of the cache's vector is the other's.
+/// @return besides, `errc::size_mismatch` for a layout of several heads or with values, or of vectors no
+///      longer than the latent: wanted = `latent_elements`, found = those of a vector.
+template <class Run, token_front Front>
+result<void> append_mla(const Run& run, const Front& front, const batch_vectors& latent,
+                        const batch_vectors& rotary, std::uint32_t latent_elements, const kv_memory& cache,
+                        std::uint32_t layer, const token_options& options = {});
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/kernels/detail/kv_append_body.hpp>

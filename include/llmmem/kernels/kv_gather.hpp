@@ -1,0 +1,96 @@
+/// @file
+/// Gathering keys and values out of a paged cache into rows side by side, in the form that is asked for.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// Which tokens of which sequences come, one sequence behind the other. Pointers are of the memory of whoever
+/// runs it.
+struct gather_rows {
+  const std::int32_t* cu_seq_lens = nullptr;   ///< [sequences + 1]: where each one's rows begin, from 0 on
+  const std::int32_t* token_to_seq = nullptr;  ///< [rows], each row's sequence; null: it is searched for
+  const std::int32_t* seq_starts = nullptr;    ///< [sequences], the first token of each that comes; null: 0
+  /// At least as many as come, so that nobody need ask how many: rows past the last sequence's are not
+  /// touched.
+  std::uint64_t rows = 0;
+};
+
+/// The places of the tokens that come, by block tables. What the tables or starts name beyond them is out of
+/// range, and its row is not touched.
+template <class Tables>
+  requires bounded_table<Tables>
+class table_front {
+ public:
+  /// @param blocks  of the cache.
+  table_front(const Tables& tables, const gather_rows& which, std::uint64_t blocks) noexcept
+      : tables_(tables), which_(which), blocks_(blocks), by_(divisor_of(tables.block_tokens)) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return which_.rows; }
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+
+  [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t row) const noexcept {
+    const std::int32_t sequences = tables_.num_sequences;
+    if (sequences == 0 || static_cast<std::int64_t>(row) >= which_.cu_seq_lens[sequences]) return {};
+    const std::int32_t sequence = which_.token_to_seq != nullptr ? which_.token_to_seq[row] : search(row);
+    if (sequence < 0 || sequence >= sequences) return {.what = token_place::kind::out_of_range};
+    const std::int64_t start = which_.seq_starts != nullptr ? which_.seq_starts[sequence] : 0;
+    const std::int64_t position = start + static_cast<std::int64_t>(row) - which_.cu_seq_lens[sequence];
+    return place_in(tables_, by_, blocks_, sequence, position);
+  }
+
+ private:
+  /// The last sequence whose rows begin at or before this one: those without rows are passed over.
+  [[nodiscard]] LLMMEM_HD std::int32_t search(std::uint64_t row) const noexcept {
+    std::int32_t low = 0;
+    std::int32_t high = tables_.num_sequences - 1;
+    while (low < high) {
+      const std::int32_t middle = low + (high - low + 1) / 2;
+      if (which_.cu_seq_lens[middle] <= static_cast<std::int64_t>(row)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+
+  Tables tables_;
+  gather_rows which_;
+  std::uint64_t blocks_;
+  divider by_;
+};
+static_assert(token_front<table_front<csr_table_view>> && token_front<table_front<padded_table_view>>);
+
+/// Gathers keys and values of one layer of a cache into rows (vLLM's `gather_and_maybe_dequant_cache` and
+/// `cp_gather_cache`). A `slot_front` or `csr_front` will do as well as a `table_front`.
+///
+/// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
+/// @param values  `data` null where the layout has no values.
+/// @return as `append_kv`.
+/// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and
+///      log2(sequences) more without `token_to_seq`.
+template <class Run, token_front Front>
+result<void> gather_kv(const Run& run, const Front& front, const batch_room& keys, const batch_room& values,
+                       const kv_memory& cache, std::uint32_t layer, const token_options& options = {});
+
+/// Gathers the latent vectors and rotary keys of MLA apart from each other. Else as `gather_kv`, and errors
+/// as of `append_mla`.
+template <class Run, token_front Front>
+result<void> gather_mla(const Run& run, const Front& front, const batch_room& latent,
+                        const batch_room& rotary, std::uint32_t latent_elements, const kv_memory& cache,
+                        std::uint32_t layer, const token_options& options = {});
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/kernels/detail/kv_gather_body.hpp>

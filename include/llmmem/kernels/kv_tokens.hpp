@@ -1,0 +1,230 @@
+/// @file
+/// Tokens of a batch and their places in a paged cache: what appending and gathering share.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/elements.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/kernels/rows.hpp>
+#include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// Where a token goes.
+struct token_place {
+  enum class kind : std::uint8_t {
+    there,
+    padding,      ///< nowhere, as it should: the batch was filled up
+    out_of_range  ///< nowhere, since what the tables say is no place of the cache
+  };
+  kind what = kind::padding;
+  std::uint64_t block = 0;
+  std::uint64_t token = 0;  ///< in the block
+};
+
+/// Tells each token of a batch its place in a cache of `blocks()` blocks, none beyond. Reads tables;
+/// trivially copyable.
+template <class F>
+concept token_front = std::is_trivially_copyable_v<F> && requires(const F& front, std::uint64_t token) {
+  { front.tokens() } noexcept -> std::same_as<std::uint64_t>;
+  { front.at(token) } noexcept -> std::same_as<token_place>;
+  { front.blocks() } noexcept -> std::same_as<std::uint64_t>;
+  { front.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
+};
+
+/// Divides by tokens a block. None at all are no number to divide by: they are refused as another number than
+/// the cache's, when it comes to that.
+template <std::integral N>
+[[nodiscard]] constexpr divider divisor_of(N block_tokens) noexcept {
+  return divider(block_tokens > 0 ? static_cast<std::uint32_t>(block_tokens) : 1);
+}
+
+/// Block tables that a place can be looked up in without going past an end: block `index` of a sequence's, or
+/// something negative.
+template <class V>
+concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& view, std::int32_t n) {
+  { view.num_sequences } -> std::convertible_to<std::int32_t>;
+  { view.block_tokens } -> std::convertible_to<std::int32_t>;
+  { block_in(view, n, std::uint64_t{}) } noexcept -> std::same_as<std::int32_t>;
+};
+
+/// Block `index` of sequence `i`'s table, or -1 past its end. @pre 0 <= i < num_sequences
+[[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const csr_table_view& view, std::int32_t i,
+                                                     std::uint64_t index) noexcept {
+  const std::int32_t first = view.indptr[i];
+  const std::int32_t end = view.indptr[i + 1];
+  if (first < 0 || end < first || index >= static_cast<std::uint64_t>(end - first)) return -1;
+  return view.indices[static_cast<std::uint64_t>(first) + index];
+}
+/// The same, of a padded table.
+[[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const padded_table_view& view, std::int32_t i,
+                                                     std::uint64_t index) noexcept {
+  const auto columns = static_cast<std::uint64_t>(view.max_blocks);
+  if (index >= columns) return -1;
+  return view.block_table[static_cast<std::uint64_t>(i) * columns + index];
+}
+
+/// The place of a position of a sequence.
+template <class Tables>
+  requires bounded_table<Tables>
+[[nodiscard]] LLMMEM_HD inline token_place place_in(const Tables& tables, const divider& by,
+                                                    std::uint64_t blocks, std::int32_t sequence,
+                                                    std::int64_t position) noexcept {
+  constexpr token_place beyond{.what = token_place::kind::out_of_range};
+  if (sequence < 0 || sequence >= tables.num_sequences || position < 0) return beyond;
+  const std::uint64_t in_table = by.quotient(static_cast<std::uint64_t>(position));
+  const std::int32_t block = block_in(tables, sequence, in_table);
+  if (block < 0 || static_cast<std::uint64_t>(block) >= blocks) return beyond;
+  return {token_place::kind::there, static_cast<std::uint64_t>(block),
+          static_cast<std::uint64_t>(position) - in_table * by.by()};
+}
+
+/// Which way tokens go.
+enum class kv_direction : std::uint8_t { append, gather };
+
+/// What each token has of one plane, or a part of that: where it lies in the batch and in the cache.
+/// Distances in bytes.
+struct token_segment {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t batch_token = 0;
+  std::uint64_t batch_head = 0;
+  std::uint64_t cache_block = 0;
+  std::uint64_t cache_token = 0;
+  std::uint64_t cache_head = 0;
+  std::uint32_t elements = 0;  ///< of one head
+};
+
+/// The rows of tokens on their way to or from a cache: for each segment a token's heads, in one row where
+/// they lie side by side at both ends, or each in its own.
+template <token_front Front, kv_direction Direction>
+class kv_token_map {
+ public:
+  static constexpr std::uint32_t most_segments = 2;
+
+  /// @param by_head       each head in its own row.
+  /// @param out_of_range  set to 1 when a token's place was none; not cleared. May be null.
+  /// @pre at most two segments; without `by_head` heads lie side by side
+  kv_token_map(const Front& front, std::span<const token_segment> segments, std::uint32_t heads, bool by_head,
+               std::uint32_t* out_of_range) noexcept
+      : front_(front),
+        segments_(static_cast<std::uint32_t>(segments.size())),
+        rows_a_token_(by_head ? heads : 1),
+        heads_a_row_(by_head ? 1 : heads),
+        out_of_range_(out_of_range) {
+    for (std::uint32_t i = 0; i < segments_; ++i)
+      segment_[i] = segments[i];
+  }
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return front_.tokens(); }
+  [[nodiscard]] LLMMEM_HD std::uint32_t parts() const noexcept { return segments_ * rows_a_token_; }
+  [[nodiscard]] LLMMEM_HD row_move at(std::uint64_t row, std::uint32_t part) const noexcept {
+    const token_place place = front_.at(row);
+    if (place.what != token_place::kind::there) {
+      if (place.what == token_place::kind::out_of_range && out_of_range_ != nullptr)
+        raise_flag(*out_of_range_);
+      return {};
+    }
+    const bool is_second = part >= rows_a_token_;
+    const token_segment& segment = segment_[is_second ? 1 : 0];
+    const std::uint64_t head = is_second ? part - rows_a_token_ : part;
+    const std::uint64_t in_batch = row * segment.batch_token + head * segment.batch_head;
+    const std::uint64_t in_cache =
+        place.block * segment.cache_block + place.token * segment.cache_token + head * segment.cache_head;
+    constexpr bool is_append = Direction == kv_direction::append;
+    return {segment.from + (is_append ? in_batch : in_cache), segment.to + (is_append ? in_cache : in_batch),
+            segment.elements * heads_a_row_};
+  }
+  [[nodiscard]] std::uint32_t longest_row() const noexcept {
+    return std::max(segment_[0].elements, segment_[1].elements) * heads_a_row_;
+  }
+  [[nodiscard]] row_alignment alignment() const noexcept {
+    row_alignment all{16, 16};
+    for (std::uint32_t i = 0; i < segments_; ++i) {
+      const token_segment& each = segment_[i];
+      const std::uint32_t batch = alignment_of(each.batch_token, each.batch_head);
+      const std::uint32_t cache = alignment_of(each.cache_block, each.cache_token, each.cache_head);
+      constexpr bool is_append = Direction == kv_direction::append;
+      all.from = std::min(
+          {all.from, is_append ? batch : cache, alignment_of(reinterpret_cast<std::uintptr_t>(each.from))});
+      all.to = std::min(
+          {all.to, is_append ? cache : batch, alignment_of(reinterpret_cast<std::uintptr_t>(each.to))});
+    }
+    return all;
+  }
+
+ private:
+  Front front_;
+  token_segment segment_[most_segments]{};
+  std::uint32_t segments_;
+  std::uint32_t rows_a_token_;
+  std::uint32_t heads_a_row_;
+  std::uint32_t* out_of_range_;
+};
+
+/// By what stored values are to be multiplied when they are read: stored is `nearest(x * (1 / scale))`, the
+/// reciprocal rounded once to a float (a division of each would differ by a code near ties), and read is
+/// `nearest(stored * scale)`. In the memory of whoever runs it; null: 1. A scale of 0 makes saturated values
+/// and NaNs, which a reader sees; it is not tested for.
+struct kv_scales {
+  const float* keys = nullptr;    ///< [1], or [heads]
+  const float* values = nullptr;  ///< as many
+  bool is_by_head = false;
+};
+
+/// How tokens are moved between a batch and a cache.
+struct token_options {
+  dtype element = dtype::bf16;            ///< of the batch
+  kv_scales scales{};                     ///< read where the cache holds other elements
+  std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
+};
+
+/// Vectors of a batch: [token][head][element], distances in bytes.
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct token_vectors {
+  Byte* data = nullptr;
+  std::uint64_t token_stride = 0;
+  std::uint64_t head_stride = 0;
+};
+using batch_vectors = token_vectors<const std::byte>;  ///< new ones, as a projection leaves them
+using batch_room = token_vectors<std::byte>;           ///< rows for those that are gathered
+
+/// Converts elements on their way, by scales that are read when it runs.
+template <dtype From, dtype To, kv_direction Direction>
+  requires kernel_element<From> && kernel_element<To>
+class kv_scale_op {
+ public:
+  static constexpr unsigned from_bytes = sizeof(element_bits<From>);
+  static constexpr unsigned to_bytes = sizeof(element_bits<To>);
+
+  /// @param rows_a_token  of the map: the heads, where they go each in its own row.
+  kv_scale_op(const kv_scales& scales, std::uint32_t rows_a_token) noexcept
+      : scales_(scales), rows_a_token_(rows_a_token) {}
+
+  [[nodiscard]] LLMMEM_HD scaling_step<From, To> at(std::uint32_t part) const noexcept {
+    const bool is_second = part >= rows_a_token_;
+    const float* const scales = is_second ? scales_.values : scales_.keys;
+    if (scales == nullptr) return {1.0F};
+    const std::uint32_t head = is_second ? part - rows_a_token_ : part;
+    const float scale = scales[scales_.is_by_head ? head : 0];
+    return {Direction == kv_direction::append ? 1.0F / scale : scale};
+  }
+
+ private:
+  kv_scales scales_;
+  std::uint32_t rows_a_token_;
+};
+static_assert(row_op<kv_scale_op<dtype::bf16, dtype::fp8_e4m3, kv_direction::append>>);
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,127 @@
+/// @file
+/// Packets: what one access to memory moves. The same on host and device.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// A word of so many bytes, and how many of them a packet has.
+template <unsigned Bytes>
+struct packet_words {
+  using word = std::uint32_t;
+  static constexpr unsigned count = Bytes / 4;
+};
+template <>
+struct packet_words<2> {
+  using word = std::uint16_t;
+  static constexpr unsigned count = 1;
+};
+template <>
+struct packet_words<1> {
+  using word = std::uint8_t;
+  static constexpr unsigned count = 1;
+};
+
+}  // namespace detail
+
+/// Bytes that are read or written at once, aligned to their number: 16 of them are what one thread of a
+/// device can ask of memory in one instruction, and what bandwidth needs it to.
+template <unsigned Bytes>
+  requires(Bytes == 16 || Bytes == 8 || Bytes == 4 || Bytes == 2 || Bytes == 1)
+struct alignas(Bytes) packet {
+  using word = typename detail::packet_words<Bytes>::word;
+  word words[detail::packet_words<Bytes>::count];
+};
+
+/// What becomes of the lines that an access leaves in the caches. Either way it is one to device memory, or
+/// to host memory that the device sees: no address is looked up to be shared or local.
+enum class access : std::uint8_t {
+  kept,    ///< something reads them soon: tokens that attention is about to read
+  passing  ///< nothing does: `ld.cs`, `st.cs` on a device, so that they leave first
+};
+
+/// Reads a packet. @pre `from` is aligned to it
+template <unsigned Bytes, access How = access::kept>
+[[nodiscard]] LLMMEM_HD inline packet<Bytes> load_packet(const std::byte* from) noexcept {
+#if defined(__CUDA_ARCH__)
+  using word = typename packet<Bytes>::word;
+  packet<Bytes> out;
+  if constexpr (Bytes == 16) {
+    const auto* const at = reinterpret_cast<const uint4*>(from);
+    const uint4 in = How == access::passing ? __ldcs(at) : __ldca(at);
+    out.words[0] = in.x;
+    out.words[1] = in.y;
+    out.words[2] = in.z;
+    out.words[3] = in.w;
+  } else if constexpr (Bytes == 8) {
+    const auto* const at = reinterpret_cast<const uint2*>(from);
+    const uint2 in = How == access::passing ? __ldcs(at) : __ldca(at);
+    out.words[0] = in.x;
+    out.words[1] = in.y;
+  } else {
+    const auto* const at = reinterpret_cast<const word*>(from);
+    out.words[0] = How == access::passing ? __ldcs(at) : __ldca(at);
+  }
+  return out;
+#else
+  packet<Bytes> out;
+  std::memcpy(&out, from, Bytes);
+  return out;
+#endif
+}
+
+/// Writes a packet. @pre `to` is aligned to it
+template <unsigned Bytes, access How = access::kept>
+LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexcept {
+#if defined(__CUDA_ARCH__)
+  using word = typename packet<Bytes>::word;
+  if constexpr (Bytes == 16) {
+    const uint4 all = make_uint4(in.words[0], in.words[1], in.words[2], in.words[3]);
+    auto* const at = reinterpret_cast<uint4*>(to);
+    How == access::passing ? __stcs(at, all) : __stwb(at, all);
+  } else if constexpr (Bytes == 8) {
+    const uint2 all = make_uint2(in.words[0], in.words[1]);
+    auto* const at = reinterpret_cast<uint2*>(to);
+    How == access::passing ? __stcs(at, all) : __stwb(at, all);
+  } else {
+    auto* const at = reinterpret_cast<word*>(to);
+    How == access::passing ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
+  }
+#else
+  std::memcpy(to, &in, Bytes);
+#endif
+}
+
+/// The value of element `i` of a packet of `Element`s.
+template <std::unsigned_integral Element, unsigned Bytes>
+[[nodiscard]] LLMMEM_HD constexpr Element element_of(const packet<Bytes>& in, unsigned i) noexcept {
+  using word = typename packet<Bytes>::word;
+  constexpr unsigned per_word = sizeof(word) / sizeof(Element);
+  static_assert(per_word >= 1);
+  return static_cast<Element>(in.words[i / per_word] >> (i % per_word * std::size_t{8} * sizeof(Element)));
+}
+
+/// Sets element `i` of a packet whose bits there are zero so far.
+template <std::unsigned_integral Element, unsigned Bytes>
+LLMMEM_HD constexpr void set_element(packet<Bytes>& out, unsigned i, Element value) noexcept {
+  using word = typename packet<Bytes>::word;
+  constexpr unsigned per_word = sizeof(word) / sizeof(Element);
+  static_assert(per_word >= 1);
+  out.words[i / per_word] =
+      static_cast<word>(out.words[i / per_word] |
+                        static_cast<word>(word{value} << (i % per_word * std::size_t{8} * sizeof(Element))));
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,167 @@
+/// @file
+/// Rows: the one loop that all kernels without cooperation run, on the host and on a device.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/result.hpp>
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// Elements that lie side by side at both ends.
+struct row_move {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint32_t elements = 0;  ///< 0: there is nothing to do
+};
+
+/// Bytes that every end of every row is a multiple of: powers of two.
+struct row_alignment {
+  std::uint32_t from = 1;
+  std::uint32_t to = 1;
+};
+
+/// Where each row comes from and goes to: all indexing of a kernel, by slot mappings, tables, strides, and
+/// what is skipped. Trivially copyable; the pointers in it are those of whoever runs it.
+///
+/// - `rows()` times `parts()` rows there are; a part is what does not change from row to row: a layer, K or
+///   V, a head. `longest_row()` is the most elements of any, below 2^31.
+/// - `alignment()` is what all ends of all rows are multiples of.
+/// - `at(row, part)` is asked once for each by each thread that takes a share of it, before its bytes move.
+///   Whatever is in the tables, it names no byte outside of what the map was made of.
+template <class M>
+concept row_map =
+    std::is_trivially_copyable_v<M> && requires(const M& map, std::uint64_t row, std::uint32_t part) {
+      { map.rows() } noexcept -> std::same_as<std::uint64_t>;
+      { map.parts() } noexcept -> std::same_as<std::uint32_t>;
+      { map.longest_row() } noexcept -> std::same_as<std::uint32_t>;
+      { map.alignment() } noexcept -> std::same_as<row_alignment>;
+      { map.at(row, part) } noexcept -> std::same_as<row_move>;
+    };
+
+/// What becomes of the elements on their way. Trivially copyable.
+///
+/// - `from_bytes` and `to_bytes` are those of an element at either end.
+/// - `at(part)` is a step: what it reads of scales and the like it reads there, once for all of a part.
+///   `step.template apply<N>(packet<N x from_bytes>)` is a `packet<N x to_bytes>`.
+template <class O>
+concept row_op = std::is_trivially_copyable_v<O> && requires(const O& op, std::uint32_t part) {
+  { O::from_bytes } -> std::convertible_to<unsigned>;
+  { O::to_bytes } -> std::convertible_to<unsigned>;
+  { op.at(part).template apply<1>(packet<O::from_bytes>{}) } noexcept -> std::same_as<packet<O::to_bytes>>;
+};
+
+/// Elements that go as they are: bytes.
+struct copy_op {
+  static constexpr unsigned from_bytes = 1;
+  static constexpr unsigned to_bytes = 1;
+  struct step {
+    template <unsigned N>
+    [[nodiscard]] LLMMEM_HD constexpr packet<N> apply(const packet<N>& in) const noexcept {
+      return in;
+    }
+  };
+  [[nodiscard]] LLMMEM_HD constexpr step at(std::uint32_t /*part*/) const noexcept { return {}; }
+};
+static_assert(row_op<copy_op>);
+
+/// The most elements that one access at each end can move, 16 bytes at the wider: the widest packets.
+template <row_op Op>
+inline constexpr unsigned widest_packet =
+    16 /
+    (unsigned{Op::from_bytes} > unsigned{Op::to_bytes} ? unsigned{Op::from_bytes} : unsigned{Op::to_bytes});
+
+/// Sets a flag, whoever else does so at the same time: all write the same.
+LLMMEM_HD inline void raise_flag(std::uint32_t& flag) noexcept {
+#if defined(__CUDA_ARCH__)
+  *static_cast<volatile std::uint32_t*>(&flag) = 1;
+#else
+  std::atomic_ref(flag).store(1, std::memory_order_relaxed);
+#endif
+}
+
+/// Which share of the rows somebody takes: a thread, or a host that takes all.
+struct row_share {
+  std::uint64_t first = 0;   ///< row
+  std::uint64_t stride = 1;  ///< to its next one
+  std::uint32_t part = 0;    ///< first
+  std::uint32_t parts = 1;   ///< to its next one
+  std::uint32_t lane = 0;    ///< of those that share a row
+  std::uint32_t lanes = 1;
+};
+
+namespace detail {
+
+/// A lane's share of one row: every `lanes`-th packet, four at a time so that as many reads are on their way,
+/// and behind the last packet single elements.
+template <unsigned N, access Read, access Write, class Op, class Step>
+LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint32_t lane,
+                               std::uint32_t lanes) noexcept {
+  constexpr unsigned from_bytes = N * Op::from_bytes;
+  constexpr unsigned to_bytes = N * Op::to_bytes;
+  constexpr unsigned at_once = 4;
+  const std::uint32_t packets = row.elements / N;
+  std::uint32_t p = lane;
+  // Four packets are there as long as the last of them is: below 2^31 elements nothing overflows.
+  for (; p + (at_once - 1) * lanes < packets; p += at_once * lanes) {
+    packet<from_bytes> in[at_once];
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (unsigned i = 0; i < at_once; ++i)
+      in[i] = load_packet<from_bytes, Read>(row.from + std::uint64_t{p + i * lanes} * from_bytes);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (unsigned i = 0; i < at_once; ++i)
+      store_packet<to_bytes, Write>(row.to + std::uint64_t{p + i * lanes} * to_bytes,
+                                    step.template apply<N>(in[i]));
+  }
+  for (; p < packets; p += lanes)
+    store_packet<to_bytes, Write>(
+        row.to + std::uint64_t{p} * to_bytes,
+        step.template apply<N>(load_packet<from_bytes, Read>(row.from + std::uint64_t{p} * from_bytes)));
+  if constexpr (N > 1) {
+    for (std::uint32_t e = packets * N + lane; e < row.elements; e += lanes)
+      store_packet<Op::to_bytes, Write>(row.to + std::uint64_t{e} * Op::to_bytes,
+                                        step.template apply<1>(load_packet<Op::from_bytes, Read>(
+                                            row.from + std::uint64_t{e} * Op::from_bytes)));
+  }
+}
+
+}  // namespace detail
+
+/// The loop. A row is looked up once, then its bytes move: a lookup in the address of every access costs a
+/// third of the bandwidth or more.
+///
+/// @tparam N  elements an access. @pre every row's ends are aligned to N elements
+template <unsigned N, access Read = access::passing, access Write = access::kept, row_map Map, row_op Op>
+LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& share) noexcept {
+  for (std::uint32_t part = share.part; part < map.parts(); part += share.parts) {
+    const auto step = op.at(part);
+    for (std::uint64_t row = share.first; row < map.rows(); row += share.stride)
+      detail::move_row<N, Read, Write, Op>(map.at(row, part), step, share.lane, share.lanes);
+  }
+}
+
+/// Runs rows on the host, in the calling thread: what all else is held to. Where a kernel asks for something
+/// that runs rows, this is it, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
+///
+/// @par Complexity      O(bytes).
+/// @par Thread safety   any number at once, on different bytes.
+struct host_executor {
+  template <access Read, access Write, row_map Map, row_op Op>
+  result<void> move(const Map& map, const Op& op) const noexcept {
+    // Unaligned ends are no matter to a host: it moves packets by memcpy.
+    move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
+    return {};
+  }
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,122 @@
+"""device_code.py NVCC SOURCE INCLUDE WORK [ARCHITECTURE...]: what nvcc makes of the kernels in SOURCE.
+
+For each architecture (80 and 90 unless given) it reads the PTX and the report of ptxas, and fails on
+
+- registers spilled to memory, or locals that lie there;
+- a division or remainder of 64 bits: it costs about a hundred instructions;
+- a kernel that promises 16 bytes an access, and does not read or write so;
+- an access to memory whose space the compiler does not know (`ld.u32` for `ld.global.u32`).
+
+Exit status 0: none of these. 1: some, each named.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# Of detail::move_rows_kernel<N, ...>: how wide an access is at the widest, by N and by the op's elements.
+ENTRY = re.compile(r"\.entry (\w+)\(.*?\n\{(.*?)\n\}", re.DOTALL)
+ACCESS = re.compile(r"\b(ld|st)\.((?:\w|\.)+)\s")
+BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def demangled(names):
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    return dict(zip(names, done.stdout.splitlines()))
+
+
+def widest(body, which):
+    """Bytes of the widest access of a kind, `ld` or `st`, to global memory."""
+    most = 0
+    for kind, how in ACCESS.findall(body):
+        parts = how.split(".")
+        if kind != which or "global" not in parts:
+            continue
+        element = re.match(r"[a-z](\d+)$", parts[-1])
+        vector = next((int(p[1:]) for p in parts if re.match(r"v\d$", p)), 1)
+        most = max(most, vector * BYTES[element.group(1)] if element else 0)
+    return most
+
+
+def promised(name):
+    """Bytes that the widest accesses of a kernel have at either end; none for a kernel that is not of rows."""
+    packets = re.search(r"move_rows_kernel<(\d+)u?,", name)
+    if packets is None:
+        return None
+    elements = int(packets.group(1))
+    op = name[name.index("move_rows_kernel<") :]
+    if "copy_op" in op:
+        return elements, elements
+    types = re.search(r"kv_scale_op<\(llmmem::v0::dtype\)(\d+), \(llmmem::v0::dtype\)(\d+)", op)
+    if types is None:
+        return None
+    size = {"1": 4, "2": 2, "3": 2, "4": 1}  # the order of `dtype`: f64, f32, bf16, f16, fp8_e4m3
+    return elements * size[types.group(1)], elements * size[types.group(2)]
+
+
+def findings_in_ptx(text):
+    entries = ENTRY.findall(text)
+    if not entries:
+        yield "no kernel at all"
+    names = demangled([name for name, _ in entries])
+    held = 0
+    for mangled, body in entries:
+        name = names[mangled]
+        if "__local_depot" in body:
+            yield f"{name}: has locals in memory"
+        for division in re.findall(r"\b(?:div|rem)\.[su]64\b", body):
+            yield f"{name}: {division}"
+        for kind, how in ACCESS.findall(body):
+            if not re.search(r"\b(global|param|shared|const|local)\b", how):
+                yield f"{name}: {kind}.{how} knows no space"
+        wide = promised(name)
+        if wide is None:
+            continue
+        held += 1
+        for kind, bytes_ in zip(("ld", "st"), wide):
+            if widest(body, kind) < bytes_:
+                yield f"{name}: promises {bytes_} bytes an access, {kind} has {widest(body, kind)}"
+    if entries and held == 0:
+        yield "no kernel was recognised by its name: this gate no longer knows them"
+    print(f"{len(entries)} kernels, {held} of them held to the width of their accesses")
+
+
+def spills_in(report):
+    name = ""
+    for line in report.splitlines():
+        name = (re.findall(r"Compiling entry function '(\w+)'", line) or [name])[0]
+        if re.search(r"[1-9]\d* bytes (stack frame|spill)", line):
+            yield f"{demangled([name])[name]}: {line.strip()}"
+
+
+def main():
+    nvcc, source, include, work, *architectures = sys.argv[1:]
+    folder = pathlib.Path(work)
+    folder.mkdir(parents=True, exist_ok=True)
+    common = [nvcc, "-std=c++20", f"-I{include}", source]
+    failed = 0
+    for architecture in architectures or ["80", "90"]:
+        ptx = folder / f"kernels_{architecture}.ptx"
+        run([*common, f"-arch=compute_{architecture}", "-ptx", "-o", str(ptx)])
+        assembler = str(pathlib.Path(nvcc).resolve().parent / "ptxas")
+        report = run([assembler, "-v", f"-arch=sm_{architecture}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))])
+        found = list(findings_in_ptx(ptx.read_text()))
+        found += spills_in(report)
+        registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+        print(f"sm_{architecture}: at most {max(registers, default=0)} registers")
+        for each in found:
+            print(f"sm_{architecture}: {each}")
+        failed += len(found)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+#include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/testing/grid_executor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "support/cache_world.hpp"
+#include "support/comm_job.hpp"
+#include "support/seeds.hpp"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::grid_executor;
+
+/// Stretches of one memory that are to come to other places in another, none over another.
+struct copy_world {
+  std::vector<std::byte> from{};
+  std::vector<std::byte> expected{};
+  std::vector<copy_task> tasks{};
+  std::vector<std::uint64_t> targets{};
+  std::uint64_t longest = 0;
+
+  copy_world(std::mt19937_64& random, std::uint64_t multiple) {
+    from = bytes_of_seed(200'000, random());
+    const std::uint64_t count = random() % 300;
+    std::uint64_t at = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      std::uint64_t bytes = random() % (random() % 20 == 0 ? 60'000 : 300);
+      if (random() % 4 == 0) bytes = random() % 2 == 0 ? 0 : 16'384;
+      const std::uint64_t source = random() % (from.size() - bytes + 1) / multiple * multiple;
+      at = (at + random() % 40 + multiple - 1) / multiple * multiple;
+      tasks.push_back({from.data() + source, nullptr, bytes});
+      targets.push_back(at);
+      at += bytes;
+      longest = std::max(longest, bytes);
+    }
+    expected.assign(at + 1, poison);
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      if (tasks[i].bytes != 0) std::memcpy(expected.data() + targets[i], tasks[i].from, tasks[i].bytes);
+    }
+  }
+  void aim_at(std::vector<std::byte>& to) {
+    to.assign(expected.size(), poison);
+    for (std::size_t i = 0; i < tasks.size(); ++i)
+      tasks[i].to = to.data() + targets[i];
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("batched_copy") {
+  TEST_CASE("every byte of every task comes to its place, and no other is touched") {
+    for (const auto seed : llmmem_tests::seeds(60)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const std::uint64_t multiple = std::uint64_t{1} << random() % 5;
+      copy_world world(random, multiple);
+      const auto aligned = static_cast<std::uint32_t>(multiple);
+      const auto check = [&](const auto& run) {
+        std::vector<std::byte> to;
+        world.aim_at(to);
+        copy_batch(run, world.tasks, world.longest, {aligned, aligned}).value();
+        CHECK(to == world.expected);
+        world.aim_at(to);
+        copy_few(run, world.tasks).value();
+        CHECK(to == world.expected);
+      };
+      check(host_executor{});
+      check(grid_executor({.multiprocessors = 2, .blocks = static_cast<std::uint32_t>(random() % 4)}));
+    }
+  }
+
+  TEST_CASE("what is less aligned than was said is found out where it would not be on a device") {
+    std::vector<std::byte> bytes(64, poison);
+    const std::vector<copy_task> tasks{{bytes.data(), bytes.data() + 32, 8},
+                                       {bytes.data() + 8, bytes.data() + 40, 8}};
+    const auto done = copy_batch(grid_executor(), tasks, 8);
+    CHECK(done.error() == failure{errc::misaligned, 0, 16, 1});
+    CHECK(copy_batch(grid_executor(), tasks, 8, {8, 8}).has_value());
+  }
+}

@@ -1,0 +1,167 @@
+#include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/testing/grid_executor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "support/cache_world.hpp"
+#include "support/seeds.hpp"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using llmmem::testing::grid_executor;
+
+/// Different blocks of both memories, some of them none, in pairs.
+std::vector<block_pair> any_pairs(std::mt19937_64& random, std::uint64_t from_blocks,
+                                  std::uint64_t to_blocks) {
+  std::vector<std::int64_t> targets;
+  for (std::uint64_t i = 0; i < to_blocks; ++i)
+    targets.push_back(static_cast<std::int64_t>(i));
+  std::shuffle(targets.begin(), targets.end(), random);
+  std::vector<block_pair> pairs;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    pairs.push_back({static_cast<std::int64_t>(random() % from_blocks), targets[i]});
+    const std::uint64_t what = random() % 10;
+    if (what == 0) pairs.back().from = -1;
+    if (what == 1) pairs.back().to = -5;
+    if (what == 2) pairs.back().from = static_cast<std::int64_t>(from_blocks);
+    if (what == 3) pairs.back().to = static_cast<std::int64_t>(to_blocks + (std::uint64_t{1} << 40));
+    if (random() % 4 == 0) break;
+  }
+  return pairs;
+}
+
+/// By the definition: a vector at a time.
+void copy_vectors(const kv_memory& to, const kv_memory& from, const std::vector<block_pair>& pairs,
+                  const layer_range& layers) {
+  const kv_layout& layout = from.layout;
+  for (const block_pair& pair : pairs) {
+    if (pair.from < 0 || pair.to < 0) continue;
+    const auto source = static_cast<std::uint64_t>(pair.from);
+    const auto target = static_cast<std::uint64_t>(pair.to);
+    if (source >= from.blocks || target >= to.blocks) continue;
+    for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+      for (std::uint32_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
+        for (std::uint32_t token = 0; token < layout.block_tokens; ++token) {
+          for (std::uint32_t head = 0; head < layout.heads; ++head)
+            std::memcpy(to.data + to.layout.strides(p, to.blocks).offset(layer, target, token, head),
+                        from.data + layout.strides(p, from.blocks).offset(layer, source, token, head),
+                        layout.vector_bytes(p));
+        }
+      }
+    }
+  }
+}
+
+bool has_stray(const std::vector<block_pair>& pairs, std::uint64_t from_blocks, std::uint64_t to_blocks) {
+  return std::ranges::any_of(pairs, [&](const block_pair& pair) {
+    if (pair.from < 0 || pair.to < 0) return false;
+    return static_cast<std::uint64_t>(pair.from) >= from_blocks ||
+           static_cast<std::uint64_t>(pair.to) >= to_blocks;
+  });
+}
+
+}  // namespace
+
+TEST_SUITE("kv_blocks") {
+  TEST_CASE("between memories of any two layouts every vector comes to its place, and nothing else moves") {
+    std::uint64_t moved = 0;
+    for (const auto seed : llmmem_tests::seeds(600)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      kv_layout layout = any_layout(random);
+      if (random() % 4 == 0) layout.block_tokens *= 32;  // several tiles
+      kv_layout other = layout;
+      if (random() % 2 == 0) other.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
+      if (random() % 2 == 0) other.order = static_cast<block_order>(random() % 3);
+      const std::uint64_t from_blocks = 1 + random() % 4;
+      const std::uint64_t to_blocks = 1 + random() % 5;
+      std::vector<std::byte> source(layout.total_bytes(from_blocks));
+      fill_with(source, dtype::bf16, random);
+      const std::vector<block_pair> pairs = any_pairs(random, from_blocks, to_blocks);
+      layer_range layers{.first = static_cast<std::uint32_t>(random() % layout.layers)};
+      layers.count = 1 + static_cast<std::uint32_t>(random() % (layout.layers - layers.first));
+      const bool is_all = random() % 2 == 0;
+      if (is_all) layers = {.first = 0, .count = layout.layers};
+      const kv_memory from{source.data(), from_blocks, layout};
+      std::vector<std::byte> expected(other.total_bytes(to_blocks), poison);
+      copy_vectors({expected.data(), to_blocks, other}, from, pairs, layers);
+      const auto check = [&](const auto& run) {
+        std::vector<std::byte> target(expected.size(), poison);
+        std::uint32_t flag = 0;
+        copy_kv_blocks(run, {target.data(), to_blocks, other}, from, pairs,
+                       {.layers = is_all ? layer_range{} : layers, .out_of_range = &flag})
+            .value();
+        CHECK(target == expected);
+        CHECK(flag == (has_stray(pairs, from_blocks, to_blocks) ? 1 : 0));
+      };
+      check(host_executor{});
+      check(grid_executor({.multiprocessors = static_cast<std::uint32_t>(1 + random() % 3),
+                           .blocks = static_cast<std::uint32_t>(random() % 4)}));
+      moved += pairs.size();
+    }
+    CHECK(moved > 600);
+  }
+
+  TEST_CASE("what lies in one run at both ends goes in long rows") {
+    const kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .order = block_order::block_first};
+    alignas(16) std::byte base{};
+    const std::vector<block_pair> pairs{{1, 2}, {3, 4}};
+    const kv_memory memory{&base, 8, layout};
+    const kv_block_map whole(memory, memory, pairs, {0, 32}, nullptr);
+    CHECK(whole.parts() == 1);
+    CHECK(whole.longest_row() == kv_block_map::tile_bytes);
+    CHECK(whole.rows() * whole.longest_row() == 2 * layout.block_bytes());
+    CHECK(whole.alignment().from == 16);
+    kv_layout layered = layout;
+    layered.order = block_order::layer_first;
+    const kv_block_map apart({&base, 8, layered}, memory, pairs, {0, 32}, nullptr);
+    CHECK(apart.parts() == 64);
+    CHECK(apart.rows() * apart.longest_row() * apart.parts() == 2 * layout.block_bytes());
+  }
+
+  TEST_CASE("blocks far beyond 2^31 bytes are counted as they are") {
+    const kv_layout layout{.layers = 1, .heads = 64, .head_dim = 256, .block_tokens = 256};
+    const std::uint64_t blocks = std::uint64_t{1} << 31;
+    std::byte base{};
+    const kv_memory memory{&base, blocks, layout};
+    const auto offset = [&](const std::byte* end) {
+      return reinterpret_cast<std::uintptr_t>(end) - reinterpret_cast<std::uintptr_t>(&base);
+    };
+    const std::vector<block_pair> pairs{
+        {static_cast<std::int64_t>(blocks - 1), static_cast<std::int64_t>(blocks - 2)}};
+    const kv_block_map map(memory, memory, pairs, {0, 1}, nullptr);
+    const row_move row = map.at(map.rows() - 1, 1);
+    const plane_strides values = layout.strides(1, blocks);
+    const std::uint64_t last_tile = layout.unit_bytes(1) - kv_block_map::tile_bytes;
+    CHECK(offset(row.from) == values.base + (blocks - 1) * values.block + last_tile);
+    CHECK(offset(row.to) == values.base + (blocks - 2) * values.block + last_tile);
+  }
+
+  TEST_CASE("what does not fit is refused, and nothing has begun") {
+    const kv_layout layout{.layers = 2, .heads = 2, .head_dim = 8};
+    kv_layout other = layout;
+    other.head_dim = 16;
+    std::vector<std::byte> bytes(layout.total_bytes(2), poison);
+    const kv_memory memory{bytes.data(), 2, layout};
+    const std::vector<block_pair> pairs{{0, 1}};
+    const auto copy = [&](const kv_memory& to, const layer_range& layers) {
+      return copy_kv_blocks(host_executor{}, to, memory, pairs, {.layers = layers}).error();
+    };
+    CHECK(copy({bytes.data(), 2, other}, {}).code == errc::layout_mismatch);
+    const kv_layout as_long{.layers = 2, .heads = 4, .head_dim = 4};
+    CHECK(as_long.block_bytes() == layout.block_bytes());
+    CHECK(copy({bytes.data(), 2, as_long}, {}).code == errc::layout_mismatch);
+    CHECK(copy(memory, {2, 0}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
+    CHECK(copy(memory, {1, 2}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
+    CHECK(std::ranges::count(bytes, poison) == static_cast<std::ptrdiff_t>(bytes.size()));
+  }
+}
