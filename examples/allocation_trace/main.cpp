@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "allocation_trace/application.hpp"
+#include "common/standard_streams.hpp"
 
 int main(int argc, char** argv) {
+  example::hold_standard_descriptors();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   return static_cast<int>(allocation_trace::run_application(arguments, stdout, stderr));
 }

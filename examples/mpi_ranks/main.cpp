@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "common/standard_descriptors.hpp"
 #include "mpi_ranks/mpi_ranks.hpp"
 
 namespace {
@@ -102,6 +103,7 @@ bool check_all(mpi_ranks::mpi_transport& ranks) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  example::hold_standard_descriptors();
   MPI_Init(&argc, &argv);
   if (argc > 1) {
     std::fprintf(stderr, "mpi_ranks: it takes no arguments: mpiexec -n 4 mpi_ranks\n");
@@ -127,6 +129,7 @@ int main(int argc, char** argv) {
         "%u ranks: all-reduce by three ways, broadcast, all-gather, all-to-all and barrier are right\n",
         world);
   }
+  const int status = example::after_printing("mpi_ranks", all_good != 0 ? 0 : 1);
   MPI_Finalize();
-  return all_good != 0 ? 0 : 1;
+  return status;
 }

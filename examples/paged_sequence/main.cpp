@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/standard_descriptors.hpp"
+
 namespace {
 
 std::vector<llmmem::token_id> tokens_of(std::string_view text) {
@@ -60,6 +62,7 @@ struct engine {
 }  // namespace
 
 int main() {
+  example::hold_standard_descriptors();
   engine engine;
   const llmmem::sequence_id first = engine.start("You are helpful. Say hi.");
   engine.append(first, " Hi");
@@ -84,5 +87,5 @@ int main() {
   if (const auto again = engine.cache.release(first); !again) {
     std::printf("releasing twice is refused: %s\n", again.error().message().c_str());
   }
-  return engine.cache.audit().empty() ? 0 : 1;
+  return example::after_printing("paged_sequence", engine.cache.audit().empty() ? 0 : 1);
 }

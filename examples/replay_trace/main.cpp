@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/standard_streams.hpp"
 #include "replay_trace/application.hpp"
 #include "replay_trace/paged_replay.hpp"
 
@@ -25,6 +26,7 @@ bool utf8_locale() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  example::hold_standard_descriptors();
   replay_trace::console console;
   if (isatty(STDERR_FILENO) == 1) console.progress = replay_trace::progress_style::terminal;
   if (!utf8_locale()) console.bars = replay_trace::bar_style::ascii;

@@ -22,6 +22,9 @@
 
 namespace survive_failures {
 
+/// Silence is looked at every 50 ms: with less, a process that is well might be killed for a moment's load.
+inline constexpr std::uint64_t least_silence_ms = 200;
+
 struct command_line {
   job_plan plan;
   std::optional<std::string> text_file{};
@@ -55,7 +58,8 @@ class job_options {
     number("--context", "bytes of a sequence", usual.shape.context);
     number("--batch", "sequences of a step, shared out to the ranks", usual.shape.batch);
     number("--restart-ms", "from a death to the start of a fresh rank in its place", usual.restart_ms);
-    number("--silence-ms", "until a process that stands still is killed by the others", usual.silence_ms);
+    number("--silence-ms", "until a process that stands still is killed by the others, 200 at least",
+           usual.silence_ms);
     app.add_option(
            "--checkpoint-dir", checkpoint_dir_,
            "save the job there too, for when more die than the redundancy bears, and go on from what is "
@@ -85,7 +89,7 @@ class job_options {
     const std::uint64_t even = (plan.shape.batch + plan.ranks - 1) / plan.ranks * plan.ranks;
     plan.shape.batch = count("--batch", even, 1, 4096);
     plan.restart_ms = count("--restart-ms", plan.restart_ms, 0, 3'600'000);
-    plan.silence_ms = count("--silence-ms", plan.silence_ms, 50, 3'600'000);
+    plan.silence_ms = count("--silence-ms", plan.silence_ms, least_silence_ms, 3'600'000);
     read_redundancy(plan);
     read_transport(plan);
     read_checkpoints(plan);

@@ -5,6 +5,7 @@
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/redundancy/run_epochs.hpp>
 #include <llmmem/redundant_replica.hpp>
 #include <llmmem/result.hpp>
 
@@ -73,33 +74,46 @@ class survivor {
   }
 
   [[nodiscard]] ending run() {
-    for (bool is_settled = false;;) {
-      attempt now = attempt::beginning;
-      bool well = is_settled || begin_epoch();
-      if (is_lost_) return tell(event_kind::lost), ending::lost;
-      if (well) {
-        if (is_save_due()) save();
-        now = step_ < plan_.steps ? attempt::step : attempt::end;
-        well = now == attempt::end || step();
-      }
-      if (!well) {
-        tell(event_kind::failed);
-        ranks_->revoke();
-      }
-      const auto outcome = ranks_->agree(well ? 1 : 0, soon());
-      if (!outcome && outcome.code() == llmmem::errc::no_quorum) return tell(event_kind::out), ending::out;
-      const llmmem::agreed& agreed = outcome.value();
-      is_settled = conclude(agreed, now, well);
-      if (step_ == plan_.steps && agreed.bits == 1 && (now == attempt::end || !is_save_due())) {
-        tell(event_kind::finished, model_.digest());
-        return ending::finished;
-      }
-      if (!is_settled) ranks_->admit(agreed);
-    }
+    const auto end = llmmem::run_epochs(*ranks_, *this, {.patience_ns = patience_ns});
+    if (end.code() == llmmem::errc::no_quorum) return tell(event_kind::out), ending::out;
+    if (end.value() == llmmem::epochs_end::stopped) return tell(event_kind::lost), ending::lost;
+    tell(event_kind::finished, model_.digest());
+    return ending::finished;
   }
 
+  /// @name What `run_epochs` calls
+  /// @{
+  [[nodiscard]] llmmem::went begin() {
+    attempt_ = attempt::beginning;
+    const bool is_there = begin_epoch();
+    return is_lost_ ? llmmem::went::stop : told(is_there);
+  }
+  [[nodiscard]] bool is_over() const {
+    return step_ == plan_.steps && (attempt_ == attempt::end || !is_save_due());
+  }
+  [[nodiscard]] llmmem::went step() {
+    if (is_save_due()) save();
+    attempt_ = step_ < plan_.steps ? attempt::step : attempt::end;
+    return told(attempt_ == attempt::end || take_step());
+  }
+  void agreed_on(const llmmem::agreed& outcome) {
+    if (is_well_ && !outcome.failed.empty()) tell(event_kind::failed);
+    if (outcome.bits != 1 || !outcome.failed.empty() || !outcome.joining.empty()) tell(event_kind::agreed);
+  }
+  void commit() {
+    if (attempt_ == attempt::end) return;
+    replica_.commit();
+    ++step_;
+    tell(event_kind::committed, 0, loss_);
+  }
+  void drop() {
+    replica_.drop();
+    if (attempt_ == attempt::step) tell(event_kind::repeats);
+  }
+  /// @}
+
  private:
-  /// In what an agreement found this rank.
+  /// In what an agreement finds this rank: `end` when all steps are done, and the last save is tried.
   enum class attempt : std::uint8_t { beginning, step, end };
 
   static constexpr std::uint64_t patience_ns = 60'000'000'000;
@@ -140,21 +154,10 @@ class survivor {
     tell(outcome.is_saved ? event_kind::saved : event_kind::unsaved, 0, 0, outcome.trouble);
   }
 
-  /// What was agreed on becomes so. @return whether the epoch goes on
-  bool conclude(const llmmem::agreed& agreed, attempt in, bool well) {
-    const bool stays = agreed.bits == 1 && agreed.failed.empty() && agreed.joining.empty();
-    if (well && !agreed.failed.empty()) tell(event_kind::failed);
-    if (!stays) tell(event_kind::agreed);
-    if (agreed.bits == 1 && in == attempt::end) return stays;
-    if (agreed.bits == 1) {
-      replica_.commit();
-      ++step_;
-      tell(event_kind::committed, 0, loss_);
-    } else {
-      replica_.drop();
-      if (in == attempt::step) tell(event_kind::repeats);
-    }
-    return stays;
+  [[nodiscard]] llmmem::went told(bool is_well) {
+    is_well_ = is_well;
+    if (!is_well) tell(event_kind::failed);
+    return is_well ? llmmem::went::well : llmmem::went::badly;
   }
 
   /// Gets this rank to where all are: who owns what, their state, all weights.
@@ -187,6 +190,7 @@ class survivor {
     if (saved_) return saved_->recover(*ranks_, replica_, soon());
     const auto kept = replica_.recover(soon());
     is_lost_ = kept.code() == llmmem::errc::state_lost;
+    if (kept.code() == llmmem::errc::setup_differs) static_cast<void>(kept.value());  // throws, on all ranks
     if (!kept) return std::nullopt;
     return state_found{kept->is_there, kept->is_there ? kept->version : 0, kept->moved_bytes};
   }
@@ -211,7 +215,7 @@ class survivor {
   }
 
   /// One step, up to what only all together can say: that it counts.
-  bool step() {
+  bool take_step() {
     compute_shards();
     if (!exchange_gradients()) return false;
     const train_gpt::adam_step<float> by({}, step_);
@@ -360,6 +364,8 @@ class survivor {
   std::uint64_t step_ = 0;                 // committed
   std::optional<std::uint64_t> loaded_{};  // in this epoch
   double loss_ = 0;
+  attempt attempt_ = attempt::beginning;
+  bool is_well_ = true;
   bool is_lost_ = false;
   std::vector<std::vector<llmmem::part_id>> owned_{};    // by rank
   std::vector<std::vector<llmmem::part_id>> updates_{};  // by rank

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/program.hpp"
+#include "common/standard_streams.hpp"
 #include "train_gpt/checkpoint_folders.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
@@ -135,10 +136,10 @@ class commit_notes {
   explicit commit_notes(std::FILE* to) noexcept : to_(to) {}
   void settled(const llmmem::commit_ticket& ticket) const {
     if (ticket.is_committed()) {
-      fmt::print(to_, "committed {} {}\n", ticket.step(), ticket.generation());
+      example::tell(to_, "committed {} {}\n", ticket.step(), ticket.generation());
     } else {
-      fmt::print(to_, "train_gpt: step {}: {}: {}\n", ticket.step(), to_string(ticket.status()),
-                 example::printable(ticket.why(), 1024));
+      example::tell(to_, "train_gpt: step {}: {}: {}\n", ticket.step(), to_string(ticket.status()),
+                    example::printable(ticket.why(), 1024));
     }
     std::fflush(to_);
   }
@@ -241,9 +242,9 @@ class run_checkpoints {
     std::vector<double> losses = losses_of(*newest.storage, found);
     load(*newest.storage, found);
     last_saved_ = found.id.step;
-    fmt::print(notes_, "resumed from step {}\n", found.id.step);
+    example::tell(notes_, "resumed from step {}\n", found.id.step);
     for (const std::string& each : newest.passed_over)
-      fmt::print(notes_, "train_gpt: passed over {}\n", example::printable(each, 1024));
+      example::tell(notes_, "train_gpt: passed over {}\n", example::printable(each, 1024));
     std::fflush(notes_);
     return losses;
   }

@@ -65,6 +65,7 @@ struct parallel_options {
   std::size_t ranks = 0;       ///< 0: no ranks, one process that keeps all
   bool are_processes = false;  ///< joined by sockets; else threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
+  std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
 };
 
 struct command_line {
@@ -133,6 +134,7 @@ class training_options {
                    "what each of --ranks keeps (default: data): all; or of the optimizer's state (zero1), "
                    "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
         ->type_name("data|zero1|zero2|zero3");
+    number("--gather-ahead", "layers whose weights zero3 gathers before it uses them, and has room for", 0);
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -229,6 +231,9 @@ class training_options {
                                              example::printable(transport_, 64)));
     }
     all.parallel.ranks = count("--ranks", 0, 0, 64);
+    all.parallel.gather_ahead = static_cast<std::uint32_t>(count("--gather-ahead", 0, 0, 1024));
+    if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
+      throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
     const std::size_t ranks = all.parallel.ranks;
     if (ranks == 0) {
       if (!parallel_.empty()) throw example::usage_error("--parallel is of ranks; add --ranks N");

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "common/socket_folder.hpp"
+#include "common/standard_streams.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/ranks_run.hpp"
@@ -113,7 +114,7 @@ class rank_children {
       } catch (const llmmem::comm_error&) {
         how = was_left;
       } catch (const std::exception& failed) {
-        fmt::print(notes, "train_gpt: rank {}: {}\n", seat, failed.what());
+        example::tell(notes, "train_gpt: rank {}: {}\n", seat, failed.what());
         how = has_failed;
       }
       std::fflush(notes);

@@ -101,7 +101,8 @@ template <llmmem::transport Ranks>
   worker_team team(std::max<std::size_t>(asked.threads / asked.parallel.ranks, 1));
   llmmem::host_space kept({.budget = budget, .name = "state"});
   llmmem::host_space host({.budget = budget, .name = "host"});
-  sharded_layers<float, llmmem::host_space, Ranks> state(kept, mine, ranks, asked.parallel.stage);
+  sharded_layers<float, llmmem::host_space, Ranks> state(kept, mine, ranks, asked.parallel.stage,
+                                                         asked.parallel.gather_ahead);
   host_activations<float, llmmem::host_space> activations(host, mine);
   gpt<float, llmmem::host_space> model(mine, team, host);
   trainer inner(model, team, state, activations, adam_options{}, asked.update);

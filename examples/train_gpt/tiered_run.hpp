@@ -35,7 +35,8 @@
 
 namespace train_gpt {
 
-/// A file of its own name in `folder`, gone when this is.
+/// A file of its own name in `folder`. Once it is open it needs none: what is killed then leaves nothing
+/// there.
 class tier_file {
  public:
   explicit tier_file(const std::string& folder) {
@@ -48,9 +49,13 @@ class tier_file {
   }
   tier_file(const tier_file&) = delete;
   tier_file& operator=(const tier_file&) = delete;
-  ~tier_file() { ::unlink(path_.c_str()); }
+  ~tier_file() { unname(); }
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  void unname() noexcept {
+    if (!path_.empty()) ::unlink(path_.c_str());
+    path_.clear();
+  }
 
  private:
   std::string path_;
@@ -182,8 +187,9 @@ template <class Buffer>
   const std::uint64_t budget = asked.tiers.budget_mib * mib;
   const std::uint64_t host_budget = asked.tiers.host_mib * mib;
   const std::uint64_t all = rounded_bytes(asked.shape);
-  const tier_file where(asked.tiers.folder);
+  tier_file where(asked.tiers.folder);
   file disk(where.path(), {.budget = all, .file = {.mode = llmmem::open_mode::update}});
+  where.unname();
   // Layers are of unequal size: in one range, a piece may not fit though enough is free in parts.
   constexpr std::uint64_t page = 16 * 1024;
   memory top(llmmem::stitched_source({.budget = budget, .chunk_bytes = page, .name = "first tier"}),

@@ -4,14 +4,13 @@
 
 #include <llmmem/space/host.hpp>
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/standard_streams.hpp"
 #include "common/text.hpp"
 #include "train_gpt/checkpoints.hpp"
 #include "train_gpt/command_line.hpp"
@@ -31,12 +30,11 @@ class progress_lines {
 
   void operator()(const run_progress& now) const {
     if (now.step % each_ != 0 && now.step != steps_) return;
-    fmt::print(to_, "{}: step {}/{}  loss {:.4f}  {} tokens/s", program_, now.step, steps_, now.loss,
-               example::grouped(static_cast<std::uint64_t>(now.tokens_per_second)));
+    example::tell(to_, "{}: step {}/{}  loss {:.4f}  {} tokens/s", program_, now.step, steps_, now.loss,
+                  example::grouped(static_cast<std::uint64_t>(now.tokens_per_second)));
     for (const tier_usage& tier : now.memory.tiers)
-      fmt::print(to_, "  {} {}", tier.name, example::bytes_text(static_cast<double>(tier.resident_bytes)));
-    fmt::print(to_, "\n");
-    std::fflush(to_);
+      example::tell(to_, "  {} {}", tier.name, example::bytes_text(static_cast<double>(tier.resident_bytes)));
+    example::tell(to_, "\n");
   }
 
  private:

@@ -42,7 +42,7 @@ TEST_SUITE("survive_failures application") {
         {{"--steps", "10", "--faults", "10"},
          "--faults 10 in --steps 10: each needs a step at least; ask for --steps 200"},
         {{"--transport", "pigeon"}, "--transport: 'pigeon' is unknown; there are socket, thread and sim"},
-        {{"--silence-ms", "1"}, "--silence-ms \"1\": must be a whole number from 50 to 3600000"},
+        {{"--silence-ms", "199"}, "--silence-ms \"199\": must be a whole number from 200 to 3600000"},
     };
     for (const auto& [arguments, text] : wrong) {
       CAPTURE(text);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/program_run.hpp"
@@ -92,6 +93,10 @@ TEST_CASE("data parallelism and ZeRO 1 to 3 have the same losses and weights, bi
         CHECK(sharded["losses"] == data["losses"]);
         CHECK(sharded["digest"] == data["digest"]);
       }
+      const auto ahead =
+          json_of({"--ranks", ranks, "--parallel", "zero3", "--gather-ahead", "1", "--update", update});
+      CHECK(ahead["losses"] == data["losses"]);
+      CHECK(ahead["digest"] == data["digest"]);
     }
   }
 }
@@ -166,6 +171,10 @@ TEST_CASE("wrong options of ranks are told apart, with what would be right") {
   CHECK(wrong({"--parallel", "zero3"}) == "train_gpt: --parallel is of ranks; add --ranks N" + hint);
   CHECK(wrong({"--ranks", "2", "--parallel", "zero4"}) ==
         "train_gpt: --parallel: 'zero4' is unknown; there are data, zero1, zero2 and zero3" + hint);
+  CHECK(wrong({"--ranks", "2", "--parallel", "zero2", "--gather-ahead", "1"}) ==
+        "train_gpt: --gather-ahead is of weights in shards; add --parallel zero3" + hint);
+  CHECK(wrong({"--ranks", "2", "--parallel", "zero3", "--gather-ahead", "1025"}) ==
+        "train_gpt: --gather-ahead \"1025\": must be a whole number from 0 to 1024" + hint);
   CHECK(wrong({"--ranks", "2", "--memory", "tiered", "--budget-mib", "1"}) ==
         "train_gpt: --ranks trains in plain memory and saves nothing; leave out --memory tiered" + hint);
   CHECK(wrong({"--ranks", "2", "--checkpoint-dir", "/tmp/x"}) ==
@@ -212,7 +221,8 @@ struct failures {
   std::atomic<int> none{0};
 };
 
-void train_three(zero_stage stage, std::uint64_t budget, std::uint64_t fails_in, failures& seen) {
+void train_three(zero_stage stage, std::uint32_t ahead, std::uint64_t budget, std::uint64_t fails_in,
+                 failures& seen) {
   const gpt_shape mine = shape_of_rank(shape, 3);
   const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
   llmmem::thread_network net(3);
@@ -226,7 +236,7 @@ void train_three(zero_stage stage, std::uint64_t budget, std::uint64_t fails_in,
       try {
         llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
         worker_team team(1);
-        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks, stage);
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks, stage, ahead);
         failing_activations activations(host, mine, seat == 1 ? fails_in : ~std::uint64_t{0});
         gpt<float, llmmem::host_space> model(mine, team, host);
         trainer inner(model, team, state, activations);
@@ -318,12 +328,15 @@ TEST_CASE("a run on ranks fails with what failed, and not with what the others m
 }
 
 TEST_CASE("whatever fails on one rank, all end with an error and none waits") {
-  for (const zero_stage stage :
-       {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
+  constexpr std::pair<zero_stage, std::uint32_t> runs[] = {
+      {zero_stage::none, 0},    {zero_stage::optimizer, 0}, {zero_stage::gradients, 0},
+      {zero_stage::weights, 0}, {zero_stage::weights, 1},   {zero_stage::weights, 3}};
+  for (const auto& [stage, ahead] : runs) {
     CAPTURE(static_cast<int>(stage));
+    CAPTURE(ahead);
     for (const std::uint64_t fails_in : {0U, 1U, 3U, 5U, 6U, 8U}) {  // forward, backward, the next step
       failures seen;
-      train_three(stage, std::uint64_t{1} << 30, fails_in, seen);
+      train_three(stage, ahead, std::uint64_t{1} << 30, fails_in, seen);
       CHECK(seen.of_drive == 1);
       CHECK(seen.of_comm == 2);
     }
@@ -331,12 +344,12 @@ TEST_CASE("whatever fails on one rank, all end with an error and none waits") {
     const std::uint64_t kept = formula(static_cast<std::size_t>(stage), share);
     for (const std::uint64_t more : {std::uint64_t{0}, std::uint64_t{3000}, std::uint64_t{20'000}}) {
       failures seen;
-      train_three(stage, kept + more, ~std::uint64_t{0}, seen);
+      train_three(stage, ahead, kept + more, ~std::uint64_t{0}, seen);
       CHECK((seen.none == 3 || (seen.of_memory == 1 && seen.of_comm == 2)));
       if (more == 0) CHECK(seen.of_memory == 1);
     }
     failures well;
-    train_three(stage, std::uint64_t{1} << 30, ~std::uint64_t{0}, well);
+    train_three(stage, ahead, std::uint64_t{1} << 30, ~std::uint64_t{0}, well);
     CHECK(well.none == 3);
   }
 }
