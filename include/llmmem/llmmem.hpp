@@ -32,8 +32,10 @@
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/paged_view.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/rank_errors.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
+#include <llmmem/checkpoint/rank_waiter.hpp>
 #include <llmmem/checkpoint/recover.hpp>
 #include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/checkpoint/retention.hpp>
@@ -79,6 +81,7 @@
 #include <llmmem/eviction/sieve.hpp>
 #include <llmmem/eviction/slru.hpp>
 #include <llmmem/eviction/wtinylfu.hpp>
+#include <llmmem/failure.hpp>
 #include <llmmem/gather_schedule.hpp>
 #include <llmmem/kept_tensors.hpp>
 #include <llmmem/metadata.hpp>
@@ -86,6 +89,8 @@
 #include <llmmem/model/activations.hpp>
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/model/dtype.hpp>
+#include <llmmem/model/f16.hpp>
+#include <llmmem/model/fp8.hpp>
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/presets.hpp>
 #include <llmmem/model/safetensors.hpp>
@@ -148,6 +153,7 @@
 #include <llmmem/redundancy/redundancy.hpp>
 #include <llmmem/redundancy/reed_solomon.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
+#include <llmmem/redundancy/run_epochs.hpp>
 #include <llmmem/redundancy/simd_path.hpp>
 #include <llmmem/redundancy/xor_parity.hpp>
 #include <llmmem/redundant_replica.hpp>

@@ -74,9 +74,8 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 ///   use of room come free) happens inside calls; `progress` is the one that does only that.
 ///
 /// @tparam Traits  see `tiered_traits`.
-/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Only the last
-/// can
-///                 have a codec, and the host must be able to touch the one above it.
+/// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`. Only the
+///                 last can have a codec, and the host must be able to touch the one above it.
 /// @par Complexity      a lease of a resident chunk O(1), or as its eviction policy's `pin`. No allocation
 ///                      after construction.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
