@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <span>
@@ -79,8 +80,10 @@ TEST_SUITE("thread_network") {
         for (std::uint32_t incarnation = 0;; ++incarnation) {
           try {
             thread_endpoint end(net, self);
+            // Who comes back may find that the others are through; at first all are on their way.
+            const std::uint64_t patience = incarnation == 0 ? 30 * second : second;
             const job_end how =
-                run_job(end, history, {.steps = steps, .words = 5000, .join_patience_ns = second},
+                run_job(end, history, {.steps = steps, .words = 5000, .join_patience_ns = patience},
                         [&](std::uint64_t step) {
                           if (incarnation == 0 && step == dies_at[to_index(self)]) net.kill(self);
                         });
@@ -131,6 +134,58 @@ TEST_SUITE("thread_network") {
     CHECK_FALSE(end.poll(no_deadline, nobody));
     waker.join();
     CHECK_FALSE(end.poll({0}, nobody));
+  }
+
+  TEST_CASE("what happens while a callback runs ends the wait that follows it") {
+    // Takes no data, and lets something happen while it is asked.
+    struct meanwhile : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header&) noexcept {
+        if (what) std::exchange(what, nullptr)();
+        return {.what = frame_room::answer::later};
+      }
+      void told(seat_id from, const frame_header&, std::span<const std::byte>) noexcept { teller = from; }
+      std::function<void()> what{};
+      std::optional<seat_id> teller{};
+    };
+    struct taker : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header& header) noexcept {
+        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      }
+      std::array<std::byte, 100> bytes{};
+    };
+    thread_network net(3, {.copied_bytes = 50});
+    thread_endpoint first(net, seat_id{0});
+    thread_endpoint second_end(net, seat_id{1});
+    thread_endpoint self(net, seat_id{2});
+    taker others;
+    meanwhile handler;
+    while (first.poll({0}, others) || second_end.poll({0}, others) || self.poll({0}, handler)) {
+    }
+    const std::array<std::byte, 100> bytes{};
+    // The lane of seat 0 is looked at before that of seat 1, whose frame is not taken.
+    second_end.send(seat_id{2}, {}, std::span(bytes).first(50), no_deadline, others).value();
+    const std::uint64_t begin = self.now_ns();
+    const deadline by{begin + 20 * second};
+
+    SUBCASE("told") {
+      handler.what = [&] { first.tell(seat_id{2}, {}, {}); };
+      CHECK(self.poll(by, handler));
+      CHECK(handler.teller == seat_id{0});
+    }
+    SUBCASE("woken") {
+      handler.what = [&] { self.wake(); };
+      CHECK_FALSE(self.poll(by, handler));
+    }
+    SUBCASE("killed") {
+      handler.what = [&] { net.kill(seat_id{2}); };
+      CHECK_THROWS_AS(static_cast<void>(self.poll(by, handler)), rank_killed);
+    }
+    SUBCASE("its own frame is taken") {
+      handler.what = [&] { CHECK(first.poll({0}, others)); };
+      CHECK(self.send(seat_id{0}, {}, bytes, by, handler).has_value());
+    }
+    CHECK_FALSE(handler.what);
+    CHECK(self.now_ns() < by.ns);
   }
 
   TEST_CASE("what cannot be is refused with what it is and how to mend it") {

@@ -83,12 +83,18 @@ class thread_network {
   };
   struct place {
     std::condition_variable changed{};
+    std::uint64_t changes = 0;  // of what its thread may wait for, told while it did not wait, too
     std::deque<notice> notices{};
     std::vector<std::uint64_t> peers{};  // the incarnation that is heard there, by seat; 0: none
     std::uint64_t incarnation = 0;       // of who sits here, or sat
     bool is_taken = false;
     bool is_killed = false;
     bool is_woken = false;
+
+    void tell_change() noexcept {
+      ++changes;
+      changed.notify_one();
+    }
   };
 
   [[nodiscard]] lane& between(seat_id from, seat_id to) noexcept {
@@ -141,7 +147,8 @@ class thread_endpoint {
   [[nodiscard]] thread_network::place& here() const noexcept { return net_->places_[to_index(self_)]; }
   void check_alive() const;
   void ask_again() noexcept;
-  void wait(lock& held, deadline by);
+  /// Unless something has changed since `seen` was read: callbacks run outside of the lock.
+  void wait(lock& held, deadline by, std::uint64_t seen);
   template <frame_handler Handler>
   [[nodiscard]] bool deliver_one(lock& held, Handler& handler);
   template <frame_handler Handler>

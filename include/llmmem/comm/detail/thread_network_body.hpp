@@ -37,7 +37,7 @@ inline std::uint64_t thread_network::sit(seat_id seat) {
     if (!other.is_taken || other.is_killed) continue;
     other.notices.push_back({seat, incarnation, false});
     its.notices.push_back({seat_id{i}, other.incarnation, false});
-    other.changed.notify_one();
+    other.tell_change();
   }
   its.incarnation = incarnation;
   its.is_taken = true;
@@ -60,7 +60,7 @@ inline void thread_network::tell_death(seat_id seat) noexcept {
     } catch (...) {
       other.peers[to_index(seat)] = 0;  // want of memory: it sends no more there, and is not told why
     }
-    other.changed.notify_one();
+    other.tell_change();
   }
 }
 
@@ -69,7 +69,7 @@ inline void thread_network::kill(seat_id seat) noexcept {
   place& its = places_[to_index(seat)];
   if (!its.is_taken || std::exchange(its.is_killed, true)) return;
   tell_death(seat);
-  its.changed.notify_one();
+  its.tell_change();
 }
 
 inline void thread_network::leave(seat_id seat) noexcept {
@@ -82,7 +82,7 @@ inline void thread_network::leave(seat_id seat) noexcept {
     in.data.clear();
     in.copied = 0;
     in.taken = in.put;
-    places_[i].changed.notify_one();  // who waits for room here
+    places_[i].tell_change();  // who waits for room here
   }
   its.notices.clear();
   its.is_taken = its.is_killed = its.is_woken = false;
@@ -111,7 +111,7 @@ inline void thread_endpoint::check_alive() const {
 inline void thread_endpoint::wake() noexcept {
   const std::lock_guard held(net_->mutex_);
   here().is_woken = true;
-  here().changed.notify_one();
+  here().tell_change();
 }
 
 inline void thread_endpoint::give_up(seat_id seat) noexcept {
@@ -131,7 +131,7 @@ inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
   } catch (...) {
     return;  // want of memory: as if it had been told to one who died
   }
-  net_->places_[to_index(to)].changed.notify_one();
+  net_->places_[to_index(to)].tell_change();
 }
 
 inline void thread_endpoint::ask_again() noexcept {
@@ -139,8 +139,10 @@ inline void thread_endpoint::ask_again() noexcept {
     net_->between(seat_id{i}, self_).is_held = false;
 }
 
-inline void thread_endpoint::wait(lock& held, deadline by) {
-  if (by == no_deadline) {
+inline void thread_endpoint::wait(lock& held, deadline by, std::uint64_t seen) {
+  if (here().changes != seen) {
+    // told while a callback ran: nobody will tell it again
+  } else if (by == no_deadline) {
     here().changed.wait(held);
   } else if (const std::uint64_t now = now_ns(); now < by.ns) {
     constexpr std::uint64_t hour_ns = 3'600'000'000'000;  // what is longer may not fit the system's clock
@@ -171,7 +173,7 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
     in.data.pop_front();
     ++in.taken;
   }
-  net_->places_[to_index(from)].changed.notify_one();
+  net_->places_[to_index(from)].tell_change();
   if (room.what == frame_room::answer::take) {
     held.unlock();
     handler.arrived(from, header);
@@ -271,6 +273,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
   std::optional<std::uint64_t> number;  // of the frame, once it is put
   parcel.of = here().incarnation;
   for (;;) {
+    const std::uint64_t seen = here().changes;
     // Its receiver may have left, and what it was sent with it.
     if (number && out.taken > *number) return {};
     if (!net_->reaches(self_, to)) {
@@ -281,7 +284,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
       number = out.put++;
       if (is_copied) out.copied += bytes.size();
       out.data.push_back(std::move(parcel));  // NOLINT(bugprone-use-after-move): once, `number` is set then
-      net_->places_[to_index(to)].changed.notify_one();
+      net_->places_[to_index(to)].tell_change();
       if (is_copied) return {};
     }
     const bool is_late = now_ns() >= by.ns;
@@ -291,7 +294,7 @@ result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::s
       return refused(is_late ? errc::peer_timed_out : errc::cancelled);
     }
     try {
-      if (!deliver_one(held, handler)) wait(held, by);
+      if (!deliver_one(held, handler)) wait(held, by, seen);
     } catch (...) {
       if (!held.owns_lock()) held.lock();
       if (number) retract(to, *number, held);
@@ -306,9 +309,10 @@ bool thread_endpoint::poll(deadline by, Handler& handler) {
   check_alive();
   ask_again();
   for (;;) {
+    const std::uint64_t seen = here().changes;
     if (deliver_one(held, handler)) return true;
     if (std::exchange(here().is_woken, false) || now_ns() >= by.ns) return false;
-    wait(held, by);
+    wait(held, by, seen);
   }
 }
 
