@@ -121,10 +121,11 @@ enum class errc : std::uint8_t {
   // Of kernels
   no_conversion,  ///< wanted = the `dtype` that was to come out, found = the one that comes
   misaligned,     ///< index = part of a kernel's map, wanted = the alignment it promises, found = row without
+  lanes_differ,   ///< index = lane of a group that came to another result than lane 0, found = item
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::misaligned;
+inline constexpr errc last_errc = errc::lanes_differ;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {

@@ -237,6 +237,10 @@ constexpr std::array refusals{
     refusal{
         errc::misaligned, raises::argument_error,
         "kv: row 12 of part 7 is not aligned to 30 bytes, as its map says; have its alignment() say less"},
+    refusal{errc::lanes_differ, raises::argument_error,
+            "kv: lane 7 has come to another result for item 12 than lane 0; have combine() come to the same "
+            "in any "
+            "order"},
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>

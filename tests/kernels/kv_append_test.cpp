@@ -1,3 +1,4 @@
+#include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 

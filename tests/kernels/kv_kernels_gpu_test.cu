@@ -2,6 +2,7 @@
 // the rows and of the flag, over all layouts, elements and strides, also replayed from a graph.
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_gather.hpp>

@@ -296,6 +296,10 @@ namespace detail {
     case errc::misaligned:
       return "row {found} of part {index} is not aligned to {wanted} bytes, as its map says; have its "
              "alignment() say less";
+    case errc::lanes_differ:
+      return "lane {index} has come to another result for item {found} than lane 0; have combine() come to "
+             "the "
+             "same in any order";
   }
   return "unknown failure {code}";
 }

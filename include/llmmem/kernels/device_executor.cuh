@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
 #include <llmmem/result.hpp>
@@ -22,10 +23,42 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_laun
   move_rows<N, Read, Write>(map, op, share_of(launch, blockIdx.x, blockIdx.y, threadIdx.x));
 }
 
+template <item_work Work>
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::threads)
+    run_items_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+  run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
+}
+
+/// What the lane knows whose number differs by `step`, of those of one group.
+template <class Partial>
+[[nodiscard]] __device__ inline Partial of_other_lane(const Partial& known, std::uint32_t step,
+                                                      std::uint32_t group) noexcept {
+  constexpr unsigned words = sizeof(Partial) / 4;
+  std::uint32_t word[words];
+  memcpy(word, &known, sizeof(known));
+  for (unsigned i = 0; i < words; ++i)
+    word[i] = __shfl_xor_sync(group, word[i], static_cast<int>(step));
+  Partial other;
+  memcpy(&other, word, sizeof(other));
+  return other;
+}
+
+template <group_work Work>
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::threads)
+    run_groups_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+  const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
+  // Groups of a warp may have different numbers of items: each waits for its own lanes alone.
+  const std::uint32_t in_warp = threadIdx.x % 32;
+  const std::uint32_t lanes_of_one = 0xFFFF'FFFFU >> (32 - share.lane.lanes);
+  const std::uint32_t group = lanes_of_one << (in_warp - share.lane.lane);
+  run_groups(work, share,
+             [group](const auto& known, std::uint32_t step) { return of_other_lane(known, step, group); });
+}
+
 }  // namespace detail
 
-/// Runs rows on the device that is current, in the order of a stream. May be captured in a graph: it
-/// allocates nothing, waits for nothing, and a replay reads tables and scales as they are then.
+/// Runs rows and items on the device that is current, in the order of a stream. May be captured in a graph:
+/// it allocates nothing, waits for nothing, and a replay reads tables and scales as they are then.
 ///
 /// @par Thread safety   any number at once.
 /// @par Errors          `errc::library_failed` when a launch was refused, index its `cudaError_t`. What goes
@@ -41,12 +74,36 @@ class device_executor {
     const unsigned elements = packet_elements<Op>(map.alignment());
     const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
     if (launch.row_blocks == 0) return {};
-    const cudaError_t status = start<widest_packet<Op>, Read, Write>(map, op, launch, elements);
+    return told(start<widest_packet<Op>, Read, Write>(map, op, launch, elements));
+  }
+
+  template <item_work Work>
+  result<void> each(const Work& work) const noexcept {
+    return start_items(detail::run_items_kernel<Work>, work, 1);
+  }
+  template <group_work Work>
+  result<void> each(const Work& work) const noexcept {
+    return start_items(detail::run_groups_kernel<Work>, work, work.lanes());
+  }
+
+ private:
+  [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
     if (status == cudaSuccess) return {};
     return failure{errc::library_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
   }
 
- private:
+  template <class Work>
+  result<void> start_items(void (*kernel)(Work, item_launch), const Work& work,
+                           std::uint32_t lanes) const noexcept {
+    const item_launch launch = plan_items(work.items(), lanes, limits_);
+    if (launch.blocks == 0) return {};
+    cudaLaunchConfig_t how{};
+    how.gridDim = dim3(launch.blocks);
+    how.blockDim = dim3(item_launch::threads);
+    how.stream = stream_;
+    return told(cudaLaunchKernelEx(&how, kernel, work, launch));
+  }
+
   /// One kernel for each width that an access may have.
   template <unsigned N, access Read, access Write, row_map Map, row_op Op>
   cudaError_t start(const Map& map, const Op& op, const row_launch& launch,

@@ -4,7 +4,6 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/packet.hpp>
-#include <llmmem/result.hpp>
 
 #include <atomic>
 #include <concepts>
@@ -149,19 +148,5 @@ LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& s
       detail::move_row<N, Read, Write, Op>(map.at(row, part), step, share.lane, share.lanes);
   }
 }
-
-/// Runs rows on the host, in the calling thread: what all else is held to. Where a kernel asks for something
-/// that runs rows, this is it, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
-///
-/// @par Complexity      O(bytes).
-/// @par Thread safety   any number at once, on different bytes.
-struct host_executor {
-  template <access Read, access Write, row_map Map, row_op Op>
-  result<void> move(const Map& map, const Op& op) const noexcept {
-    // Unaligned ends are no matter to a host: it moves packets by memcpy.
-    move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
-    return {};
-  }
-};
 
 }  // namespace llmmem::inline v0

@@ -1,27 +1,32 @@
 /// @file
-/// `grid_executor`: runs rows on the host as a device would, thread by thread.
+/// `grid_executor`: runs rows and items on the host as a device would, thread by thread.
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
 #include <llmmem/result.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace llmmem::inline v0::testing {
 
 /// Plans a launch as a device's, and walks all of its blocks and threads, with the kernel's own arithmetic:
-/// what they leave out, move twice or take past an end shows without a device. Barriers are none in rows, so
-/// that threads may follow each other.
+/// what they leave out, move twice or take past an end shows without a device. Barriers are none in rows and
+/// items, so that threads may follow each other; lanes of a group take, then tell each other what they know
+/// as a device's do, then give.
 ///
 /// The packets are as wide as the map says its ends' alignment allows, and whether that is so is checked
 /// first: a device ends with an error where it is not.
 ///
 /// @par Thread safety   as `host_executor`.
 /// @par Errors          `errc::misaligned` for a row that is less aligned than its map says: index the
-///      part, wanted = the alignment, found = the row. Then nothing has moved.
+///      part, wanted = the alignment, found = the row. Then nothing has moved. `errc::lanes_differ` when a
+///      group's `combine` depends on the order: what came before that item is done.
 class grid_executor {
  public:
   explicit grid_executor(const launch_limits& limits = {}) noexcept : limits_(limits) {}
@@ -37,6 +42,27 @@ class grid_executor {
     return {};
   }
 
+  template <item_work Work>
+  result<void> each(const Work& work) const noexcept {
+    const item_launch launch = plan_items(work.items(), 1, limits_);
+    for (std::uint32_t block = 0; block < launch.blocks; ++block) {
+      for (std::uint32_t thread = 0; thread < item_launch::threads; ++thread)
+        run_items(work, share_of(launch, block, thread));
+    }
+    return {};
+  }
+
+  template <group_work Work>
+  result<void> each(const Work& work) const noexcept {
+    const item_launch launch = plan_items(work.items(), work.lanes(), limits_);
+    for (std::uint32_t block = 0; block < launch.blocks; ++block) {
+      for (std::uint32_t thread = 0; thread < item_launch::threads; thread += work.lanes()) {
+        if (auto done = run_group(work, launch, block, thread); !done) return done;
+      }
+    }
+    return {};
+  }
+
   /// The blocks of one row block: for tests that have several threads take some each.
   template <row_map Map, row_op Op>
   static void run_block(const Map& map, const Op& op, const row_launch& launch, std::uint32_t row_block,
@@ -48,6 +74,36 @@ class grid_executor {
   }
 
  private:
+  /// The lanes whose first is a thread of a block, item by item.
+  template <group_work Work>
+  static result<void> run_group(const Work& work, const item_launch& launch, std::uint32_t block,
+                                std::uint32_t thread) noexcept {
+    using held_type = typename Work::held;
+    using partial = typename Work::partial;
+    constexpr std::uint32_t most = 32;
+    const std::uint32_t lanes = work.lanes();
+    const item_share share = share_of(launch, block, thread);
+    for (std::uint64_t item = share.first; item < work.items(); item += share.stride) {
+      std::array<held_type, most> held{};
+      std::array<partial, most> known{};
+      for (std::uint32_t i = 0; i < lanes; ++i) {
+        held[i] = work.take(item, {i, lanes});
+        known[i] = Work::measure(held[i]);
+      }
+      for (std::uint32_t step = lanes / 2; step != 0; step /= 2) {
+        const std::array<partial, most> before = known;
+        for (std::uint32_t i = 0; i < lanes; ++i)
+          known[i] = Work::combine(before[i], before[i ^ step]);
+      }
+      for (std::uint32_t i = 0; i < lanes; ++i) {
+        if (std::memcmp(&known[i], &known[0], sizeof(partial)) != 0)
+          return failure{errc::lanes_differ, i, 0, item, "grid_executor"};
+        work.give(item, {i, lanes}, held[i], known[i]);
+      }
+    }
+    return {};
+  }
+
   template <row_map Map>
   static result<void> check(const Map& map, unsigned from, unsigned to) noexcept {
     const auto is_aligned = [](const std::byte* end, unsigned to_what) {

@@ -1,0 +1,41 @@
+/// @file
+/// `host_executor`: runs kernels on the host.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/items.hpp>
+#include <llmmem/kernels/rows.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0 {
+
+/// Runs rows and items on the host, in the calling thread: what all else is held to. Where a kernel asks for
+/// something that runs it, this is it, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
+///
+/// @par Complexity      O(bytes).
+/// @par Thread safety   any number at once, on different bytes.
+struct host_executor {
+  template <access Read, access Write, row_map Map, row_op Op>
+  result<void> move(const Map& map, const Op& op) const noexcept {
+    // Unaligned ends are no matter to a host: it moves packets by memcpy.
+    move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
+    return {};
+  }
+
+  template <item_work Work>
+  result<void> each(const Work& work) const noexcept {
+    run_items(work, item_share{});
+    return {};
+  }
+
+  /// One lane for each item: there is nobody to ask.
+  template <group_work Work>
+  result<void> each(const Work& work) const noexcept {
+    run_groups(work, item_share{}, [](const auto& known, std::uint32_t /*step*/) { return known; });
+    return {};
+  }
+};
+
+}  // namespace llmmem::inline v0

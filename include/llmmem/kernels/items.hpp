@@ -1,0 +1,122 @@
+/// @file
+/// Items: the loop of kernels that are no copies of rows, on the host and on a device. An item is for one
+/// thread, or for a group of lanes that come to one result.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/launch.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// Work whose items have nothing to do with each other: `run(item)` does one of `items()`. Trivially
+/// copyable; the pointers in it are those of whoever runs it. Neighbours in number should be neighbours in
+/// memory, 16 bytes apart: threads take them side by side.
+template <class W>
+concept item_work = std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item) {
+  { work.items() } noexcept -> std::same_as<std::uint64_t>;
+  { work.run(item) } noexcept -> std::same_as<void>;
+};
+
+/// One of the lanes that share an item.
+struct group_lane {
+  std::uint32_t lane = 0;
+  std::uint32_t lanes = 1;
+};
+
+/// Work whose items are each for a group of lanes, which have one thing to find out together: a maximum, a
+/// sum, whether anything differs.
+///
+/// - `lanes()` is how many: a power of two up to 32. A host takes one for all, so that whatever it is the
+///   outcome is the same.
+/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it.
+/// - `combine(a, b)` joins what two know. In any order and grouping it must come to the same bits: maxima,
+///   integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
+/// - `give(item, lane, held, total)` writes, with what all know.
+template <class W>
+concept group_work =
+    std::is_trivially_copyable_v<W> && std::is_trivially_copyable_v<typename W::held> &&
+    std::is_trivially_copyable_v<typename W::partial> && sizeof(typename W::partial) % 4 == 0 &&
+    requires(const W& work, std::uint64_t item, group_lane lane, const typename W::held& held,
+             const typename W::partial& known) {
+      { work.items() } noexcept -> std::same_as<std::uint64_t>;
+      { work.lanes() } noexcept -> std::same_as<std::uint32_t>;
+      { work.take(item, lane) } noexcept -> std::same_as<typename W::held>;
+      { W::measure(held) } noexcept -> std::same_as<typename W::partial>;
+      { W::combine(known, known) } noexcept -> std::same_as<typename W::partial>;
+      { work.give(item, lane, held, known) } noexcept -> std::same_as<void>;
+    };
+
+/// Which items somebody takes, and as which lane of their groups.
+struct item_share {
+  std::uint64_t first = 0;
+  std::uint64_t stride = 1;  ///< to its next one
+  group_lane lane{};
+};
+
+/// Threads of a launch over items.
+struct item_launch {
+  std::uint32_t blocks = 0;  ///< 0: there is nothing to do
+  std::uint32_t lane_bits = 0;
+
+  static constexpr std::uint32_t threads = 256;
+
+  friend constexpr bool operator==(const item_launch&, const item_launch&) noexcept = default;
+};
+
+/// A thread or a group for each item, unless the limits allow fewer blocks.
+/// @pre `lanes` is a power of two, up to 32
+[[nodiscard]] constexpr item_launch plan_items(std::uint64_t items, std::uint32_t lanes,
+                                               const launch_limits& limits) noexcept {
+  if (items == 0) return {};
+  const auto lane_bits = static_cast<std::uint32_t>(std::countr_zero(lanes));
+  const std::uint64_t wanted = (items - 1) / (item_launch::threads >> lane_bits) + 1;
+  const std::uint64_t most = limits.blocks == 0 ? 0x7FFF'FFFF : limits.blocks;
+  return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits};
+}
+
+/// What a thread of a launch takes.
+[[nodiscard]] LLMMEM_HD constexpr item_share share_of(const item_launch& launch, std::uint32_t block,
+                                                      std::uint32_t thread) noexcept {
+  const std::uint32_t items_a_block = item_launch::threads >> launch.lane_bits;
+  return {.first = std::uint64_t{block} * items_a_block + (thread >> launch.lane_bits),
+          .stride = std::uint64_t{launch.blocks} * items_a_block,
+          .lane = {thread & ((1U << launch.lane_bits) - 1U), 1U << launch.lane_bits}};
+}
+
+/// The loop of one thread over items.
+template <item_work Work>
+LLMMEM_HD inline void run_items(const Work& work, const item_share& share) noexcept {
+  for (std::uint64_t item = share.first; item < work.items(); item += share.stride)
+    work.run(item);
+}
+
+/// The loop of one lane over items. `other(known, step)` is what the lane knows whose number differs by the
+/// bit `step`: all lanes of the group ask at once.
+template <group_work Work, class Other>
+LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, const Other& other) noexcept {
+  for (std::uint64_t item = share.first; item < work.items(); item += share.stride) {
+    const typename Work::held held = work.take(item, share.lane);
+    typename Work::partial known = Work::measure(held);
+    for (std::uint32_t step = share.lane.lanes / 2; step != 0; step /= 2)
+      known = Work::combine(known, other(known, step));
+    work.give(item, share.lane, held, known);
+  }
+}
+
+/// Joins bits to a word's, whoever else does so at the same time.
+LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+  atomicOr(&word, bits);
+#else
+  std::atomic_ref(word).fetch_or(bits, std::memory_order_relaxed);
+#endif
+}
+
+}  // namespace llmmem::inline v0
