@@ -12,6 +12,7 @@
 // <llmmem/comm/nccl_transport.hpp> needs llmmem::nccl
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
+// <llmmem/space/cuda.hpp> needs llmmem::cuda
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
@@ -206,6 +207,9 @@
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/device.hpp>
+#include <llmmem/space/device_mapper.hpp>
+#include <llmmem/space/device_runtime.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/folder.hpp>
@@ -215,7 +219,9 @@
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/memory_file.hpp>
 #include <llmmem/space/pages.hpp>
+#include <llmmem/space/pinned.hpp>
 #include <llmmem/space/pmr.hpp>
+#include <llmmem/space/space_stats.hpp>
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
@@ -224,6 +230,8 @@
 #include <llmmem/transfer/chunk_index.hpp>
 #include <llmmem/transfer/chunk_key.hpp>
 #include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/transfer/device_fence.hpp>
+#include <llmmem/transfer/device_queue.hpp>
 #include <llmmem/transfer/direct_span.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/file_queue.hpp>

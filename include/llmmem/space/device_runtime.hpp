@@ -1,0 +1,66 @@
+/// @file
+/// `device_runtime`: what spaces and queues of a device ask of the library that drives it. CUDA's is
+/// `cuda_runtime` of space/cuda.hpp.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// What a call of a device's library returned; 0 is success. Of CUDA: a `cudaError_t`.
+using device_status = std::uint32_t;
+
+/// Which device of a process, as its library counts them.
+enum class device_id : std::uint32_t {};
+
+/// A number for which an explicit conversion is more noise than help.
+[[nodiscard]] constexpr std::uint32_t to_index(device_id device) noexcept {
+  return static_cast<std::uint32_t>(device);
+}
+
+/// The calls of a device's library, one by one. Cheap to copy: it owns nothing. No call depends on which
+/// device is current, or leaves another one current than it found.
+///
+/// - `why_no_device(device)`: null where the device can be used, else why not, as text that stays.
+/// - `text(status)` names a status.
+/// - `not_ready`: what `query` returns for an event that has not passed.
+/// - A `pool` gives out memory of its device, in the order of a stream: `allocate(&bytes, count, pool,
+///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request.
+/// - An `event` passes when what its stream was given before `record` is done: `query`, `wait_event` on the
+///   host, `stream_waits` on a device.
+/// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
+/// - `lock_pages(bytes, count)` makes host memory such that devices copy from and to it themselves;
+///   `device_address(&there, bytes)` is where devices see it.
+template <class R>
+concept device_runtime =
+    std::copyable<R> && requires(const R& run, device_id device, device_status status, typename R::pool pool,
+                                 typename R::stream stream, typename R::event event, void* bytes,
+                                 const void* from, std::size_t count) {
+      { run.why_no_device(device) } noexcept -> std::same_as<const char*>;
+      { run.text(status) } noexcept -> std::same_as<const char*>;
+      { R::not_ready } -> std::convertible_to<device_status>;
+      { run.make_pool(&pool, device) } noexcept -> std::same_as<device_status>;
+      { run.end_pool(pool) } noexcept -> std::same_as<device_status>;
+      { run.allocate(&bytes, count, pool, stream) } noexcept -> std::same_as<device_status>;
+      { run.release(bytes, stream) } noexcept -> std::same_as<device_status>;
+      { run.make_stream(&stream, device) } noexcept -> std::same_as<device_status>;
+      { run.end_stream(stream) } noexcept -> std::same_as<device_status>;
+      { run.wait_stream(stream) } noexcept -> std::same_as<device_status>;
+      { run.make_event(&event, device) } noexcept -> std::same_as<device_status>;
+      { run.end_event(event) } noexcept -> std::same_as<device_status>;
+      { run.record(event, stream) } noexcept -> std::same_as<device_status>;
+      { run.query(event) } noexcept -> std::same_as<device_status>;
+      { run.wait_event(event) } noexcept -> std::same_as<device_status>;
+      { run.stream_waits(stream, event) } noexcept -> std::same_as<device_status>;
+      { run.copy(bytes, from, count, stream) } noexcept -> std::same_as<device_status>;
+      { run.lock_pages(bytes, count) } noexcept -> std::same_as<device_status>;
+      { run.unlock_pages(bytes) } noexcept -> std::same_as<device_status>;
+      { run.device_address(&bytes, bytes) } noexcept -> std::same_as<device_status>;
+    };
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,151 @@
+/// @file
+/// Host memory that a device copies from and to by itself. Needs no CUDA; `pinned_space` of space/cuda.hpp is
+/// the one over CUDA.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/device_runtime.hpp>
+#include <llmmem/space/live_ranges.hpp>
+#include <llmmem/space/pages.hpp>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// How a `pinned_source` takes memory.
+struct pinned_options {
+  /// A driver is given that much at a time: one call for all would hold up whatever else it is asked, for a
+  /// quarter of a second each GiB or so. A multiple of 2 MiB.
+  std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
+  page_options pages{};  ///< `map_from` does not count: every request gets pages of its own
+};
+
+/// What became of pages.
+struct pinned_report {
+  std::uint64_t registered_bytes = 0;  ///< that a device copies itself, live
+  std::uint64_t locked_bytes = 0;      ///< without a device: held in memory by the system (`mlock`), live
+  std::uint64_t unlocked_bytes = 0;  ///< without a device: neither, as the system would not (RLIMIT_MEMLOCK)
+  int last_errno = 0;                ///< of the last `mlock` that was refused
+};
+
+/// A `byte_source` of pages that a driver knows and holds in memory. Where there is no device they are
+/// locked, as far as the system allows, and all goes on: `why_no_device()` tells.
+///
+///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
+///     bytes});
+///
+/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
+///      more. Take few and large ones, once.
+/// @par Thread safety   none; the space holds its lock.
+/// @par Errors          the constructor throws `argument_error` for a chunk that is no multiple of 2 MiB. A
+///      driver that refuses pages refuses the request: nothing stays registered.
+template <device_runtime Runtime>
+class pinned_source {
+ public:
+  explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
+      : runtime_(runtime), chunk_(options.chunk_bytes), pages_(own_pages(options.pages)) {
+    constexpr std::uint64_t unit = std::uint64_t{2} << 20;
+    if (chunk_ == 0 || chunk_ % unit != 0) {
+      throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
+                           " is no multiple of 2 MiB");
+    }
+    why_no_device_ = runtime_.why_no_device(device_id{0});
+  }
+
+  [[nodiscard]] std::uint64_t footprint(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
+    return pages_.footprint(bytes, alignment);
+  }
+
+  [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    last_error_ = 0;
+    std::byte* const data = pages_.take(bytes, alignment);
+    if (data == nullptr) return nullptr;
+    const std::uint64_t all = footprint(bytes, alignment);
+    if (why_no_device_ != nullptr) {
+      lock(data, all);
+      return data;
+    }
+    for (std::uint64_t at = 0; at < all; at += chunk_) {
+      last_error_ = runtime_.lock_pages(data + at, static_cast<std::size_t>(std::min(chunk_, all - at)));
+      if (last_error_ == 0) continue;
+      unregister(data, at);
+      pages_.give_back(data, bytes, alignment);
+      return nullptr;
+    }
+    report_.registered_bytes += all;
+    return data;
+  }
+
+  void give_back(std::byte* data, std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    const std::uint64_t all = footprint(bytes, alignment);
+    if (why_no_device_ == nullptr) {
+      unregister(data, all);
+      report_.registered_bytes -= all;
+    } else {
+      const bool was_locked = locked_.holding(data, all) != nullptr;
+      if (was_locked) locked_.remove(data);
+      (was_locked ? report_.locked_bytes : report_.unlocked_bytes) -= all;
+    }
+    pages_.give_back(data, bytes, alignment);
+  }
+
+  /// Null where pages are registered with a device; else why not.
+  [[nodiscard]] const char* why_no_device() const noexcept { return why_no_device_; }
+  [[nodiscard]] const pinned_report& report() const noexcept { return report_; }
+  /// Of the driver, when it refused the last request.
+  [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
+
+  /// Where kernels see bytes of a live range, which need not be where the host does.
+  /// `errc::library_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
+  /// sees the chunks of them apart: then ask for parts.
+  [[nodiscard]] result<std::byte*> device_address(std::byte* data, std::uint64_t bytes) const noexcept {
+    void* first = nullptr;
+    void* last = nullptr;
+    device_status status = runtime_.device_address(&first, data);
+    if (status == 0 && bytes > 1) status = runtime_.device_address(&last, data + bytes - 1);
+    if (status != 0) return failure{errc::library_failed, status, bytes, 0, "pinned_source: device_address"};
+    auto* const there = static_cast<std::byte*>(first);
+    if (bytes > 1 && static_cast<std::byte*>(last) != there + (bytes - 1))
+      return failure{errc::not_mapped, 0, bytes, chunk_, "pinned_source: device_address"};
+    return there;
+  }
+
+ private:
+  [[nodiscard]] static page_options own_pages(page_options options) noexcept {
+    options.map_from = 0;
+    return options;
+  }
+  void unregister(std::byte* data, std::uint64_t bytes) noexcept {
+    for (std::uint64_t at = 0; at < bytes; at += chunk_)
+      static_cast<void>(runtime_.unlock_pages(data + at));
+  }
+  void lock(std::byte* data, std::uint64_t bytes) noexcept {
+    if (locked_.reserve_one() && ::mlock(data, static_cast<std::size_t>(bytes)) == 0) {
+      locked_.insert(data, bytes, {});
+      report_.locked_bytes += bytes;
+    } else {
+      report_.last_errno = errno;
+      report_.unlocked_bytes += bytes;
+    }
+  }
+
+  Runtime runtime_;
+  std::uint64_t chunk_;
+  page_source pages_;
+  const char* why_no_device_ = nullptr;
+  struct nothing {};
+  live_ranges<nothing> locked_;  // without a device
+  pinned_report report_;
+  device_status last_error_ = 0;
+};
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,174 @@
+/// @file
+/// `device_fence`: the fence of what a device's streams do, and the events behind it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/device_runtime.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+template <device_runtime Runtime>
+class device_events;
+
+/// A point of a stream that has passed once all is done that the stream was given before. Sixteen bytes,
+/// trivially copyable.
+///
+/// @par Thread safety   any number of threads may ask and wait on copies of one fence.
+template <device_runtime Runtime>
+class device_fence {
+ public:
+  /// Has passed.
+  constexpr device_fence() noexcept = default;
+
+  /// Whether the point has passed, or never will because the device is lost: `wait` tells. One question to
+  /// the driver until it has passed.
+  [[nodiscard]] bool ready() const noexcept {
+    return events_ == nullptr || events_->status_of(slot_, generation_) != Runtime::not_ready;
+  }
+
+  /// Blocks the calling thread until the point has passed.
+  /// @throws system_error  when the device reports an error: then nothing that it did can be relied on.
+  void wait() const {
+    if (events_ == nullptr) return;
+    if (const device_status status = events_->wait(slot_, generation_); status != 0) events_->fail(status);
+  }
+
+  /// Has a stream, of this device or another, wait for the point; the host does not. `errc::library_failed`
+  /// when the driver refuses, index its status.
+  result<void> hold(typename Runtime::stream stream) const noexcept {
+    if (events_ == nullptr) return {};
+    const device_status status = events_->hold(stream, slot_, generation_);
+    if (status == 0) return {};
+    return failure{errc::library_failed, status, 0, 0, "device_fence: a stream is to wait"};
+  }
+
+  friend constexpr bool operator==(const device_fence&, const device_fence&) noexcept = default;
+
+ private:
+  friend class device_events<Runtime>;
+  constexpr device_fence(device_events<Runtime>* events, std::uint32_t slot,
+                         std::uint32_t generation) noexcept
+      : events_(events), slot_(slot), generation_(generation) {}
+
+  device_events<Runtime>* events_ = nullptr;
+  std::uint32_t slot_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
+/// A fixed number of events, and so the most points that can be on their way: whoever asks for one more waits
+/// for the oldest. (A fence kept for 2^32 later points of its slot is taken for the last of them.)
+///
+/// @par Complexity      `mark` one call of the driver, or two where all are on their way.
+/// @par Thread safety   any number of threads. It outlives its fences.
+/// @par Errors          the constructor throws `length_error` without events, and `system_error` when the
+///                      driver refuses one.
+template <device_runtime Runtime>
+class device_events {
+ public:
+  device_events(device_id device, std::uint32_t most, Runtime runtime = {}) : runtime_(runtime) {
+    if (most == 0) throw length_error("device_events: 0 events; at least 1 is needed");
+    slots_.reserve(most);
+    for (std::uint32_t i = 0; i < most; ++i) {
+      typename Runtime::event event{};
+      if (const device_status status = runtime_.make_event(&event, device); status != 0) {
+        end();
+        throw system_error("device_events: device " + std::to_string(to_index(device)) +
+                           ": an event: " + runtime_.text(status) + " (" + std::to_string(status) + ")");
+      }
+      slots_.push_back({event, 0, false});
+    }
+  }
+  device_events(const device_events&) = delete;
+  device_events& operator=(const device_events&) = delete;
+  ~device_events() { end(); }
+
+  /// The point of a stream that it has come to by now.
+  [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t at = next_;
+    slot& its = slots_[at];
+    if (its.is_on_its_way) {
+      if (const device_status status = runtime_.wait_event(its.event); status != 0) lost_ = status;
+      its.is_on_its_way = false;
+    }
+    if (const device_status status = lost_ != 0 ? lost_ : runtime_.record(its.event, stream); status != 0)
+      return failure{errc::library_failed, status, 0, 0, "device_events: record"};
+    its.is_on_its_way = true;
+    next_ = (at + 1) % static_cast<std::uint32_t>(slots_.size());
+    return device_fence<Runtime>(this, at, ++its.generation);
+  }
+
+  /// How many points may be on their way.
+  [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
+
+ private:
+  friend class device_fence<Runtime>;
+  struct slot {
+    typename Runtime::event event{};
+    std::uint32_t generation = 0;
+    bool is_on_its_way = false;
+  };
+
+  /// Of a point: 0 once it has passed, `not_ready`, or what the device reports.
+  [[nodiscard]] device_status status_of(std::uint32_t at, std::uint32_t generation) noexcept {
+    const std::lock_guard lock(mutex_);
+    slot& its = slots_[at];
+    if (its.generation != generation || !its.is_on_its_way) return lost_;
+    const device_status status = runtime_.query(its.event);
+    return note(its, status);
+  }
+  [[nodiscard]] device_status wait(std::uint32_t at, std::uint32_t generation) noexcept {
+    typename Runtime::event event{};
+    {
+      const std::lock_guard lock(mutex_);
+      const slot& its = slots_[at];
+      if (its.generation != generation || !its.is_on_its_way) return lost_;
+      event = its.event;
+    }
+    // Outside of the lock. The event may be given to a later point meanwhile, which passes after this one.
+    const device_status status = runtime_.wait_event(event);
+    const std::lock_guard lock(mutex_);
+    if (slots_[at].generation == generation) return note(slots_[at], status);
+    if (status != 0) lost_ = status;
+    return status;
+  }
+  [[nodiscard]] device_status hold(typename Runtime::stream stream, std::uint32_t at,
+                                   std::uint32_t generation) noexcept {
+    const std::lock_guard lock(mutex_);
+    const slot& its = slots_[at];
+    if (its.generation != generation || !its.is_on_its_way) return lost_;
+    return runtime_.stream_waits(stream, its.event);
+  }
+  [[noreturn]] void fail(device_status status) const {
+    throw system_error("device_fence: the device reports " + std::string(runtime_.text(status)) + " (" +
+                       std::to_string(status) + "): nothing it has done since can be relied on");
+  }
+
+  device_status note(slot& its, device_status status) noexcept {
+    if (status == Runtime::not_ready) return status;
+    its.is_on_its_way = false;
+    if (status != 0) lost_ = status;
+    return status;
+  }
+  void end() noexcept {
+    for (const slot& each : slots_)
+      static_cast<void>(runtime_.end_event(each.event));
+    slots_.clear();
+  }
+
+  Runtime runtime_;
+  std::mutex mutex_;
+  std::vector<slot> slots_;
+  std::uint32_t next_ = 0;
+  device_status lost_ = 0;  // the first error of the device: what comes after is no better
+};
+
+}  // namespace llmmem::inline v0

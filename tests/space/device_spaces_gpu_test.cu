@@ -1,0 +1,119 @@
+// The spaces and queues over CUDA. Without a driver or a device they must say so, and memory of the host must
+// go on: that is tested where there is none. Where there is one, bytes go up, within and down, behind fences,
+// between spaces, and virtual memory is put behind addresses.
+#include <llmmem/space/cuda.hpp>
+#include <llmmem/space/virtual_range.hpp>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/device.cuh"
+
+namespace {
+
+using namespace llmmem;
+using llmmem_tests::require;
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+constexpr device_id first{0};
+
+template <class Make>
+[[nodiscard]] bool refuses(Make make, const char* why) {
+  try {
+    make();
+  } catch (const system_error& error) {
+    std::printf("%s\n", error.what());
+    return std::string(error.what()).find(why) != std::string::npos;
+  }
+  return false;
+}
+
+void check_without_device(const char* why) {
+  std::printf("no device: %s\n", why);
+  require(refuses([] { return device_pool_source<cuda_runtime>(first); }, why), "device_space refuses", 0);
+  require(refuses([] { return device_mapper<cuda_paging>(); }, why), "device_mapper refuses", 0);
+  pinned_space staging(pinned_source<cuda_runtime>(), {.budget = 8 * mib});
+  require(staging.source().why_no_device() != nullptr, "pinned memory knows", 0);
+  const auto range = staging.try_allocate(mib, 4096).value();
+  std::memset(range.data, 1, mib);
+  staging.deallocate(range);
+}
+
+void check_copies(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  device_space space(device_pool_source<cuda_runtime>(first), {.budget = 64 * mib});
+  pinned_space staging(pinned_source<cuda_runtime>({.chunk_bytes = 2 * mib}), {.budget = 64 * mib});
+  device_queue up(space, first, {.depth = 4});
+  device_queue down(space, first, {.depth = 4});
+  const std::uint64_t bytes = 1 + random() % (4 * mib);
+  const auto room = space.try_allocate(2 * bytes, 1024).value();
+  const auto host = staging.try_allocate(2 * bytes, 4096).value();
+  for (std::uint64_t i = 0; i < bytes; ++i)
+    host.data[i] = static_cast<std::byte>(random());
+  const auto source = host.span().first(bytes);
+  const auto target = host.span().subspan(bytes);
+  const auto low = room.subrange(0, bytes).value();
+  const auto high = room.subrange(bytes, bytes).value();
+  const std::array in{up.copy_in_async(low, source, {}).value()};
+  const std::array within{down.copy_within_async(high, low, in).value()};
+  const std::array out{up.copy_out_async(target, high, within).value()};
+  out[0].wait();
+  require(out[0].ready() && in[0].ready(), "fences pass in order", seed);
+  require(std::memcmp(source.data(), target.data(), bytes) == 0, "what went round is what was sent", seed);
+  require(staging.source().device_address(host.data, host.bytes).has_value(), "kernels see pinned memory",
+          seed);
+  for (int i = 0; i < 20; ++i)  // more than the queue's depth
+    static_cast<void>(up.copy_in_async(low, source, {}).value());
+  up.mark().value().wait();
+  space.deallocate(room);
+  staging.deallocate(host);
+  require(space.used() == 0 && space.audit().empty(), "all is given back", seed);
+}
+
+void check_refusals() {
+  device_space space(device_pool_source<cuda_runtime>(first), {.budget = std::uint64_t{1} << 50});
+  const auto refused = space.try_allocate(std::uint64_t{1} << 49, 256);
+  require(refused.code() == errc::system_refused &&
+              refused.error().index == static_cast<std::uint32_t>(cudaErrorMemoryAllocation),
+          "more than the device has is refused", 0);
+  require(cudaPeekAtLastError() == cudaSuccess, "no error is left behind", 0);
+  require(space.try_allocate(mib, 2 * mib).has_value(), "and what it has is not", 0);
+}
+
+void check_virtual_memory() {
+  device_virtual_memory memory(device_mapper<cuda_paging>(), {.budget = 64 * mib});
+  const std::uint64_t unit = memory.granularity();
+  const virtual_range range = memory.try_reserve(8 * unit).value();
+  const auto handle = commit(memory, range, unit, 2 * unit).value();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(2 * unit), std::byte{5});
+  llmmem_tests::check(cudaMemcpy(range.data + unit, bytes.data(), bytes.size(), cudaMemcpyDefault),
+                      "copy up");
+  const virtual_range alias = stitch(memory, std::span(&handle, 1)).value();
+  std::vector<std::byte> back(bytes.size());
+  llmmem_tests::check(cudaMemcpy(back.data(), alias.data, back.size(), cudaMemcpyDefault), "copy down");
+  require(back == bytes, "two addresses of the same memory", 0);
+  memory.unmap(alias, 0, 2 * unit).value();
+  memory.decommit(range, unit, 2 * unit).value();
+  require(memory.used() == 0, "decommitted memory is given back", 0);
+}
+
+}  // namespace
+
+int main() {
+  if (const char* const why = cuda_runtime{}.why_no_device(first); why != nullptr) {
+    check_without_device(why);
+    std::printf("without a device: all said so, and the host's memory went on\n");
+    return 0;
+  }
+  for (std::uint64_t seed = 1; seed <= 50; ++seed)
+    check_copies(seed);
+  check_refusals();
+  check_virtual_memory();
+  std::printf("device and pinned memory, queues, fences, virtual memory: as they say\n");
+}
