@@ -245,6 +245,7 @@
 #include <llmmem/transfer/persistent_file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
 #include <llmmem/transfer/safetensors_file.hpp>
+#include <llmmem/transfer/streamed_space.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 #include <llmmem/transfer/striped_space.hpp>
 #include <llmmem/transfer/tensor_table.hpp>

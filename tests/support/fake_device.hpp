@@ -28,13 +28,17 @@ class fake_device {
     std::uint64_t recorded = 0;
     std::uint64_t passed = 0;
   };
+  struct range {
+    std::size_t bytes = 0;
+    bool is_there = false;
+  };
   static constexpr llmmem::device_status not_ready = 600;
   static constexpr llmmem::device_status refused = 2;
   static constexpr std::size_t alias_shift = std::size_t{1} << 44;
 
   explicit fake_device(std::uint64_t seed = 1) : random_(seed) {}
   ~fake_device() {
-    for (const auto& [data, bytes] : memory_)
+    for (const auto& [data, its] : memory_)
       ::operator delete(data, std::align_val_t{4096});
   }
   fake_device(const fake_device&) = delete;
@@ -47,7 +51,7 @@ class fake_device {
   std::uint64_t calls = 0;
   std::vector<std::string> wrong{};  ///< what a driver would not have borne
 
-  [[nodiscard]] std::size_t live() const { return memory_.size(); }
+  [[nodiscard]] std::size_t live() const { return memory_.size(); }  ///< ranges, until their release is done
   [[nodiscard]] std::size_t registered() const { return locked_.size(); }
   [[nodiscard]] int objects() const { return objects_; }  ///< pools, streams and events that have not ended
 
@@ -68,6 +72,14 @@ class fake_device {
     of.work.pop_front();
     return true;
   }
+  /// Of the device's memory, only what the stream that gave it out has come to may be used.
+  void look_at(const void* data) {
+    for (const auto& [start, its] : memory_) {
+      const auto* const first = static_cast<const std::byte*>(start);
+      if (data >= first && data < first + its.bytes + 512 && !its.is_there)
+        wrong.emplace_back("used before it was there");
+    }
+  }
   [[nodiscard]] llmmem::device_status call() {
     if (calls++ == refuse_at) return refused;
     return lost;
@@ -77,7 +89,7 @@ class fake_device {
   std::mt19937_64 random_;
   std::map<std::uintptr_t, std::unique_ptr<stream_state>> streams_;
   std::map<std::uintptr_t, std::unique_ptr<event_state>> events_;
-  std::map<void*, std::size_t> memory_;
+  std::map<void*, range> memory_;
   std::map<void*, std::size_t> locked_;
   std::uintptr_t made_ = 0;
   int objects_ = 0;
@@ -97,25 +109,34 @@ class fake_runtime {
   [[nodiscard]] const char* text(llmmem::device_status) const noexcept { return "refused by the test"; }
   llmmem::device_status make_pool(pool* made, llmmem::device_id) const noexcept { return make(made); }
   llmmem::device_status end_pool(pool) const noexcept { return end(); }
-  llmmem::device_status allocate(void** bytes, std::size_t count, pool, stream) const noexcept {
+  llmmem::device_status allocate(void** bytes, std::size_t count, pool, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;
     // At an odd multiple of 256, as a pool may.
     auto* const data = static_cast<std::byte*>(::operator new(count + 512, std::align_val_t{4096}));
     std::memset(data, 0xCD, count + 512);
-    device_->memory_.emplace(data, count);
+    device_->memory_.emplace(data, fake_device::range{count, false});
     *bytes = data + 256;
+    // In the order of the stream: another may use it once this is done.
+    device_->streams_.at(on)->work.emplace_back([device = device_, data] {
+      device->memory_.at(data).is_there = true;
+      return true;
+    });
     return 0;
   }
-  llmmem::device_status release(void* bytes, stream) const noexcept {
+  llmmem::device_status release(void* bytes, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);
     ++device_->calls;
     void* const data = static_cast<std::byte*>(bytes) - 256;
-    if (device_->memory_.erase(data) == 0) {
+    if (!device_->memory_.contains(data)) {
       device_->wrong.emplace_back("released what is not live");
       return 1;
     }
-    ::operator delete(data, std::align_val_t{4096});
+    device_->streams_.at(on)->work.emplace_back([device = device_, data] {
+      device->memory_.erase(data);
+      ::operator delete(data, std::align_val_t{4096});
+      return true;
+    });
     return 0;
   }
   llmmem::device_status make_stream(stream* made, llmmem::device_id) const noexcept {
@@ -180,7 +201,9 @@ class fake_runtime {
   llmmem::device_status copy(void* to, const void* from, std::size_t count, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;
-    device_->streams_.at(on)->work.emplace_back([=] {
+    device_->streams_.at(on)->work.emplace_back([=, device = device_] {
+      device->look_at(to);
+      device->look_at(from);
       std::memcpy(to, from, count);
       return true;
     });

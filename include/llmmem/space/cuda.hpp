@@ -13,6 +13,7 @@
 #include <llmmem/space/virtual_memory.hpp>
 #include <llmmem/transfer/device_fence.hpp>
 #include <llmmem/transfer/device_queue.hpp>
+#include <llmmem/transfer/streamed_space.hpp>
 
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -241,11 +242,14 @@ using device_space = basic_device_space<device_pool_source<cuda_runtime>>;
 using pinned_space = basic_host_space<pinned_source<cuda_runtime>>;
 /// A CUDA stream that copies.
 using device_queue = basic_device_queue<device_space, cuda_runtime>;
+/// A device's memory with a stream of its own, as a tier.
+using streamed_device_space = basic_streamed_space<device_pool_source<cuda_runtime>, cuda_runtime>;
 /// Addresses and memory of a device apart, for `growable_range` and `stitched_arena`.
 using device_virtual_memory = basic_virtual_memory<device_mapper<cuda_paging>>;
 
 static_assert(memory_space<device_space> && memory_space<pinned_space>);
 static_assert(fence<device_fence<cuda_runtime>> && copy_queue<device_queue, device_space>);
+static_assert(copy_queue<streamed_device_space, streamed_device_space>);
 static_assert(virtual_memory<device_virtual_memory>);
 
 }  // namespace llmmem::inline v0

@@ -1,0 +1,62 @@
+/// @file
+/// `streamed_space`: a device's memory with a stream for its copies, as a tier of a `tiered_buffer` is.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/space/device.hpp>
+#include <llmmem/space/device_runtime.hpp>
+#include <llmmem/transfer/device_fence.hpp>
+#include <llmmem/transfer/device_queue.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// A `basic_device_space` that is its own queue: all that moves to and from it goes along one stream.
+///
+///     streamed_device_space gpu(device_pool_source<cuda_runtime>(device_id{0}), device_id{0}, {.budget =
+///     a}); pinned_space host(pinned_source<cuda_runtime>(), {.budget = b});
+///     tiered_buffer<streamed_device_space, pinned_space> buffer({}, {gpu, a}, {host, b});
+///
+/// Before a kernel reads a lease, `queue().mark()` behind the lease is what its stream has to `hold`; before
+/// a lease that a kernel wrote ends, `queue().follow()` the kernel: `tiered_buffer` waits for copies alone.
+///
+/// @par Thread safety   any number of threads.
+/// @par Errors          as `basic_device_space` and `basic_device_queue`.
+template <byte_source Source, device_runtime Runtime>
+class basic_streamed_space : public basic_device_space<Source> {
+ public:
+  using space_type = basic_device_space<Source>;
+  using range_type = typename space_type::range_type;
+  using fence_type = device_fence<Runtime>;
+  using queue_type = basic_device_queue<space_type, Runtime>;
+
+  basic_streamed_space(Source source, device_id device, device_options options,
+                       device_queue_options queue = {}, Runtime runtime = {})
+      : space_type(std::move(source), std::move(options)), queue_(*this, device, std::move(queue), runtime) {}
+
+  [[nodiscard]] result<fence_type> copy_in_async(range_type destination, std::span<const std::byte> source,
+                                                 std::span<const fence_type> after) noexcept {
+    return queue_.copy_in_async(destination, source, after);
+  }
+  [[nodiscard]] result<fence_type> copy_out_async(std::span<std::byte> destination, range_type source,
+                                                  std::span<const fence_type> after) noexcept {
+    return queue_.copy_out_async(destination, source, after);
+  }
+  [[nodiscard]] result<fence_type> copy_within_async(range_type destination, range_type source,
+                                                     std::span<const fence_type> after) noexcept {
+    return queue_.copy_within_async(destination, source, after);
+  }
+
+  [[nodiscard]] queue_type& queue() noexcept { return queue_; }
+
+ private:
+  queue_type queue_;
+};
+
+}  // namespace llmmem::inline v0
