@@ -40,37 +40,37 @@ hit_blocks worlds_hold(std::uint64_t count) {
 
 TEST_CASE("every sequence reads back its own values, whatever is shared, copied, evicted and deferred") {
   const hit_blocks hits = worlds_hold<world_traits>(250);
-  CHECK(hits.all > 4'000);
-  CHECK(hits.by_key > 700);
-  CHECK(hits.deduplicated > 20);
-  CHECK(hits.moves > 500);
+  CHECK(hits.all > in_worlds(4'000));
+  CHECK(hits.by_key > in_worlds(700));
+  CHECK(hits.deduplicated > in_worlds(20));
+  CHECK(hits.moves > in_worlds(500));
 }
 
 TEST_CASE("with a hash that collides all the time nobody gets another's values, and sharing still happens") {
   const hit_blocks hits = worlds_hold<weak_world_traits>(250);
-  CHECK(hits.all - hits.by_key > 500);
+  CHECK(hits.all - hits.by_key > in_worlds(500));
 }
 
 TEST_CASE("with a trusted hash every sequence reads back its own values too") {
   const hit_blocks hits = worlds_hold<trusting_world_traits>(250);
-  CHECK(hits.all > 4'000);
-  CHECK(hits.by_key > 700);
+  CHECK(hits.all > in_worlds(4'000));
+  CHECK(hits.by_key > in_worlds(700));
 }
 
 TEST_CASE("sequences that share the beginnings of blocks, copied, read back their own values") {
   const hit_blocks hits = worlds_hold<copying_world_traits>(250);
-  CHECK(hits.beginnings > 800);
+  CHECK(hits.beginnings > in_worlds(800));
   CHECK(hits.stolen == 0);
 }
 
 TEST_CASE("sequences that take over the beginnings of idle blocks read back their own values") {
   const hit_blocks hits = worlds_hold<stealing_world_traits>(250);
-  CHECK(hits.beginnings > 800);
-  CHECK(hits.stolen > 100);
+  CHECK(hits.beginnings > in_worlds(800));
+  CHECK(hits.stolen > in_worlds(100));
 }
 
 TEST_CASE("where only what is written twice is cached every sequence reads back its own values") {
   const hit_blocks hits = worlds_hold<choosy_world_traits>(250);
-  CHECK(hits.all > 500);
-  CHECK(hits.refused > 1'000);
+  CHECK(hits.all > in_worlds(500));
+  CHECK(hits.refused > in_worlds(1'000));
 }

@@ -26,6 +26,10 @@ constexpr auto silent = [](std::uint64_t) {};
 
 /// The file of that name in the folder of real traces; empty, and said so, when there is none.
 std::string real_trace(const char* name) {
+  if (llmmem_tests::is_watched) {
+    MESSAGE("NOT CHECKED on real data under a sanitizer: it takes minutes, and a build without one does it");
+    return {};
+  }
   const char* folder = std::getenv("LLMMEM_DATA_DIR");
   if (folder == nullptr || *folder == '\0') {
     MESSAGE("NOT CHECKED on real data: LLMMEM_DATA_DIR is not set");

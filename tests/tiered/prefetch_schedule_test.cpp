@@ -164,7 +164,7 @@ struct race {
 
 [[nodiscard]] race run_random_programs(std::uint64_t slice_ns, bool equal_sizes) {
   race sum;
-  for (const auto seed : seeds(40)) {
+  for (const auto seed : seeds(40, 10)) {
     CAPTURE(seed);
     random_numbers random(seed);
     std::vector<std::uint64_t> sizes;
