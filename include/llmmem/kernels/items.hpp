@@ -119,4 +119,25 @@ LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcep
 #endif
 }
 
+/// Adds to a number, whoever else does so at the same time.
+LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(more));
+#else
+  std::atomic_ref(number).fetch_add(more, std::memory_order_relaxed);
+#endif
+}
+
+/// Lowers a number to `most` where it is above, whoever else does so at the same time.
+LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexcept {
+#if defined(__CUDA_ARCH__)
+  atomicMin(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(most));
+#else
+  const std::atomic_ref shared(number);
+  std::uint64_t now = shared.load(std::memory_order_relaxed);
+  while (most < now && !shared.compare_exchange_weak(now, most, std::memory_order_relaxed)) {
+  }
+#endif
+}
+
 }  // namespace llmmem::inline v0

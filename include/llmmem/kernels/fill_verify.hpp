@@ -1,0 +1,204 @@
+/// @file
+/// Memory filled with a pattern that tells every byte from others, poisoned, and verified: for tests and for
+/// those who look for a stray write.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/items.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// What is in each byte of some memory, by its position. `at(position)` are 16 bytes from there on, the
+/// first lowest; any position will do.
+template <class P>
+concept memory_pattern =
+    std::is_trivially_copyable_v<P> && requires(const P& pattern, std::uint64_t position) {
+      { pattern.at(position) } noexcept -> std::same_as<packet<16>>;
+    };
+
+/// Random bytes that depend on a position and a seed: what is moved elsewhere, swapped or left out shows.
+///
+/// @par Source   the output function of SplitMix64, of a counter: Steele, Lea and Flood, "Fast Splittable
+///      Pseudorandom Number Generators", OOPSLA 2014.
+struct seeded_pattern {
+  std::uint64_t seed = 0;
+  /// Of the first byte of the memory, where that is a piece of something: of a block that was copied, its
+  /// source's.
+  std::uint64_t first_position = 0;
+
+  /// Bytes 8 x `number` and following.
+  [[nodiscard]] LLMMEM_HD constexpr std::uint64_t word(std::uint64_t number) const noexcept {
+    std::uint64_t bits = seed + (number + 1) * 0x9E37'79B9'7F4A'7C15U;
+    bits = (bits ^ bits >> 30U) * 0xBF58'476D'1CE4'E5B9U;
+    bits = (bits ^ bits >> 27U) * 0x94D0'49BB'1331'11EBU;
+    return bits ^ bits >> 31U;
+  }
+  [[nodiscard]] LLMMEM_HD constexpr packet<16> at(std::uint64_t position) const noexcept {
+    const std::uint64_t from = first_position + position;
+    const std::uint64_t number = from / 8;
+    const std::uint64_t skipped = from % 8 * 8;  // bits of the first word
+    std::uint64_t low = word(number);
+    std::uint64_t high = word(number + 1);
+    if (skipped != 0) {
+      low = low >> skipped | high << (64 - skipped);
+      high = high >> skipped | word(number + 2) << (64 - skipped);
+    }
+    return {{static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32U),
+             static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32U)}};
+  }
+};
+static_assert(memory_pattern<seeded_pattern>);
+
+/// The same byte everywhere. The default is a NaN in every floating-point format and -1 in every integer:
+/// what reads memory that nobody has written shows at once.
+struct poison_pattern {
+  std::byte value{0xFF};
+
+  [[nodiscard]] LLMMEM_HD constexpr packet<16> at(std::uint64_t /*position*/) const noexcept {
+    const std::uint32_t four = static_cast<std::uint32_t>(value) * 0x0101'0101U;
+    return {{four, four, four, four}};
+  }
+};
+static_assert(memory_pattern<poison_pattern>);
+
+/// What differs from a pattern, in the memory of whoever runs `verify_memory`. Initialise it so before;
+/// several verifications may share one.
+struct mismatch_report {
+  std::uint64_t first =
+      std::numeric_limits<std::uint64_t>::max();  ///< position of the first byte that differs
+  std::uint64_t count = 0;                        ///< bytes that differ
+
+  friend constexpr bool operator==(const mismatch_report&, const mismatch_report&) noexcept = default;
+};
+
+namespace detail {
+
+/// Memory as items: packets of 16 aligned bytes, then the bytes before the first and those after the last.
+class memory_pieces {
+ public:
+  memory_pieces(const std::byte* data, std::uint64_t bytes) noexcept
+      : head_(std::min<std::uint64_t>(-reinterpret_cast<std::uintptr_t>(data) % 16, bytes)),
+        packets_((bytes - head_) / 16),
+        bytes_(bytes) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return bytes_ - 15 * packets_; }
+  [[nodiscard]] LLMMEM_HD bool is_packet(std::uint64_t item) const noexcept { return item < packets_; }
+  /// Where an item begins.
+  [[nodiscard]] LLMMEM_HD std::uint64_t position(std::uint64_t item) const noexcept {
+    if (item < packets_) return head_ + 16 * item;
+    const std::uint64_t single = item - packets_;
+    return single < head_ ? single : single + 16 * packets_;
+  }
+
+ private:
+  std::uint64_t head_;
+  std::uint64_t packets_;
+  std::uint64_t bytes_;
+};
+
+template <memory_pattern Pattern>
+class fill_work {
+ public:
+  fill_work(std::span<std::byte> memory, const Pattern& pattern) noexcept
+      : data_(memory.data()), pieces_(memory.data(), memory.size()), pattern_(pattern) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return pieces_.items(); }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const std::uint64_t position = pieces_.position(item);
+    const packet<16> bytes = pattern_.at(position);
+    if (pieces_.is_packet(item)) {
+      store_packet<16, access::passing>(data_ + position, bytes);
+    } else {
+      store_packet<1>(data_ + position, {{element_of<std::uint8_t>(bytes, 0)}});
+    }
+  }
+
+ private:
+  std::byte* data_;
+  memory_pieces pieces_;
+  Pattern pattern_;
+};
+
+template <memory_pattern Pattern>
+class verify_work {
+ public:
+  verify_work(std::span<const std::byte> memory, const Pattern& pattern, mismatch_report* report) noexcept
+      : data_(memory.data()), pieces_(memory.data(), memory.size()), pattern_(pattern), report_(report) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return pieces_.items(); }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const std::uint64_t position = pieces_.position(item);
+    const packet<16> expected = pattern_.at(position);
+    if (pieces_.is_packet(item)) {
+      const auto found = load_packet<16, access::passing>(data_ + position);
+      std::uint32_t differs = 0;  // a bit a byte
+      for (unsigned i = 0; i < 16; ++i)
+        differs |= std::uint32_t{element_of<std::uint8_t>(expected, i) != element_of<std::uint8_t>(found, i)}
+                   << i;
+      if (differs != 0) tell(position, differs);
+    } else if (element_of<std::uint8_t>(expected, 0) != load_packet<1>(data_ + position).words[0]) {
+      tell(position, 1);
+    }
+  }
+
+ private:
+  LLMMEM_HD void tell(std::uint64_t position, std::uint32_t differs) const noexcept {
+    std::uint32_t first = 0;
+    while ((differs >> first & 1U) == 0)
+      ++first;
+    std::uint32_t count = 0;
+    for (std::uint32_t left = differs; left != 0; left &= left - 1)
+      ++count;
+    lower_to(report_->first, position + first);
+    add_to(report_->count, count);
+  }
+
+  const std::byte* data_;
+  memory_pieces pieces_;
+  Pattern pattern_;
+  mismatch_report* report_;
+};
+
+}  // namespace detail
+
+/// Writes a pattern to memory: `seeded_pattern`, or `poison_pattern`.
+///
+/// @param run     `host_executor` or `device_executor`; the memory is its own.
+/// @param memory  of any alignment and length.
+/// @return `errc::too_short` where `memory` is null and not empty. Then nothing has begun. Else what `run`
+///      returns.
+/// @par Complexity   the bytes written once, 16 at a time but for fewer than 16 at either end.
+/// @par Thread safety   any number at once, on different bytes.
+template <class Run, memory_pattern Pattern>
+result<void> fill_memory(const Run& run, std::span<std::byte> memory, const Pattern& pattern) {
+  if (memory.empty()) return {};
+  if (memory.data() == nullptr) return failure{errc::too_short, 0, memory.size(), 0, "fill_memory: memory"};
+  return run.each(detail::fill_work<Pattern>(memory, pattern));
+}
+
+/// Compares memory with what `fill_memory` would have written, and adds what differs to `report`: without
+/// regard to order, so that a device and a host say the same.
+///
+/// @param report  in the memory of whoever runs it, aligned to 8 bytes; read it when `run` is done.
+/// @return as of `fill_memory`; `errc::too_short` for a null `report`, too.
+/// @par Complexity   the bytes read once; two atomic operations for each 16 that differ.
+template <class Run, memory_pattern Pattern>
+result<void> verify_memory(const Run& run, std::span<const std::byte> memory, const Pattern& pattern,
+                           mismatch_report* report) {
+  if (report == nullptr) return failure{errc::too_short, 0, 1, 0, "verify_memory: report"};
+  if (memory.empty()) return {};
+  if (memory.data() == nullptr) return failure{errc::too_short, 0, memory.size(), 0, "verify_memory: memory"};
+  return run.each(detail::verify_work<Pattern>(memory, pattern, report));
+}
+
+}  // namespace llmmem::inline v0
