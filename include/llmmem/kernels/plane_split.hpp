@@ -1,0 +1,194 @@
+/// @file
+/// Exponents of bfloat16 apart from their signs and mantissas, and back: what comes before lossless
+/// compression.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/items.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/result.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// The two planes of bf16 elements, a byte an element in each. The same bytes as of
+/// `byte_plane<dtype::bf16>`: an element's bits rotated left by one, upper and lower byte.
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct bf16_planes {
+  Byte* exponents = nullptr;            ///< [elements]
+  Byte* mantissas_and_signs = nullptr;  ///< [elements], mantissa x 2 + sign
+};
+
+/// Which way planes go.
+enum class plane_direction : std::uint8_t { split, merge };
+
+namespace detail {
+
+/// Two bf16 of a word, each rotated left by one bit, and back.
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t rotated_left(std::uint32_t pair) noexcept {
+  return (pair << 1U & 0xFFFE'FFFEU) | (pair >> 15U & 0x0001'0001U);
+}
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t rotated_right(std::uint32_t pair) noexcept {
+  return (pair >> 1U & 0x7FFF'7FFFU) | (pair << 15U & 0x8000'8000U);
+}
+
+/// The bytes 0 and 2 of two words, those of the first lowest.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t even_bytes(std::uint32_t first, std::uint32_t second) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(first, second, 0x6420);
+#else
+  return (first & 0xFFU) | (first >> 8U & 0xFF00U) | (second & 0xFFU) << 16U | (second << 8U & 0xFF00'0000U);
+#endif
+}
+
+/// Bytes `first` and `first` + 1 of `even`, each below that of `odd`.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t interleaved(std::uint32_t even, std::uint32_t odd,
+                                                         unsigned first) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(even, odd, first == 0 ? 0x5140 : 0x7362);
+#else
+  const std::uint32_t low = even >> 8U * first;
+  const std::uint32_t high = odd >> 8U * first;
+  return (low & 0xFFU) | (high & 0xFFU) << 8U | (low & 0xFF00U) << 8U | (high & 0xFF00U) << 16U;
+#endif
+}
+
+/// Elements an item, 16 bytes of each plane at the widest, and behind the last whole item single elements. Of
+/// one element an item, all addresses will do.
+template <plane_direction Direction, unsigned Elements>
+  requires(Elements == 16 || Elements == 4 || Elements == 1)
+class plane_work {
+ public:
+  using element_byte = std::conditional_t<Direction == plane_direction::split, const std::byte, std::byte>;
+  using plane_byte = std::conditional_t<Direction == plane_direction::split, std::byte, const std::byte>;
+
+  plane_work(element_byte* elements, const bf16_planes<plane_byte>& planes, std::uint64_t count) noexcept
+      : elements_(elements), planes_(planes), packets_(count / Elements), count_(count) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return packets_ + (count_ - packets_ * Elements);
+  }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    if (item >= packets_) return run_single(packets_ * Elements + (item - packets_));
+    if constexpr (Elements == 1) {
+      run_single(item);
+    } else if constexpr (Direction == plane_direction::split) {
+      split(item * Elements);
+    } else {
+      merge(item * Elements);
+    }
+  }
+
+ private:
+  static constexpr unsigned packet_bytes = Elements >= 8 ? 16 : 2 * Elements;  // of elements
+  static constexpr unsigned packets = 2 * Elements / packet_bytes;
+  static constexpr unsigned words = packet_bytes / 4;  // of a packet
+
+  LLMMEM_HD void split(std::uint64_t at) const noexcept {
+    packet<packet_bytes> in[packets];
+    for (unsigned i = 0; i < packets; ++i)
+      in[i] =
+          load_packet<packet_bytes, access::passing>(elements_ + 2 * at + std::uint64_t{i} * packet_bytes);
+    packet<Elements> exponents;
+    packet<Elements> others;
+    for (unsigned i = 0; i < Elements / 4; ++i) {
+      const std::uint32_t first = rotated_left(in[2 * i / words].words[2 * i % words]);
+      const std::uint32_t second = rotated_left(in[2 * i / words].words[2 * i % words + 1]);
+      exponents.words[i] = even_bytes(first >> 8U, second >> 8U);
+      others.words[i] = even_bytes(first, second);
+    }
+    store_packet<Elements>(planes_.exponents + at, exponents);
+    store_packet<Elements>(planes_.mantissas_and_signs + at, others);
+  }
+
+  LLMMEM_HD void merge(std::uint64_t at) const noexcept {
+    const auto exponents = load_packet<Elements, access::passing>(planes_.exponents + at);
+    const auto others = load_packet<Elements, access::passing>(planes_.mantissas_and_signs + at);
+    packet<packet_bytes> out[packets];
+    for (unsigned i = 0; i < Elements / 4; ++i) {
+      packet<packet_bytes>& to = out[2 * i / words];
+      to.words[2 * i % words] = rotated_right(interleaved(others.words[i], exponents.words[i], 0));
+      to.words[2 * i % words + 1] = rotated_right(interleaved(others.words[i], exponents.words[i], 2));
+    }
+    for (unsigned i = 0; i < packets; ++i)
+      store_packet<packet_bytes>(elements_ + 2 * at + std::uint64_t{i} * packet_bytes, out[i]);
+  }
+
+  /// One element, a byte at a time: its address may be odd.
+  LLMMEM_HD void run_single(std::uint64_t at) const noexcept {
+    element_byte* const element = elements_ + 2 * at;
+    if constexpr (Direction == plane_direction::split) {
+      const std::uint32_t low = load_packet<1>(element).words[0];
+      const std::uint32_t bits =
+          rotated_left(low | std::uint32_t{load_packet<1>(element + 1).words[0]} << 8U);
+      store_packet<1>(planes_.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
+      store_packet<1>(planes_.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
+    } else {
+      const std::uint32_t low = load_packet<1>(planes_.mantissas_and_signs + at).words[0];
+      const std::uint32_t high = load_packet<1>(planes_.exponents + at).words[0];
+      const std::uint32_t bits = rotated_right(low | high << 8U);
+      store_packet<1>(element, {{static_cast<std::uint8_t>(bits)}});
+      store_packet<1>(element + 1, {{static_cast<std::uint8_t>(bits >> 8U)}});
+    }
+  }
+
+  element_byte* elements_;
+  bf16_planes<plane_byte> planes_;
+  std::uint64_t packets_;
+  std::uint64_t count_;
+};
+static_assert(item_work<plane_work<plane_direction::split, 16>>);
+
+/// With as many elements an item as all addresses are aligned for.
+template <plane_direction Direction, class Run, class ElementByte, class PlaneByte>
+result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes<PlaneByte>& planes,
+                        std::uint64_t count, const char* who) {
+  if (count == 0) return {};
+  if (elements == nullptr || planes.exponents == nullptr || planes.mantissas_and_signs == nullptr)
+    return failure{errc::too_short, 0, count, 0, who};
+  const std::uint32_t of_planes = alignment_of(reinterpret_cast<std::uintptr_t>(planes.exponents),
+                                               reinterpret_cast<std::uintptr_t>(planes.mantissas_and_signs));
+  const std::uint32_t of_elements = alignment_of(reinterpret_cast<std::uintptr_t>(elements));
+  if (of_planes >= 16 && of_elements >= 16)
+    return run.each(plane_work<Direction, 16>(elements, planes, count));
+  if (of_planes >= 4 && of_elements >= 8) return run.each(plane_work<Direction, 4>(elements, planes, count));
+  return run.each(plane_work<Direction, 1>(elements, planes, count));
+}
+
+}  // namespace detail
+
+/// Splits bf16 elements into two planes, exactly: exponents, of which a trained weight's has some 2.6 bits of
+/// information in its 8, and what hardly compresses. `merge_planes` puts the same bits together again,
+/// whatever they are.
+///
+/// @param run       `host_executor` or `device_executor`; all pointers are of its memory.
+/// @param elements  [count], 2 bytes each, lowest first.
+/// @pre nothing that is written overlaps anything else
+/// @return `errc::too_short` for a null pointer. Then nothing has begun. Else what `run` returns.
+/// @par Complexity   2 bytes an element read and as many written, 16 at once where all three addresses are
+///      multiples of that, 4 or 1 of a plane where they are not.
+/// @par Thread safety   any number at once, on different bytes.
+/// @par Source   Hershcovitch et al., "ZipNN: Lossless Compression for AI Models", 2024 (arXiv 2411.05239);
+///      Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression via Dynamic-Length Float", 2025
+///      (arXiv 2504.11651).
+template <class Run>
+result<void> split_planes(const Run& run, const std::byte* elements, std::uint64_t count,
+                          const bf16_planes<std::byte>& planes) {
+  return detail::run_planes<plane_direction::split>(run, elements, planes, count, "split_planes");
+}
+
+/// Merges what `split_planes` made into the elements it was made of. Else as that.
+template <class Run>
+result<void> merge_planes(const Run& run, const bf16_planes<const std::byte>& planes, std::uint64_t count,
+                          std::byte* elements) {
+  return detail::run_planes<plane_direction::merge>(run, elements, planes, count, "merge_planes");
+}
+
+}  // namespace llmmem::inline v0
