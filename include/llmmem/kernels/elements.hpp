@@ -56,6 +56,17 @@ struct element_word<dtype::fp8_e4m3> {
 #endif
 }
 
+/// The product, rounded once, and no part of a sum that a compiler makes of it. A NaN is the one that devices
+/// make, whose bits hosts take from an operand.
+[[nodiscard]] LLMMEM_HD inline float product_of(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  const float product = a * b;
+  return product == product ? product : float_of_bits(0x7FFF'FFFFU);
+#endif
+}
+
 }  // namespace detail
 
 /// An element's bits.
@@ -156,7 +167,7 @@ struct scaling_step {
       const packet<N * sizeof(element_bits<From>)>& in) const noexcept {
     packet<N * sizeof(element_bits<To>)> out{};
     const auto scaled = [&](unsigned i) {
-      return float_of<From>(element_of<element_bits<From>>(in, i)) * factor;
+      return detail::product_of(float_of<From>(element_of<element_bits<From>>(in, i)), factor);
     };
     if constexpr (N == 1 || To == dtype::f32) {
 #if defined(__CUDA_ARCH__)

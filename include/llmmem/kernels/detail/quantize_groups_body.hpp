@@ -1,0 +1,291 @@
+/// @file
+/// The bodies of `quantize_groups` and `dequantize_groups`.
+#pragma once
+
+#include <llmmem/kernels/detail/group_codes.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/items.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/kernels/quantize_groups.hpp>
+
+#include <bit>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Whether every packet is aligned to itself, or they may have to go in pieces.
+enum class group_access : std::uint8_t { packets, pieces };
+
+template <unsigned Piece, access How, unsigned Bytes>
+[[nodiscard]] LLMMEM_HD inline packet<Bytes> load_by(const std::byte* from) noexcept {
+  packet<Bytes> out{};
+  for (unsigned i = 0; i < Bytes / Piece; ++i)
+    set_element(out, i, load_packet<Piece, How>(from + i * Piece).words[0]);
+  return out;
+}
+
+/// A packet aligned to `width` bytes, a power of two.
+template <unsigned Bytes, access How, group_access Access>
+[[nodiscard]] LLMMEM_HD inline packet<Bytes> load_aligned(const std::byte* from,
+                                                          std::uint32_t width) noexcept {
+  if constexpr (Access == group_access::pieces) {
+    if constexpr (Bytes > 4) {
+      if (width < Bytes && width >= 4) return load_by<4, How, Bytes>(from);
+    }
+    if constexpr (Bytes > 2) {
+      if (width < Bytes && width >= 2) return load_by<2, How, Bytes>(from);
+    }
+    if (width == 1) return load_by<1, How, Bytes>(from);
+  }
+  return load_packet<Bytes, How>(from);
+}
+
+template <unsigned Piece, unsigned Bytes>
+LLMMEM_HD inline void store_by(std::byte* to, const packet<Bytes>& in) noexcept {
+  for (unsigned i = 0; i < Bytes / Piece; ++i)
+    store_packet<Piece>(to + i * Piece, {{element_of<typename packet<Piece>::word>(in, i)}});
+}
+
+/// Writes a packet aligned to `width` bytes, a power of two.
+template <group_access Access, unsigned Bytes>
+LLMMEM_HD inline void store_aligned(std::byte* to, const packet<Bytes>& in, std::uint32_t width) noexcept {
+  if constexpr (Access == group_access::pieces) {
+    if constexpr (Bytes > 4) {
+      if (width < Bytes && width >= 4) return store_by<4>(to, in);
+    }
+    if constexpr (Bytes > 2) {
+      if (width < Bytes && width >= 2) return store_by<2>(to, in);
+    }
+    if (width == 1) return store_by<1>(to, in);
+  }
+  store_packet<Bytes>(to, in);
+}
+
+/// Packets of groups, by row and place in the row.
+template <class Byte>
+struct group_end {
+  Byte* data = nullptr;
+  std::uint64_t row_stride = 0;
+  std::uint32_t group_bytes = 0;
+  std::uint32_t width = 1;  ///< what every packet is aligned to
+
+  [[nodiscard]] LLMMEM_HD Byte* at(std::uint64_t row, std::uint64_t group,
+                                   std::uint64_t in_group) const noexcept {
+    return data + row * row_stride + group * group_bytes + in_group;
+  }
+};
+
+/// Values, codes and scales of groups, of which some are read and others written.
+template <class Value, class Code>
+struct group_ends {
+  group_end<Value> values;
+  group_end<Code> codes;
+  group_end<Code> scales;
+};
+
+/// A group for so many lanes that each has one packet of values.
+template <dtype Value, dtype Code, group_access Access>
+class quantize_work {
+ public:
+  struct held {
+    packet<16> first;
+    std::uint32_t largest;
+  };
+  using partial = std::uint32_t;
+
+  quantize_work(const group_shape& shape, const group_ends<const std::byte, std::byte>& ends) noexcept
+      : ends_(ends), by_(shape.groups), rows_(shape.rows), packets_(ends.values.group_bytes / 16) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return rows_ * by_.by(); }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_; }
+  /// What a lane has beside its first packet, where there are fewer lanes than packets, it reads again.
+  [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
+    held mine{load(item, lane.lane), 0};
+    mine.largest = largest_size<Value>(mine.first);
+    for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
+      mine.largest = combine(mine.largest, largest_size<Value>(load(item, p)));
+    return mine;
+  }
+  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine.largest; }
+  [[nodiscard]] static LLMMEM_HD partial combine(partial a, partial b) noexcept { return a > b ? a : b; }
+  LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& mine, partial largest) const noexcept {
+    const group_factors factors = factors_of<Value, Code>(largest);
+    const std::uint64_t row = by_.quotient(item);
+    if (lane.lane == 0)
+      store_packet<4>(ends_.scales.at(row, item - row * by_.by(), 0), {{bits_of_float(factors.scale)}});
+    store(item, lane.lane, codes_of<Value, Code>(mine.first, factors.inverse));
+    for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
+      store(item, p, codes_of<Value, Code>(load(item, p), factors.inverse));
+  }
+
+ private:
+  static constexpr unsigned bytes = code_bytes<Value, Code>;
+
+  [[nodiscard]] LLMMEM_HD packet<16> load(std::uint64_t item, std::uint64_t p) const noexcept {
+    const std::uint64_t row = by_.quotient(item);
+    return load_aligned<16, access::passing, Access>(
+        ends_.values.at(row, item - row * by_.by(), p * std::uint64_t{16}), ends_.values.width);
+  }
+  LLMMEM_HD void store(std::uint64_t item, std::uint64_t p, const packet<bytes>& codes) const noexcept {
+    const std::uint64_t row = by_.quotient(item);
+    store_aligned<Access>(ends_.codes.at(row, item - row * by_.by(), p * bytes), codes, ends_.codes.width);
+  }
+
+  group_ends<const std::byte, std::byte> ends_;
+  divider by_;
+  std::uint64_t rows_;
+  std::uint32_t packets_;
+};
+static_assert(group_work<quantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
+
+/// An item for each packet of values.
+template <dtype Value, dtype Code, group_access Access>
+class dequantize_work {
+ public:
+  dequantize_work(const group_shape& shape, const group_ends<std::byte, const std::byte>& ends) noexcept
+      : ends_(ends),
+        by_(shape.groups),
+        rows_(shape.rows),
+        packet_bits_(static_cast<std::uint32_t>(std::countr_zero(ends.values.group_bytes / 16))) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return (rows_ * by_.by()) << packet_bits_; }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    constexpr unsigned bytes = code_bytes<Value, Code>;
+    const std::uint64_t number = item >> packet_bits_;
+    const std::uint64_t p = item - (number << packet_bits_);
+    const std::uint64_t row = by_.quotient(number);
+    const std::uint64_t group = number - row * by_.by();
+    const float scale = float_of_bits(load_packet<4>(ends_.scales.at(row, group, 0)).words[0]);
+    const auto codes = load_aligned<bytes, access::passing, Access>(ends_.codes.at(row, group, p * bytes),
+                                                                    ends_.codes.width);
+    store_aligned<Access>(ends_.values.at(row, group, p * std::uint64_t{16}),
+                          values_of<Value, Code>(codes, scale), ends_.values.width);
+  }
+
+ private:
+  group_ends<std::byte, const std::byte> ends_;
+  divider by_;
+  std::uint64_t rows_;
+  std::uint32_t packet_bits_;
+};
+static_assert(item_work<dequantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
+
+/// One end, of `packet_bytes` an access, or why it cannot be.
+template <class Byte>
+[[nodiscard]] result<group_end<Byte>> end_of(Byte* data, std::uint64_t row_stride, const group_shape& shape,
+                                             std::uint64_t group_bytes, std::uint32_t packet_bytes,
+                                             std::uint32_t element_bytes, const char* who) noexcept {
+  const std::uint64_t row_bytes = shape.groups * group_bytes;
+  if (data == nullptr) return failure{errc::too_short, 0, row_bytes, 0, who};
+  if (shape.rows <= 1) row_stride = 0;  // to no other row
+  if (shape.rows > 1 && row_stride < row_bytes)
+    return failure{errc::too_short, 0, row_bytes, row_stride, who};
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (address % element_bytes != 0) return failure{errc::bad_granularity, 0, address, element_bytes, who};
+  if (row_stride % element_bytes != 0)
+    return failure{errc::bad_granularity, 0, row_stride, element_bytes, who};
+  const std::uint32_t aligned = alignment_of(address, row_stride);
+  return group_end<Byte>{data, row_stride, static_cast<std::uint32_t>(group_bytes),
+                         aligned < packet_bytes ? aligned : packet_bytes};
+}
+
+/// Names of what does not fit.
+struct group_names {
+  const char* groups;
+  const char* types;
+  const char* values;
+  const char* codes;
+  const char* scales;
+};
+
+/// Runs `Work` for these elements.
+template <template <dtype, dtype, group_access> class Work, dtype Value, dtype Code, class Run,
+          class ValueByte, class CodeByte>
+result<void> run_groups_as(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
+                           const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
+                           const group_names& names) {
+  constexpr std::uint32_t element = sizeof(element_bits<Value>);
+  constexpr unsigned bytes = code_bytes<Value, Code>;
+  const std::uint64_t value_bytes = std::uint64_t{shape.elements} * element;
+  const auto in = end_of(values.data, values.row_stride, shape, value_bytes, 16, element, names.values);
+  if (!in) return in.error();
+  const auto out =
+      end_of(codes.data, codes.row_stride, shape, value_bytes / 16 * bytes, bytes, 1, names.codes);
+  if (!out) return out.error();
+  const auto by = end_of(scales.data, scales.row_stride, shape, 4, 4, 4, names.scales);
+  if (!by) return by.error();
+  const group_ends<ValueByte, CodeByte> ends{*in, *out, *by};
+  if (in->width == 16 && out->width == bytes)
+    return run.each(Work<Value, Code, group_access::packets>(shape, ends));
+  return run.each(Work<Value, Code, group_access::pieces>(shape, ends));
+}
+
+template <template <dtype, dtype, group_access> class Work, dtype Value, class Run, class ValueByte,
+          class CodeByte>
+result<void> run_groups_of(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
+                           const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
+                           const group_names& names) {
+  if (codes.element == dtype::int8)
+    return run_groups_as<Work, Value, dtype::int8>(run, shape, values, codes, scales, names);
+  if (codes.element == dtype::fp8_e4m3)
+    return run_groups_as<Work, Value, dtype::fp8_e4m3>(run, shape, values, codes, scales, names);
+  return run_groups_as<Work, Value, dtype::int4>(run, shape, values, codes, scales, names);
+}
+
+/// Runs `Work` for the elements that there are, if there is a kernel for them.
+template <template <dtype, dtype, group_access> class Work, class Run, class ValueByte, class CodeByte>
+result<void> run_all_groups(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
+                            const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
+                            const group_names& names) {
+  const bool has_code =
+      codes.element == dtype::int8 || codes.element == dtype::fp8_e4m3 || codes.element == dtype::int4;
+  const bool has_value =
+      values.element == dtype::f32 || values.element == dtype::bf16 || values.element == dtype::f16;
+  if (!has_code || !has_value) {
+    constexpr bool is_quantize = std::is_const_v<ValueByte>;
+    const auto code = static_cast<std::uint64_t>(codes.element);
+    const auto value = static_cast<std::uint64_t>(values.element);
+    return failure{errc::no_conversion, 0, is_quantize ? code : value, is_quantize ? value : code,
+                   names.types};
+  }
+  if (shape.elements != 32 && shape.elements != 64 && shape.elements != 128)
+    return failure{errc::out_of_range, 0, shape.elements, 128, names.groups};
+  if (shape.rows == 0 || shape.groups == 0) return {};
+  if (values.element == dtype::f32)
+    return run_groups_of<Work, dtype::f32>(run, shape, values, codes, scales, names);
+  if (values.element == dtype::bf16)
+    return run_groups_of<Work, dtype::bf16>(run, shape, values, codes, scales, names);
+  return run_groups_of<Work, dtype::f16>(run, shape, values, codes, scales, names);
+}
+
+}  // namespace detail
+
+template <class Run>
+result<void> quantize_groups(const Run& run, const group_shape& shape,
+                             const group_rows<const std::byte>& values, const group_rows<std::byte>& codes,
+                             const group_scales<std::byte>& scales) {
+  return detail::run_all_groups<detail::quantize_work>(
+      run, shape, values, codes, scales,
+      {.groups = "quantize_groups: elements a group, 32, 64 or 128",
+       .types = "quantize_groups",
+       .values = "quantize_groups: values",
+       .codes = "quantize_groups: codes",
+       .scales = "quantize_groups: scales"});
+}
+
+template <class Run>
+result<void> dequantize_groups(const Run& run, const group_shape& shape,
+                               const group_rows<const std::byte>& codes,
+                               const group_scales<const std::byte>& scales,
+                               const group_rows<std::byte>& values) {
+  return detail::run_all_groups<detail::dequantize_work>(
+      run, shape, values, codes, scales,
+      {.groups = "dequantize_groups: elements a group, 32, 64 or 128",
+       .types = "dequantize_groups",
+       .values = "dequantize_groups: values",
+       .codes = "dequantize_groups: codes",
+       .scales = "dequantize_groups: scales"});
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,91 @@
+/// @file
+/// Quantising groups of elements to int8, fp8 or int4, each group with a scale of its own, and back.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// How many groups there are: rows of as many groups each.
+struct group_shape {
+  std::uint64_t rows = 0;
+  std::uint32_t groups = 1;      ///< of a row, side by side
+  std::uint32_t elements = 128;  ///< of a group: 32, 64 or 128
+};
+
+/// Rows of elements: values, or the codes that they become.
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct group_rows {
+  Byte* data = nullptr;
+  /// Values are `f32`, `bf16` or `f16`. Codes are `int8`, `fp8_e4m3` or `int4`: two's complement, two in a
+  /// byte, the first in its lower half.
+  dtype element = dtype::bf16;
+  std::uint64_t row_stride = 0;  ///< bytes from one row to the next
+};
+
+/// The scales of a row's groups, side by side: in an array of their own (`row_stride` 4 x groups), or behind
+/// the codes of each row (`data` = the codes' + a row's bytes of them, `row_stride` the codes').
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct group_scales {
+  Byte* data = nullptr;          ///< floats
+  std::uint64_t row_stride = 0;  ///< bytes from one row's to the next's
+};
+
+/// Quantises groups of elements symmetrically (vLLM's `per_token_group_quant`, DeepSpeed's
+/// `ds_quantizer`): a group's largest element becomes the largest code.
+///
+/// With amax the largest size of a group's elements and qmax 127, 448 (e4m3) or 7:
+///
+///     scale = max(amax / qmax, 2^-126), or 0 where amax is 0
+///     code  = nearest(x * (1 / scale)), of two equally near the even one
+///
+/// Each operation is rounded once to a float, the reciprocal too, so that host and device have the same bits.
+/// What comes back, code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by
+/// at most half of the distance between neighbouring codes of e4m3; besides, by 2^-21 of amax for the
+/// roundings. A scale below 2^-126, the least whose reciprocal is a float, is that: the bound holds.
+///
+/// A group of zeros alone has the scale 0 and codes of 0. A group with an element that is infinite or NaN has
+/// a NaN for its scale, so that all of it comes back as NaNs: a value that is broken is not made a plausible
+/// one, and its neighbours' groups stay as they are. (Its codes are 0 in int8 and int4; in e4m3 they are
+/// zeros, and NaNs where the elements were not finite.)
+///
+/// @param run  `host_executor` or `device_executor`; all pointers are of its memory.
+/// @pre nothing that is written overlaps anything else
+/// @return `errc::no_conversion` for other types; `errc::out_of_range` for groups of another length;
+///      `errc::too_short` for a null pointer, or for a stride shorter than a row; `errc::bad_granularity` for
+///      values or scales at addresses or strides that are no multiples of an element. Then nothing has begun.
+///      Else what `run` returns.
+/// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
+///      values and as many elements of codes where addresses and strides allow it, else narrower.
+/// @par Thread safety   any number at once, on different bytes.
+/// @par Source   Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861);
+///      Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
+///      (arXiv 2306.10209); Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (arXiv 2209.05433).
+template <class Run>
+result<void> quantize_groups(const Run& run, const group_shape& shape,
+                             const group_rows<const std::byte>& values, const group_rows<std::byte>& codes,
+                             const group_scales<std::byte>& scales);
+
+/// Makes values of codes: nearest(code x scale). Else as `quantize_groups`, whose codes and scales these need
+/// not be: a scale may be any float.
+///
+/// @par Complexity   each code is read once, each value written once, 16 bytes at the widest; a scale is read
+///      for each 16 bytes of values.
+template <class Run>
+result<void> dequantize_groups(const Run& run, const group_shape& shape,
+                               const group_rows<const std::byte>& codes,
+                               const group_scales<const std::byte>& scales,
+                               const group_rows<std::byte>& values);
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/kernels/detail/quantize_groups_body.hpp>
