@@ -42,7 +42,9 @@ class table_front {
   [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t row) const noexcept {
     const std::int32_t sequences = tables_.num_sequences;
     if (sequences == 0 || static_cast<std::int64_t>(row) >= which_.cu_seq_lens[sequences]) return {};
-    const std::int32_t sequence = which_.token_to_seq != nullptr ? which_.token_to_seq[row] : search(row);
+    const std::int32_t sequence = which_.token_to_seq != nullptr
+                                      ? which_.token_to_seq[row]
+                                      : sequence_at(which_.cu_seq_lens, sequences, row);
     if (sequence < 0 || sequence >= sequences) return {.what = token_place::kind::out_of_range};
     const std::int64_t start = which_.seq_starts != nullptr ? which_.seq_starts[sequence] : 0;
     const std::int64_t position = start + static_cast<std::int64_t>(row) - which_.cu_seq_lens[sequence];
@@ -50,21 +52,6 @@ class table_front {
   }
 
  private:
-  /// The last sequence whose rows begin at or before this one: those without rows are passed over.
-  [[nodiscard]] LLMMEM_HD std::int32_t search(std::uint64_t row) const noexcept {
-    std::int32_t low = 0;
-    std::int32_t high = tables_.num_sequences - 1;
-    while (low < high) {
-      const std::int32_t middle = low + (high - low + 1) / 2;
-      if (which_.cu_seq_lens[middle] <= static_cast<std::int64_t>(row)) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
-  }
-
   Tables tables_;
   gather_rows which_;
   std::uint64_t blocks_;

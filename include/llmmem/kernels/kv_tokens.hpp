@@ -74,6 +74,23 @@ concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& vie
   return view.block_table[static_cast<std::uint64_t>(i) * columns + index];
 }
 
+/// The last of `sequences` that begins at or before `token`, or the first: those without tokens are passed
+/// over. Whatever is in `indptr` it is one of them. O(log sequences). @pre there is one
+[[nodiscard]] LLMMEM_HD inline std::int32_t sequence_at(const std::int32_t* indptr, std::int32_t sequences,
+                                                        std::uint64_t token) noexcept {
+  std::int32_t low = 0;
+  std::int32_t high = sequences - 1;
+  while (low < high) {
+    const std::int32_t middle = low + (high - low + 1) / 2;
+    if (indptr[middle] <= static_cast<std::int64_t>(token)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 /// The place of a position of a sequence.
 template <class Tables>
   requires bounded_table<Tables>
