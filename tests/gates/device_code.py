@@ -46,11 +46,28 @@ def widest(body, which):
     return most
 
 
+def promised_of_items(name):
+    """Of `run_items_kernel` and `run_groups_kernel`; none for those that go number by number."""
+    groups = re.search(r"(de)?quantize_work<\(llmmem::v0::dtype\)(\d+), \(llmmem::v0::dtype\)(\d+)", name)
+    if groups is not None:
+        elements = 16 // {"1": 4, "2": 2, "3": 2}[groups.group(2)]
+        codes = elements // (2 if groups.group(3) == "7" else 1)  # int4
+        return (codes, 16) if groups.group(1) else (16, codes)
+    planes = re.search(r"plane_work<\(llmmem::v0::plane_direction\)(\d), (\d+)u?>", name)
+    if planes is not None:
+        elements = int(planes.group(2))
+        both = 1 if elements == 1 else min(2 * elements, 16), elements
+        return both if planes.group(1) == "0" else both[::-1]
+    if "fill_work" in name:
+        return 0, 16
+    return (16, 0) if "verify_work" in name else None
+
+
 def promised(name):
-    """Bytes that the widest accesses of a kernel have at either end; none for a kernel that is not of rows."""
+    """Bytes that the widest accesses of a kernel have at either end; none for a kernel that promises none."""
     packets = re.search(r"move_rows_kernel<(\d+)u?,", name)
     if packets is None:
-        return None
+        return promised_of_items(name)
     elements = int(packets.group(1))
     op = name[name.index("move_rows_kernel<") :]
     if "copy_op" in op:

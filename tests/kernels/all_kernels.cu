@@ -1,9 +1,13 @@
 // Every kernel that the library has, instantiated: what the gate on their device code compiles and reads.
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
+#include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/plane_split.hpp>
+#include <llmmem/kernels/quantize_groups.hpp>
 
 namespace llmmem_tests {
 
@@ -32,6 +36,38 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
   if (auto done = copy_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = copy_batch(run, tasks, 1); !done) return done;
   return copy_few(run, tasks);
+}
+
+result<void> number_kernels(cudaStream_t stream, const group_shape& shape,
+                            const group_rows<const std::byte>& in, const group_rows<std::byte>& out,
+                            const group_scales<std::byte>& scales, std::span<std::byte> memory,
+                            mismatch_report* report) {
+  const device_executor run(stream);
+  if (auto done = quantize_groups(run, shape, in, out, scales); !done) return done;
+  if (auto done = dequantize_groups(run, shape, in, {scales.data, scales.row_stride}, out); !done)
+    return done;
+  if (auto done = split_planes(run, in.data, shape.rows, {out.data, memory.data()}); !done) return done;
+  if (auto done = merge_planes(run, {in.data, in.data}, shape.rows, out.data); !done) return done;
+  if (auto done = fill_memory(run, memory, seeded_pattern{}); !done) return done;
+  if (auto done = fill_memory(run, memory, poison_pattern{}); !done) return done;
+  if (auto done = verify_memory(run, memory, seeded_pattern{}, report); !done) return done;
+  return verify_memory(run, memory, poison_pattern{}, report);
+}
+
+result<void> metadata_kernels(cudaStream_t stream, const batch_tokens& batch, const page_expansion& pages,
+                              const position_front<csr_table_view>& positions,
+                              const position_front<padded_table_view>& padded_positions,
+                              const table_front<csr_table_view>& rows,
+                              const table_front<padded_table_view>& padded_rows, std::span<std::int32_t> out,
+                              std::span<std::int64_t> slots) {
+  const device_executor run(stream);
+  if (auto done = token_sequences(run, batch, out); !done) return done;
+  if (auto done = token_positions(run, batch, out, out); !done) return done;
+  if (auto done = slot_mapping(run, positions, slots); !done) return done;
+  if (auto done = slot_mapping(run, padded_positions, slots); !done) return done;
+  if (auto done = slot_mapping(run, rows, slots); !done) return done;
+  if (auto done = slot_mapping(run, padded_rows, slots); !done) return done;
+  return expand_pages(run, pages, out);
 }
 
 }  // namespace llmmem_tests
