@@ -11,6 +11,19 @@
 
 namespace llmmem::inline v0 {
 
+namespace detail {
+
+/// What other lanes know, where there are none.
+struct no_other_lane {
+  template <class Partial>
+  [[nodiscard]] LLMMEM_HD constexpr Partial operator()(const Partial& known,
+                                                       std::uint32_t /*step*/) const noexcept {
+    return known;
+  }
+};
+
+}  // namespace detail
+
 /// Runs rows and items on the host, in the calling thread: what all else is held to. Where a kernel asks for
 /// something that runs it, this is it, or `device_executor` of <llmmem/kernels/device_executor.cuh>.
 ///
@@ -33,7 +46,7 @@ struct host_executor {
   /// One lane for each item: there is nobody to ask.
   template <group_work Work>
   result<void> each(const Work& work) const noexcept {
-    run_groups(work, item_share{}, [](const auto& known, std::uint32_t /*step*/) { return known; });
+    run_groups(work, item_share{}, detail::no_other_lane{});
     return {};
   }
 };

@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 
 namespace llmmem::inline v0 {
@@ -150,7 +149,7 @@ class page_work {
  private:
   /// @pre block is not negative
   [[nodiscard]] LLMMEM_HD std::int32_t page_of(std::int32_t block, std::uint32_t plane) const noexcept {
-    constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max());
+    constexpr std::uint64_t most = 0x7FFF'FFFF;
     const auto number = static_cast<std::uint64_t>(block);
     // Below 2^63 and 2^64: no sum of these wraps.
     const std::uint64_t first = number * of_.pages_a_block;

@@ -48,7 +48,8 @@ struct group_scales {
 ///     scale = max(amax / qmax, 2^-126), or 0 where amax is 0
 ///     code  = nearest(x * (1 / scale)), of two equally near the even one
 ///
-/// Each operation is rounded once to a float, the reciprocal too, so that host and device have the same bits.
+/// Each operation is rounded once to a float, the reciprocal too, so that host and device have the same bits
+/// (a device whose code is compiled with `-use_fast_math` takes the least floats for zeros).
 /// What comes back, code x scale, differs from x by at most half a step, scale / 2, of int8 and int4, and by
 /// at most half of the distance between neighbouring codes of e4m3; besides, by 2^-21 of amax for the
 /// roundings. A scale below 2^-126, the least whose reciprocal is a float, is that: the bound holds.

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace llmmem::inline v0::detail {
 
@@ -73,7 +72,7 @@ template <dtype Value, dtype Code>
 template <dtype Value, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD inline std::uint32_t largest_size(const packet<Bytes>& in) noexcept {
   using bits = element_bits<Value>;
-  constexpr bits without_sign = std::numeric_limits<bits>::max() >> 1U;
+  constexpr bits without_sign = static_cast<bits>(~0U) >> 1U;
   std::uint32_t largest = 0;
 #if defined(__CUDA_ARCH__)
 #pragma unroll

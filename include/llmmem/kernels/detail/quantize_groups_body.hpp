@@ -99,12 +99,15 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return rows_ * by_.by(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_; }
-  /// What a lane has beside its first packet, where there are fewer lanes than packets, it reads again.
+  /// A host's one lane has all packets, and reads again what it does not hold. A device's have one each: a
+  /// loop for more would take registers that keep threads from running.
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     held mine{load(item, lane.lane), 0};
     mine.largest = largest_size<Value>(mine.first);
+#if !defined(__CUDA_ARCH__)
     for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
       mine.largest = combine(mine.largest, largest_size<Value>(load(item, p)));
+#endif
     return mine;
   }
   [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine.largest; }
@@ -115,8 +118,10 @@ class quantize_work {
     if (lane.lane == 0)
       store_packet<4>(ends_.scales.at(row, item - row * by_.by(), 0), {{bits_of_float(factors.scale)}});
     store(item, lane.lane, codes_of<Value, Code>(mine.first, factors.inverse));
+#if !defined(__CUDA_ARCH__)
     for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
       store(item, p, codes_of<Value, Code>(load(item, p), factors.inverse));
+#endif
   }
 
  private:
