@@ -98,6 +98,27 @@ TEST_SUITE("fill_verify") {
     }
   }
 
+  TEST_CASE("packets are aligned, and each byte is of one item") {
+    for (std::uintptr_t address = 4096; address < 4096 + 17; ++address) {
+      for (std::uint64_t bytes = 1; bytes < 70; ++bytes) {
+        CAPTURE(address);
+        CAPTURE(bytes);
+        const detail::memory_pieces pieces(reinterpret_cast<const std::byte*>(address), bytes);
+        std::vector<int> times(bytes);
+        for (std::uint64_t item = 0; item < pieces.items(); ++item) {
+          const std::uint64_t position = pieces.position(item);
+          const std::uint64_t length = pieces.is_packet(item) ? 16 : 1;
+          if (length == 16) CHECK((address + position) % 16 == 0);
+          REQUIRE(position + length <= bytes);
+          for (std::uint64_t i = 0; i < length; ++i)
+            ++times[position + i];
+        }
+        CHECK(times == std::vector<int>(bytes, 1));
+        CHECK(pieces.items() <= 30 + bytes / 16);  // no more single ones than there must be
+      }
+    }
+  }
+
   TEST_CASE("poison is a NaN in every format and minus one in every integer") {
     std::vector<std::byte> memory(100, untouched);
     fill_memory(grid_executor(), std::span(memory).subspan(3, 90), poison_pattern{}).value();

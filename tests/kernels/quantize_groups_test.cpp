@@ -236,6 +236,20 @@ double bound_of(dtype code, double x, double scale, double amax) {
   return std::ldexp(scale, exponent - 4) + roundings;
 }
 
+/// Asks which kernel was chosen.
+struct which_access {
+  mutable bool is_wide = false;
+  result<void> each(
+      const detail::quantize_work<dtype::bf16, dtype::int8, detail::group_access::packets>& /*work*/) const {
+    is_wide = true;
+    return {};
+  }
+  template <class Work>
+  result<void> each(const Work& /*work*/) const {
+    return {};
+  }
+};
+
 launch_limits any_limits(std::mt19937_64& random) {
   return {.blocks = static_cast<std::uint32_t>(random() % 3)};
 }
@@ -415,6 +429,36 @@ TEST_SUITE("quantize_groups") {
     quantize(dtype::fp8_e4m3);
     CHECK(codes[3] == std::byte{0xFE});
     CHECK(codes[4] == std::byte{0x7E});
+  }
+
+  TEST_CASE("accesses are as wide as addresses and strides allow") {
+    const group_shape shape{.rows = 3, .groups = 1, .elements = 32};
+    const auto width = [&](std::uintptr_t address, std::uint64_t stride, std::uint32_t packet_bytes) {
+      // Never read: the address alone is asked.
+      const auto* const data = reinterpret_cast<const std::byte*>(std::uintptr_t{4096} + address);
+      return detail::end_of(data, stride, shape, 32, packet_bytes, 1, "").value().width;
+    };
+    CHECK(width(0, 64, 16) == 16);
+    CHECK(width(0, 64, 8) == 8);
+    CHECK(width(8, 64, 16) == 8);
+    CHECK(width(8, 64, 8) == 8);
+    CHECK(width(0, 36, 8) == 4);
+    CHECK(width(2, 64, 4) == 2);
+    CHECK(width(0, 33, 4) == 1);
+    alignas(16) std::byte memory[1024]{};
+    const auto is_wide = [&](std::size_t value, std::uint64_t value_stride, std::size_t code,
+                             std::uint64_t code_stride) {
+      const which_access run;
+      quantize_groups(run, shape, {memory + value, dtype::bf16, value_stride},
+                      {memory + 512 + code, dtype::int8, code_stride}, {memory + 768, 4})
+          .value();
+      return run.is_wide;
+    };
+    CHECK(is_wide(0, 64, 8, 40));
+    CHECK(!is_wide(8, 64, 0, 32));
+    CHECK(!is_wide(0, 72, 0, 32));
+    CHECK(!is_wide(0, 64, 4, 32));
+    CHECK(!is_wide(0, 64, 0, 36));
   }
 
   TEST_CASE("offsets are of 64 bits") {
