@@ -67,7 +67,7 @@ struct split_world {
 
 TEST_SUITE("plane_split") {
   TEST_CASE("all patterns come apart as the format says and together again, at every width") {
-    for (const std::size_t at : {0, 4, 1}) {
+    for (const std::size_t at : {0U, 4U, 1U}) {
       CAPTURE(at);
       split_world world(65536, 2 * at, at, at);
       for (std::uint32_t bits = 0; bits < 65536; ++bits)
