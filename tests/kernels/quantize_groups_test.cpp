@@ -239,13 +239,15 @@ double bound_of(dtype code, double x, double scale, double amax) {
 /// Asks which kernel was chosen.
 struct which_access {
   mutable bool is_wide = false;
+  mutable std::uint32_t lanes = 0;
   result<void> each(
       const detail::quantize_work<dtype::bf16, dtype::int8, detail::group_access::packets>& /*work*/) const {
     is_wide = true;
     return {};
   }
   template <class Work>
-  result<void> each(const Work& /*work*/) const {
+  result<void> each(const Work& work) const {
+    lanes = work.lanes();
     return {};
   }
 };
@@ -459,6 +461,21 @@ TEST_SUITE("quantize_groups") {
     CHECK(!is_wide(0, 72, 0, 32));
     CHECK(!is_wide(0, 64, 4, 32));
     CHECK(!is_wide(0, 64, 0, 36));
+  }
+
+  TEST_CASE("a device's lanes have one packet of a group each") {
+    alignas(16) std::byte memory[1024]{};
+    const auto lanes = [&](dtype value, std::uint32_t elements) {
+      const which_access run;
+      quantize_groups(run, {1, 1, elements}, {memory, value, 0}, {memory + 512, dtype::int4, 0},
+                      {memory + 768, 0})
+          .value();
+      return run.lanes;
+    };
+    CHECK(lanes(dtype::bf16, 32) == 4);
+    CHECK(lanes(dtype::f16, 128) == 16);
+    CHECK(lanes(dtype::f32, 64) == 16);
+    CHECK(lanes(dtype::f32, 128) == 32);
   }
 
   TEST_CASE("offsets are of 64 bits") {

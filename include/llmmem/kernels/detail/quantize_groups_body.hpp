@@ -21,7 +21,7 @@ template <unsigned Piece, access How, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD inline packet<Bytes> load_by(const std::byte* from) noexcept {
   packet<Bytes> out{};
   for (unsigned i = 0; i < Bytes / Piece; ++i)
-    set_element(out, i, load_packet<Piece, How>(from + i * Piece).words[0]);
+    set_element(out, i, load_packet<Piece, How>(from + std::size_t{i} * Piece).words[0]);
   return out;
 }
 
@@ -44,7 +44,7 @@ template <unsigned Bytes, access How, group_access Access>
 template <unsigned Piece, unsigned Bytes>
 LLMMEM_HD inline void store_by(std::byte* to, const packet<Bytes>& in) noexcept {
   for (unsigned i = 0; i < Bytes / Piece; ++i)
-    store_packet<Piece>(to + i * Piece, {{element_of<typename packet<Piece>::word>(in, i)}});
+    store_packet<Piece>(to + std::size_t{i} * Piece, {{element_of<typename packet<Piece>::word>(in, i)}});
 }
 
 /// Writes a packet aligned to `width` bytes, a power of two.
