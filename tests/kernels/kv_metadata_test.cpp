@@ -25,10 +25,10 @@ using llmmem::testing::grid_executor;
 
 /// Arrays that end in something that nobody writes.
 template <class N>
-struct guarded {
+struct fenced_array {
   static constexpr N untouched = static_cast<N>(-77);
   std::vector<N> all;
-  explicit guarded(std::size_t size) : all(size + 4, untouched) {}
+  explicit fenced_array(std::size_t size) : all(size + 4, untouched) {}
   [[nodiscard]] std::span<N> span() { return std::span(all).first(all.size() - 4); }
   [[nodiscard]] std::vector<N> written() {
     CHECK(std::count(all.end() - 4, all.end(), untouched) == 4);
@@ -145,11 +145,11 @@ TEST_SUITE("kv_metadata") {
       std::mt19937_64 random(seed);
       const batch_world world(random);
       const auto check = [&](const auto& run) {
-        guarded<std::int32_t> alone(world.padded);
+        fenced_array<std::int32_t> alone(world.padded);
         token_sequences(run, world.tokens(), alone.span()).value();
         CHECK(alone.written() == world.batch_indices);
-        guarded<std::int32_t> batch_indices(world.padded);
-        guarded<std::int32_t> positions(world.padded);
+        fenced_array<std::int32_t> batch_indices(world.padded);
+        fenced_array<std::int32_t> positions(world.padded);
         std::uint32_t flag = 0;
         token_positions(run, world.tokens(), batch_indices.span(), positions.span(), &flag).value();
         CHECK(batch_indices.written() == world.batch_indices);
@@ -159,7 +159,7 @@ TEST_SUITE("kv_metadata") {
           const position_front front(tables, batch_indices.span(), positions.span(),
                                      static_cast<std::uint64_t>(world.blocks));
           const std::size_t more = random() % 5;
-          guarded<std::int64_t> slots(world.padded + more);
+          fenced_array<std::int64_t> slots(world.padded + more);
           flag = 0;
           slot_mapping(run, front, slots.span(), &flag).value();
           std::vector<std::int64_t> expected = world.slots;
@@ -181,8 +181,8 @@ TEST_SUITE("kv_metadata") {
 
   TEST_CASE("without lengths positions count from each sequence's first token in the batch") {
     const std::vector<std::int32_t> indptr{0, 3, 3, 5};
-    guarded<std::int32_t> batch_indices(7);
-    guarded<std::int32_t> positions(7);
+    fenced_array<std::int32_t> batch_indices(7);
+    fenced_array<std::int32_t> positions(7);
     token_positions(grid_executor(), {indptr.data(), nullptr, 3}, batch_indices.span(), positions.span())
         .value();
     CHECK(batch_indices.written() == std::vector<std::int32_t>{0, 0, 0, 2, 2, -1, -1});
@@ -192,7 +192,7 @@ TEST_SUITE("kv_metadata") {
   TEST_CASE("tokens of no sequence are padding, whatever an indptr says") {
     // The first sequence begins late; then they go backwards.
     const std::vector<std::int32_t> indptr{2, 4, 3, 5};
-    guarded<std::int32_t> batch_indices(8);
+    fenced_array<std::int32_t> batch_indices(8);
     token_sequences(grid_executor(), {indptr.data(), nullptr, 3}, batch_indices.span()).value();
     const std::vector<std::int32_t> all = batch_indices.written();
     CHECK(all[0] == -1);
@@ -207,8 +207,8 @@ TEST_SUITE("kv_metadata") {
     constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
     const std::vector<std::int32_t> large{0, 2, most};
     const std::vector<std::int32_t> lengths{most, most};
-    guarded<std::int32_t> indices(3);
-    guarded<std::int32_t> positions(3);
+    fenced_array<std::int32_t> indices(3);
+    fenced_array<std::int32_t> positions(3);
     token_positions(grid_executor(), {large.data(), lengths.data(), 2}, indices.span(), positions.span())
         .value();
     CHECK(positions.written() == std::vector<std::int32_t>{most - 2, most - 1, 2});
@@ -328,7 +328,7 @@ TEST_SUITE("kv_metadata") {
         }
       }
       const auto check = [&](const auto& run) {
-        guarded<std::int32_t> pages(expected.size());
+        fenced_array<std::int32_t> pages(expected.size());
         std::uint32_t flag = 0;
         expand_pages(run, of, pages.span(), &flag).value();
         CHECK(pages.written() == expected);
@@ -383,6 +383,12 @@ TEST_SUITE("kv_metadata") {
           failure{errc::too_short, 0, 4, 3});
     page_expansion of{.block_table = four.data(), .rows = 2, .columns = 1, .row_stride = 1, .blocks = 1};
     CHECK(expand_pages(run, of, std::span(four).first(3)).error() == failure{errc::too_short, 0, 4, 3});
+    // More rows than 64 bits can multiply are more than there is room for.
+    page_expansion many = of;
+    many.rows = std::uint64_t{1} << 63;
+    many.columns = 2;
+    many.row_stride = 2;
+    CHECK(expand_pages(run, many, four).error().code == errc::too_short);
     of.row_stride = 0;
     CHECK(expand_pages(run, of, four).error() == failure{errc::too_short, 0, 1, 0});
     of = {.rows = 2, .columns = 1, .row_stride = 1, .blocks = 1};

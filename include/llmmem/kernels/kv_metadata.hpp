@@ -239,7 +239,7 @@ result<void> expand_pages(const Run& run, const page_expansion& of, std::span<st
                           std::uint32_t* out_of_range = nullptr) {
   if (of.rows == 0 || of.columns == 0 || of.planes == 0) return {};
   const std::uint64_t entries = of.rows * of.columns;
-  if (pages.size() / of.planes < entries)
+  if (pages.size() / of.planes / of.columns < of.rows)
     return failure{errc::too_short, 0, entries * of.planes, pages.size(), "expand_pages: pages"};
   if (of.rows > 1 && of.row_stride < of.columns)
     return failure{errc::too_short, 0, of.columns, of.row_stride, "expand_pages: row_stride"};
