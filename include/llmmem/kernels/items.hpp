@@ -35,7 +35,8 @@ struct group_lane {
 ///
 /// - `lanes()` is how many: a power of two up to 32. A host takes one for all, so that whatever it is the
 ///   outcome is the same.
-/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it.
+/// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it. What
+///   needs no other lane's knowledge it may write at once, and need not hold.
 /// - `combine(a, b)` joins what two know. In any order and grouping it must come to the same bits: maxima,
 ///   integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
 /// - `give(item, lane, held, total)` writes, with what all know.
@@ -137,6 +138,25 @@ LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexce
   std::uint64_t now = shared.load(std::memory_order_relaxed);
   while (most < now && !shared.compare_exchange_weak(now, most, std::memory_order_relaxed)) {
   }
+#endif
+}
+
+/// Adds to a word's bits without carry, whoever else does so at the same time.
+LLMMEM_HD inline void join_xor(std::uint32_t& word, std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+  atomicXor(&word, bits);
+#else
+  std::atomic_ref(word).fetch_xor(bits, std::memory_order_relaxed);
+#endif
+}
+
+/// Adds to a sum modulo 2^64, whoever else does so at the same time.
+LLMMEM_HD inline void join_sum(std::uint64_t& sum, std::uint64_t summand) noexcept {
+#if defined(__CUDA_ARCH__)
+  static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
+  atomicAdd(reinterpret_cast<unsigned long long*>(&sum), static_cast<unsigned long long>(summand));
+#else
+  std::atomic_ref(sum).fetch_add(summand, std::memory_order_relaxed);
 #endif
 }
 

@@ -95,7 +95,7 @@ template <class TakeWord>
 }
 
 /// `a` times `b` as polynomials modulo that of CRC-32C, the coefficient of x^0 in the highest bit.
-[[nodiscard]] constexpr std::uint32_t crc32c_product(std::uint32_t a, std::uint32_t b) noexcept {
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t crc32c_product(std::uint32_t a, std::uint32_t b) noexcept {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 0x8000'0000U; bit != 0; bit >>= 1) {
     if ((a & bit) != 0) product ^= b;

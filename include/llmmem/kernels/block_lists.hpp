@@ -1,0 +1,122 @@
+/// @file
+/// Lists of blocks for kernels that go block by block: side by side, or by number out of a pool.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/kernels/rows.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace llmmem::inline v0 {
+
+/// Blocks by their place in a list: where each is, where it goes if it is copied, and its length. Trivially
+/// copyable; the pointers in it are those of whoever runs it. `longest()` is the most bytes of any: more of
+/// one is not looked at. `alignment()` is what all addresses are multiples of, those where nothing goes
+/// being left out.
+template <class L>
+concept block_list = std::is_trivially_copyable_v<L> && requires(const L& list, std::uint64_t i) {
+  { list.size() } noexcept -> std::same_as<std::uint64_t>;
+  { list[i] } noexcept -> std::convertible_to<copy_task>;
+  { list.longest() } noexcept -> std::same_as<std::uint64_t>;
+  { list.alignment() } noexcept -> std::same_as<row_alignment>;
+};
+static_assert(block_list<few_copies> && block_list<listed_copies>);
+
+/// A pool of blocks: block i begins at `data + i * stride`.
+struct block_pool_view {
+  const std::byte* data = nullptr;
+  std::uint64_t stride = 0;  ///< bytes from one block to the next
+  std::uint64_t blocks = 0;  ///< there are
+};
+
+/// A pool that blocks are written to.
+struct block_pool_room {
+  std::byte* data = nullptr;
+  std::uint64_t stride = 0;
+  std::uint64_t blocks = 0;
+};
+
+/// All blocks of a pool, in their order. With a destination, block i goes to its block i.
+class strided_blocks {
+ public:
+  /// @param bytes  of each block, from its beginning: below 2^45, and no more than the stride where several
+  ///               blocks are copied.
+  strided_blocks(const block_pool_view& from, std::uint64_t bytes, const block_pool_room& to = {}) noexcept
+      : from_(from), to_(to), bytes_(bytes) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return from_.blocks; }
+  [[nodiscard]] LLMMEM_HD copy_task operator[](std::uint64_t i) const noexcept {
+    return {from_.data + i * from_.stride, to_.data == nullptr ? nullptr : to_.data + i * to_.stride, bytes_};
+  }
+  [[nodiscard]] std::uint64_t longest() const noexcept { return bytes_; }
+  [[nodiscard]] row_alignment alignment() const noexcept {
+    return {alignment_of(reinterpret_cast<std::uintptr_t>(from_.data), from_.stride),
+            alignment_of(reinterpret_cast<std::uintptr_t>(to_.data), to_.stride)};
+  }
+
+ private:
+  block_pool_view from_;
+  block_pool_room to_;
+  std::uint64_t bytes_;
+};
+static_assert(block_list<strided_blocks>);
+
+/// Blocks of a pool by number, as an engine's block table names them; with a destination, each goes to a
+/// block of another pool, or of the same: what is gathered for another tier, or scattered out of one.
+///
+/// A pair is padding where a number is negative; where there is no destination, `to` is not looked at. A
+/// number beyond a pool's blocks raises the flag. Either one is a block of no bytes.
+class numbered_blocks {
+ public:
+  /// @param bytes         of each block, from its beginning: below 2^45.
+  /// @param numbers       where the kernel runs; read when it does.
+  /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
+  numbered_blocks(const block_pool_view& from, std::uint64_t bytes, std::span<const block_pair> numbers,
+                  const block_pool_room& to = {}, std::uint32_t* out_of_range = nullptr) noexcept
+      : of_({from.data, from.stride, from.blocks}, bytes, to),
+        from_blocks_(from.blocks),
+        to_blocks_(to.blocks),
+        is_copied_(to.data != nullptr),
+        pair_(numbers.data()),
+        pairs_(numbers.size()),
+        out_of_range_(out_of_range),
+        to_(to) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return pairs_; }
+  [[nodiscard]] LLMMEM_HD copy_task operator[](std::uint64_t i) const noexcept {
+    const block_pair pair = pair_[i];
+    if (pair.from < 0 || (is_copied_ && pair.to < 0)) return {};
+    const auto from = static_cast<std::uint64_t>(pair.from);
+    const auto to = static_cast<std::uint64_t>(pair.to);
+    if (from >= from_blocks_ || (is_copied_ && to >= to_blocks_)) {
+      if (out_of_range_ != nullptr) raise_flag(*out_of_range_);
+      return {};
+    }
+    copy_task out = of_[from];
+    if (is_copied_) out.to = to_.data + to * to_.stride;
+    return out;
+  }
+  [[nodiscard]] std::uint64_t longest() const noexcept { return of_.longest(); }
+  [[nodiscard]] row_alignment alignment() const noexcept { return of_.alignment(); }
+
+ private:
+  strided_blocks of_;
+  std::uint64_t from_blocks_;
+  std::uint64_t to_blocks_;
+  bool is_copied_;
+  const block_pair* pair_;
+  std::uint64_t pairs_;
+  std::uint32_t* out_of_range_;
+  block_pool_room to_;
+};
+static_assert(block_list<numbered_blocks>);
+
+}  // namespace llmmem::inline v0
