@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 namespace llmmem::inline v0 {
 
@@ -50,11 +51,11 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;    // odd
 /// to notice what devices, links and mistakes do to data. It is no cryptographic hash: who wants to can make
 /// other bytes of the same digest.
 ///
-/// **Definition.** The bytes, and zeros behind them up to a multiple of 16, are little-endian words of 64 bits,
-/// numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)` over all
-/// of them, and of `f(k, k)` with `k = (length + 1) * 0xD1B54A32D192ED03`, `length` in bytes. `f(word, key)`:
-/// `low` and `high` are the word's halves, `a` and `b` the key's, lower and upper; `q(x)` is the upper half of
-/// the 64-bit square of the 32-bit `x`, xor the lower; then
+/// **Definition.** The bytes, and zeros behind them up to a multiple of 16, are little-endian words of 64
+/// bits, numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)`
+/// over all of them, and of `f(k, k)` with `k = (length + 1) * 0xD1B54A32D192ED03`, `length` in bytes.
+/// `f(word, key)`: `low` and `high` are the word's halves, `a` and `b` the key's, lower and upper; `q(x)` is
+/// the upper half of the 64-bit square of the 32-bit `x`, xor the lower; then
 ///
 ///     high ^= q(low + a);  low ^= q(high + b);  high ^= q(low + (a ^ b));  // sums modulo 2^32
 ///
@@ -80,8 +81,12 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;    // odd
   const std::size_t words = (bytes.size() + 15) / 16 * 2;
   for (std::size_t i = 0; i < words; ++i) {
     std::uint32_t halves[2]{};
-    for (std::size_t k = 0; k < 8 && i * 8 + k < bytes.size(); ++k)
-      halves[k / 4] |= static_cast<std::uint32_t>(bytes[i * 8 + k]) << (k % 4 * 8);
+    if (!std::is_constant_evaluated() && bytes.size() >= i * 8 + 8) {
+      std::memcpy(halves, bytes.data() + i * 8, 8);
+    } else {
+      for (std::size_t k = 0; k < 8 && i * 8 + k < bytes.size(); ++k)
+        halves[k / 4] |= static_cast<std::uint32_t>(bytes[i * 8 + k]) << (k % 4 * 8);
+    }
     sum += detail::digest_word(halves[0], halves[1], detail::digest_key(i));
   }
   return sum;

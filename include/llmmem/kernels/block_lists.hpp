@@ -44,13 +44,16 @@ struct block_pool_room {
   std::uint64_t blocks = 0;
 };
 
-/// All blocks of a pool, in their order. With a destination, block i goes to its block i.
+/// All blocks of a pool, in their order. With a destination, block i goes to its block i, as long as both
+/// have one.
 class strided_blocks {
  public:
   /// @param bytes  of each block, from its beginning: below 2^45, and no more than the stride where several
   ///               blocks are copied.
   strided_blocks(const block_pool_view& from, std::uint64_t bytes, const block_pool_room& to = {}) noexcept
-      : from_(from), to_(to), bytes_(bytes) {}
+      : from_(from), to_(to), bytes_(bytes) {
+    if (to.data != nullptr) from_.blocks = std::min(from.blocks, to.blocks);
+  }
 
   [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return from_.blocks; }
   [[nodiscard]] LLMMEM_HD copy_task operator[](std::uint64_t i) const noexcept {
@@ -61,6 +64,9 @@ class strided_blocks {
     return {alignment_of(reinterpret_cast<std::uintptr_t>(from_.data), from_.stride),
             alignment_of(reinterpret_cast<std::uintptr_t>(to_.data), to_.stride)};
   }
+  /// Whether there are bytes, and nothing that they are to be read from, or copied to.
+  [[nodiscard]] bool lacks_source() const noexcept { return bytes_ != 0 && from_.data == nullptr; }
+  [[nodiscard]] bool lacks_target() const noexcept { return bytes_ != 0 && to_.data == nullptr; }
 
  private:
   block_pool_view from_;
@@ -81,7 +87,7 @@ class numbered_blocks {
   /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
   numbered_blocks(const block_pool_view& from, std::uint64_t bytes, std::span<const block_pair> numbers,
                   const block_pool_room& to = {}, std::uint32_t* out_of_range = nullptr) noexcept
-      : of_({from.data, from.stride, from.blocks}, bytes, to),
+      : of_({from.data, from.stride, from.blocks}, bytes),
         from_blocks_(from.blocks),
         to_blocks_(to.blocks),
         is_copied_(to.data != nullptr),
@@ -105,7 +111,11 @@ class numbered_blocks {
     return out;
   }
   [[nodiscard]] std::uint64_t longest() const noexcept { return of_.longest(); }
-  [[nodiscard]] row_alignment alignment() const noexcept { return of_.alignment(); }
+  [[nodiscard]] row_alignment alignment() const noexcept {
+    return {of_.alignment().from, alignment_of(reinterpret_cast<std::uintptr_t>(to_.data), to_.stride)};
+  }
+  [[nodiscard]] bool lacks_source() const noexcept { return of_.lacks_source(); }
+  [[nodiscard]] bool lacks_target() const noexcept { return of_.longest() != 0 && to_.data == nullptr; }
 
  private:
   strided_blocks of_;

@@ -10,10 +10,10 @@
 namespace llmmem::inline v0::detail {
 
 // Of a polynomial over two elements the square has the same coefficients: P(x)^32 = P(x^32). So with
-// y = x^32, P(y) is a multiple of P(x), and what is modulo P(y) is known modulo P(x). A message of 32-bit words
-// is a polynomial in y for each bit of a word, and to take it modulo P(y) is to add whole words to whole
-// words, where P has a term: no shift, no table, no carry. What is left are 32 words. They are brought to 16
-// modulo P(x^16), to 8 modulo P(x^8), and these to one.
+// y = x^32, P(y) is a multiple of P(x), and what is modulo P(y) is known modulo P(x). A message of 32-bit
+// words is a polynomial in y for each bit of a word, and to take it modulo P(y) is to add whole words to
+// whole words, where P has a term: no shift, no table, no carry. What is left are 32 words. They are brought
+// to 16 modulo P(x^16), to 8 modulo P(x^8), and these to one.
 
 /// Coefficients of the polynomial below x^32, that of x^t in bit t.
 inline constexpr std::uint32_t crc32c_terms = 0x1EDC'6F41U;
