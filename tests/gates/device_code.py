@@ -63,8 +63,22 @@ def promised_of_items(name):
     return (16, 0) if "verify_work" in name else None
 
 
+# Of kernels that go item by item: the bytes of their accesses are an argument of the work; 0: these it has not.
+ITEMS = (
+    (re.compile(r"::xor_parity_work<(\d+)u>"), lambda n: (n, n)),
+    (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)0>"), lambda n: (n, n)),
+    (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)1>"), lambda n: (n, 0)),
+    (re.compile(r"::apply_delta_work<(\d+)u>"), lambda n: (n, n)),
+    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*block_use\)0,"), lambda n: (n, 0)),
+    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*block_use\)1,"), lambda n: (n, n)),
+)
+
+
 def promised(name):
-    """Bytes that the widest accesses of a kernel have at either end; none for a kernel that promises none."""
+    """Bytes that the widest accesses of a kernel have at either end; none for one that promises nothing."""
+    for work, wide in ITEMS:
+        if found := work.search(name):
+            return wide(int(found.group(1)))
     packets = re.search(r"move_rows_kernel<(\d+)u?,", name)
     if packets is None:
         return promised_of_items(name)
@@ -103,6 +117,9 @@ def findings_in_ptx(text):
                 yield f"{name}: promises {bytes_} bytes an access, {kind} has {widest(body, kind)}"
     if entries and held == 0:
         yield "no kernel was recognised by its name: this gate no longer knows them"
+    for work, _ in ITEMS:
+        if not any(work.search(name) for name in names.values()):
+            yield f"no kernel is named {work.pattern}: this gate no longer knows it"
     print(f"{len(entries)} kernels, {held} of them held to the width of their accesses")
 
 

@@ -1,5 +1,6 @@
 // Every kernel that the library has, instantiated: what the gate on their device code compiles and reads.
 #include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
@@ -8,6 +9,7 @@
 #include <llmmem/kernels/kv_metadata.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/xor_blocks.hpp>
 
 namespace llmmem_tests {
 
@@ -68,6 +70,30 @@ result<void> metadata_kernels(cudaStream_t stream, const batch_tokens& batch, co
   if (auto done = slot_mapping(run, rows, slots); !done) return done;
   if (auto done = slot_mapping(run, padded_rows, slots); !done) return done;
   return expand_pages(run, pages, out);
+}
+
+template <block_list Blocks>
+result<void> all_sums(const device_executor& run, const Blocks& blocks, std::span<std::uint32_t> sums,
+                      std::span<std::uint64_t> digests) {
+  if (auto done = crc32c_blocks(run, blocks, sums); !done) return done;
+  if (auto done = digest_blocks(run, blocks, digests); !done) return done;
+  if (auto done = copy_and_crc32c(run, blocks, sums); !done) return done;
+  return copy_and_digest(run, blocks, digests);
+}
+
+result<void> all_check_kernels(cudaStream_t stream, std::span<const std::byte* const> shards, std::byte* to,
+                               const strided_blocks& strided, const numbered_blocks& numbered,
+                               const few_copies& few, const listed_copies& listed,
+                               std::span<std::uint32_t> words, std::span<std::uint64_t> digests) {
+  const device_executor run(stream);
+  if (auto done = xor_parity(run, shards, to, 1); !done) return done;
+  if (auto done = xor_delta(run, to, to, to, 1, words); !done) return done;
+  if (auto done = compare_dirty(run, to, to, 1, words); !done) return done;
+  if (auto done = apply_delta(run, to, to, 1, words); !done) return done;
+  if (auto done = all_sums(run, strided, words, digests); !done) return done;
+  if (auto done = all_sums(run, numbered, words, digests); !done) return done;
+  if (auto done = all_sums(run, few, words, digests); !done) return done;
+  return all_sums(run, listed, words, digests);
 }
 
 }  // namespace llmmem_tests

@@ -128,16 +128,24 @@ TEST_SUITE("items") {
     CHECK(share_of(most, 0, 0).stride == std::uint64_t{0x7FFF'FFFF} * threads);
   }
 
-  TEST_CASE("bits that several threads join to a word are all there") {
+  TEST_CASE("bits that several threads join to a word are all there, and what they add to sums") {
     std::vector<std::uint32_t> words(1000);
+    std::vector<std::uint32_t> parities(1000, 0x100);
+    std::vector<std::uint64_t> sums(1000, ~std::uint64_t{0});
     std::vector<std::thread> threads;
     for (std::uint32_t t = 0; t < 4; ++t)
       threads.emplace_back([&, t] {
-        for (std::uint32_t& word : words)
-          join_bits(word, 0x11U << t);
+        for (std::size_t i = 0; i < words.size(); ++i) {
+          join_bits(words[i], 0x11U << t);
+          join_xor(parities[i], 0x11U << t | 0x200U);
+          join_sum(sums[i], std::uint64_t{1} << (32 + t) | 1U);
+        }
       });
     for (std::thread& each : threads)
       each.join();
     CHECK(words == std::vector<std::uint32_t>(words.size(), 0xFF));
+    CHECK(parities == std::vector<std::uint32_t>(words.size(), 0x1FF));
+    // Modulo 2^64.
+    CHECK(sums == std::vector<std::uint64_t>(words.size(), (std::uint64_t{0xF} << 32) + 3));
   }
 }

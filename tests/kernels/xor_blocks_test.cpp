@@ -15,6 +15,7 @@
 
 #include "support/cache_world.hpp"
 #include "support/comm_job.hpp"
+#include "support/guarded_bytes.hpp"
 #include "support/seeds.hpp"
 
 namespace {
@@ -22,31 +23,6 @@ namespace {
 using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::testing::grid_executor;
-
-/// Bytes somewhere in a memory whose others must stay: `skew` bytes behind a multiple of 16.
-class guarded_bytes {
- public:
-  guarded_bytes(std::span<const std::byte> bytes, std::uint64_t skew) : size_(bytes.size()) {
-    all_.assign(bytes.size() + 64, poison);
-    const auto address = reinterpret_cast<std::uintptr_t>(all_.data());
-    first_ = 32 - address % 16 + skew;
-    std::ranges::copy(bytes, data());
-  }
-  [[nodiscard]] std::byte* data() { return all_.data() + first_; }
-  [[nodiscard]] std::vector<std::byte> bytes() { return {data(), data() + size_}; }
-  /// Whether nothing was written beside the bytes.
-  [[nodiscard]] bool is_intact() const {
-    const auto is_poison = [](std::byte each) { return each == poison; };
-    const auto first = all_.begin() + static_cast<std::ptrdiff_t>(first_);
-    return std::all_of(all_.begin(), first, is_poison) &&
-           std::all_of(first + static_cast<std::ptrdiff_t>(size_), all_.end(), is_poison);
-  }
-
- private:
-  std::vector<std::byte> all_{};
-  std::uint64_t first_ = 0;
-  std::uint64_t size_;
-};
 
 /// Lengths around all that kernels divide by.
 std::uint64_t any_length(std::mt19937_64& random) {
@@ -59,12 +35,6 @@ std::uint64_t any_length(std::mt19937_64& random) {
     default:
       return random() % 300'000;
   }
-}
-
-/// Offsets from a multiple of 16 that have the accesses be 16, 4 or 1 bytes wide.
-std::uint64_t any_skew(std::mt19937_64& random) {
-  constexpr std::uint64_t skews[] = {0, 0, 4, 8, 2, 1, 15};
-  return skews[random() % std::size(skews)];
 }
 
 /// The oracle: bytes one by one.

@@ -70,6 +70,10 @@ struct xor_parity_work {
  private:
   LLMMEM_HD void whole(std::uint64_t at) const noexcept {
     packet<16> sum[xor_unit::packets]{};
+    // More shards at once than two cost registers, and with them threads.
+#if defined(__CUDA_ARCH__)
+#pragma unroll 2
+#endif
     for (std::uint32_t s = 0; s < shards; ++s) {
       packet<16> in[xor_unit::packets];
 #if defined(__CUDA_ARCH__)

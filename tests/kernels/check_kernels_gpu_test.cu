@@ -1,0 +1,227 @@
+// Parity, deltas and checksums on a device, each against the host's run of the same work, and checksums
+// against the processor's own as well: every byte, bit and sum, also replayed from a graph.
+#include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/xor_blocks.hpp>
+#include <llmmem/transfer/crc32c.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "support/cache_world.hpp"
+#include "support/device.cuh"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+std::vector<std::byte> any_bytes(std::uint64_t count, std::mt19937_64& random) {
+  std::vector<std::byte> out(count);
+  std::ranges::generate(out, [&] { return static_cast<std::byte>(random()); });
+  return out;
+}
+
+std::uint64_t any_length(std::mt19937_64& random) {
+  constexpr std::uint64_t longest[] = {40, 3000, 70'000, 3'000'000};
+  return random() % longest[random() % std::size(longest)];
+}
+
+std::uint64_t any_skew(std::mt19937_64& random) {
+  constexpr std::uint64_t skews[] = {0, 0, 0, 4, 1};
+  return skews[random() % std::size(skews)];
+}
+
+/// Runs something on a stream, every other time from a graph, twice, so that what is overwritten is so again.
+template <class Work>
+void on_device(std::uint64_t seed, cudaStream_t stream, const char* what, const Work& work) {
+  const device_executor run(stream);
+  if (seed % 2 == 0) {
+    require(work(run).has_value(), what, seed);
+  } else {
+    cudaGraph_t graph{};
+    cudaGraphExec_t replay{};
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+    const bool is_well = work(run).has_value();
+    check(cudaStreamEndCapture(stream, &graph), "end capture");
+    require(is_well, what, seed);
+    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
+    for (int i = 0; i < 2; ++i)
+      check(cudaGraphLaunch(replay, stream), "replay");
+    check(cudaStreamSynchronize(stream), what);
+    check(cudaGraphExecDestroy(replay), "destroy");
+    check(cudaGraphDestroy(graph), "destroy");
+  }
+  check(cudaStreamSynchronize(stream), what);
+}
+
+void check_parity(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t bytes = any_length(random);
+  const std::uint64_t skew = any_skew(random);
+  const std::uint64_t count = random() % (most_parity_shards + 1);
+  std::vector<std::vector<std::byte>> contents;
+  std::vector<device_array<std::byte>> shards;
+  std::vector<const std::byte*> here;
+  std::vector<const std::byte*> there;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    contents.push_back(any_bytes(bytes + 16, random));
+    shards.emplace_back(contents.back());
+  }
+  for (std::uint64_t i = 0; i < count; ++i) {
+    here.push_back(contents[i].data() + skew);
+    there.push_back(shards[i].data() + skew);
+  }
+  std::vector<std::byte> expected(bytes + 64, poison);
+  const device_array<std::byte> parity(expected);
+  on_device(seed, stream, "parity",
+            [&](const auto& run) { return xor_parity(run, there, parity.data() + 16 + skew, bytes); });
+  require(xor_parity(host_executor{}, here, expected.data() + 16 + skew, bytes).has_value(),
+          "parity on the host", seed);
+  require(parity.host() == expected, "the parity differs from the host's", seed);
+}
+
+void check_delta(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t bytes = any_length(random);
+  const std::uint64_t skew = any_skew(random);
+  const dirty_page_options pages{.page_bytes = 512U << random() % 5};
+  const std::uint64_t words = dirty_words(bytes, pages);
+  std::vector<std::byte> before = any_bytes(bytes + 64, random);
+  std::vector<std::byte> after = before;
+  for (std::uint64_t i = random() % 20; i-- != 0;)
+    after[random() % after.size()] ^= static_cast<std::byte>(1 + random() % 255);
+  std::vector<std::byte> delta(bytes + 64, poison);
+  std::vector<std::uint32_t> bits(words + 1, 0xDEAD'BEEF);
+  std::vector<std::uint32_t> looked = bits;
+  const device_array<std::byte> device_before(before);
+  const device_array<std::byte> device_after(after);
+  const device_array<std::byte> device_delta(delta);
+  const device_array<std::uint32_t> device_bits(bits);
+  const device_array<std::uint32_t> device_looked(looked);
+  const auto make = [&](const auto& run, const std::byte* from, const std::byte* to, std::byte* made,
+                        std::uint32_t* dirty, std::uint32_t* seen) -> result<void> {
+    if (auto done = compare_dirty(run, from + skew, to + skew, bytes, {seen, words}, pages); !done)
+      return done;
+    return xor_delta(run, from + skew, to + skew, made + skew, bytes, {dirty, words}, pages);
+  };
+  on_device(seed, stream, "delta", [&](const auto& run) {
+    return make(run, device_before.data(), device_after.data(), device_delta.data(), device_bits.data(),
+                device_looked.data());
+  });
+  require(make(host_executor{}, before.data(), after.data(), delta.data(), bits.data(), looked.data())
+              .has_value(),
+          "delta on the host", seed);
+  require(device_delta.host() == delta, "the delta differs from the host's", seed);
+  require(device_bits.host() == bits, "the dirty bits differ from the host's", seed);
+  require(device_looked.host() == looked, "compared pages differ from the host's", seed);
+  const device_executor run(stream);
+  require(apply_delta(run, device_before.data() + skew, device_delta.data() + skew, bytes,
+                      {device_bits.data(), words}, pages)
+              .has_value(),
+          "apply", seed);
+  check(cudaStreamSynchronize(stream), "apply");
+  std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(skew), bytes,
+              before.begin() + static_cast<std::ptrdiff_t>(skew));
+  require(device_before.host() == before, "an applied delta is not the new bytes", seed);
+}
+
+void check_pool(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t bytes = any_length(random) % 400'000;
+  const std::uint64_t stride = random() % 3 == 0 ? bytes + random() % 20 : (bytes + 15) / 16 * 16;
+  const std::uint64_t blocks = 1 + random() % 9;
+  const std::uint64_t skew = any_skew(random);
+  std::vector<std::byte> pool = any_bytes(blocks * stride + 16, random);
+  std::vector<std::byte> room(pool.size(), poison);
+  std::vector<block_pair> pairs;
+  for (std::uint64_t i = 0; i < blocks; ++i)
+    pairs.push_back({static_cast<std::int64_t>(random() % (blocks + 2)) - 1, static_cast<std::int64_t>(i)});
+  std::vector<std::uint32_t> crcs(2 * blocks, 0xDEAD'BEEF);
+  std::vector<std::uint64_t> digests(2 * blocks, 0xDEAD'BEEF);
+  const device_array<std::byte> device_pool(pool);
+  const device_array<std::byte> device_room(room);
+  const device_array<block_pair> device_pairs(pairs);
+  const device_array<std::uint32_t> device_crcs(crcs);
+  const device_array<std::uint64_t> device_digests(digests);
+  const auto all = [&](const auto& run, const std::byte* from, std::byte* to, const block_pair* list,
+                       std::uint32_t* crc, std::uint64_t* digest) -> result<void> {
+    const block_pool_view source{from + skew, stride, blocks};
+    const strided_blocks every(source, bytes);
+    const numbered_blocks some(source, bytes, {list, blocks}, {to + skew, stride, blocks});
+    if (auto done = crc32c_blocks(run, every, {crc, blocks}); !done) return done;
+    if (auto done = digest_blocks(run, every, {digest, blocks}); !done) return done;
+    if (auto done = copy_and_crc32c(run, some, {crc + blocks, blocks}); !done) return done;
+    return copy_and_digest(run, some, {digest + blocks, blocks});
+  };
+  on_device(seed, stream, "sums of a pool", [&](const auto& run) {
+    return all(run, device_pool.data(), device_room.data(), device_pairs.data(), device_crcs.data(),
+               device_digests.data());
+  });
+  require(
+      all(host_executor{}, pool.data(), room.data(), pairs.data(), crcs.data(), digests.data()).has_value(),
+      "sums on the host", seed);
+  require(device_crcs.host() == crcs, "a CRC-32C differs from the host's", seed);
+  require(device_digests.host() == digests, "a digest differs from the host's", seed);
+  require(device_room.host() == room, "copied blocks differ from the host's", seed);
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const std::span block(pool.data() + skew + i * stride, bytes);
+    require(crcs[i] == crc32c(0, block), "a CRC-32C is not the processor's", seed);
+    require(digests[i] == block_digest(block), "a digest is not the host function's", seed);
+  }
+}
+
+void check_tasks(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t multiple = std::uint64_t{1} << seed % 5;
+  const std::vector<std::byte> source = any_bytes(600'000, random);
+  std::vector<std::byte> expected(source.size(), poison);
+  const device_array<std::byte> from(source);
+  const device_array<std::byte> to(expected);
+  std::vector<copy_task> tasks;
+  std::vector<std::uint32_t> crcs;
+  std::uint64_t longest = 0;
+  for (std::uint64_t at = 0; at + 90'000 < source.size() && tasks.size() < few_copies::most;) {
+    const std::uint64_t bytes = random() % (random() % 5 == 0 ? 90'000 : 500);
+    tasks.push_back({from.data() + at, to.data() + at, bytes});
+    std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(at), bytes,
+                expected.begin() + static_cast<std::ptrdiff_t>(at));
+    crcs.push_back(crc32c(0, std::span(source).subspan(at, bytes)));
+    longest = std::max(longest, bytes);
+    at = (at + bytes + multiple) / multiple * multiple;
+  }
+  const device_array<copy_task> on_the_device(tasks);
+  const device_array<std::uint32_t> sums(std::vector<std::uint32_t>(tasks.size(), 0xDEAD'BEEF));
+  const auto aligned = static_cast<std::uint32_t>(multiple);
+  on_device(seed, stream, "sums of tasks", [&](const auto& run) -> result<void> {
+    if (auto done = crc32c_blocks(run, few_copies(tasks), {sums.data(), sums.size()}); !done) return done;
+    return copy_and_crc32c(run,
+                           listed_copies({on_the_device.data(), tasks.size()}, longest, {aligned, aligned}),
+                           {sums.data(), sums.size()});
+  });
+  require(sums.host() == crcs, "a task's CRC-32C is not the processor's", seed);
+  require(to.host() == expected, "a copied task differs", seed);
+}
+
+}  // namespace
+
+int main() {
+  describe(require_device());
+  cudaStream_t stream{};
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  constexpr std::uint64_t worlds = 200;
+  for (std::uint64_t seed = 1; seed <= worlds; ++seed) {
+    check_parity(seed, stream);
+    check_delta(seed, stream);
+    check_pool(seed, stream);
+    check_tasks(seed, stream);
+  }
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  std::printf("%llu worlds: every byte, bit and sum as the host has it\n",
+              static_cast<unsigned long long>(worlds));
+}
