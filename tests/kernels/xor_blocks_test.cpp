@@ -230,6 +230,8 @@ TEST_SUITE("xor_blocks") {
     CHECK(dirty_words(std::uint64_t{1} << 17) == 1);
     CHECK(dirty_words((std::uint64_t{1} << 17) + 1) == 2);
     CHECK(dirty_words(0) == 0);
+    CHECK(detail::xor_unit::count(4096) == 2);
+    CHECK(detail::xor_unit::count(4097) == 3);
     detail::xor_parity_work<16> parity{};
     parity.bytes = bytes;
     CHECK(parity.items() == 32 * ((std::uint64_t{1} << 29) + 4));
