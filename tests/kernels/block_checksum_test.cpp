@@ -90,28 +90,40 @@ void on_each(std::mt19937_64& random, const Check& check) {
 constexpr std::uint32_t other_crc = 0xDEAD'BEEF;
 constexpr std::uint64_t other_digest = 0xDEAD'BEEF'0BAD'F00D;
 
-/// All sums of a list, made in all four ways: each must be that of the expected bytes, and one more stays.
+/// Sums that are the expected ones; one more, behind them, must stay.
+template <class Sum, class Expect>
+std::uint64_t right_ones(const std::vector<Sum>& sums, Sum other,
+                         const std::vector<std::vector<std::byte>>& blocks, const Expect& expect) {
+  CHECK(sums.back() == other);
+  std::uint64_t right = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    right += sums[i] == expect(blocks[i]) ? 1 : 0;
+  return right;
+}
+
+/// Both sums of each block of a list.
 template <class Run, block_list Blocks>
-void check_sums(const Run& run, const Blocks& blocks, const std::vector<std::vector<std::byte>>& expected,
-                bool is_copied) {
+void check_sums(const Run& run, const Blocks& blocks, const std::vector<std::vector<std::byte>>& expected) {
   std::vector<std::uint32_t> crcs(expected.size() + 1, other_crc);
   std::vector<std::uint64_t> digests(expected.size() + 1, other_digest);
-  const std::span crc_room(crcs.data(), crcs.size());
-  const std::span digest_room(digests.data(), digests.size());
-  if (is_copied) {
-    copy_and_crc32c(run, blocks, crc_room).value();
-    copy_and_digest(run, blocks, digest_room).value();
-  } else {
-    crc32c_blocks(run, blocks, crc_room).value();
-    digest_blocks(run, blocks, digest_room).value();
-  }
-  std::uint64_t wrong = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (crcs[i] != crc_of(expected[i]) || digests[i] != digest_of(expected[i])) ++wrong;
-  }
-  CHECK(wrong == 0);
-  CHECK(crcs.back() == other_crc);
-  CHECK(digests.back() == other_digest);
+  crc32c_blocks(run, blocks, crcs).value();
+  digest_blocks(run, blocks, digests).value();
+  CHECK(right_ones(crcs, other_crc, expected, crc_of) == expected.size());
+  CHECK(right_ones(digests, other_digest, expected, digest_of) == expected.size());
+}
+
+/// The same of copies; after each, `look` is to find the blocks where they went, and clear that place.
+template <class Run, block_list Blocks, class Look>
+void check_copies(const Run& run, const Blocks& blocks, const std::vector<std::vector<std::byte>>& expected,
+                  const Look& look) {
+  std::vector<std::uint32_t> crcs(expected.size() + 1, other_crc);
+  std::vector<std::uint64_t> digests(expected.size() + 1, other_digest);
+  copy_and_crc32c(run, blocks, crcs).value();
+  look();
+  copy_and_digest(run, blocks, digests).value();
+  look();
+  CHECK(right_ones(crcs, other_crc, expected, crc_of) == expected.size());
+  CHECK(right_ones(digests, other_digest, expected, digest_of) == expected.size());
 }
 
 /// Runs nothing, and keeps how wide the accesses would be.
@@ -197,22 +209,21 @@ TEST_SUITE("block_checksum") {
       for (std::uint64_t i = 0; i < count; ++i)
         tasks.push_back({sources[i].data(), targets[i].data(), contents[i].size()});
       const row_alignment aligned = are_aligned ? row_alignment{16, 16} : row_alignment{1, 1};
-      on_each(random, [&](const auto& run) {
-        check_sums(run, few_copies(tasks), contents, false);
-        check_sums(run, listed_copies(tasks, longest, aligned), contents, false);
-        for (guarded_bytes& each : targets)
-          CHECK(each.bytes() == std::vector<std::byte>(each.bytes().size()));
-        check_sums(run, few_copies(tasks), contents, true);
+      const auto look = [&] {
         for (std::uint64_t i = 0; i < count; ++i) {
           CHECK(targets[i].bytes() == contents[i]);
           CHECK(targets[i].is_intact());
           std::fill_n(targets[i].data(), contents[i].size(), std::byte{0});
         }
-        check_sums(run, listed_copies(tasks, longest, aligned), contents, true);
-        for (std::uint64_t i = 0; i < count; ++i) {
-          CHECK(targets[i].bytes() == contents[i]);
-          std::fill_n(targets[i].data(), contents[i].size(), std::byte{0});
-        }
+      };
+      on_each(random, [&](const auto& run) {
+        const listed_copies listed(tasks, longest, aligned);
+        check_sums(run, few_copies(tasks), contents);
+        check_sums(run, listed, contents);
+        for (guarded_bytes& each : targets)
+          CHECK(each.bytes() == std::vector<std::byte>(each.bytes().size()));
+        check_copies(run, few_copies(tasks), contents, look);
+        check_copies(run, listed, contents, look);
       });
     }
   }
@@ -224,7 +235,7 @@ TEST_SUITE("block_checksum") {
       const auto contents = bytes_of_seed(bytes, bytes);
       const copy_task task{contents.data(), nullptr, bytes};
       std::mt19937_64 random(bytes);
-      on_each(random, [&](const auto& run) { check_sums(run, few_copies({&task, 1}), {contents}, false); });
+      on_each(random, [&](const auto& run) { check_sums(run, few_copies({&task, 1}), {contents}); });
     }
   }
 
@@ -300,27 +311,29 @@ TEST_SUITE("block_checksum") {
                             expected.begin() + static_cast<std::ptrdiff_t>(i * (stride + 16)));
       }
       on_each(random, [&](const auto& run) {
-        check_sums(run, strided_blocks(from, bytes), all, false);
+        check_sums(run, strided_blocks(from, bytes), all);
         std::uint32_t flag = 0;
-        check_sums(run, numbered_blocks(from, bytes, pairs, {}, &flag), of_pairs, false);
+        check_sums(run, numbered_blocks(from, bytes, pairs, {}, &flag), of_pairs);
         CHECK(flag == (is_any_beyond ? 1 : 0));
         flag = 0;
         guarded_bytes to(empty_rooms, skew);
-        check_sums(run, numbered_blocks(from, bytes, pairs, {to.data(), stride + 16, rooms}, &flag),
-                   of_copied, true);
+        const block_pool_room room{to.data(), stride + 16, rooms};
+        const auto look_for = [&](const std::vector<std::byte>& bytes_there) {
+          CHECK(to.bytes() == bytes_there);
+          CHECK(to.is_intact());
+          std::ranges::copy(empty_rooms, to.data());
+        };
+        check_copies(run, numbered_blocks(from, bytes, pairs, room, &flag), of_copied,
+                     [&] { look_for(expected); });
         CHECK(flag == (is_any_copied_beyond ? 1 : 0));
-        CHECK(to.bytes() == expected);
-        CHECK(to.is_intact());
         // In order, as many as both have.
-        guarded_bytes row(empty_rooms, skew);
         const std::uint64_t both = std::min(blocks, rooms);
-        check_sums(run, strided_blocks(from, bytes, {row.data(), stride + 16, rooms}),
-                   {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(both)}, true);
         std::vector<std::byte> in_row = empty_rooms;
         for (std::uint64_t i = 0; i < both; ++i)
           std::ranges::copy(all[i], in_row.begin() + static_cast<std::ptrdiff_t>(i * (stride + 16)));
-        CHECK(row.bytes() == in_row);
-        CHECK(row.is_intact());
+        check_copies(run, strided_blocks(from, bytes, room),
+                     {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(both)},
+                     [&] { look_for(in_row); });
       });
     }
   }
