@@ -3,9 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/kernels/items.hpp>
-#include <llmmem/kernels/launch.hpp>
-#include <llmmem/kernels/packet.hpp>
+#include <llmmem/kernels/detail/xor_works.hpp>
 #include <llmmem/result.hpp>
 
 #include <cstddef>
@@ -13,9 +11,6 @@
 #include <span>
 
 namespace llmmem::inline v0 {
-
-/// The most shards of one `xor_parity`: their addresses travel with the launch.
-inline constexpr std::uint32_t most_parity_shards = 16;
 
 /// What becomes of the bits that are in a bitmap of dirty pages.
 enum class dirty_mark : std::uint8_t {
@@ -32,7 +27,9 @@ struct dirty_page_options {
 /// 32-bit words that the dirty bits of so many bytes take: page p has bit p % 32 of word p / 32.
 ///
 /// @pre options.page_bytes is a power of two
-/// @par Complexity   O(1). @par Thread safety   any number at once. @par Errors   none.
+/// @par Complexity      O(1).
+/// @par Thread safety   any number at once.
+/// @par Errors          none.
 [[nodiscard]] constexpr std::uint64_t dirty_words(std::uint64_t bytes,
                                                   const dirty_page_options& options = {}) noexcept {
   const std::uint64_t pages = bytes / options.page_bytes + (bytes % options.page_bytes == 0 ? 0 : 1);

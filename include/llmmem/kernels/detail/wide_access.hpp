@@ -24,8 +24,9 @@ template <unsigned N, access How>
 #pragma unroll
 #endif
     for (unsigned i = 0; i < 16 / N; ++i)
-      out.words[i * N / 4] |= static_cast<std::uint32_t>(load_packet<N, How>(from + i * N).words[0])
-                              << (i * N % 4 * 8);
+      out.words[i * N / 4] |=
+          static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * N).words[0])
+          << (i * N % 4 * 8);
     return out;
   }
 }
@@ -42,7 +43,8 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
 #pragma unroll
 #endif
     for (unsigned i = 0; i < 16 / N; ++i)
-      store_packet<N, How>(to + i * N, {{static_cast<word>(in.words[i * N / 4] >> (i * N % 4 * 8))}});
+      store_packet<N, How>(to + std::size_t{i} * N,
+                           {{static_cast<word>(in.words[i * N / 4] >> (i * N % 4 * 8))}});
   }
 }
 
