@@ -15,7 +15,7 @@ namespace llmmem::inline v0 {
 namespace detail {
 
 inline constexpr std::uint64_t digest_position = 0x9E37'79B9'7F4A'7C15U;  // 2^64 / the golden ratio, odd
-inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;    // odd
+inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
 
 /// The square's halves joined: each bit of `x` comes into many, in a way that depends on the others.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t digest_square(std::uint32_t x) noexcept {
@@ -39,23 +39,23 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;    // odd
   return (word + 1) * digest_position;
 }
 
-/// What a length adds: one to one.
+/// What a length adds: one to one, as for words.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t digest_start(std::uint64_t bytes) noexcept {
-  const std::uint64_t key = (bytes + 1) * digest_length;
-  return digest_word(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32), key);
+  return digest_word(static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(bytes >> 32),
+                     digest_length);
 }
 
 }  // namespace detail
 
-/// A digest of `bytes`, which the kernels of <llmmem/kernels/block_checksum.hpp> make at the rate of memory:
-/// to notice what devices, links and mistakes do to data. It is no cryptographic hash: who wants to can make
-/// other bytes of the same digest.
+/// A digest of `bytes`, of so few operations that the kernels of <llmmem/kernels/block_checksum.hpp> should
+/// wait for memory alone (not yet measured): to notice what devices, links and mistakes do to data. It is no
+/// cryptographic hash: who wants to can make other bytes of the same digest.
 ///
 /// **Definition.** The bytes, and zeros behind them up to a multiple of 16, are little-endian words of 64
 /// bits, numbered from 0. The digest is the sum modulo 2^64 of `f(word, (number + 1) * 0x9E3779B97F4A7C15)`
-/// over all of them, and of `f(k, k)` with `k = (length + 1) * 0xD1B54A32D192ED03`, `length` in bytes.
-/// `f(word, key)`: `low` and `high` are the word's halves, `a` and `b` the key's, lower and upper; `q(x)` is
-/// the upper half of the 64-bit square of the 32-bit `x`, xor the lower; then
+/// over all of them, and of `f(length, 0xD1B54A32D192ED03)`, the length in bytes. In `f(word, key)` `low` and
+/// `high` are the word's halves, `a` and `b` the key's, lower and upper; `q(x)` is the upper half of the
+/// 64-bit square of the 32-bit `x`, xor the lower; then
 ///
 ///     high ^= q(low + a);  low ^= q(high + b);  high ^= q(low + (a ^ b));  // sums modulo 2^32
 ///

@@ -50,8 +50,8 @@ struct dirty_page_options {
 /// @return `errc::out_of_range` for more shards: wanted = how many, found = the most; `errc::null_handle` for
 ///      a null pointer to bytes, index = the shard, or how many there are for the parity;
 ///      `errc::overlapping_ranges`, index = the shard. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   each shard read once, the parity written once; four 16-byte reads of a thread are on
-///      their way together.
+/// @par Complexity   each shard read once, the parity written once; eight 16-byte reads of a thread, of two
+///      shards, are on their way together.
 /// @par Source   RAID-4: Patterson, Gibson and Katz, SIGMOD 1988.
 template <class Run>
 result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards, std::byte* parity,
