@@ -33,7 +33,8 @@ namespace llmmem::inline v0 {
 /// none, or
 ///      bytes at a null pointer as far as the host can see; `errc::past_the_bytes` for a longest block of
 ///      2^45 bytes or more. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   each byte read once, and about three operations of 32 bits for it in large lists.
+/// @par Complexity   each byte read once; by derivation three to four operations of 32 bits for it, more
+///      where all blocks together have less than some 16 MiB.
 /// @par Source   that squaring leaves the coefficients of a polynomial over two elements makes P(x^32) a
 ///      multiple of P(x): words are added to words, without tables. The idea of carrying a CRC forward by
 ///      such multiples is in Kadatch and Jenkins, "Everything we know about CRC but afraid to forget", 2010.

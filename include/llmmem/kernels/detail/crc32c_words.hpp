@@ -17,7 +17,7 @@ namespace llmmem::inline v0::detail {
 
 /// Coefficients of the polynomial below x^32, that of x^t in bit t.
 inline constexpr std::uint32_t crc32c_terms = 0x1EDC'6F41U;
-/// The lowest one but that of x^0 below which none is, and the highest: how far a word's sums reach.
+/// The highest of them.
 inline constexpr std::uint32_t crc32c_highest_term = 28;
 
 /// What is known of the words so far: 32 of them, the first in the message first.
