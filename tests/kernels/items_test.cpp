@@ -138,7 +138,7 @@ TEST_SUITE("items") {
         for (std::size_t i = 0; i < words.size(); ++i) {
           join_bits(words[i], 0x11U << t);
           join_xor(parities[i], 0x11U << t | 0x200U);
-          join_sum(sums[i], std::uint64_t{1} << (32 + t) | 1U);
+          add_to(sums[i], std::uint64_t{1} << (32 + t) | 1U);
         }
       });
     for (std::thread& each : threads)

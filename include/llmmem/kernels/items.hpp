@@ -120,7 +120,7 @@ LLMMEM_HD inline void join_bits(std::uint32_t& word, std::uint32_t bits) noexcep
 #endif
 }
 
-/// Adds to a number, whoever else does so at the same time.
+/// Adds to a number modulo 2^64, whoever else does so at the same time.
 LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept {
 #if defined(__CUDA_ARCH__)
   atomicAdd(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(more));
@@ -147,16 +147,6 @@ LLMMEM_HD inline void join_xor(std::uint32_t& word, std::uint32_t bits) noexcept
   atomicXor(&word, bits);
 #else
   std::atomic_ref(word).fetch_xor(bits, std::memory_order_relaxed);
-#endif
-}
-
-/// Adds to a sum modulo 2^64, whoever else does so at the same time.
-LLMMEM_HD inline void join_sum(std::uint64_t& sum, std::uint64_t summand) noexcept {
-#if defined(__CUDA_ARCH__)
-  static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
-  atomicAdd(reinterpret_cast<unsigned long long*>(&sum), static_cast<unsigned long long>(summand));
-#else
-  std::atomic_ref(sum).fetch_add(summand, std::memory_order_relaxed);
 #endif
 }
 

@@ -138,7 +138,7 @@ struct digest_sum {
     return shape_tiles(blocks, longest, 64, 512, 64);
   }
   [[nodiscard]] LLMMEM_HD static value join(value a, value b) noexcept { return a + b; }
-  LLMMEM_HD static void join_to(value& sum, value part) noexcept { join_sum(sum, part); }
+  LLMMEM_HD static void join_to(value& sum, value part) noexcept { add_to(sum, part); }
   [[nodiscard]] LLMMEM_HD value start(std::uint64_t bytes) const noexcept { return digest_start(bytes); }
 
   template <unsigned N, block_use Use>
