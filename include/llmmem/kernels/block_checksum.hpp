@@ -29,8 +29,7 @@ namespace llmmem::inline v0 {
 ///
 /// @param run   `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param sums  as many as blocks, or more: those beyond are not touched.
-/// @return `errc::too_short`: wanted = blocks, found = sums given; `errc::null_handle` for sums that are
-/// none, or
+/// @return `errc::too_short`: wanted = blocks, found = sums given; `errc::null_handle` for no sums at all, or
 ///      bytes at a null pointer as far as the host can see; `errc::past_the_bytes` for a longest block of
 ///      2^45 bytes or more. Then nothing has begun. Else what `run` returns.
 /// @par Complexity   each byte read once; by derivation three to four operations of 32 bits for it, more
