@@ -30,11 +30,7 @@ class pending_moves {
   [[nodiscard]] std::int64_t first() const noexcept { return left_.front(); }
   /// A block that goes to itself need not.
   void drop_those_that_stay() {
-    std::erase_if(left_, [&](std::int64_t to) {
-      const bool stays = comes_from_[at(to)] == to;
-      if (stays) --readers_[at(to)];
-      return stays;
-    });
+    std::erase_if(left_, [&](std::int64_t to) { return comes_from_[at(to)] == to; });
   }
 
   /// All that may go now go, as a wave: nobody that waits reads their places.
