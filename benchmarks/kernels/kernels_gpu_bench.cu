@@ -11,6 +11,7 @@
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
+#include <llmmem/kernels/measured_copy_plan.cuh>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
@@ -361,5 +362,6 @@ int main() {
     measure_checks(watch, table, all, room);
   }
   measure_memory(table);
+  std::printf("%s", measured_copy_plan(device_id{0}).text().c_str());
   table.print_json();
 }

@@ -226,9 +226,11 @@
 #include <llmmem/space/virtual_range.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/tiered_tensors.hpp>
+#include <llmmem/transfer/batch_copier.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/chunk_index.hpp>
 #include <llmmem/transfer/chunk_key.hpp>
+#include <llmmem/transfer/copy_plan.hpp>
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/device_fence.hpp>
 #include <llmmem/transfer/device_queue.hpp>

@@ -1,13 +1,18 @@
 // The spaces and queues over CUDA. Without a driver or a device they must say so, and memory of the host must
 // go on: that is tested where there is none. Where there is one, bytes go up, within and down, behind fences,
 // between spaces, and virtual memory is put behind addresses.
+#include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/measured_copy_plan.cuh>
 #include <llmmem/space/cuda.hpp>
 #include <llmmem/space/virtual_range.hpp>
+#include <llmmem/transfer/batch_copier.hpp>
 
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -103,6 +108,44 @@ void check_virtual_memory() {
   require(memory.used() == 0, "decommitted memory is given back", 0);
 }
 
+void check_batches() {
+  const copy_plan plan =
+      measured_copy_plan(first, {.bytes = {4096, 65536}, .counts = {1, 64}, .most_bytes = 4 * mib});
+  require(plan.is_measured() && copy_plan::parsed(plan.text()).text() == plan.text(), "a plan is measured",
+          0);
+  device_space space(device_pool_source<cuda_runtime>(first), {.budget = 64 * mib});
+  pinned_space staging(pinned_source<cuda_runtime>(), {.budget = 64 * mib});
+  const auto room = space.try_allocate(mib, 256).value();
+  const auto host = staging.try_allocate(2 * mib, 4096).value();
+  for (std::uint64_t i = 0; i < mib; ++i)
+    host.data[i] = static_cast<std::byte>(i * 2654435761U >> 13U);
+  cudaStream_t stream{};
+  llmmem_tests::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  for (const copy_way wanted : {copy_way::loop, copy_way::batch, copy_way::strided, copy_way::kernel}) {
+    batch_copier<cuda_runtime> copies(copy_plan::measured(
+        {}, [&](copy_way way, const copy_shape&) { return std::optional(way == wanted ? 1.0 : 1000.0); }));
+    const auto kernel = [&](std::span<const copy_task> all) {
+      return copy_few(device_executor(stream), all);
+    };
+    const auto move = [&](std::byte* to, const std::byte* from, copy_direction direction) {
+      std::vector<copy_task> pieces;
+      for (std::uint64_t i = 0; i < 64; ++i)
+        pieces.push_back({from + i * 8192, to + i * 16384, 8192});
+      const auto done = copies.copy(pieces, direction, stream, kernel).value();
+      require(done.way == wanted, "the way that was asked for", static_cast<std::uint64_t>(wanted));
+    };
+    std::memset(host.data + mib, 0, mib);
+    move(room.data, host.data, copy_direction::up);
+    llmmem_tests::check(cudaMemcpyAsync(host.data + mib, room.data, mib, cudaMemcpyDefault, stream), "down");
+    llmmem_tests::check(cudaStreamSynchronize(stream), "wait");
+    for (std::uint64_t i = 0; i < 64; ++i) {
+      require(std::memcmp(host.data + mib + i * 16384, host.data + i * 8192, 8192) == 0,
+              "pieces are in place", static_cast<std::uint64_t>(wanted));
+    }
+  }
+  llmmem_tests::check(cudaStreamDestroy(stream), "destroy");
+}
+
 }  // namespace
 
 int main() {
@@ -115,5 +158,6 @@ int main() {
     check_copies(seed);
   check_refusals();
   check_virtual_memory();
+  check_batches();
   std::printf("device and pinned memory, queues, fences, virtual memory: as they say\n");
 }

@@ -48,6 +48,9 @@ class fake_device {
   std::uint64_t refuse_at = ~0ULL;  ///< the call that is refused, counted from 0
   llmmem::device_status lost = 0;   ///< what every question answers once it is set
   std::uint64_t aliased_apart = 0;  ///< addresses from here on are seen elsewhere
+  bool is_capturing = false;        ///< what streams are given becomes a graph
+  std::uint64_t batches = 0;        ///< calls that copied many pieces
+  std::uint64_t strided = 0;        ///< or pieces evenly apart
   std::uint64_t calls = 0;
   std::vector<std::string> wrong{};  ///< what a driver would not have borne
 
@@ -209,6 +212,29 @@ class fake_runtime {
     });
     return 0;
   }
+  llmmem::device_status copy_many(void* const* to, const void* const* from, const std::size_t* bytes,
+                                  std::size_t count, stream on) const noexcept {
+    const std::lock_guard held(device_->mutex_);
+    ++device_->batches;
+    if (device_->is_capturing) device_->wrong.emplace_back("a batch is missing from the graph");
+    for (std::size_t i = 0; i < count; ++i) {
+      if (const auto status = copy(to[i], from[i], bytes[i], on); status != 0) return status;
+    }
+    return 0;
+  }
+  llmmem::device_status copy_evenly(void* to, std::size_t to_stride, const void* from,
+                                    std::size_t from_stride, std::size_t bytes, std::size_t count,
+                                    stream on) const noexcept {
+    const std::lock_guard held(device_->mutex_);
+    ++device_->strided;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto status = copy(static_cast<std::byte*>(to) + i * to_stride,
+                               static_cast<const std::byte*>(from) + i * from_stride, bytes, on);
+      if (status != 0) return status;
+    }
+    return 0;
+  }
+  [[nodiscard]] bool is_capturing(stream) const noexcept { return device_->is_capturing; }
   llmmem::device_status lock_pages(void* bytes, std::size_t count) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;

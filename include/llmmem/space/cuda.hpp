@@ -11,6 +11,7 @@
 #include <llmmem/space/host.hpp>
 #include <llmmem/space/pinned.hpp>
 #include <llmmem/space/virtual_memory.hpp>
+#include <llmmem/transfer/batch_copier.hpp>
 #include <llmmem/transfer/device_fence.hpp>
 #include <llmmem/transfer/device_queue.hpp>
 #include <llmmem/transfer/streamed_space.hpp>
@@ -120,6 +121,31 @@ struct cuda_runtime {
   device_status copy(void* to, const void* from, std::size_t count, stream on) const noexcept {
     return detail::told(cudaMemcpyAsync(to, from, count, cudaMemcpyDefault, on));
   }
+  /// Sources are read in the order of the stream: what was just written there is what is copied. Needs CUDA
+  /// 12.8; of 13.0 and newer another signature.
+  device_status copy_many(void* const* to, const void* const* from, const std::size_t* bytes,
+                          std::size_t count, stream on) const noexcept {
+    cudaMemcpyAttributes how{};
+    how.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+#if CUDART_VERSION >= 13000
+    return detail::told(cudaMemcpyBatchAsync(to, from, bytes, count, &how, &first, 1, on));
+#else
+    std::size_t failed = 0;
+    return detail::told(cudaMemcpyBatchAsync(const_cast<void**>(to), const_cast<void**>(from),
+                                             const_cast<std::size_t*>(bytes), count, &how, &first, 1, &failed,
+                                             on));
+#endif
+  }
+  device_status copy_evenly(void* to, std::size_t to_stride, const void* from, std::size_t from_stride,
+                            std::size_t bytes, std::size_t count, stream on) const noexcept {
+    return detail::told(
+        cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyDefault, on));
+  }
+  [[nodiscard]] bool is_capturing(stream on) const noexcept {
+    cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
+    return detail::told(cudaStreamIsCapturing(on, &now)) == 0 && now != cudaStreamCaptureStatusNone;
+  }
   /// For all devices of the process.
   device_status lock_pages(void* bytes, std::size_t count) const noexcept {
     return detail::told(cudaHostRegister(bytes, count, cudaHostRegisterPortable | cudaHostRegisterMapped));
@@ -129,7 +155,7 @@ struct cuda_runtime {
     return detail::told(cudaHostGetDevicePointer(there, bytes, 0));
   }
 };
-static_assert(device_runtime<cuda_runtime>);
+static_assert(batching_runtime<cuda_runtime>);
 
 /// CUDA's virtual memory management as `device_paging`: the driver's calls, looked up when it is made, so
 /// that a program needs no libcuda to link or to start.

@@ -1,0 +1,140 @@
+/// @file
+/// A `copy_plan` measured on a device of CUDA.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/result.hpp>
+#include <llmmem/space/cuda.hpp>
+#include <llmmem/transfer/copy_plan.hpp>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Memory, a stream and two events, for one measurement after the other.
+class copy_stopwatch {
+ public:
+  copy_stopwatch(device_id device, std::uint64_t bytes)
+      : current_(device),
+        space_(device_pool_source<cuda_runtime>(device), {.budget = 2 * bytes + 512, .name = "copy plan"}),
+        pinned_(pinned_source<cuda_runtime>(), {.budget = bytes + 65536, .name = "copy plan"}),
+        there_(space_.try_allocate(bytes, 256).value()),
+        there_too_(space_.try_allocate(bytes, 256).value()),
+        here_(pinned_.try_allocate(bytes, 4096).value()) {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check(cudaEventCreate(&began_));
+    check(cudaEventCreate(&ended_));
+  }
+  copy_stopwatch(const copy_stopwatch&) = delete;
+  copy_stopwatch& operator=(const copy_stopwatch&) = delete;
+  ~copy_stopwatch() {
+    static_cast<void>(cudaStreamSynchronize(stream_));
+    static_cast<void>(cudaEventDestroy(ended_));
+    static_cast<void>(cudaEventDestroy(began_));
+    static_cast<void>(cudaStreamDestroy(stream_));
+  }
+
+  /// The least of three, in nanoseconds.
+  [[nodiscard]] std::optional<double> time(copy_way way, const copy_shape& shape) {
+    const std::vector<copy_task> pieces = pieces_of(way, shape);
+    double least = 0;
+    for (int round = 0; round < 4; ++round) {  // the first warms up
+      check(cudaEventRecord(began_, stream_));
+      if (!run(way, pieces)) return std::nullopt;
+      check(cudaEventRecord(ended_, stream_));
+      check(cudaEventSynchronize(ended_));
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, began_, ended_));
+      const double ns = static_cast<double>(ms) * 1e6;
+      if (round == 1 || (round > 1 && ns < least)) least = ns;
+    }
+    return least;
+  }
+
+ private:
+  static void check(cudaError_t status) {
+    if (status == cudaSuccess) return;
+    throw system_error(std::string("measured_copy_plan: ") + cudaGetErrorString(status));
+  }
+
+  /// In an order in which none follows another at both ends; for the strided call, evenly.
+  [[nodiscard]] std::vector<copy_task> pieces_of(copy_way way, const copy_shape& shape) const {
+    const bool is_up = shape.direction == copy_direction::up;
+    const std::byte* const from = is_up ? here_.data : there_.data;
+    std::byte* const to = shape.direction == copy_direction::down ? here_.data : there_too_.data;
+    std::vector<copy_task> pieces;
+    for (std::uint64_t i = 0; i < shape.count; ++i) {
+      const std::uint64_t place = way == copy_way::strided ? i : shape.count - 1 - i;
+      pieces.push_back({from + i * shape.bytes, to + place * shape.bytes, shape.bytes});
+    }
+    return pieces;
+  }
+  /// Whether the driver takes it.
+  [[nodiscard]] bool run(copy_way way, const std::vector<copy_task>& pieces) {
+    const cuda_runtime runtime;
+    switch (way) {
+      case copy_way::kernel:
+        return copy_few(device_executor(stream_), pieces).has_value();
+      case copy_way::strided:
+        return runtime.copy_evenly(pieces[0].to, pieces[0].bytes, pieces[0].from, pieces[0].bytes,
+                                   pieces[0].bytes, pieces.size(), stream_) == 0;
+      case copy_way::batch: {
+        std::vector<void*> to;
+        std::vector<const void*> from;
+        std::vector<std::size_t> bytes;
+        for (const copy_task& each : pieces) {
+          to.push_back(each.to);
+          from.push_back(each.from);
+          bytes.push_back(each.bytes);
+        }
+        return runtime.copy_many(to.data(), from.data(), bytes.data(), pieces.size(), stream_) == 0;
+      }
+      case copy_way::loop:
+        return std::all_of(pieces.begin(), pieces.end(), [&](const copy_task& each) {
+          return runtime.copy(each.to, each.from, each.bytes, stream_) == 0;
+        });
+    }
+    return false;
+  }
+
+  current_device current_;
+  device_space space_;
+  pinned_space pinned_;
+  device_space::range_type there_;
+  device_space::range_type there_too_;
+  pinned_space::range_type here_;
+  cudaStream_t stream_{};
+  cudaEvent_t began_{};
+  cudaEvent_t ended_{};
+};
+
+}  // namespace detail
+
+/// Measures all ways to copy between pinned memory and a device, and inside it: once when an engine starts,
+/// or once a machine, its `text()` kept. On an idle device: what else runs there is measured along.
+///
+/// @param grid  its `most_bytes` are taken twice on the device and once in pinned memory.
+/// @throws system_error, out_of_memory  without a device, or without that memory.
+/// @par Complexity   four times the grid's bytes, for each way and direction.
+/// @par Thread safety   makes its device current, and the one before again.
+[[nodiscard]] inline copy_plan measured_copy_plan(device_id device,
+                                                  copy_grid grid = {.most_bytes = std::uint64_t{64} << 20}) {
+  detail::copy_stopwatch watch(device, grid.most_bytes);
+  return copy_plan::measured(std::move(grid),
+                             [&](copy_way way, const copy_shape& shape) { return watch.time(way, shape); });
+}
+
+}  // namespace llmmem::inline v0

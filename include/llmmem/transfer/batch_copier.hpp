@@ -1,0 +1,198 @@
+/// @file
+/// `batch_copier`: copies many pieces in the way that a `copy_plan` chooses.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/kernels/batched_copy.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/device_runtime.hpp>
+#include <llmmem/transfer/copy_plan.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A `device_runtime` that copies many pieces in one call.
+///
+/// - `copy_many(to, from, bytes, count, stream)`: arrays of pointers and lengths, read before it returns. The
+///   sources are read in the order of the stream.
+/// - `copy_evenly(to, to_stride, from, from_stride, bytes, count, stream)`: `count` pieces of as many bytes.
+/// - `is_capturing(stream)`: whether what it is given now becomes a graph.
+template <class R>
+concept batching_runtime =
+    device_runtime<R> && requires(const R& run, typename R::stream stream, void* const* to,
+                                  const void* const* from, const std::size_t* bytes, std::size_t count) {
+      { run.copy_many(to, from, bytes, count, stream) } noexcept -> std::same_as<device_status>;
+      {
+        run.copy_evenly(*to, count, *from, count, count, count, stream)
+      } noexcept -> std::same_as<device_status>;
+      { run.is_capturing(stream) } noexcept -> std::same_as<bool>;
+    };
+
+/// Joins pieces that follow each other at both ends, and leaves out those of no bytes. In place, in their
+/// order. O(n). @return how many are left.
+[[nodiscard]] inline std::size_t join_pieces(std::span<copy_task> pieces) noexcept {
+  std::size_t last = 0;
+  for (const copy_task& each : pieces) {
+    if (each.bytes == 0) continue;
+    if (last != 0) {
+      copy_task& before = pieces[last - 1];
+      if (before.from + before.bytes == each.from && before.to + before.bytes == each.to) {
+        before.bytes += each.bytes;
+        continue;
+      }
+    }
+    pieces[last++] = each;
+  }
+  return last;
+}
+
+/// Distances between pieces of one length.
+struct even_pieces {
+  std::uint64_t from_stride = 0;
+  std::uint64_t to_stride = 0;
+};
+
+/// How two or more pieces of one length lie evenly apart, rising at both ends; nothing where they do not.
+/// O(n).
+[[nodiscard]] inline std::optional<even_pieces> even_pieces_of(std::span<const copy_task> pieces) noexcept {
+  if (pieces.size() < 2) return std::nullopt;
+  const auto address = [](const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at); };
+  const std::uint64_t bytes = pieces[0].bytes;
+  const even_pieces apart{address(pieces[1].from) - address(pieces[0].from),
+                          address(pieces[1].to) - address(pieces[0].to)};
+  constexpr std::uint64_t most = std::uint64_t{1} << 31;  // a pitch that the driver takes
+  if (apart.from_stride < bytes || apart.from_stride >= most || apart.to_stride < bytes ||
+      apart.to_stride >= most)
+    return std::nullopt;
+  for (std::size_t i = 1; i < pieces.size(); ++i) {
+    if (pieces[i].bytes != bytes ||
+        address(pieces[i].from) - address(pieces[i - 1].from) != apart.from_stride ||
+        address(pieces[i].to) - address(pieces[i - 1].to) != apart.to_stride)
+      return std::nullopt;
+  }
+  return apart;
+}
+
+/// What a copy has come to.
+struct batch_copy {
+  copy_way way = copy_way::loop;
+  std::uint64_t pieces = 0;  ///< once those that follow each other were joined
+};
+
+/// Copies pieces on a stream, as its plan says: pieces that follow each other are joined first, then the
+/// quickest way is taken of those that are open. Never a batch while the stream is being captured.
+///
+///     batch_copier<cuda_runtime> copies(plan);
+///     copies.copy(pieces, copy_direction::up, stream).value();
+///     copies.copy(pieces, copy_direction::down, stream, [&](std::span<const copy_task> all) {
+///       return copy_few(device_executor(stream, {.blocks = 16}), all);       // by nvcc: a kernel as well
+///     }).value();
+///
+/// @par Complexity      O(pieces) on the host; no allocation once as many have been copied before.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          `errc::library_failed` when the driver refuses, index its status: of a loop the
+/// pieces
+///                      before are on their way. What a kernel's launch returns passes through.
+template <batching_runtime Runtime>
+class batch_copier {
+ public:
+  explicit batch_copier(copy_plan plan = {}, Runtime runtime = {})
+      : plan_(std::move(plan)), runtime_(runtime) {}
+
+  /// Without a kernel. `pieces` are joined in place.
+  /// @pre no byte is written twice, or both read and written
+  result<batch_copy> copy(std::span<copy_task> pieces, copy_direction direction,
+                          typename Runtime::stream stream) {
+    return copy_by(pieces, direction, stream, static_cast<no_kernel*>(nullptr));
+  }
+  /// `kernel(pieces)` launches one on the stream, if that is the quickest, and returns what the launch did.
+  template <class Kernel>
+    requires std::same_as<std::invoke_result_t<Kernel&, std::span<const copy_task>>, result<void>>
+  result<batch_copy> copy(std::span<copy_task> pieces, copy_direction direction,
+                          typename Runtime::stream stream, Kernel kernel) {
+    return copy_by(pieces, direction, stream, &kernel);
+  }
+
+  [[nodiscard]] const copy_plan& plan() const noexcept { return plan_; }
+
+ private:
+  struct no_kernel {
+    result<void> operator()(std::span<const copy_task>) const noexcept { return {}; }
+  };
+
+  template <class Kernel>
+  result<batch_copy> copy_by(std::span<copy_task> all, copy_direction direction,
+                             typename Runtime::stream stream, Kernel* kernel) {
+    const std::span<copy_task> pieces = all.first(join_pieces(all));
+    if (pieces.empty()) return batch_copy{};
+    std::uint64_t bytes = 0;
+    for (const copy_task& each : pieces)
+      bytes += each.bytes;
+    const std::optional<even_pieces> apart = even_pieces_of(pieces);
+    const copy_ways_open open{.batch = !runtime_.is_capturing(stream),
+                              .strided = apart.has_value(),
+                              .kernel = !std::same_as<Kernel, no_kernel>};
+    const copy_way way = plan_.choose({direction, bytes / pieces.size(), pieces.size()}, open);
+    result<void> done;
+    switch (way) {
+      case copy_way::kernel:
+        done = (*kernel)(pieces);
+        break;
+      case copy_way::strided:
+        done = told(runtime_.copy_evenly(pieces[0].to, static_cast<std::size_t>(apart->to_stride),
+                                         pieces[0].from, static_cast<std::size_t>(apart->from_stride),
+                                         static_cast<std::size_t>(pieces[0].bytes), pieces.size(), stream),
+                    pieces.size());
+        break;
+      case copy_way::batch:
+        done = copy_batched(pieces, stream);
+        break;
+      case copy_way::loop:
+        done = copy_each(pieces, stream);
+    }
+    if (!done) return done.error();
+    return batch_copy{way, pieces.size()};
+  }
+
+  result<void> copy_each(std::span<const copy_task> pieces, typename Runtime::stream stream) const noexcept {
+    for (const copy_task& each : pieces) {
+      const auto bytes = static_cast<std::size_t>(each.bytes);
+      if (auto done = told(runtime_.copy(each.to, each.from, bytes, stream), pieces.size()); !done)
+        return done;
+    }
+    return {};
+  }
+  result<void> copy_batched(std::span<const copy_task> pieces, typename Runtime::stream stream) {
+    to_.clear();
+    from_.clear();
+    bytes_.clear();
+    for (const copy_task& each : pieces) {
+      to_.push_back(each.to);
+      from_.push_back(each.from);
+      bytes_.push_back(static_cast<std::size_t>(each.bytes));
+    }
+    return told(runtime_.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), stream),
+                pieces.size());
+  }
+  [[nodiscard]] static result<void> told(device_status status, std::uint64_t pieces) noexcept {
+    if (status == 0) return {};
+    return failure{errc::library_failed, status, pieces, 0, "batch_copier"};
+  }
+
+  copy_plan plan_;
+  Runtime runtime_;
+  std::vector<void*> to_{};
+  std::vector<const void*> from_{};
+  std::vector<std::size_t> bytes_{};
+};
+
+}  // namespace llmmem::inline v0

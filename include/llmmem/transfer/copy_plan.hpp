@@ -1,0 +1,136 @@
+/// @file
+/// `copy_plan`: which of several ways to copy many pieces is the quickest, by what was measured on the
+/// device.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace llmmem::inline v0 {
+
+/// A way to copy many pieces.
+enum class copy_way : std::uint8_t {
+  loop,     ///< one call of the driver for each
+  batch,    ///< one call for all: cudaMemcpyBatchAsync
+  strided,  ///< one call for all, where they lie evenly apart: cudaMemcpy2DAsync
+  kernel    ///< one kernel, whose threads copy: `copy_batch`, `copy_few`
+};
+inline constexpr std::size_t copy_ways = 4;
+
+/// Where pieces go.
+enum class copy_direction : std::uint8_t { up, down, within };
+inline constexpr std::size_t copy_directions = 3;
+
+/// What is to be copied, as far as the choice depends on it.
+struct copy_shape {
+  copy_direction direction = copy_direction::up;
+  std::uint64_t bytes = 0;  ///< of a piece, on average
+  std::uint64_t count = 0;  ///< of pieces
+};
+
+/// Which ways there are: what a runtime has, what the pieces allow, and what a stream that is being captured
+/// takes (no batch: the capture would go on without it, and the copy be missing from the graph).
+struct copy_ways_open {
+  bool batch = false;
+  bool strided = false;
+  bool kernel = false;
+
+  [[nodiscard]] constexpr bool operator[](copy_way way) const noexcept {
+    return way == copy_way::loop || (way == copy_way::batch && batch) ||
+           (way == copy_way::strided && strided) || (way == copy_way::kernel && kernel);
+  }
+};
+
+/// What a plan is measured at.
+struct copy_grid {
+  std::vector<std::uint64_t> bytes{4096, 16384, 65536, 262144, 1048576, 4194304};
+  std::vector<std::uint64_t> counts{1, 8, 64, 512, 4096};
+  std::uint64_t most_bytes = std::uint64_t{1} << 30;  ///< of a measurement: larger ones are left out
+};
+
+/// Times of every way, direction, size and count, from which the quickest way is chosen. There is no way that
+/// is always the best: engines of a device cost microseconds a piece, kernels take processors from whoever
+/// computes, and where they cross depends on the device and on the count as much as on the size.
+///
+///     copy_plan plan = copy_plan::measured({}, [&](copy_way way, const copy_shape& shape) { ... });  // ns
+///     std::string text = plan.text();                                     // kept beside the engine's
+///     settings copy_plan again = copy_plan::parsed(text); copy_way way = again.choose({copy_direction::up,
+///     32768, 200}, {.batch = true, .kernel = true});
+///
+/// Between what was measured, times are interpolated by the logarithms of size, count and time; above it they
+/// grow with bytes and count, below it they stay. Without measurements, and for what was not measured, it
+/// chooses by what others have seen: see `choose`.
+///
+/// @par Complexity      `choose` O(log of the grid).
+/// @par Thread safety   const calls may run together.
+/// @par Errors          `measured` throws `argument_error` for a grid that does not rise, `parsed`
+///                      `format_error` with the line.
+class copy_plan {
+ public:
+  /// Nothing was measured.
+  copy_plan() = default;
+
+  /// Asks `nanoseconds(way, shape)` for each point of the grid: the time of one copy of that shape, or
+  /// nothing where that way cannot be.
+  template <class Measure>
+  [[nodiscard]] static copy_plan measured(copy_grid grid, Measure nanoseconds) {
+    copy_plan made(std::move(grid));
+    for (std::size_t way = 0; way < copy_ways; ++way) {
+      for (std::size_t direction = 0; direction < copy_directions; ++direction) {
+        for (std::size_t b = 0; b < made.grid_.bytes.size(); ++b) {
+          for (std::size_t c = 0; c < made.grid_.counts.size(); ++c) {
+            const copy_shape shape{static_cast<copy_direction>(direction), made.grid_.bytes[b],
+                                   made.grid_.counts[c]};
+            if (shape.bytes > made.grid_.most_bytes / shape.count) continue;
+            const std::optional<double> ns = nanoseconds(static_cast<copy_way>(way), shape);
+            if (ns && *ns > 0) made.time(static_cast<copy_way>(way), shape.direction, b, c) = *ns;
+          }
+        }
+      }
+    }
+    return made;
+  }
+  /// What `text` wrote.
+  [[nodiscard]] static copy_plan parsed(std::string_view text);
+  [[nodiscard]] std::string text() const;
+
+  /// The quickest of the ways that are open, for what was measured. Where nothing was: one piece by a call of
+  /// its own; pieces evenly apart by one strided call; below 32 KiB each, more than 16 of them, by the
+  /// kernel; else by a batch, or one after the other. (vllm#42212, vllm#57555: on an H100 batches of pieces
+  /// below 28 KiB ran at 4 to 7 GB/s, at 64 KiB at 51; on an A30 kernels won from some 64 pieces on.)
+  [[nodiscard]] copy_way choose(const copy_shape& shape, const copy_ways_open& open) const noexcept;
+  /// What a copy takes, nanoseconds, by interpolation; nothing where that was not measured.
+  [[nodiscard]] std::optional<double> nanoseconds(copy_way way, const copy_shape& shape) const noexcept;
+
+  [[nodiscard]] bool is_measured() const noexcept { return !times_.empty(); }
+  [[nodiscard]] const copy_grid& grid() const noexcept { return grid_; }
+
+ private:
+  explicit copy_plan(copy_grid grid);
+
+  [[nodiscard]] std::size_t place(copy_way way, copy_direction direction, std::size_t b,
+                                  std::size_t c) const noexcept {
+    const std::size_t of_way =
+        static_cast<std::size_t>(way) * copy_directions + static_cast<std::size_t>(direction);
+    return (of_way * grid_.bytes.size() + b) * grid_.counts.size() + c;
+  }
+  [[nodiscard]] double& time(copy_way way, copy_direction direction, std::size_t b, std::size_t c) noexcept {
+    return times_[place(way, direction, b, c)];
+  }
+
+  copy_grid grid_{{}, {}, 0};
+  std::vector<double> times_{};  // nanoseconds; 0: not measured
+};
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/transfer/detail/copy_plan_body.hpp>

@@ -1,0 +1,158 @@
+#include <llmmem/transfer/copy_plan.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace {
+
+using namespace llmmem;
+
+constexpr copy_ways_open all_open{.batch = true, .strided = true, .kernel = true};
+
+/// A device on which calls cost 2 us each, and kernels 10 us at first and a tenth of the bandwidth more.
+std::optional<double> modelled(copy_way way, const copy_shape& shape) {
+  const auto bytes = static_cast<double>(shape.bytes * shape.count);
+  const auto count = static_cast<double>(shape.count);
+  const double wire = bytes / 50;  // ns at 50 GB/s
+  switch (way) {
+    case copy_way::loop:
+      return 2000 * count + wire;
+    case copy_way::batch:
+      return 4000 + 300 * count + wire;
+    case copy_way::kernel:
+      return 10'000 + wire * 1.1;
+    default:
+      return std::nullopt;
+  }
+}
+
+copy_plan modelled_plan() {
+  return copy_plan::measured({}, modelled);
+}
+
+}  // namespace
+
+TEST_SUITE("copy_plan") {
+  TEST_CASE("what was measured is chosen by: the quickest of the ways that are open") {
+    const copy_plan plan = modelled_plan();
+    const auto choice = [&](std::uint64_t bytes, std::uint64_t count, const copy_ways_open& open) {
+      return plan.choose({copy_direction::up, bytes, count}, open);
+    };
+    CHECK(choice(65536, 1, all_open) == copy_way::loop);
+    CHECK(choice(65536, 8, all_open) == copy_way::batch);
+    CHECK(choice(4096, 4096, all_open) == copy_way::kernel);
+    CHECK(choice(4096, 4096, {.batch = true}) == copy_way::batch);
+    CHECK(choice(4096, 4096, {}) == copy_way::loop);
+    // Large pieces: the wire is what counts, and it is the slower by the kernel.
+    CHECK(choice(4 << 20, 8, all_open) == copy_way::batch);
+  }
+
+  TEST_CASE("between what was measured times are interpolated, above it they grow, below it they stay") {
+    const auto powers = [](copy_way, const copy_shape& shape) -> std::optional<double> {
+      return static_cast<double>(shape.bytes) * std::sqrt(static_cast<double>(shape.count));
+    };
+    copy_grid grid;
+    grid.bytes = {1024, 16384, 262144};
+    grid.counts = {1, 16, 256};
+    const copy_plan plan = copy_plan::measured(grid, powers);
+    const auto ns = [&](std::uint64_t bytes, std::uint64_t count) {
+      return plan.nanoseconds(copy_way::batch, {copy_direction::down, bytes, count}).value();
+    };
+    CHECK(ns(1024, 1) == doctest::Approx(1024));
+    CHECK(ns(4096, 1) == doctest::Approx(4096));
+    CHECK(ns(4096, 4) == doctest::Approx(4096 * 2));
+    CHECK(ns(65536, 64) == doctest::Approx(65536 * 8));
+    CHECK(ns(1, 1) == doctest::Approx(1024));
+    CHECK(ns(1 << 20, 1) == doctest::Approx(1 << 20));
+    CHECK(ns(1024, 512) == doctest::Approx(1024 * 16 * 2));
+    CHECK(ns(1 << 20, 1024) == doctest::Approx((1 << 20) * 16 * 4.0));
+    CHECK_FALSE(plan.nanoseconds(copy_way::batch, {copy_direction::down, 1024, 0}));
+  }
+
+  TEST_CASE("points that are too large are not measured, and what is near stands for them") {
+    copy_grid grid;
+    grid.most_bytes = 1 << 20;
+    std::uint64_t most = 0;
+    const copy_plan plan = copy_plan::measured(grid, [&](copy_way way, const copy_shape& shape) {
+      most = std::max(most, shape.bytes * shape.count);
+      return modelled(way, shape);
+    });
+    CHECK(most == 1 << 20);
+    CHECK(plan.nanoseconds(copy_way::loop, {copy_direction::up, 65536, 20}).has_value());
+    CHECK_FALSE(plan.nanoseconds(copy_way::loop, {copy_direction::up, 4 << 20, 4096}).has_value());
+    CHECK_FALSE(plan.nanoseconds(copy_way::strided, {copy_direction::up, 4096, 1}).has_value());
+  }
+
+  TEST_CASE("without measurements it chooses by what others have seen") {
+    const copy_plan plan;
+    CHECK_FALSE(plan.is_measured());
+    const auto choice = [&](std::uint64_t bytes, std::uint64_t count, const copy_ways_open& open) {
+      return plan.choose({copy_direction::up, bytes, count}, open);
+    };
+    CHECK(choice(4096, 1, all_open) == copy_way::loop);
+    CHECK(choice(4096, 100, all_open) == copy_way::strided);
+    CHECK(choice(4096, 100, {.batch = true, .kernel = true}) == copy_way::kernel);
+    CHECK(choice(4096, 16, {.batch = true, .kernel = true}) == copy_way::batch);
+    CHECK(choice(32768, 100, {.batch = true, .kernel = true}) == copy_way::batch);
+    CHECK(choice(32768, 100, {.kernel = true}) == copy_way::loop);
+  }
+
+  TEST_CASE("a plan as text is the same plan") {
+    const copy_plan plan = modelled_plan();
+    const std::string text = plan.text();
+    const copy_plan again = copy_plan::parsed(text);
+    CHECK(again.text() == text);
+    CHECK(again.grid().bytes == plan.grid().bytes);
+    for (const std::uint64_t bytes : {5000ULL, 100'000ULL, 3'000'000ULL}) {
+      for (const std::uint64_t count : {1ULL, 20ULL, 700ULL}) {
+        const copy_shape shape{copy_direction::within, bytes, count};
+        CHECK(again.choose(shape, all_open) == plan.choose(shape, all_open));
+      }
+    }
+    CHECK_FALSE(copy_plan::parsed(copy_plan{}.text()).is_measured());
+  }
+
+  TEST_CASE("text that is no plan is refused with its line") {
+    const std::string title = "llmmem copy plan 1\n";
+    CHECK_THROWS_WITH_AS(copy_plan::parsed(""), "copy_plan: no text; measure the plan anew", format_error);
+    CHECK_THROWS_WITH_AS(
+        copy_plan::parsed("llmmem copy plan 2\n"),
+        "copy_plan: line 1: 'llmmem copy plan 2' is not 'llmmem copy plan 1'; measure the plan anew",
+        format_error);
+    for (const char* line :
+         {"fly up 4096 1 5", "loop off 4096 1 5", "loop up 4096 1", "loop up 4096 1 5 6", "loop up 0 1 5",
+          "loop up 4096 0 5", "loop up 4096 1 0", "loop up -1 1 5", "loop up 4096 1 5x", " loop up 4096 1 5",
+          "loop  up 4096 1 5", "loop up 99999999999999999999 1 5"}) {
+      CAPTURE(line);
+      CHECK_THROWS_AS(copy_plan::parsed(title + line), format_error);
+    }
+    CHECK_THROWS_WITH_AS(copy_plan::parsed(title + "\n# so\nloop up 1 x 5"),
+                         "copy_plan: line 4: 'loop up 1 x 5' is not a way, a direction, bytes, a count and "
+                         "nanoseconds; measure the plan anew",
+                         format_error);
+    std::string long_text = title;
+    for (int i = 1; i <= 4096; ++i)
+      long_text += "loop up " + std::to_string(i % 64 + 1) + " " + std::to_string(i / 64 + 1) + " 5\n";
+    CHECK(copy_plan::parsed(long_text).is_measured());
+    CHECK_THROWS_AS(copy_plan::parsed(long_text + "loop up 1 1 5\n"), format_error);
+  }
+
+  TEST_CASE("a grid that does not rise is refused") {
+    for (const auto& bytes : {std::vector<std::uint64_t>{}, {0, 1}, {2, 2}, {3, 1}}) {
+      copy_grid grid;
+      grid.bytes = bytes;
+      CHECK_THROWS_WITH_AS(
+          copy_plan::measured(grid, modelled),
+          "copy_plan: the grid's bytes must be at least one number above 0, each larger than the "
+          "one before",
+          argument_error);
+    }
+    copy_grid grid;
+    grid.counts = {};
+    CHECK_THROWS_AS(copy_plan::measured(grid, modelled), argument_error);
+  }
+}
