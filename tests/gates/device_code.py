@@ -69,8 +69,8 @@ ITEMS = (
     (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)0>"), lambda n: (n, n)),
     (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)1>"), lambda n: (n, 0)),
     (re.compile(r"::apply_delta_work<(\d+)u>"), lambda n: (n, n)),
-    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*block_use\)0,"), lambda n: (n, 0)),
-    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*block_use\)1,"), lambda n: (n, n)),
+    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*checksum_use\)0,"), lambda n: (n, 0)),
+    (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*checksum_use\)1,"), lambda n: (n, n)),
 )
 
 

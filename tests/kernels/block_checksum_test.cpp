@@ -128,7 +128,7 @@ void check_copies(const Run& run, const Blocks& blocks, const std::vector<std::v
 /// Runs nothing, and keeps how wide the accesses would be.
 struct width_probe {
   unsigned* width;
-  template <class Sum, unsigned N, detail::block_use Use, block_list Blocks>
+  template <class Sum, unsigned N, detail::checksum_use Use, block_list Blocks>
   void seen(const detail::checksum_work<Sum, N, Use, Blocks>&) const {
     *width = N;
   }
@@ -250,7 +250,7 @@ TEST_SUITE("block_checksum") {
       std::mt19937_64 random(1);
       on_each(random, [&](const auto& run) {
         typename Sum::value out = tiles == 1 ? 77 : sum.start(contents.size());
-        run.each(detail::checksum_work<Sum, 4, detail::block_use::looked_at, few_copies>{
+        run.each(detail::checksum_work<Sum, 4, detail::checksum_use::looked_at, few_copies>{
                      blocks, sum, shape, contents.size(), divider(tiles), &out})
             .value();
         CHECK(out == expected);
@@ -406,8 +406,8 @@ TEST_SUITE("block_checksum") {
         detail::digest_word(low(8), low(12), detail::digest_key(word + 1)) +
         detail::digest_word(static_cast<std::uint32_t>(end[16]), 0, detail::digest_key(word + 2)) +
         detail::digest_word(0, 0, detail::digest_key(word + 3));
-    CHECK(digest.take<16, detail::block_use::looked_at>(tile, {512, 1}, {}) == expected);
-    CHECK(crc.take<16, detail::block_use::looked_at>(tile, {2048, 1}, {}) == (crc_of(end) ^ crc.start(17)));
+    CHECK(digest.take<16, detail::checksum_use::looked_at>(tile, {512, 1}, {}) == expected);
+    CHECK(crc.take<16, detail::checksum_use::looked_at>(tile, {2048, 1}, {}) == (crc_of(end) ^ crc.start(17)));
     // Zeros behind it: by squaring, as the library's other way.
     CHECK(crc.powers.past(0x1234'5678, bytes) == crc32c_combine(0x1234'5678, 0, bytes));
   }

@@ -76,7 +76,7 @@ template <unsigned Bytes, access How = access::kept>
   }
   return out;
 #else
-  packet<Bytes> out;
+  packet<Bytes> out{};
   std::memcpy(&out, from, Bytes);
   return out;
 #endif

@@ -34,19 +34,19 @@ concept knows_its_memory = requires(const L& list) {
   { list.lacks_target() } noexcept -> std::same_as<bool>;
 };
 template <block_list Blocks>
-[[nodiscard]] bool lacks_memory(const Blocks& blocks, block_use use) noexcept {
+[[nodiscard]] bool lacks_memory(const Blocks& blocks, checksum_use use) noexcept {
   if constexpr (knows_its_memory<Blocks>) {
-    return blocks.lacks_source() || (use == block_use::copied && blocks.lacks_target());
+    return blocks.lacks_source() || (use == checksum_use::copied && blocks.lacks_target());
   } else {
     static_cast<void>(use);
     return false;
   }
 }
-[[nodiscard]] inline bool lacks_memory(const few_copies& tasks, block_use use) noexcept {
+[[nodiscard]] inline bool lacks_memory(const few_copies& tasks, checksum_use use) noexcept {
   for (std::uint64_t i = 0; i < tasks.size(); ++i) {
     const copy_task& each = tasks[i];
     if (each.bytes == 0) continue;
-    if (each.from == nullptr || (use == block_use::copied && each.to == nullptr)) return true;
+    if (each.from == nullptr || (use == checksum_use::copied && each.to == nullptr)) return true;
   }
   return false;
 }
@@ -74,7 +74,7 @@ struct checksum_start_work {
 };
 
 /// The sums' parts: an item is a tile.
-template <class Sum, unsigned N, block_use Use, block_list Blocks>
+template <class Sum, unsigned N, checksum_use Use, block_list Blocks>
 struct checksum_work {
   Blocks blocks;
   Sum sum;
@@ -115,12 +115,12 @@ struct checksum_work {
     }
   }
 };
-static_assert(group_work<checksum_work<crc32c_sum, 16, block_use::looked_at, few_copies>>);
-static_assert(group_work<checksum_work<digest_sum, 16, block_use::copied, strided_blocks>>);
-static_assert(sizeof(checksum_work<crc32c_sum, 16, block_use::copied, few_copies>) <= 4096 - 64,
+static_assert(group_work<checksum_work<crc32c_sum, 16, checksum_use::looked_at, few_copies>>);
+static_assert(group_work<checksum_work<digest_sum, 16, checksum_use::copied, strided_blocks>>);
+static_assert(sizeof(checksum_work<crc32c_sum, 16, checksum_use::copied, few_copies>) <= 4096 - 64,
               "an argument of a kernel");
 
-template <class Sum, block_use Use, class Run, block_list Blocks>
+template <class Sum, checksum_use Use, class Run, block_list Blocks>
 result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typename Sum::value> sums,
                            const char* where) {
   if (sums.size() < blocks.size()) return failure{errc::too_short, 0, blocks.size(), sums.size(), where};
@@ -137,7 +137,7 @@ result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typen
     if (auto done = run.each(start); !done) return done;
   }
   const row_alignment aligned = blocks.alignment();
-  const bool is_copied = Use == block_use::copied;
+  const bool is_copied = Use == checksum_use::copied;
   return at_width(is_copied ? std::min(aligned.from, aligned.to) : aligned.from, [&](auto width) {
     return run.each(checksum_work<Sum, width(), Use, Blocks>{
         blocks, sum, shape, longest, divider(static_cast<std::uint32_t>(tiles)), sums.data()});
@@ -148,26 +148,26 @@ result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typen
 
 template <class Run, block_list Blocks>
 result<void> crc32c_blocks(const Run& run, const Blocks& blocks, std::span<std::uint32_t> sums) {
-  return detail::run_checksums<detail::crc32c_sum, detail::block_use::looked_at>(run, blocks, sums,
-                                                                                 "crc32c_blocks");
+  return detail::run_checksums<detail::crc32c_sum, detail::checksum_use::looked_at>(run, blocks, sums,
+                                                                                    "crc32c_blocks");
 }
 
 template <class Run, block_list Blocks>
 result<void> digest_blocks(const Run& run, const Blocks& blocks, std::span<std::uint64_t> sums) {
-  return detail::run_checksums<detail::digest_sum, detail::block_use::looked_at>(run, blocks, sums,
-                                                                                 "digest_blocks");
+  return detail::run_checksums<detail::digest_sum, detail::checksum_use::looked_at>(run, blocks, sums,
+                                                                                    "digest_blocks");
 }
 
 template <class Run, block_list Blocks>
 result<void> copy_and_crc32c(const Run& run, const Blocks& blocks, std::span<std::uint32_t> sums) {
-  return detail::run_checksums<detail::crc32c_sum, detail::block_use::copied>(run, blocks, sums,
-                                                                              "copy_and_crc32c");
+  return detail::run_checksums<detail::crc32c_sum, detail::checksum_use::copied>(run, blocks, sums,
+                                                                                 "copy_and_crc32c");
 }
 
 template <class Run, block_list Blocks>
 result<void> copy_and_digest(const Run& run, const Blocks& blocks, std::span<std::uint64_t> sums) {
-  return detail::run_checksums<detail::digest_sum, detail::block_use::copied>(run, blocks, sums,
-                                                                              "copy_and_digest");
+  return detail::run_checksums<detail::digest_sum, detail::checksum_use::copied>(run, blocks, sums,
+                                                                                 "copy_and_digest");
 }
 
 }  // namespace llmmem::inline v0

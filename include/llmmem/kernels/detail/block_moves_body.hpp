@@ -71,15 +71,13 @@ class pending_moves {
     for (std::size_t i = 0; i < left_.size() && used < scratch.size(); ++i) {
       if (is_seen[at(left_[i])]) continue;
       // Round the cycle, against the moves, to the one that reads where this one goes.
-      std::int64_t block = left_[i];
-      std::int64_t reader = block;
-      do {
-        is_seen[at(block)] = true;
-        reader = block;
-        block = comes_from_[at(block)];
-      } while (block != left_[i]);
+      std::int64_t reader = left_[i];
+      is_seen[at(reader)] = true;
+      while (comes_from_[at(reader)] != left_[i]) {
+        reader = comes_from_[at(reader)];
+        is_seen[at(reader)] = true;
+      }
       into.pairs.push_back({left_[i], scratch[used]});
-      // `reader` is the last whose source is the first again.
       --readers_[at(left_[i])];
       ++readers_[at(scratch[used])];
       comes_from_[at(reader)] = scratch[used];

@@ -18,7 +18,7 @@
 namespace llmmem::inline v0::detail {
 
 /// Whether what is read goes somewhere.
-enum class block_use : std::uint8_t { looked_at, copied };
+enum class checksum_use : std::uint8_t { looked_at, copied };
 
 /// Bytes [begin, end) of a block, of which a group of lanes makes a part of its sum. They begin at a multiple
 /// of 16.
@@ -69,7 +69,7 @@ struct crc32c_sum {
   [[nodiscard]] LLMMEM_HD value start(std::uint64_t bytes) const noexcept {
     return ~powers.past(0xFFFF'FFFFU, bytes);
   }
-  template <unsigned N, block_use Use>
+  template <unsigned N, checksum_use Use>
   [[nodiscard]] LLMMEM_HD value take(const block_tile& tile, const tile_shape& shape,
                                      group_lane lane) const noexcept {
     value sum = 0;
@@ -78,7 +78,7 @@ struct crc32c_sum {
       if (begin >= tile.end) break;
       const std::uint64_t left = tile.end - begin;
       const auto bytes = static_cast<std::uint32_t>(left < shape.lane_bytes ? left : shape.lane_bytes);
-      std::byte* const to = Use == block_use::copied ? tile.block.to + begin : nullptr;
+      std::byte* const to = Use == checksum_use::copied ? tile.block.to + begin : nullptr;
       const value mine = stretch<N, Use>(tile.block.from + begin, to, bytes);
       sum ^= powers.past(mine, tile.block.bytes - begin - bytes);
     }
@@ -88,7 +88,7 @@ struct crc32c_sum {
  private:
   /// The register after a stretch, of zeros before it. Zeros in front make no difference: packets are filled
   /// up there to a multiple of 32 words.
-  template <unsigned N, block_use Use>
+  template <unsigned N, checksum_use Use>
   [[nodiscard]] static LLMMEM_HD value stretch(const std::byte* from, std::byte* to,
                                                std::uint32_t bytes) noexcept {
     const std::uint32_t packets = bytes / 16;
@@ -109,7 +109,7 @@ struct crc32c_sum {
 #endif
       for (std::uint32_t i = 0; i < 32; ++i)
         next.word[i] = in[i / 4].words[i % 4];
-      if constexpr (Use == block_use::copied) {
+      if constexpr (Use == checksum_use::copied) {
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
@@ -124,7 +124,7 @@ struct crc32c_sum {
     for (std::uint32_t i = packets * 16; i < bytes; ++i) {
       const packet<1> byte = load_packet<1>(from + i);
       sum = crc32c_next(sum, byte.words[0]);
-      if constexpr (Use == block_use::copied) store_packet<1>(to + i, byte);
+      if constexpr (Use == checksum_use::copied) store_packet<1>(to + i, byte);
     }
     return sum;
   }
@@ -141,13 +141,13 @@ struct digest_sum {
   LLMMEM_HD static void join_to(value& sum, value part) noexcept { add_to(sum, part); }
   [[nodiscard]] LLMMEM_HD value start(std::uint64_t bytes) const noexcept { return digest_start(bytes); }
 
-  template <unsigned N, block_use Use>
+  template <unsigned N, checksum_use Use>
   [[nodiscard]] LLMMEM_HD value take(const block_tile& tile, const tile_shape& /*shape*/,
                                      group_lane lane) const noexcept {
     constexpr std::uint32_t at_once = 4;
     constexpr access how = access::passing;
     const std::byte* const from = tile.block.from + tile.begin;
-    std::byte* const to = Use == block_use::copied ? tile.block.to + tile.begin : nullptr;
+    std::byte* const to = Use == checksum_use::copied ? tile.block.to + tile.begin : nullptr;
     const auto bytes = static_cast<std::uint32_t>(tile.end - tile.begin);
     const std::uint32_t packets = bytes / 16;
     const std::uint64_t words = tile.begin / 8;
@@ -165,20 +165,20 @@ struct digest_sum {
 #endif
       for (std::uint32_t i = 0; i < at_once; ++i) {
         const std::uint32_t number = p + i * lane.lanes;
-        if constexpr (Use == block_use::copied) write_wide<N, how>(to + std::uint64_t{number} * 16, in[i]);
+        if constexpr (Use == checksum_use::copied) write_wide<N, how>(to + std::uint64_t{number} * 16, in[i]);
         sum += of_packet(in[i], words + 2 * std::uint64_t{number});
       }
     }
     for (; p < packets; p += lane.lanes) {
       const packet<16> in = read_wide<N, how>(from + std::uint64_t{p} * 16);
-      if constexpr (Use == block_use::copied) write_wide<N, how>(to + std::uint64_t{p} * 16, in);
+      if constexpr (Use == checksum_use::copied) write_wide<N, how>(to + std::uint64_t{p} * 16, in);
       sum += of_packet(in, words + 2 * std::uint64_t{p});
     }
     // Behind the last packet, whose lane's turn it is.
     const std::uint32_t rest = bytes % 16;
     if (rest != 0 && p == packets) {
       const packet<16> in = read_start(from + std::uint64_t{p} * 16, rest);
-      if constexpr (Use == block_use::copied) write_start(to + std::uint64_t{p} * 16, in, rest);
+      if constexpr (Use == checksum_use::copied) write_start(to + std::uint64_t{p} * 16, in, rest);
       sum += of_packet(in, words + 2 * std::uint64_t{p});
     }
     return sum;

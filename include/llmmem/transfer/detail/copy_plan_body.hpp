@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <functional>
 
 namespace llmmem::inline v0 {
 
@@ -58,7 +57,8 @@ template <class Number>
 
 inline copy_plan::copy_plan(copy_grid grid) : grid_(std::move(grid)) {
   const auto check = [](const std::vector<std::uint64_t>& list, const char* what) {
-    const bool rises = std::ranges::adjacent_find(list, std::greater_equal<>{}) == list.end();
+    const auto falls = [](std::uint64_t a, std::uint64_t b) { return a >= b; };
+    const bool rises = std::ranges::adjacent_find(list, falls) == list.end();
     if (list.empty() || list.front() == 0 || !rises)
       throw argument_error(std::string("copy_plan: the grid's ") + what +
                            " must be at least one number above 0, each larger than the one before");
