@@ -407,7 +407,8 @@ TEST_SUITE("block_checksum") {
         detail::digest_word(static_cast<std::uint32_t>(end[16]), 0, detail::digest_key(word + 2)) +
         detail::digest_word(0, 0, detail::digest_key(word + 3));
     CHECK(digest.take<16, detail::checksum_use::looked_at>(tile, {512, 1}, {}) == expected);
-    CHECK(crc.take<16, detail::checksum_use::looked_at>(tile, {2048, 1}, {}) == (crc_of(end) ^ crc.start(17)));
+    CHECK(crc.take<16, detail::checksum_use::looked_at>(tile, {2048, 1}, {}) ==
+          (crc_of(end) ^ crc.start(17)));
     // Zeros behind it: by squaring, as the library's other way.
     CHECK(crc.powers.past(0x1234'5678, bytes) == crc32c_combine(0x1234'5678, 0, bytes));
   }

@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -52,24 +51,29 @@ TEST_SUITE("copy_plan") {
   }
 
   TEST_CASE("between what was measured times are interpolated, above it they grow, below it they stay") {
-    const auto powers = [](copy_way, const copy_shape& shape) -> std::optional<double> {
-      return static_cast<double>(shape.bytes) * std::sqrt(static_cast<double>(shape.count));
+    const auto shares = [](copy_way, const copy_shape& shape) -> std::optional<double> {
+      const auto bytes = static_cast<double>(shape.bytes);
+      const auto count = static_cast<double>(shape.count);
+      return 100 + bytes + 7 * count + bytes * count;
     };
     copy_grid grid;
     grid.bytes = {1024, 16384, 262144};
     grid.counts = {1, 16, 256};
-    const copy_plan plan = copy_plan::measured(grid, powers);
+    const copy_plan plan = copy_plan::measured(grid, shares);
     const auto ns = [&](std::uint64_t bytes, std::uint64_t count) {
       return plan.nanoseconds(copy_way::batch, {copy_direction::down, bytes, count}).value();
     };
-    CHECK(ns(1024, 1) == doctest::Approx(1024));
-    CHECK(ns(4096, 1) == doctest::Approx(4096));
-    CHECK(ns(4096, 4) == doctest::Approx(4096 * 2));
-    CHECK(ns(65536, 64) == doctest::Approx(65536 * 8));
-    CHECK(ns(1, 1) == doctest::Approx(1024));
-    CHECK(ns(1 << 20, 1) == doctest::Approx(1 << 20));
-    CHECK(ns(1024, 512) == doctest::Approx(1024 * 16 * 2));
-    CHECK(ns(1 << 20, 1024) == doctest::Approx((1 << 20) * 16 * 4.0));
+    const auto share = [&](std::uint64_t bytes, std::uint64_t count) {
+      return doctest::Approx(*shares(copy_way::batch, {copy_direction::down, bytes, count}));
+    };
+    for (const std::uint64_t bytes : {1024ULL, 1025ULL, 4096ULL, 16384ULL, 100'000ULL, 262'144ULL}) {
+      for (const std::uint64_t count : {1ULL, 2ULL, 16ULL, 17ULL, 200ULL, 256ULL})
+        CHECK(ns(bytes, count) == share(bytes, count));
+    }
+    CHECK(ns(1, 1) == share(1024, 1));
+    CHECK(ns(1 << 20, 1) == doctest::Approx(4 * ns(262'144, 1)));
+    CHECK(ns(1024, 512) == doctest::Approx(2 * ns(1024, 256)));
+    CHECK(ns(1 << 20, 512) == doctest::Approx(8 * ns(262'144, 256)));
     CHECK_FALSE(plan.nanoseconds(copy_way::batch, {copy_direction::down, 1024, 0}));
   }
 

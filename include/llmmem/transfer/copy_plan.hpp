@@ -66,9 +66,9 @@ struct copy_grid {
 ///     settings copy_plan again = copy_plan::parsed(text); copy_way way = again.choose({copy_direction::up,
 ///     32768, 200}, {.batch = true, .kernel = true});
 ///
-/// Between what was measured, times are interpolated by the logarithms of size, count and time; above it they
-/// grow with bytes and count, below it they stay. Without measurements, and for what was not measured, it
-/// chooses by what others have seen: see `choose`.
+/// Between what was measured, times are interpolated linearly by size and by count: what calls, pieces and
+/// bytes each take a share of is met exactly. Above it they grow with bytes and count, below it they stay.
+/// Without measurements, and for what was not measured, it chooses by what others have seen: see `choose`.
 ///
 /// @par Complexity      `choose` O(log of the grid).
 /// @par Thread safety   const calls may run together.

@@ -5,8 +5,6 @@
 #include <llmmem/transfer/copy_plan.hpp>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 namespace llmmem::inline v0 {
 
@@ -16,8 +14,8 @@ inline constexpr std::array<std::string_view, copy_ways> copy_way_names{"loop", 
 inline constexpr std::array<std::string_view, copy_directions> copy_direction_names{"up", "down", "within"};
 inline constexpr std::string_view copy_plan_title = "llmmem copy plan 1";
 
-/// Where a number lies in a rising list: the entry before it, how far to the next one by logarithms, and by
-/// how much it is above the last.
+/// Where a number lies in a rising list: the entry before it, how far it is to the next one, and by how much
+/// it is above the last.
 struct grid_place {
   std::size_t at = 0;
   double part = 0;
@@ -31,8 +29,7 @@ struct grid_place {
   const auto next = std::ranges::upper_bound(rising, number);
   const auto above = static_cast<double>(*next);
   const auto below = static_cast<double>(*(next - 1));
-  return {static_cast<std::size_t>(next - rising.begin()) - 1,
-          std::log(asked / below) / std::log(above / below), 1};
+  return {static_cast<std::size_t>(next - rising.begin()) - 1, (asked - below) / (above - below), 1};
 }
 
 /// Words of a line, by single spaces; what is left over belongs to the last.
@@ -47,10 +44,22 @@ template <std::size_t Count>
   return true;
 }
 
-template <class Number>
-[[nodiscard]] bool read_number(std::string_view text, Number& into) noexcept {
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), into);
-  return read.ec == std::errc{} && read.ptr == text.data() + text.size();
+/// Times are kept as whole numbers, and none as 0.
+[[nodiscard]] inline std::uint64_t rounded_up(double ns) noexcept {
+  const auto whole = static_cast<std::uint64_t>(ns);
+  return static_cast<double>(whole) < ns ? whole + 1 : whole;
+}
+
+/// A number above 0, in digits alone.
+[[nodiscard]] inline bool read_number(std::string_view text, std::uint64_t& into) noexcept {
+  constexpr std::size_t most_digits = 18;  // of which no number wraps
+  if (text.empty() || text.size() > most_digits) return false;
+  into = 0;
+  for (const char each : text) {
+    if (each < '0' || each > '9') return false;
+    into = into * 10 + static_cast<std::uint64_t>(each - '0');
+  }
+  return into != 0;
 }
 
 }  // namespace detail
@@ -72,7 +81,7 @@ inline std::optional<double> copy_plan::nanoseconds(copy_way way, const copy_sha
   if (times_.empty() || shape.count == 0) return std::nullopt;
   const detail::grid_place b = detail::place_in_grid(grid_.bytes, shape.bytes);
   const detail::grid_place c = detail::place_in_grid(grid_.counts, shape.count);
-  double logarithm = 0;
+  double sum = 0;
   double weight = 0;
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::size_t k = 0; k < 2; ++k) {
@@ -80,12 +89,12 @@ inline std::optional<double> copy_plan::nanoseconds(copy_way way, const copy_sha
       if (of == 0) continue;
       const double ns = times_[place(way, shape.direction, b.at + i, c.at + k)];
       if (ns == 0) continue;  // left out: what is near stands for it
-      logarithm += of * std::log(ns);
+      sum += of * ns;
       weight += of;
     }
   }
   if (weight == 0) return std::nullopt;
-  return std::exp(logarithm / weight) * b.beyond * c.beyond;
+  return sum / weight * b.beyond * c.beyond;
 }
 
 inline copy_way copy_plan::choose(const copy_shape& shape, const copy_ways_open& open) const noexcept {
@@ -120,8 +129,7 @@ inline std::string copy_plan::text() const {
           if (ns == 0) continue;
           out += std::string(detail::copy_way_names[way]) + ' ' +
                  std::string(detail::copy_direction_names[direction]) + ' ' + std::to_string(grid_.bytes[b]) +
-                 ' ' + std::to_string(grid_.counts[c]) + ' ' +
-                 std::to_string(static_cast<std::uint64_t>(std::ceil(ns))) + '\n';
+                 ' ' + std::to_string(grid_.counts[c]) + ' ' + std::to_string(detail::rounded_up(ns)) + '\n';
         }
       }
     }
@@ -161,7 +169,7 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     const auto direction = std::ranges::find(detail::copy_direction_names, words[1]);
     if (way == detail::copy_way_names.end() || direction == detail::copy_direction_names.end() ||
         !detail::read_number(words[2], read.bytes) || !detail::read_number(words[3], read.count) ||
-        !detail::read_number(words[4], read.ns) || read.bytes == 0 || read.count == 0 || read.ns == 0) {
+        !detail::read_number(words[4], read.ns)) {
       refuse(wanted);
     }
     read.way = static_cast<std::size_t>(way - detail::copy_way_names.begin());
