@@ -12,7 +12,9 @@
 namespace llmmem_tests {
 
 /// A number of things that all worlds together show, where a sanitizer lets fewer of them be.
-constexpr std::uint64_t in_worlds(std::uint64_t shown) { return is_watched ? shown / 5 : shown; }
+constexpr std::uint64_t in_worlds(std::uint64_t shown) {
+  return is_watched ? shown / 5 : shown;
+}
 
 /// Drives a world from each of `count` seeds (a quarter of them where a sanitizer watches), for `steps` steps
 /// and to its end, and shows it to `look`.
