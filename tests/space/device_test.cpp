@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -141,6 +142,20 @@ TEST_SUITE("device") {
       CHECK(device.objects() == 0);
       CHECK(device.wrong.empty());
     }
+  }
+
+  TEST_CASE("peers see what the pool gives out, or it is not made") {
+    fake_device device;
+    const std::array peers{device_id{1}, device_id{5}};
+    {
+      const fake_pool pool(device_id{0}, device, peers);
+      CHECK(device.shared_with == std::vector<std::uint32_t>{1, 5});
+    }
+    device.refuse_at = device.calls + 2;
+    CHECK_THROWS_WITH_AS(fake_pool(device_id{0}, device, peers),
+                         "device_pool_source: device 0: memory that device 5 sees: refused by the test (2)",
+                         system_error);
+    CHECK(device.objects() == 0);
   }
 
   TEST_CASE("without a device it says why, and what to do") {

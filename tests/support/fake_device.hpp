@@ -44,13 +44,14 @@ class fake_device {
   fake_device(const fake_device&) = delete;
   fake_device& operator=(const fake_device&) = delete;
 
-  const char* why_none = nullptr;   ///< there is no device, for that reason
-  std::uint64_t refuse_at = ~0ULL;  ///< the call that is refused, counted from 0
-  llmmem::device_status lost = 0;   ///< what every question answers once it is set
-  std::uint64_t aliased_apart = 0;  ///< addresses from here on are seen elsewhere
-  bool is_capturing = false;        ///< what streams are given becomes a graph
-  std::uint64_t batches = 0;        ///< calls that copied many pieces
-  std::uint64_t strided = 0;        ///< or pieces evenly apart
+  const char* why_none = nullptr;            ///< there is no device, for that reason
+  std::uint64_t refuse_at = ~0ULL;           ///< the call that is refused, counted from 0
+  llmmem::device_status lost = 0;            ///< what every question answers once it is set
+  std::uint64_t aliased_apart = 0;           ///< addresses from here on are seen elsewhere
+  bool is_capturing = false;                 ///< what streams are given becomes a graph
+  std::uint64_t batches = 0;                 ///< calls that copied many pieces
+  std::uint64_t strided = 0;                 ///< or pieces evenly apart
+  std::vector<std::uint32_t> shared_with{};  ///< devices that pools were shared with
   std::uint64_t calls = 0;
   std::vector<std::string> wrong{};  ///< what a driver would not have borne
 
@@ -111,6 +112,12 @@ class fake_runtime {
   [[nodiscard]] const char* why_no_device(llmmem::device_id) const noexcept { return device_->why_none; }
   [[nodiscard]] const char* text(llmmem::device_status) const noexcept { return "refused by the test"; }
   llmmem::device_status make_pool(pool* made, llmmem::device_id) const noexcept { return make(made); }
+  llmmem::device_status share_pool(pool, llmmem::device_id device) const noexcept {
+    const std::lock_guard held(device_->mutex_);
+    if (const auto status = device_->call(); status != 0) return status;
+    device_->shared_with.push_back(to_index(device));
+    return 0;
+  }
   llmmem::device_status end_pool(pool) const noexcept { return end(); }
   llmmem::device_status allocate(void** bytes, std::size_t count, pool, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);

@@ -87,7 +87,16 @@ struct cuda_runtime {
       return detail::told(status);
     // The default of 0 gives all of it back to the system whenever a stream is waited for.
     std::uint64_t all = ~std::uint64_t{0};
-    return detail::told(cudaMemPoolSetAttribute(*made, cudaMemPoolAttrReleaseThreshold, &all));
+    const cudaError_t status = cudaMemPoolSetAttribute(*made, cudaMemPoolAttrReleaseThreshold, &all);
+    if (status != cudaSuccess) static_cast<void>(cudaMemPoolDestroy(*made));
+    return detail::told(status);
+  }
+  device_status share_pool(pool of, device_id device) const noexcept {
+    cudaMemAccessDesc how{};
+    how.location.type = cudaMemLocationTypeDevice;
+    how.location.id = static_cast<int>(to_index(device));
+    how.flags = cudaMemAccessFlagsProtReadWrite;
+    return detail::told(cudaMemPoolSetAccess(of, &how, 1));
   }
   device_status end_pool(pool of) const noexcept { return detail::told(cudaMemPoolDestroy(of)); }
   device_status allocate(void** bytes, std::size_t count, pool from, stream on) const noexcept {

@@ -16,6 +16,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,7 +48,9 @@ class device_pool_source {
   /// Pools align to that; more is made by asking for more.
   static constexpr std::uint64_t pool_alignment = 256;
 
-  explicit device_pool_source(device_id device, Runtime runtime = {}) : runtime_(runtime), device_(device) {
+  /// @param seen_by  other devices that may read and write what it gives out, as peers of `device`.
+  explicit device_pool_source(device_id device, Runtime runtime = {}, std::span<const device_id> seen_by = {})
+      : runtime_(runtime), device_(device) {
     const std::string who = "device_pool_source: device " + std::to_string(to_index(device)) + ": ";
     if (const char* const why = runtime_.why_no_device(device); why != nullptr)
       throw system_error(who + "no device: " + why + "; use host_space or pinned memory there");
@@ -59,6 +62,10 @@ class device_pool_source {
     };
     check(runtime_.make_pool(&pool_, device), "a memory pool");
     has_pool_ = true;
+    for (const device_id each : seen_by) {
+      const std::string what = "memory that device " + std::to_string(to_index(each)) + " sees";
+      check(runtime_.share_pool(pool_, each), what.c_str());
+    }
     check(runtime_.make_stream(&stream_, device), "a stream");
     has_stream_ = true;
   }

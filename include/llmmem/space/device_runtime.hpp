@@ -30,7 +30,8 @@ enum class device_id : std::uint32_t {};
 /// - `text(status)` names a status.
 /// - `not_ready`: what `query` returns for an event that has not passed.
 /// - A `pool` gives out memory of its device, in the order of a stream: `allocate(&bytes, count, pool,
-///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request.
+///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request. `share_pool(pool,
+///   device)`: another device may read and write all of it from now on.
 /// - An `event` passes when what its stream was given before `record` is done: `query`, `wait_event` on the
 ///   host, `stream_waits` on a device.
 /// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
@@ -45,6 +46,7 @@ concept device_runtime =
       { run.text(status) } noexcept -> std::same_as<const char*>;
       { R::not_ready } -> std::convertible_to<device_status>;
       { run.make_pool(&pool, device) } noexcept -> std::same_as<device_status>;
+      { run.share_pool(pool, device) } noexcept -> std::same_as<device_status>;
       { run.end_pool(pool) } noexcept -> std::same_as<device_status>;
       { run.allocate(&bytes, count, pool, stream) } noexcept -> std::same_as<device_status>;
       { run.release(bytes, stream) } noexcept -> std::same_as<device_status>;
