@@ -37,27 +37,11 @@ std::uint64_t any_skew(std::mt19937_64& random) {
   return skews[random() % std::size(skews)];
 }
 
-/// Runs something on a stream, every other time from a graph, twice, so that what is overwritten is so again.
+/// Runs something on a stream, from a graph twice, so that what is overwritten is so again.
 template <class Work>
 void on_device(std::uint64_t seed, cudaStream_t stream, const char* what, const Work& work) {
   const device_executor run(stream);
-  if (seed % 2 == 0) {
-    require(work(run).has_value(), what, seed);
-  } else {
-    cudaGraph_t graph{};
-    cudaGraphExec_t replay{};
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-    const bool is_well = work(run).has_value();
-    check(cudaStreamEndCapture(stream, &graph), "end capture");
-    require(is_well, what, seed);
-    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
-    for (int i = 0; i < 2; ++i)
-      check(cudaGraphLaunch(replay, stream), "replay");
-    check(cudaStreamSynchronize(stream), what);
-    check(cudaGraphExecDestroy(replay), "destroy");
-    check(cudaGraphDestroy(graph), "destroy");
-  }
-  check(cudaStreamSynchronize(stream), what);
+  launch_or_replay(seed, stream, what, [&] { return work(run).has_value(); }, 2);
 }
 
 void check_parity(std::uint64_t seed, cudaStream_t stream) {
@@ -211,17 +195,10 @@ void check_tasks(std::uint64_t seed, cudaStream_t stream) {
 }  // namespace
 
 int main() {
-  describe(require_device());
-  cudaStream_t stream{};
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  constexpr std::uint64_t worlds = 200;
-  for (std::uint64_t seed = 1; seed <= worlds; ++seed) {
+  check_worlds(200, [](std::uint64_t seed, cudaStream_t stream) {
     check_parity(seed, stream);
     check_delta(seed, stream);
     check_pool(seed, stream);
     check_tasks(seed, stream);
-  }
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  std::printf("%llu worlds: every byte, bit and sum as the host has it\n",
-              static_cast<unsigned long long>(worlds));
+  });
 }

@@ -98,21 +98,7 @@ void check_world(std::uint64_t seed, cudaStream_t stream) {
                             cache.data(),
                             flag.data()};
   const device_executor device(stream);
-  if (seed % 2 == 0) {
-    require(run_all(device, world, on_device).has_value(), "a launch was refused", seed);
-  } else {
-    cudaGraph_t graph{};
-    cudaGraphExec_t replay{};
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-    const bool is_well = run_all(device, world, on_device).has_value();
-    check(cudaStreamEndCapture(stream, &graph), "end capture");
-    require(is_well, "a launch could not be captured", seed);
-    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
-    check(cudaGraphLaunch(replay, stream), "replay");
-    check(cudaStreamSynchronize(stream), "what was replayed");
-    check(cudaGraphExecDestroy(replay), "destroy");
-    check(cudaGraphDestroy(graph), "destroy");
-  }
+  launch_or_replay(seed, stream, "a launch", [&] { return run_all(device, world, on_device).has_value(); });
   std::uint32_t host_flag = 0;
   const reachable on_host{world.slots.data(),
                           {world.planes[0].bytes.data(), world.planes[1].bytes.data()},
@@ -186,15 +172,9 @@ void check_batches(std::uint64_t seed, cudaStream_t stream) {
 }  // namespace
 
 int main() {
-  describe(require_device());
-  cudaStream_t stream{};
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  constexpr std::uint64_t worlds = 400;
-  for (std::uint64_t seed = 1; seed <= worlds; ++seed) {
+  check_worlds(400, [](std::uint64_t seed, cudaStream_t stream) {
     check_world(seed, stream);
     check_blocks(seed, stream);
     check_batches(seed, stream);
-  }
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  std::printf("%llu worlds: every byte as the host has it\n", static_cast<unsigned long long>(worlds));
+  });
 }

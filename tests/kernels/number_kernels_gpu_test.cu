@@ -24,26 +24,11 @@ namespace {
 using namespace llmmem;
 using namespace llmmem_tests;
 
-/// Runs `launch(executor)` on the device: at once, or captured in a graph that is replayed.
+/// Runs `launch(executor)` on the device, now and then with few blocks.
 template <class Launch>
 void run_on_device(cudaStream_t stream, std::uint64_t seed, const Launch& launch) {
   const device_executor run(stream, {.blocks = static_cast<std::uint32_t>(seed % 5 == 0 ? 3 : 0)});
-  if (seed % 2 == 0) {
-    require(launch(run), "a launch was refused", seed);
-  } else {
-    cudaGraph_t graph{};
-    cudaGraphExec_t replay{};
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
-    const bool is_well = launch(run);
-    check(cudaStreamEndCapture(stream, &graph), "end capture");
-    require(is_well, "a launch could not be captured", seed);
-    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
-    check(cudaGraphLaunch(replay, stream), "replay");
-    check(cudaStreamSynchronize(stream), "what was replayed");
-    check(cudaGraphExecDestroy(replay), "destroy");
-    check(cudaGraphDestroy(graph), "destroy");
-  }
-  check(cudaStreamSynchronize(stream), "what was launched");
+  launch_or_replay(seed, stream, "a launch", [&] { return launch(run); });
 }
 
 /// Random bits, of which the exponents are mostly near each other; some groups have what is no number.
@@ -238,16 +223,10 @@ void check_metadata(std::uint64_t seed, cudaStream_t stream) {
 }  // namespace
 
 int main() {
-  describe(require_device());
-  cudaStream_t stream{};
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  constexpr std::uint64_t worlds = 400;
-  for (std::uint64_t seed = 1; seed <= worlds; ++seed) {
+  check_worlds(400, [](std::uint64_t seed, cudaStream_t stream) {
     check_groups(seed, stream);
     check_planes(seed, stream);
     check_patterns(seed, stream);
     check_metadata(seed, stream);
-  }
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  std::printf("%llu worlds: every byte as the host has it\n", static_cast<unsigned long long>(worlds));
+  });
 }

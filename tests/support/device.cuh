@@ -100,4 +100,40 @@ inline void describe(int device) {
               driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
+/// Has a stream do what `launch()` gives it, which tells whether all of it was taken: for even seeds at once,
+/// else from a graph that is replayed, and waits for it.
+template <class Launch>
+void launch_or_replay(std::uint64_t seed, cudaStream_t stream, const char* what, const Launch& launch,
+                      int replays = 1) {
+  if (seed % 2 == 0) {
+    require(launch(), what, seed);
+  } else {
+    cudaGraph_t graph{};
+    cudaGraphExec_t replay{};
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin capture");
+    const bool is_well = launch();
+    check(cudaStreamEndCapture(stream, &graph), "end capture");
+    require(is_well, what, seed);
+    check(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
+    for (int i = 0; i < replays; ++i)
+      check(cudaGraphLaunch(replay, stream), "replay");
+    check(cudaStreamSynchronize(stream), what);
+    check(cudaGraphExecDestroy(replay), "destroy");
+    check(cudaGraphDestroy(graph), "destroy");
+  }
+  check(cudaStreamSynchronize(stream), what);
+}
+
+/// A program's whole test: `check_one(seed, stream)` for as many seeds, on a device, if there is one.
+template <class Check>
+void check_worlds(std::uint64_t worlds, const Check& check_one) {
+  describe(require_device());
+  cudaStream_t stream{};
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  for (std::uint64_t seed = 1; seed <= worlds; ++seed)
+    check_one(seed, stream);
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  std::printf("%llu worlds: every byte as the host has it\n", static_cast<unsigned long long>(worlds));
+}
+
 }  // namespace llmmem_tests
