@@ -15,6 +15,13 @@
 
 namespace llmmem::inline v0::testing {
 
+/// Which blocks of a launch somebody walks: all, unless several threads take some each, as a device's
+/// multiprocessors do. A race between them is one between the blocks of a device.
+struct block_share {
+  std::uint32_t first = 0;
+  std::uint32_t stride = 1;  ///< to the next one
+};
+
 /// Plans a launch as a device's, and walks all of its blocks and threads, with the kernel's own arithmetic:
 /// what they leave out, move twice or take past an end shows without a device. Barriers are none in rows and
 /// items, so that threads may follow each other; lanes of a group take, then tell each other what they know
@@ -29,7 +36,8 @@ namespace llmmem::inline v0::testing {
 ///      group's `combine` depends on the order: what came before that item is done.
 class grid_executor {
  public:
-  explicit grid_executor(const launch_limits& limits = {}) noexcept : limits_(limits) {}
+  explicit grid_executor(const launch_limits& limits = {}, const block_share& share = {}) noexcept
+      : limits_(limits), share_(share) {}
 
   template <access Read, access Write, row_map Map, row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
@@ -37,15 +45,21 @@ class grid_executor {
     if (auto aligned = check(map, elements * Op::from_bytes, elements * Op::to_bytes); !aligned)
       return aligned;
     const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
-    for (std::uint32_t row_block = 0; row_block < launch.row_blocks; ++row_block)
-      run_block(map, op, launch, row_block, 0, launch.part_blocks, elements);
+    const std::uint64_t blocks = std::uint64_t{launch.row_blocks} * launch.part_blocks;
+    for (std::uint64_t block = share_.first; block < blocks; block += share_.stride) {
+      const auto row_block = static_cast<std::uint32_t>(block / launch.part_blocks);
+      const auto part_block = static_cast<std::uint32_t>(block % launch.part_blocks);
+      for (std::uint32_t thread = 0; thread < row_launch::threads; ++thread)
+        step<widest_packet<Op>>(map, op, share_of(launch, row_block, part_block, thread), elements);
+    }
     return {};
   }
 
   template <item_work Work>
   result<void> each(const Work& work) const noexcept {
     const item_launch launch = plan_items(work.items(), 1, limits_);
-    for (std::uint32_t block = 0; block < launch.blocks; ++block) {
+    for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
+      const auto block = static_cast<std::uint32_t>(each);
       for (std::uint32_t thread = 0; thread < item_launch::threads; ++thread)
         run_items(work, share_of(launch, block, thread));
     }
@@ -55,22 +69,13 @@ class grid_executor {
   template <group_work Work>
   result<void> each(const Work& work) const noexcept {
     const item_launch launch = plan_items(work.items(), work.lanes(), limits_);
-    for (std::uint32_t block = 0; block < launch.blocks; ++block) {
+    for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
+      const auto block = static_cast<std::uint32_t>(each);
       for (std::uint32_t thread = 0; thread < item_launch::threads; thread += work.lanes()) {
         if (auto done = run_group(work, launch, block, thread); !done) return done;
       }
     }
     return {};
-  }
-
-  /// The blocks of one row block: for tests that have several threads take some each.
-  template <row_map Map, row_op Op>
-  static void run_block(const Map& map, const Op& op, const row_launch& launch, std::uint32_t row_block,
-                        std::uint32_t first_part, std::uint32_t parts, unsigned elements) noexcept {
-    for (std::uint32_t part = first_part; part < first_part + parts; ++part) {
-      for (std::uint32_t thread = 0; thread < row_launch::threads; ++thread)
-        step<widest_packet<Op>>(map, op, share_of(launch, row_block, part, thread), elements);
-    }
   }
 
  private:
@@ -128,6 +133,7 @@ class grid_executor {
   }
 
   launch_limits limits_;
+  block_share share_;
 };
 
 }  // namespace llmmem::inline v0::testing
