@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,8 @@ using namespace llmmem;
 constexpr std::uint16_t hello = 1;
 constexpr std::uint16_t welcome = 2;
 constexpr std::uint16_t revoke = 3;
+constexpr std::uint16_t fenced = 4;
+constexpr std::uint16_t agrees = 5;
 
 /// An endpoint to which what is written down happens, one thing a poll; then time passes.
 class scripted_endpoint {
@@ -28,6 +31,10 @@ class scripted_endpoint {
 
   void comes(seat_id seat) { script_.push_back({what::came, seat, {}, {}, {}}); }
   void dies(seat_id seat, death how = death::certain) { script_.push_back({what::died, seat, how, {}, {}}); }
+  /// A message of one byte, which is lost where it is not taken.
+  void sends(seat_id seat, std::uint64_t epoch, std::uint32_t tag, std::byte byte) {
+    script_.push_back({what::sent, seat, {}, {.epoch = epoch, .message = 1, .bytes = 1, .tag = tag}, {byte}});
+  }
   void says_hello(seat_id seat, std::uint64_t epoch, std::uint64_t nonce) {
     says(seat, hello, epoch, {nonce});
   }
@@ -39,7 +46,23 @@ class scripted_endpoint {
     says(seat, welcome, epoch, words);
   }
   void says_revoke(seat_id seat, std::uint64_t epoch) { says(seat, revoke, epoch, {}); }
+  void says_fenced(seat_id seat, std::uint64_t epoch) { says(seat, fenced, epoch, {}); }
+  void says_agree(seat_id seat, std::uint64_t epoch, const agree_message& message) {
+    detail::told_bytes room;
+    const auto bytes = detail::encode(message, seats_, room);
+    says_bytes(seat, agrees, epoch, std::vector(bytes.begin(), bytes.end()));
+  }
   [[nodiscard]] const seat_set& given_up() const { return given_up_; }
+  /// Who was told of that kind, and of which epoch.
+  [[nodiscard]] std::vector<std::pair<seat_id, std::uint64_t>> told(std::uint16_t kind) const {
+    std::vector<std::pair<seat_id, std::uint64_t>> all;
+    for (const auto& [seat, header] : told_) {
+      if (header.kind == kind) all.emplace_back(seat, header.epoch);
+    }
+    return all;
+  }
+  /// Nobody takes what is sent: what is written down happens while the sender waits.
+  bool is_stuck = false;
 
   [[nodiscard]] seat_id self() const noexcept { return self_; }
   [[nodiscard]] std::uint32_t seats() const noexcept { return seats_; }
@@ -48,10 +71,16 @@ class scripted_endpoint {
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id seat) const noexcept { return connected_.contains(seat); }
   template <class Handler>
-  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, Handler&) {
-    return {};
+  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline by, Handler& handler) {
+    if (!is_stuck) return {};
+    do {
+      if (!handler.goes_on()) return failure{.code = errc::cancelled};
+    } while (poll(by, handler));
+    return failure{.code = errc::peer_timed_out};
   }
-  void tell(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
+  void tell(seat_id seat, const frame_header& header, std::span<const std::byte>) noexcept {
+    told_.emplace_back(seat, header);
+  }
   template <class Handler>
   bool poll(deadline by, Handler& handler) {
     if (script_.empty()) {
@@ -72,6 +101,13 @@ class scripted_endpoint {
       case what::told:
         handler.told(next.seat, next.header, next.bytes);
         break;
+      case what::sent:
+        if (const frame_room room = handler.room_for(next.seat, next.header);
+            room.what == frame_room::answer::take) {
+          std::ranges::copy(next.bytes, room.bytes.begin());
+          handler.arrived(next.seat, next.header);
+        }
+        break;
     }
     return true;
   }
@@ -80,7 +116,7 @@ class scripted_endpoint {
   void wake() noexcept {}
 
  private:
-  enum class what : std::uint8_t { came, died, told };
+  enum class what : std::uint8_t { came, died, told, sent };
   struct event {
     what kind = what::came;
     seat_id seat{};
@@ -94,6 +130,9 @@ class scripted_endpoint {
     detail::wire_writer out(bytes);
     for (const std::uint64_t each : words)
       out.put(each);
+    says_bytes(seat, kind, epoch, std::move(bytes));
+  }
+  void says_bytes(seat_id seat, std::uint16_t kind, std::uint64_t epoch, std::vector<std::byte> bytes) {
     const auto size = static_cast<std::uint32_t>(bytes.size());
     script_.push_back({what::told,
                        seat,
@@ -108,6 +147,7 @@ class scripted_endpoint {
   std::uint64_t now_ = 0;
   seat_set connected_{};
   seat_set given_up_{};
+  std::vector<std::pair<seat_id, frame_header>> told_{};
   std::deque<event> script_{};
 };
 static_assert(endpoint<scripted_endpoint>);
@@ -121,6 +161,16 @@ scripted_endpoint newcomer() {
   scripted_endpoint end(two, 3, 30);
   end.comes(zero);
   end.says_hello(zero, 5, 10);
+  return end;
+}
+
+/// Seat 0 of three, all of which are fresh: seats 1 and 2 have nonces 21 and 22.
+scripted_endpoint first_of_three() {
+  scripted_endpoint end(zero, 3, 10);
+  for (const seat_id seat : {one, two}) {
+    end.comes(seat);
+    end.says_hello(seat, 0, 20 + to_index(seat));
+  }
   return end;
 }
 
@@ -278,11 +328,7 @@ TEST_SUITE("communicator_membership") {
 
   TEST_CASE(
       "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
-    scripted_endpoint end(zero, 3, 10);
-    for (const seat_id seat : {one, two}) {
-      end.comes(seat);
-      end.says_hello(seat, 0, 20 + to_index(seat));
-    }
+    scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
     CHECK(ranks.epoch() == 1);
@@ -305,5 +351,143 @@ TEST_SUITE("communicator_membership") {
     CHECK(end.given_up().empty());  // who sits there is the one that was admitted
     ranks.shrink({.failed = {one}});
     CHECK(to_text(end.given_up()) == "seat 1");
+  }
+
+  TEST_CASE("a member that died before the epoch began is dead in it, for certain or not") {
+    for (const death how : {death::certain, death::suspected}) {
+      scripted_endpoint end = newcomer();
+      end.comes(one);
+      end.says_hello(one, 5, 21);
+      end.dies(one, how);
+      end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+      communicator ranks(end);
+      ranks.join({100}).value();
+      CHECK(ranks.epoch() == 6);
+      CHECK(to_text(ranks.failed()) == "seat 1");
+      // One that may live may have agreed with the other on something else.
+      end.dies(zero);
+      CHECK(ranks.agree(1, {200}).code() == (how == death::certain ? errc::ok : errc::no_quorum));
+    }
+  }
+
+  TEST_CASE("one that dies while it waits to be admitted waits no more") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.dies(two);
+    end.comes(two);
+    end.says_hello(two, 0, 99);
+    ranks.poll();
+    CHECK(to_text(ranks.waiting()) == "seat 2");
+    end.dies(two);
+    ranks.poll();
+    CHECK(ranks.waiting().empty());
+  }
+
+  TEST_CASE("a revoke from who has begun the next epoch already ends that one, and no other") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.says_revoke(one, 2);
+    ranks.poll();
+    CHECK_FALSE(ranks.is_revoked());
+    ranks.shrink({});
+    CHECK(ranks.epoch() == 2);
+    CHECK(ranks.is_revoked());
+    ranks.shrink({});
+    CHECK_FALSE(ranks.is_revoked());
+    end.says_revoke(one, 5);  // there is one between
+    ranks.poll();
+    ranks.shrink({});
+    ranks.shrink({});
+    CHECK(ranks.epoch() == 5);
+    CHECK_FALSE(ranks.is_revoked());
+  }
+
+  TEST_CASE("who is no member revokes nothing, neither this epoch nor the next") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    ranks.shrink({.failed = {two}});
+    end.says_revoke(two, 2);
+    end.says_revoke(two, 3);
+    ranks.poll();
+    CHECK_FALSE(ranks.is_revoked());
+    ranks.shrink({});
+    CHECK(ranks.epoch() == 3);
+    CHECK_FALSE(ranks.is_revoked());
+    end.says_revoke(one, 3);
+    ranks.poll();
+    CHECK(ranks.is_revoked());
+    // Nor the one that a newcomer is about to begin.
+    scripted_endpoint fresh = newcomer();
+    fresh.comes(one);
+    fresh.says_hello(one, 0, 22);
+    fresh.says_welcome(zero, 6, 0b101, {10, 30});
+    fresh.says_revoke(one, 6);
+    communicator later(fresh);
+    later.poll();
+    later.join({100}).value();
+    CHECK(later.epoch() == 6);
+    CHECK_FALSE(later.is_revoked());
+  }
+
+  TEST_CASE("who was left behind and still agrees in its old epoch is told that it is fenced") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    ranks.shrink({.failed = {two}});
+    end.says_agree(one, 1, {});  // a member that is an epoch behind
+    ranks.poll();
+    CHECK(end.told(fenced).empty());
+    end.says_agree(two, 1, {});
+    ranks.poll();
+    CHECK(end.told(fenced) == std::vector{std::pair{two, std::uint64_t{2}}});
+    CHECK(ranks.stats().stale_frames == 2);
+  }
+
+  TEST_CASE("who is told that a later epoch has begun without it decides nothing any more, and says so") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.says_fenced(one, 1);  // of no later one
+    CHECK(ranks.agree(1, {200}).code() == errc::peer_timed_out);
+    end.says_fenced(one, 2);
+    CHECK(ranks.agree(1, {300}).code() == errc::no_quorum);
+    std::byte byte{};
+    CHECK(ranks.send({}, rank_id{1}, 1, {300}).code() == errc::no_quorum);
+    CHECK(ranks.recv({&byte, 1}, rank_id{1}, 1, {300}).code() == errc::no_quorum);
+    CHECK(end.now_ns() < 300);
+  }
+
+  TEST_CASE("what a member sent in an epoch that is over is not heard in the next") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    ranks.shrink({});
+    end.sends(one, 1, 7, std::byte{1});
+    end.sends(one, 2, 7, std::byte{2});
+    std::byte byte{};
+    ranks.recv({&byte, 1}, rank_id{1}, 7, {200}).value();
+    CHECK(byte == std::byte{2});
+    CHECK(ranks.stats().stale_frames == 1);
+    CHECK(ranks.stats().early_bytes == 0);
+  }
+
+  TEST_CASE("a send that waits ends when its epoch is revoked, this process is out, or its receiver dies") {
+    const auto sent_while = [](auto happens) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      end.is_stuck = true;
+      happens(end);
+      const auto sent = ranks.send(std::array{std::byte{1}}, rank_id{2}, 1, {200});
+      CHECK((end.now_ns() < 200 || sent.code() == errc::peer_timed_out));
+      return sent.code();
+    };
+    CHECK(sent_while([](auto& end) { end.says_revoke(one, 1); }) == errc::epoch_revoked);
+    CHECK(sent_while([](auto& end) { end.says_fenced(one, 2); }) == errc::no_quorum);
+    CHECK(sent_while([](auto& end) { end.dies(two); }) == errc::peer_failed);
+    CHECK(sent_while([](auto& end) { end.dies(one); }) == errc::peer_timed_out);
   }
 }
