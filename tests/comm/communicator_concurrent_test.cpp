@@ -237,7 +237,8 @@ TEST_SUITE("communicator") {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
         for (std::uint32_t i = 0; i < 2; ++i) {
-          ranks.send(bytes_of_seed(12'000, 1), other, 1, by).value();
+          for (int copy = 0; copy < 3; ++copy)
+            ranks.send(bytes_of_seed(12'000, 1), other, 1, by).value();
           ranks.send(bytes_of_seed(50, 2), other, 1, by).value();
           std::byte go{};
           ranks.recv({&go, 1}, other, 0, by).value();
@@ -245,8 +246,10 @@ TEST_SUITE("communicator") {
       } else {
         for (std::uint32_t i = 0; i < 2; ++i) {
           if (i == 1) end_of_a_while(ranks);  // then they are in store
-          std::vector<std::byte> bytes(11'999);
-          CHECK(ranks.recv(bytes, other, 1, by).error() == failure{errc::size_mismatch, 0, 11'999, 12'000});
+          for (const std::size_t asked : {11'999U, 12'001U, 0U}) {
+            std::vector<std::byte> bytes(asked);
+            CHECK(ranks.recv(bytes, other, 1, by).error() == failure{errc::size_mismatch, 0, asked, 12'000});
+          }
           CHECK(received(ranks, other, 1, 50) == bytes_of_seed(50, 2));
           ranks.send(bytes_of_seed(1, 0), other, 0, by).value();
         }
