@@ -188,6 +188,97 @@ TEST_SUITE("thread_network") {
     CHECK(self.now_ns() < by.ns);
   }
 
+  TEST_CASE("who gives up a frame that is being read waits until it was, and it has been sent then") {
+    struct giver : llmmem::detail::any_frame_handler {
+      [[nodiscard]] bool goes_on() const noexcept {
+        if (!is_being_read->load()) return true;
+        *is_given_up = true;
+        return false;
+      }
+      std::atomic<bool>* is_being_read = nullptr;
+      std::atomic<bool>* is_given_up = nullptr;
+    };
+    struct reader : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header& header) noexcept {
+        is_being_read = true;
+        sender->wake();
+        while (!is_given_up && sender->now_ns() < limit.ns)
+          std::this_thread::yield();
+        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      }
+      void arrived(seat_id, const frame_header&) noexcept { has_read = true; }
+      thread_endpoint* sender = nullptr;
+      deadline limit{};
+      std::array<std::byte, 100> bytes{};
+      std::atomic<bool> is_being_read{false};
+      std::atomic<bool> is_given_up{false};
+      bool has_read = false;
+    };
+    thread_network net(2, {.copied_bytes = 10});
+    thread_endpoint from(net, seat_id{0});
+    thread_endpoint to(net, seat_id{1});
+    llmmem::detail::any_frame_handler nobody;
+    while (from.poll({0}, nobody) || to.poll({0}, nobody)) {
+    }
+    const deadline by{from.now_ns() + 20 * second};
+    reader reads;
+    reads.sender = &from;
+    reads.limit = by;
+    giver gives;
+    gives.is_being_read = &reads.is_being_read;
+    gives.is_given_up = &reads.is_given_up;
+    std::thread other([&] {
+      while (!reads.has_read && to.now_ns() < by.ns)
+        static_cast<void>(to.poll(by, reads));
+    });
+    std::array<std::byte, 100> bytes{};
+    bytes.fill(std::byte{7});
+    const auto sent = from.send(seat_id{1}, {}, bytes, by, gives);
+    bytes.fill(std::byte{8});
+    other.join();
+    CHECK(sent.has_value());
+    CHECK(reads.is_given_up);
+    CHECK(reads.bytes[99] == std::byte{7});
+  }
+
+  TEST_CASE("who takes the seat of one that died hears nothing that was meant for that one") {
+    struct counter : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header& header) noexcept {
+        ++heard;
+        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      }
+      void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++heard; }
+      void came(seat_id) noexcept { ++arrivals; }
+      std::array<std::byte, 100> bytes{};
+      int heard = 0;
+      int arrivals = 0;
+    };
+    thread_network net(2);
+    thread_endpoint from(net, seat_id{0});
+    std::optional<thread_endpoint> to(std::in_place, net, seat_id{1});
+    counter others;
+    while (from.poll({0}, others) || to->poll({0}, others)) {
+    }
+    to.reset();
+    to.emplace(net, seat_id{1});
+    counter newcomer;
+    const std::array<std::byte, 100> bytes{};
+    CHECK(from.is_connected(seat_id{1}));  // it has not noticed yet
+    CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).code() == errc::peer_failed);
+    from.tell(seat_id{1}, {}, bytes);
+    while (to->poll({0}, newcomer)) {
+    }
+    CHECK(newcomer.arrivals == 1);
+    CHECK(newcomer.heard == 0);
+    while (from.poll({0}, others)) {
+    }
+    CHECK(from.send(seat_id{1}, {}, bytes, {0}, others).has_value());
+    from.tell(seat_id{1}, {}, bytes);
+    while (to->poll({0}, newcomer)) {
+    }
+    CHECK(newcomer.heard == 2);
+  }
+
   TEST_CASE("what cannot be is refused with what it is and how to mend it") {
     CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are possible", argument_error);
     CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are possible",
