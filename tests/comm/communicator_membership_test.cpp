@@ -328,29 +328,31 @@ TEST_SUITE("communicator_membership") {
 
   TEST_CASE(
       "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
-    scripted_endpoint end = first_of_three();
-    communicator ranks(end);
-    ranks.join({100}).value();
-    CHECK(ranks.epoch() == 1);
-    end.dies(two);
-    end.comes(two);
-    end.says_hello(two, 0, 99);
-    ranks.poll();
-    CHECK(to_text(ranks.failed()) == "seat 2");
-    CHECK(to_text(ranks.waiting()) == "seat 2");
-    // Agreed on before the death was known: so the dead one is a member once more.
-    ranks.shrink({.bits = 0});
-    CHECK(ranks.epoch() == 2);
-    CHECK(ranks.world() == rank_count{3});
-    CHECK(to_text(ranks.failed()) == "seat 2");
-    CHECK(to_text(ranks.waiting()) == "seat 2");
-    ranks.admit({.failed = {two}, .joining = {two}});
-    CHECK(ranks.world() == rank_count{3});
-    CHECK(ranks.failed().empty());
-    CHECK(ranks.waiting().empty());
-    CHECK(end.given_up().empty());  // who sits there is the one that was admitted
-    ranks.shrink({.failed = {one}});
-    CHECK(to_text(end.given_up()) == "seat 1");
+    for (const death how : {death::certain, death::suspected}) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      CHECK(ranks.epoch() == 1);
+      end.dies(two, how);
+      end.comes(two);
+      end.says_hello(two, 0, 99);
+      ranks.poll();
+      CHECK(to_text(ranks.failed()) == "seat 2");
+      CHECK(to_text(ranks.waiting()) == "seat 2");
+      // Agreed on before the death was known: so the dead one is a member once more.
+      ranks.shrink({.bits = 0});
+      CHECK(ranks.epoch() == 2);
+      CHECK(ranks.world() == rank_count{3});
+      CHECK(to_text(ranks.failed()) == "seat 2");
+      CHECK(to_text(ranks.waiting()) == "seat 2");
+      ranks.admit({.failed = {two}, .joining = {two}});
+      CHECK(ranks.world() == rank_count{3});
+      CHECK(ranks.failed().empty());
+      CHECK(ranks.waiting().empty());
+      CHECK(end.given_up().empty());  // who sits there is the one that was admitted
+      ranks.shrink({.failed = {one}});
+      CHECK(to_text(end.given_up()) == "seat 1");
+    }
   }
 
   TEST_CASE("a member that died before the epoch began is dead in it, for certain or not") {
