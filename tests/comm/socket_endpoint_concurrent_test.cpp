@@ -8,6 +8,7 @@
 #include <atomic>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/heap_counter.hpp"
@@ -174,6 +175,42 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
       each.join();
     CHECK(came == std::array<std::size_t, 2>{3, 3});
     CHECK(world.heard[0].frames[2].bytes == std::vector<std::byte>(8U << 20, std::byte{1}));
+  }
+}
+
+TEST_CASE("two that send to each other and have no room at first are asked again while they wait") {
+  struct reluctant : recorder {
+    frame_room room_for(seat_id from, const frame_header& header) noexcept {
+      if (!std::exchange(has_refused, true)) return {frame_room::answer::later, {}};
+      return recorder::room_for(from, header);
+    }
+    bool has_refused = false;
+  };
+  for (const socket_kind kind : {socket_kind::local, socket_kind::tcp}) {
+    constexpr std::uint32_t length = 8U << 20;  // more than lies between them
+    socket_world world(kind, 2, {.frame_bytes = length});
+    REQUIRE(world.join());
+    std::array<bool, 2> is_sent{};
+    std::array<reluctant, 2> heard;
+    std::vector<std::thread> threads;
+    threads.reserve(2);
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      threads.emplace_back([&, i] {
+        const std::vector<std::byte> bytes(length, static_cast<std::byte>(i));
+        const deadline limit = socket_world::in(20'000 * ms);
+        socket_endpoint& end = *world.ends[i];
+        is_sent[i] = end.send(seat_id{1 - i}, {.message = length}, bytes, limit, heard[i]).has_value();
+        while (heard[i].frames.empty() && end.now_ns() < limit.ns)
+          static_cast<void>(end.poll(limit, heard[i]));
+      });
+    }
+    for (std::thread& each : threads)
+      each.join();
+    CHECK(is_sent == std::array{true, true});
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      REQUIRE(heard[i].frames.size() == 1);
+      CHECK(heard[i].frames[0].bytes == std::vector<std::byte>(length, static_cast<std::byte>(1 - i)));
+    }
   }
 }
 
