@@ -45,7 +45,7 @@ template <std::size_t Count>
 }
 
 /// Times are kept as whole numbers, and none as 0.
-[[nodiscard]] inline std::uint64_t rounded_up(double ns) noexcept {
+[[nodiscard]] inline std::uint64_t whole_nanoseconds(double ns) noexcept {
   const auto whole = static_cast<std::uint64_t>(ns);
   return static_cast<double>(whole) < ns ? whole + 1 : whole;
 }
@@ -129,7 +129,8 @@ inline std::string copy_plan::text() const {
           if (ns == 0) continue;
           out += std::string(detail::copy_way_names[way]) + ' ' +
                  std::string(detail::copy_direction_names[direction]) + ' ' + std::to_string(grid_.bytes[b]) +
-                 ' ' + std::to_string(grid_.counts[c]) + ' ' + std::to_string(detail::rounded_up(ns)) + '\n';
+                 ' ' + std::to_string(grid_.counts[c]) + ' ' + std::to_string(detail::whole_nanoseconds(ns)) +
+                 '\n';
         }
       }
     }
