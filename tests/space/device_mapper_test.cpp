@@ -151,10 +151,10 @@ TEST_SUITE("device_mapper") {
   TEST_CASE("without such a driver it says why, and a granularity must fit the driver's") {
     driver_state driver;
     driver.why_missing = "there is no driver";
-    CHECK_THROWS_WITH_AS(
-        fake_mapper({}, {&driver}),
-        "device_mapper: no virtual memory management: there is no driver; use device_space there",
-        system_error);
+    CHECK_THROWS_WITH_AS(fake_mapper({}, {&driver}),
+                         "device_mapper: no virtual memory management: there is no driver; use device_space, "
+                         "or host_virtual_memory without a device",
+                         system_error);
     driver.why_missing = nullptr;
     CHECK_THROWS_WITH_AS(
         fake_mapper({.granularity = 3 * mib}, {&driver}),

@@ -100,6 +100,11 @@ TEST_SUITE("pinned") {
     fake_device device;
     CHECK_THROWS_WITH_AS(fake_pinned({.chunk_bytes = 3 * mib}, device),
                          "pinned_source: chunk_bytes of 3145728 is no multiple of 2 MiB", argument_error);
-    CHECK_THROWS_AS(fake_pinned({.chunk_bytes = 0}, device), argument_error);
+    // Whole requests, unless chunks are asked for.
+    fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
+    const auto range = space.try_allocate(9 * mib, 4096).value();
+    CHECK(device.registered() == 1);
+    space.deallocate(range);
+    CHECK(device.registered() == 0);
   }
 }

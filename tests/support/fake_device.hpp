@@ -241,6 +241,7 @@ class fake_runtime {
     }
     return 0;
   }
+  [[nodiscard]] bool takes_many(stream) const noexcept { return !device_->is_capturing; }
   [[nodiscard]] bool is_capturing(stream) const noexcept { return device_->is_capturing; }
   llmmem::device_status lock_pages(void* bytes, std::size_t count) const noexcept {
     const std::lock_guard held(device_->mutex_);

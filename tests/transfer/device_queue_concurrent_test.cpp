@@ -188,6 +188,22 @@ TEST_SUITE("device_queue") {
     }
   }
 
+  TEST_CASE("no point is marked inside of a graph, and those before can be asked meanwhile") {
+    fake_device device;
+    fake_space space = space_of(device);
+    fake_queue queue(space, here, {.depth = 4}, device);
+    const fake_fence before = queue.mark().value();
+    device.is_capturing = true;
+    CHECK(queue.mark().error() == failure{errc::library_failed, fake_device::not_ready, 0, 0});
+    before.wait();
+    CHECK(before.ready());
+    device.is_capturing = false;
+    queue.mark().value().wait();
+    device.why_none = "there is no driver";
+    CHECK_THROWS_WITH_AS(fake_events(here, 2, device), "device_events: no device: there is no driver",
+                         system_error);
+  }
+
   TEST_CASE("a device that is lost is told by every fence that had not passed, and nobody waits for it") {
     fake_device device;
     fake_space space = space_of(device);

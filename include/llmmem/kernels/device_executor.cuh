@@ -2,6 +2,10 @@
 /// `device_executor`: runs kernels on a device.
 #pragma once
 
+#if !defined(__CUDACC__)
+#error "compile this with nvcc; <llmmem/space/cuda.hpp> needs none"
+#endif
+
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>

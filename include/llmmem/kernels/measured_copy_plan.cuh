@@ -2,6 +2,10 @@
 /// A `copy_plan` measured on a device of CUDA.
 #pragma once
 
+#if !defined(__CUDACC__)
+#error "compile this with nvcc; <llmmem/space/cuda.hpp> needs none"
+#endif
+
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/kernels/batched_copy.hpp>

@@ -121,7 +121,16 @@ struct cuda_runtime {
   }
   device_status end_event(event of) const noexcept { return detail::told(cudaEventDestroy(of)); }
   device_status record(event of, stream on) const noexcept { return detail::told(cudaEventRecord(of, on)); }
-  device_status query(event of) const noexcept { return detail::told(cudaEventQuery(of)); }
+  /// Another thread may be capturing a graph: this does not end it, and what cannot be told then is not
+  /// ready.
+  device_status query(event of) const noexcept {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const bool is_changed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+    const cudaError_t status = cudaEventQuery(of);
+    if (is_changed) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    const bool is_untold = status == cudaErrorStreamCaptureUnsupported || status == cudaErrorCapturedEvent;
+    return detail::told(is_untold ? cudaErrorNotReady : status);
+  }
   device_status wait_event(event of) const noexcept { return detail::told(cudaEventSynchronize(of)); }
   device_status stream_waits(stream on, event of) const noexcept {
     return detail::told(cudaStreamWaitEvent(on, of, 0));
@@ -150,6 +159,9 @@ struct cuda_runtime {
                             std::size_t bytes, std::size_t count, stream on) const noexcept {
     return detail::told(
         cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyDefault, on));
+  }
+  [[nodiscard]] bool takes_many(stream on) const noexcept {
+    return on != nullptr && on != cudaStreamLegacy && !is_capturing(on);
   }
   [[nodiscard]] bool is_capturing(stream on) const noexcept {
     cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;

@@ -211,6 +211,10 @@ class basic_device_space {
 
   basic_device_space(Source source, device_options options)
       : ledger_(std::move(source), std::move(options)) {}
+  /// From a pool of its own on that device.
+  basic_device_space(device_id device, device_options options)
+    requires(std::constructible_from<Source, device_id>)
+      : basic_device_space(Source(device), std::move(options)) {}
 
   /// At least `bytes` bytes at a multiple of `alignment`; their content is anything. Waits for no work of the
   /// caller's.

@@ -28,12 +28,13 @@ enum class device_id : std::uint32_t {};
 ///
 /// - `why_no_device(device)`: null where the device can be used, else why not, as text that stays.
 /// - `text(status)` names a status.
-/// - `not_ready`: what `query` returns for an event that has not passed.
+/// - `not_ready`: what `query` returns for an event that has not passed, or of which it cannot be told now.
 /// - A `pool` gives out memory of its device, in the order of a stream: `allocate(&bytes, count, pool,
 ///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request. `share_pool(pool,
 ///   device)`: another device may read and write all of it from now on.
 /// - An `event` passes when what its stream was given before `record` is done: `query`, `wait_event` on the
 ///   host, `stream_waits` on a device.
+/// - `is_capturing(stream)`: whether what it is given now becomes a graph, and is not done.
 /// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
 /// - `lock_pages(bytes, count)` makes host memory such that devices copy from and to it themselves;
 ///   `device_address(&there, bytes)` is where devices see it.
@@ -59,6 +60,7 @@ concept device_runtime =
       { run.query(event) } noexcept -> std::same_as<device_status>;
       { run.wait_event(event) } noexcept -> std::same_as<device_status>;
       { run.stream_waits(stream, event) } noexcept -> std::same_as<device_status>;
+      { run.is_capturing(stream) } noexcept -> std::same_as<bool>;
       { run.copy(bytes, from, count, stream) } noexcept -> std::same_as<device_status>;
       { run.lock_pages(bytes, count) } noexcept -> std::same_as<device_status>;
       { run.unlock_pages(bytes) } noexcept -> std::same_as<device_status>;

@@ -23,9 +23,9 @@ namespace llmmem::inline v0 {
 
 /// How a `pinned_source` takes memory.
 struct pinned_options {
-  /// A driver is given that much at a time: one call for all would hold up whatever else it is asked, for a
-  /// quarter of a second each GiB or so. A multiple of 2 MiB.
-  std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
+  /// A driver is given that much at a time, a multiple of 2 MiB; 0: each request whole. Chunks let it do
+  /// something else in between, but a copy must not reach from one into the next (sglang#36798).
+  std::uint64_t chunk_bytes = 0;
   page_options pages{};  ///< `map_from` does not count: every request gets pages of its own
 };
 
@@ -52,9 +52,11 @@ template <device_runtime Runtime>
 class pinned_source {
  public:
   explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
-      : runtime_(runtime), chunk_(options.chunk_bytes), pages_(own_pages(options.pages)) {
+      : runtime_(runtime),
+        chunk_(options.chunk_bytes == 0 ? max_bytes : options.chunk_bytes),
+        pages_(own_pages(options.pages)) {
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
-    if (chunk_ == 0 || chunk_ % unit != 0) {
+    if (options.chunk_bytes % unit != 0) {
       throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
                            " is no multiple of 2 MiB");
     }
@@ -74,7 +76,7 @@ class pinned_source {
       lock(data, all);
       return data;
     }
-    for (std::uint64_t at = 0; at < all; at += chunk_) {
+    for (std::uint64_t at = 0; at < all; at += std::min(chunk_, all - at)) {
       last_error_ = runtime_.lock_pages(data + at, static_cast<std::size_t>(std::min(chunk_, all - at)));
       if (last_error_ == 0) continue;
       unregister(data, at);
@@ -125,7 +127,7 @@ class pinned_source {
     return options;
   }
   void unregister(std::byte* data, std::uint64_t bytes) noexcept {
-    for (std::uint64_t at = 0; at < bytes; at += chunk_)
+    for (std::uint64_t at = 0; at < bytes; at += std::min(chunk_, bytes - at))
       static_cast<void>(runtime_.unlock_pages(data + at));
   }
   void lock(std::byte* data, std::uint64_t bytes) noexcept {

@@ -25,7 +25,9 @@ namespace llmmem::inline v0 {
 /// - `copy_many(to, from, bytes, count, stream)`: arrays of pointers and lengths, read before it returns. The
 ///   sources are read in the order of the stream.
 /// - `copy_evenly(to, to_stride, from, from_stride, bytes, count, stream)`: `count` pieces of as many bytes.
-/// - `is_capturing(stream)`: whether what it is given now becomes a graph.
+/// - `takes_many(stream)`: whether it takes such a call now. (CUDA: not while it is captured, as the copy
+/// would
+///   be missing from the graph; nor the legacy default stream.)
 template <class R>
 concept batching_runtime =
     device_runtime<R> && requires(const R& run, typename R::stream stream, void* const* to,
@@ -34,7 +36,7 @@ concept batching_runtime =
       {
         run.copy_evenly(*to, count, *from, count, count, count, stream)
       } noexcept -> std::same_as<device_status>;
-      { run.is_capturing(stream) } noexcept -> std::same_as<bool>;
+      { run.takes_many(stream) } noexcept -> std::same_as<bool>;
     };
 
 /// Joins pieces that follow each other at both ends, and leaves out those of no bytes. In place, in their
@@ -138,7 +140,7 @@ class batch_copier {
     for (const copy_task& each : pieces)
       bytes += each.bytes;
     const std::optional<even_pieces> apart = even_pieces_of(pieces);
-    const copy_ways_open open{.batch = !runtime_.is_capturing(stream),
+    const copy_ways_open open{.batch = runtime_.takes_many(stream),
                               .strided = apart.has_value(),
                               .kernel = !std::same_as<Kernel, no_kernel>};
     const copy_way way = plan_.choose({direction, bytes / pieces.size(), pieces.size()}, open);

@@ -62,9 +62,9 @@ struct copy_grid {
 /// computes, and where they cross depends on the device and on the count as much as on the size.
 ///
 ///     copy_plan plan = copy_plan::measured({}, [&](copy_way way, const copy_shape& shape) { ... });  // ns
-///     std::string text = plan.text();                                     // kept beside the engine's
-///     settings copy_plan again = copy_plan::parsed(text); copy_way way = again.choose({copy_direction::up,
-///     32768, 200}, {.batch = true, .kernel = true});
+///     std::string text = plan.text();  // kept beside the engine's settings
+///     copy_plan again = copy_plan::parsed(text);
+///     copy_way way = again.choose({copy_direction::up, 32768, 200}, {.batch = true, .kernel = true});
 ///
 /// Between what was measured, times are interpolated linearly by size and by count: what calls, pieces and
 /// bytes each take a share of is met exactly. Above it they grow with bytes and count, below it they stay.

@@ -75,6 +75,8 @@ class device_events {
  public:
   device_events(device_id device, std::uint32_t most, Runtime runtime = {}) : runtime_(runtime) {
     if (most == 0) throw length_error("device_events: 0 events; at least 1 is needed");
+    if (const char* const why = runtime_.why_no_device(device); why != nullptr)
+      throw system_error("device_events: no device: " + std::string(why));
     slots_.reserve(most);
     for (std::uint32_t i = 0; i < most; ++i) {
       typename Runtime::event event{};
@@ -90,9 +92,14 @@ class device_events {
   device_events& operator=(const device_events&) = delete;
   ~device_events() { end(); }
 
-  /// The point of a stream that it has come to by now.
+  /// The point of a stream that it has come to by now. Refused while the stream is being captured: mark it
+  /// behind the launch of the graph.
   [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
     const std::lock_guard lock(mutex_);
+    // An event in a graph is no point that passes.
+    if (runtime_.is_capturing(stream))
+      return failure{errc::library_failed, Runtime::not_ready, 0, 0,
+                     "device_events: the stream is being captured, mark it behind the graph's launch"};
     const std::uint32_t at = next_;
     slot& its = slots_[at];
     if (its.is_on_its_way) {

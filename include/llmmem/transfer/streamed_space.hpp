@@ -10,6 +10,7 @@
 #include <llmmem/transfer/device_fence.hpp>
 #include <llmmem/transfer/device_queue.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,8 +20,8 @@ namespace llmmem::inline v0 {
 
 /// A `basic_device_space` that is its own queue: all that moves to and from it goes along one stream.
 ///
-///     streamed_device_space gpu(device_pool_source<cuda_runtime>(device_id{0}), device_id{0}, {.budget =
-///     a}); pinned_space host(pinned_source<cuda_runtime>(), {.budget = b});
+///     streamed_device_space gpu(device_id{0}, {.budget = a});
+///     pinned_space host({.budget = b});
 ///     tiered_buffer<streamed_device_space, pinned_space> buffer({}, {gpu, a}, {host, b});
 ///
 /// Before a kernel reads a lease, `queue().mark()` behind the lease is what its stream has to `hold`; before
@@ -39,6 +40,11 @@ class basic_streamed_space : public basic_device_space<Source> {
   basic_streamed_space(Source source, device_id device, device_options options,
                        device_queue_options queue = {}, Runtime runtime = {})
       : space_type(std::move(source), std::move(options)), queue_(*this, device, std::move(queue), runtime) {}
+
+  /// From a pool of its own on that device.
+  basic_streamed_space(device_id device, device_options options, device_queue_options queue = {})
+    requires(std::constructible_from<Source, device_id>)
+      : basic_streamed_space(Source(device), device, std::move(options), std::move(queue)) {}
 
   [[nodiscard]] result<fence_type> copy_in_async(range_type destination, std::span<const std::byte> source,
                                                  std::span<const fence_type> after) noexcept {

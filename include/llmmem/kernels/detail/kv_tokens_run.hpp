@@ -35,7 +35,8 @@ struct token_request {
 template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
-  if (of.layer >= layout.layers) return failure{errc::out_of_range, 0, of.layer, layout.layers - 1, of.who};
+  if (layout.layers == 0 || of.layer >= layout.layers)
+    return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1, of.who};
   if (front.blocks() > of.cache.blocks)
     return failure{errc::no_such_block, 0, front.blocks() - 1, of.cache.blocks, of.who};
   if (front.block_tokens() != layout.block_tokens)
