@@ -279,6 +279,27 @@ TEST_SUITE("thread_network") {
     CHECK(newcomer.heard == 2);
   }
 
+  TEST_CASE("a death is told though what was sent before it finds no room") {
+    struct full : llmmem::detail::any_frame_handler {
+      frame_room room_for(seat_id, const frame_header&) noexcept {
+        return {.what = frame_room::answer::later};
+      }
+      void died(seat_id, death) noexcept { ++deaths; }
+      int deaths = 0;
+    };
+    thread_network net(2);
+    std::optional<thread_endpoint> from(std::in_place, net, seat_id{0});
+    thread_endpoint to(net, seat_id{1});
+    full handler;
+    while (from->poll({0}, handler) || to.poll({0}, handler)) {
+    }
+    const std::array<std::byte, 10> bytes{};
+    from->send(seat_id{1}, {}, bytes, no_deadline, handler).value();
+    from.reset();
+    CHECK(to.poll({0}, handler));
+    CHECK(handler.deaths == 1);
+  }
+
   TEST_CASE("what cannot be is refused with what it is and how to mend it") {
     CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are possible", argument_error);
     CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are possible",

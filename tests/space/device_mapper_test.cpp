@@ -156,10 +156,11 @@ TEST_SUITE("device_mapper") {
                          "or host_virtual_memory without a device",
                          system_error);
     driver.why_missing = nullptr;
-    CHECK_THROWS_WITH_AS(
-        fake_mapper({.granularity = 3 * mib}, {&driver}),
-        "device_mapper: a granularity of 3145728 bytes is no multiple of the driver's, 2097152",
-        argument_error);
+    CHECK_THROWS_WITH_AS(fake_mapper({.granularity = 3 * mib}, {&driver}),
+                         "device_mapper: a granularity of 3145728 bytes is no multiple of the driver's, "
+                         "2097152, or no power of two",
+                         argument_error);
+    CHECK_THROWS_AS(fake_mapper({.granularity = 6 * mib}, {&driver}), argument_error);
     CHECK(fake_mapper({.granularity = 64 * mib}, {&driver}).granularity() == 64 * mib);
   }
 }

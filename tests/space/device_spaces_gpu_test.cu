@@ -135,6 +135,7 @@ void check_batches() {
       require(done.way == wanted, "the way that was asked for", static_cast<std::uint64_t>(wanted));
     };
     std::memset(host.data + mib, 0, mib);
+    llmmem_tests::check(cudaMemsetAsync(room.data, 0, mib, stream), "clear");
     move(room.data, host.data, copy_direction::up);
     llmmem_tests::check(cudaMemcpyAsync(host.data + mib, room.data, mib, cudaMemcpyDefault, stream), "down");
     llmmem_tests::check(cudaStreamSynchronize(stream), "wait");

@@ -93,6 +93,7 @@ class device_executor {
  private:
   [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
     if (status == cudaSuccess) return {};
+    static_cast<void>(cudaGetLastError());  // told here: not left for whoever asks next
     return failure{errc::library_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
   }
 

@@ -45,6 +45,21 @@ class current_device {
   cudaError_t status_ = cudaSuccess;
 };
 
+/// While it lives, calls that wait or ask do not end the graph that another thread may be capturing.
+class beside_captures {
+ public:
+  beside_captures() noexcept { is_changed_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
+  beside_captures(const beside_captures&) = delete;
+  beside_captures& operator=(const beside_captures&) = delete;
+  ~beside_captures() {
+    if (is_changed_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  bool is_changed_ = false;
+};
+
 /// A status that the caller is told is not left for whoever asks for the last error next.
 [[nodiscard]] inline device_status told(cudaError_t status) noexcept {
   if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
@@ -98,7 +113,10 @@ struct cuda_runtime {
     how.flags = cudaMemAccessFlagsProtReadWrite;
     return detail::told(cudaMemPoolSetAccess(of, &how, 1));
   }
-  device_status end_pool(pool of) const noexcept { return detail::told(cudaMemPoolDestroy(of)); }
+  device_status end_pool(pool of) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaMemPoolDestroy(of));
+  }
   device_status allocate(void** bytes, std::size_t count, pool from, stream on) const noexcept {
     return detail::told(cudaMallocFromPoolAsync(bytes, count, from, on));
   }
@@ -111,27 +129,37 @@ struct cuda_runtime {
     if (now.status() != cudaSuccess) return detail::told(now.status());
     return detail::told(cudaStreamCreateWithFlags(made, cudaStreamNonBlocking));
   }
-  device_status end_stream(stream of) const noexcept { return detail::told(cudaStreamDestroy(of)); }
-  device_status wait_stream(stream of) const noexcept { return detail::told(cudaStreamSynchronize(of)); }
+  device_status end_stream(stream of) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaStreamDestroy(of));
+  }
+  device_status wait_stream(stream of) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaStreamSynchronize(of));
+  }
 
   device_status make_event(event* made, device_id device) const noexcept {
     const detail::current_device now(device);
     if (now.status() != cudaSuccess) return detail::told(now.status());
     return detail::told(cudaEventCreateWithFlags(made, cudaEventDisableTiming));
   }
-  device_status end_event(event of) const noexcept { return detail::told(cudaEventDestroy(of)); }
+  device_status end_event(event of) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaEventDestroy(of));
+  }
   device_status record(event of, stream on) const noexcept { return detail::told(cudaEventRecord(of, on)); }
   /// Another thread may be capturing a graph: this does not end it, and what cannot be told then is not
   /// ready.
   device_status query(event of) const noexcept {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    const bool is_changed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+    const detail::beside_captures others;
     const cudaError_t status = cudaEventQuery(of);
-    if (is_changed) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     const bool is_untold = status == cudaErrorStreamCaptureUnsupported || status == cudaErrorCapturedEvent;
     return detail::told(is_untold ? cudaErrorNotReady : status);
   }
-  device_status wait_event(event of) const noexcept { return detail::told(cudaEventSynchronize(of)); }
+  device_status wait_event(event of) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaEventSynchronize(of));
+  }
   device_status stream_waits(stream on, event of) const noexcept {
     return detail::told(cudaStreamWaitEvent(on, of, 0));
   }
@@ -169,9 +197,13 @@ struct cuda_runtime {
   }
   /// For all devices of the process.
   device_status lock_pages(void* bytes, std::size_t count) const noexcept {
+    const detail::beside_captures others;
     return detail::told(cudaHostRegister(bytes, count, cudaHostRegisterPortable | cudaHostRegisterMapped));
   }
-  device_status unlock_pages(void* bytes) const noexcept { return detail::told(cudaHostUnregister(bytes)); }
+  device_status unlock_pages(void* bytes) const noexcept {
+    const detail::beside_captures others;
+    return detail::told(cudaHostUnregister(bytes));
+  }
   device_status device_address(void** there, void* bytes) const noexcept {
     return detail::told(cudaHostGetDevicePointer(there, bytes, 0));
   }

@@ -76,7 +76,8 @@ class device_pool_source {
         stream_(other.stream_),
         has_pool_(std::exchange(other.has_pool_, false)),
         has_stream_(std::exchange(other.has_stream_, false)),
-        last_error_(other.last_error_) {}
+        last_error_(other.last_error_),
+        starts_(std::move(other.starts_)) {}
   device_pool_source& operator=(device_pool_source&& other) noexcept {
     std::swap(runtime_, other.runtime_);
     std::swap(device_, other.device_);
@@ -85,6 +86,7 @@ class device_pool_source {
     std::swap(has_pool_, other.has_pool_);
     std::swap(has_stream_, other.has_stream_);
     std::swap(last_error_, other.last_error_);
+    std::swap(starts_, other.starts_);
     return *this;
   }
   ~device_pool_source() { end(); }

@@ -8,6 +8,7 @@
 #include <llmmem/space/device_runtime.hpp>
 #include <llmmem/space/virtual_memory.hpp>
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +40,7 @@ concept device_paging = std::copyable<P> && requires(const P& run, device_id dev
 struct device_mapper_options {
   device_id device{};                ///< whose memory it is
   std::vector<device_id> seen_by{};  ///< others that may read and write it, as peers of `device`
-  std::uint64_t granularity = 0;     ///< a multiple of the driver's; 0: the driver's, 2 MiB as a rule
+  std::uint64_t granularity = 0;     ///< a power of two, a multiple of the driver's; 0: that, 2 MiB as a rule
 };
 
 /// A `page_mapper` over a device's driver. Work that uses a range is finished before it is unmapped: the
@@ -66,9 +67,11 @@ class device_mapper {
                          ": granularity: " + paging_.text(status) + " (" + std::to_string(status) + ")");
     }
     if (options_.granularity == 0) options_.granularity = unit;
-    if (options_.granularity % unit != 0) {
+    // It is what addresses are aligned to as well.
+    if (options_.granularity % unit != 0 || !std::has_single_bit(options_.granularity)) {
       throw argument_error("device_mapper: a granularity of " + std::to_string(options_.granularity) +
-                           " bytes is no multiple of the driver's, " + std::to_string(unit));
+                           " bytes is no multiple of the driver's, " + std::to_string(unit) +
+                           ", or no power of two");
     }
   }
 

@@ -110,14 +110,22 @@ class pinned_source {
   /// `errc::library_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
   /// sees the chunks of them apart: then ask for parts.
   [[nodiscard]] result<std::byte*> device_address(std::byte* data, std::uint64_t bytes) const noexcept {
+    constexpr const char* who = "pinned_source: device_address";
     void* first = nullptr;
-    void* last = nullptr;
-    device_status status = runtime_.device_address(&first, data);
-    if (status == 0 && bytes > 1) status = runtime_.device_address(&last, data + bytes - 1);
-    if (status != 0) return failure{errc::library_failed, status, bytes, 0, "pinned_source: device_address"};
+    if (const device_status status = runtime_.device_address(&first, data); status != 0)
+      return failure{errc::library_failed, status, bytes, 0, who};
     auto* const there = static_cast<std::byte*>(first);
-    if (bytes > 1 && static_cast<std::byte*>(last) != there + (bytes - 1))
-      return failure{errc::not_mapped, 0, bytes, chunk_, "pinned_source: device_address"};
+    // Wherever a chunk may begin, and at the end.
+    constexpr std::uint64_t unit = std::uint64_t{2} << 20;
+    const std::uint64_t step = chunk_ == max_bytes ? bytes : unit;
+    for (std::uint64_t at = 0; at < bytes; at += std::min(step, bytes - at)) {
+      const std::uint64_t last = std::min(step, bytes - at) + at - 1;
+      void* seen = nullptr;
+      if (const device_status status = runtime_.device_address(&seen, data + last); status != 0)
+        return failure{errc::library_failed, status, bytes, 0, who};
+      if (static_cast<std::byte*>(seen) != there + last)
+        return failure{errc::not_mapped, 0, bytes, chunk_, who};
+    }
     return there;
   }
 

@@ -237,7 +237,8 @@ bool thread_endpoint::deliver_one(lock& held, Handler& handler) {
       return true;
     }
   }
-  return false;
+  // A death waits for what was sent before it, unless that has just found no room.
+  return deliver_notice(held, handler);
 }
 
 /// Takes back a frame that lies in the sender's memory, unless it was taken.
