@@ -1,9 +1,10 @@
 // Every kernel of the library on one device, beside what bounds it: copies of the device by its own engine
 // and by a kernel with 16-byte accesses, of which the faster is the ceiling; copies to and from pinned
-// memory; the least that a launch takes. One table, and one JSON object last. Sizes rotate over buffers that
-// no cache holds together; each figure is the median of 15 replays of a graph, with the least and the most.
+// memory; the least that a launch takes. One table, and one JSON object last. Launches rotate over four sets
+// of buffers, which pass any cache where a set has 16 MiB and more; each figure is the median of 15 replays
+// of a graph, with the least and the most.
 //
-// LLMMEM_BENCH_GPU_MIB  the largest buffers (1024); four of them at a time
+// LLMMEM_BENCH_GPU_MIB  the largest buffers (1024), of which eight must fit
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
@@ -91,8 +92,8 @@ void measure_ceilings(stopwatch& watch, device_table& table, const buffers& all,
   table.add("launch floor", "16 bytes filled", 0, floor);
 }
 
-void measure_host_copies(stopwatch& watch, device_table& table, const buffers& all) {
-  constexpr std::uint64_t bytes = 256 * mib;
+void measure_host_copies(stopwatch& watch, device_table& table, const buffers& all, std::uint64_t room) {
+  const std::uint64_t bytes = std::min(room, 256 * mib);
   pinned_space pinned(pinned_source<cuda_runtime>(), {.budget = 2 * bytes});
   const auto host = pinned.try_allocate(2 * bytes, 4096).value();
   stopwatch other;
@@ -117,7 +118,7 @@ void measure_host_copies(stopwatch& watch, device_table& table, const buffers& a
     check(cudaEventRecord(joined, other.stream()), "join");
     check(cudaStreamWaitEvent(watch.stream(), joined, 0), "join");
   });
-  table.add("both ways", "256 MiB each", 2.0 * static_cast<double>(bytes), both);
+  table.add("both ways", size_text(bytes) + " each", 2.0 * static_cast<double>(bytes), both);
   check(cudaEventDestroy(joined), "destroy");
   check(cudaEventDestroy(forked), "destroy");
 }
@@ -327,6 +328,11 @@ void measure_memory(device_table& table) {
   stopwatch watch;
   device_space space(device_pool_source<cuda_runtime>(device_id{0}), {.budget = 256 * mib});
   device_virtual_memory memory(device_mapper<cuda_paging>(), {.budget = 256 * mib});
+  // As device_space has it: what is given back stays in the pool.
+  cudaMemPool_t pool{};
+  std::uint64_t most = ~std::uint64_t{0};
+  check(cudaDeviceGetDefaultMemPool(&pool, 0), "the default pool");
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &most), "its threshold");
   for (const std::uint64_t bytes : {2 * mib, 64 * mib}) {
     table.add("device_space", size_text(bytes) + " and back", 0,
               microseconds([&] { space.deallocate(space.try_allocate(bytes, 256).value()); }));
@@ -355,7 +361,7 @@ int main() {
   {
     const buffers all(room, watch.stream());
     measure_ceilings(watch, table, all, room);
-    measure_host_copies(watch, table, all);
+    measure_host_copies(watch, table, all, room);
     measure_tokens(watch, table, all, room);
     measure_copies(watch, table, all, room);
     measure_numbers(watch, table, all, room);

@@ -2,9 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -87,7 +90,13 @@ TEST_SUITE("copy_plan") {
     });
     CHECK(most == 1 << 20);
     CHECK(plan.nanoseconds(copy_way::loop, {copy_direction::up, 65536, 20}).has_value());
-    CHECK_FALSE(plan.nanoseconds(copy_way::loop, {copy_direction::up, 4 << 20, 4096}).has_value());
+    const auto ns = [&](std::uint64_t bytes, std::uint64_t count) {
+      return plan.nanoseconds(copy_way::loop, {copy_direction::up, bytes, count}).value();
+    };
+    // 65536 bytes were measured eight times, and not 64 times: eight times what they took.
+    CHECK(ns(65536, 64) == doctest::Approx(8 * ns(65536, 8)));
+    CHECK(ns(1 << 20, 4096) == doctest::Approx(4096 * ns(1 << 20, 1)));
+    CHECK(ns(4 << 20, 1) == doctest::Approx(4 * ns(1 << 20, 1)));
     CHECK_FALSE(plan.nanoseconds(copy_way::strided, {copy_direction::up, 4096, 1}).has_value());
   }
 
@@ -138,11 +147,20 @@ TEST_SUITE("copy_plan") {
                          "copy_plan: line 4: 'loop up 1 x 5' is not a way, a direction, bytes, a count and "
                          "nanoseconds; measure the plan anew",
                          format_error);
-    std::string long_text = title;
-    for (int i = 1; i <= 4096; ++i)
-      long_text += "loop up " + std::to_string(i % 64 + 1) + " " + std::to_string(i / 64 + 1) + " 5\n";
-    CHECK(copy_plan::parsed(long_text).is_measured());
-    CHECK_THROWS_AS(copy_plan::parsed(long_text + "loop up 1 1 5\n"), format_error);
+    const auto lines = [&](int count) {
+      std::string long_text = title;
+      for (int i = 1; i <= count; ++i)
+        long_text += "loop up " + std::to_string(i) + " " + std::to_string(i) + " 5\n";
+      return long_text;
+    };
+    CHECK(copy_plan::parsed(lines(64)).is_measured());
+    CHECK_THROWS_WITH_AS(copy_plan::parsed(lines(65)),
+                         "copy_plan: the text has more than 4096 points; measure the plan anew",
+                         format_error);
+    std::string repeated = title;
+    for (int i = 0; i <= 12 * 4096; ++i)
+      repeated += "loop up 1 1 5\n";
+    CHECK_THROWS_AS(copy_plan::parsed(repeated), format_error);
   }
 
   TEST_CASE("a grid that does not rise is refused") {
@@ -158,5 +176,14 @@ TEST_SUITE("copy_plan") {
     copy_grid grid;
     grid.counts = {};
     CHECK_THROWS_AS(copy_plan::measured(grid, modelled), argument_error);
+    grid.counts.resize(4096 / grid.bytes.size() + 1);
+    std::iota(grid.counts.begin(), grid.counts.end(), 1);
+    CHECK_THROWS_WITH_AS(copy_plan::measured(grid, modelled), "copy_plan: the grid has more than 4096 points",
+                         argument_error);
+    grid.counts.pop_back();
+    const copy_plan plan = copy_plan::measured(grid, modelled);
+    CHECK(copy_plan::parsed(plan.text()).text() == plan.text());
+    const auto endless = [](copy_way, const copy_shape&) { return std::optional(1e16); };
+    CHECK_FALSE(copy_plan::measured({}, endless).nanoseconds(copy_way::loop, {copy_direction::up, 4096, 1}));
   }
 }

@@ -33,11 +33,11 @@ class copy_stopwatch {
  public:
   copy_stopwatch(device_id device, std::uint64_t bytes)
       : current_(device),
-        space_(device_pool_source<cuda_runtime>(device), {.budget = 2 * bytes + 512, .name = "copy plan"}),
-        pinned_(pinned_source<cuda_runtime>(), {.budget = bytes + 65536, .name = "copy plan"}),
+        space_(device_pool_source<cuda_runtime>(device), {.budget = 3 * bytes + 512, .name = "copy plan"}),
+        pinned_(pinned_source<cuda_runtime>(), {.budget = 2 * bytes + 65536, .name = "copy plan"}),
         there_(space_.try_allocate(bytes, 256).value()),
-        there_too_(space_.try_allocate(bytes, 256).value()),
-        here_(pinned_.try_allocate(bytes, 4096).value()) {
+        there_too_(space_.try_allocate(2 * bytes, 256).value()),
+        here_(pinned_.try_allocate(2 * bytes, 4096).value()) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     check(cudaEventCreate(&began_));
     check(cudaEventCreate(&ended_));
@@ -74,14 +74,15 @@ class copy_stopwatch {
     throw system_error(std::string("measured_copy_plan: ") + cudaGetErrorString(status));
   }
 
-  /// In an order in which none follows another at both ends; for the strided call, evenly.
+  /// In an order in which none follows another at both ends; for the strided call evenly, with gaps where
+  /// they go.
   [[nodiscard]] std::vector<copy_task> pieces_of(copy_way way, const copy_shape& shape) const {
     const bool is_up = shape.direction == copy_direction::up;
     const std::byte* const from = is_up ? here_.data : there_.data;
     std::byte* const to = shape.direction == copy_direction::down ? here_.data : there_too_.data;
     std::vector<copy_task> pieces;
     for (std::uint64_t i = 0; i < shape.count; ++i) {
-      const std::uint64_t place = way == copy_way::strided ? i : shape.count - 1 - i;
+      const std::uint64_t place = way == copy_way::strided ? 2 * i : shape.count - 1 - i;
       pieces.push_back({from + i * shape.bytes, to + place * shape.bytes, shape.bytes});
     }
     return pieces;
@@ -93,18 +94,19 @@ class copy_stopwatch {
       case copy_way::kernel:
         return copy_few(device_executor(stream_), pieces).has_value();
       case copy_way::strided:
-        return runtime.copy_evenly(pieces[0].to, pieces[0].bytes, pieces[0].from, pieces[0].bytes,
+        return runtime.copy_evenly(pieces[0].to, 2 * pieces[0].bytes, pieces[0].from, pieces[0].bytes,
                                    pieces[0].bytes, pieces.size(), stream_) == 0;
       case copy_way::batch: {
-        std::vector<void*> to;
-        std::vector<const void*> from;
-        std::vector<std::size_t> bytes;
+        // As the copier: in lists that are there.
+        to_.clear();
+        from_.clear();
+        bytes_.clear();
         for (const copy_task& each : pieces) {
-          to.push_back(each.to);
-          from.push_back(each.from);
-          bytes.push_back(each.bytes);
+          to_.push_back(each.to);
+          from_.push_back(each.from);
+          bytes_.push_back(each.bytes);
         }
-        return runtime.copy_many(to.data(), from.data(), bytes.data(), pieces.size(), stream_) == 0;
+        return runtime.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), stream_) == 0;
       }
       case copy_way::loop:
         return std::all_of(pieces.begin(), pieces.end(), [&](const copy_task& each) {
@@ -123,6 +125,9 @@ class copy_stopwatch {
   cudaStream_t stream_{};
   cudaEvent_t began_{};
   cudaEvent_t ended_{};
+  std::vector<void*> to_{};
+  std::vector<const void*> from_{};
+  std::vector<std::size_t> bytes_{};
 };
 
 }  // namespace detail
@@ -130,7 +135,7 @@ class copy_stopwatch {
 /// Measures all ways to copy between pinned memory and a device, and inside it: once when an engine starts,
 /// or once a machine, its `text()` kept. On an idle device: what else runs there is measured along.
 ///
-/// @param grid  its `most_bytes` are taken twice on the device and once in pinned memory.
+/// @param grid  its `most_bytes` are taken three times on the device and twice in pinned memory.
 /// @throws system_error, out_of_memory  without a device, or without that memory.
 /// @par Complexity   four times the grid's bytes, for each way and direction.
 /// @par Thread safety   makes its device current, and the one before again.

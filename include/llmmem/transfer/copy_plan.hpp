@@ -67,13 +67,15 @@ struct copy_grid {
 ///     copy_way way = again.choose({copy_direction::up, 32768, 200}, {.batch = true, .kernel = true});
 ///
 /// Between what was measured, times are interpolated linearly by size and by count: what calls, pieces and
-/// bytes each take a share of is met exactly. Above it they grow with bytes and count, below it they stay.
-/// Without measurements, and for what was not measured, it chooses by what others have seen: see `choose`.
+/// bytes each take a share of is met exactly. Above it, and where a point was left out, they grow with bytes
+/// and count, below it they stay. Without measurements, and for what was not measured, it chooses by what
+/// others have seen: see `choose`.
 ///
 /// @par Complexity      `choose` O(log of the grid).
 /// @par Thread safety   const calls may run together.
-/// @par Errors          `measured` throws `argument_error` for a grid that does not rise, `parsed`
-///                      `format_error` with the line.
+/// @par Errors          `measured` throws `argument_error` for a grid that does not rise, or has more than
+/// 4096
+///                      points, `parsed` `format_error` with the line.
 class copy_plan {
  public:
   /// Nothing was measured.
@@ -92,7 +94,9 @@ class copy_plan {
                                    made.grid_.counts[c]};
             if (shape.bytes > made.grid_.most_bytes / shape.count) continue;
             const std::optional<double> ns = nanoseconds(static_cast<copy_way>(way), shape);
-            if (ns && *ns > 0) made.time(static_cast<copy_way>(way), shape.direction, b, c) = *ns;
+            constexpr double most_ns = 1e15;  // eleven days
+            if (ns && *ns > 0 && *ns < most_ns)
+              made.time(static_cast<copy_way>(way), shape.direction, b, c) = *ns;
           }
         }
       }
@@ -123,9 +127,15 @@ class copy_plan {
         static_cast<std::size_t>(way) * copy_directions + static_cast<std::size_t>(direction);
     return (of_way * grid_.bytes.size() + b) * grid_.counts.size() + c;
   }
+  /// Of a point of the grid: what was measured there, or at fewer pieces or bytes, times how many more there
+  /// are; 0 where nothing was.
+  [[nodiscard]] double time_near(copy_way way, copy_direction direction, std::size_t b,
+                                 std::size_t c) const noexcept;
   [[nodiscard]] double& time(copy_way way, copy_direction direction, std::size_t b, std::size_t c) noexcept {
     return times_[place(way, direction, b, c)];
   }
+
+  static constexpr std::size_t most_points = 4096;
 
   copy_grid grid_{{}, {}, 0};
   std::vector<double> times_{};  // nanoseconds; 0: not measured

@@ -5,7 +5,9 @@
 #include <llmmem/error.hpp>
 #include <llmmem/kernels/block_moves.hpp>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace llmmem::inline v0 {
@@ -16,87 +18,98 @@ namespace detail {
 class pending_moves {
  public:
   explicit pending_moves(std::uint64_t blocks)
-      : comes_from_(static_cast<std::size_t>(blocks), -1), readers_(static_cast<std::size_t>(blocks), 0) {}
+      : comes_from_(static_cast<std::size_t>(blocks), none),
+        readers_(static_cast<std::size_t>(blocks), 0),
+        is_opened_(static_cast<std::size_t>(blocks), false) {}
 
-  [[nodiscard]] bool has(std::int64_t to) const noexcept { return comes_from_[at(to)] >= 0; }
+  [[nodiscard]] bool has(std::int64_t to) const noexcept { return comes_from_[at(to)] != none; }
   void add(const block_pair& move) {
     comes_from_[at(move.to)] = move.from;
     ++readers_[at(move.from)];
-    left_.push_back(move.to);
+    places_.push_back(move.to);
+    ++left_;
   }
-  [[nodiscard]] bool empty() const noexcept { return left_.empty(); }
-  [[nodiscard]] std::size_t size() const noexcept { return left_.size(); }
-
-  [[nodiscard]] std::int64_t first() const noexcept { return left_.front(); }
-  /// A block that goes to itself need not.
-  void drop_those_that_stay() {
-    std::erase_if(left_, [&](std::int64_t to) { return comes_from_[at(to)] == to; });
-  }
-
-  /// All that may go now go, as a wave: nobody that waits reads their places.
-  bool take_ready(block_move_plan& into) {
-    const std::size_t before = into.pairs.size();
-    std::size_t kept = 0;
-    for (const std::int64_t to : left_) {
-      if (readers_[at(to)] == 0) {
-        into.pairs.push_back({comes_from_[at(to)], to});
-      } else {
-        left_[kept++] = to;
+  /// All are added. A block that goes to itself need not.
+  void begin() {
+    for (const std::int64_t to : places_) {
+      if (comes_from_[at(to)] == to) {
+        done(to);
+      } else if (readers_[at(to)] == 0) {
+        ready_.push_back(to);
       }
     }
-    left_.resize(kept);
-    for (std::size_t i = before; i < into.pairs.size(); ++i) {
-      --readers_[at(into.pairs[i].from)];
-      comes_from_[at(into.pairs[i].to)] = -1;
+  }
+  [[nodiscard]] bool empty() const noexcept { return left_ == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return left_; }
+  [[nodiscard]] std::int64_t first() const noexcept {
+    return *std::ranges::find_if(places_, [&](std::int64_t to) { return has(to); });
+  }
+
+  /// All that may go now go, as a wave: nobody that waits reads their places. Whether there are any.
+  bool take_ready(block_move_plan& into) {
+    if (ready_.empty()) return false;
+    std::vector<std::int64_t> next;
+    for (const std::int64_t to : ready_) {
+      const std::int64_t from = comes_from_[at(to)];
+      into.pairs.push_back({from, to});
+      done(to);
+      if (--readers_[at(from)] == 0 && has(from)) next.push_back(from);
     }
-    return end_wave(into, before);
+    ready_ = std::move(next);
+    into.wave_ends.push_back(into.pairs.size());
+    return true;
   }
   /// All that is left goes to scratch blocks, and from there to its places.
   void take_all_by(std::span<const std::int64_t> scratch, block_move_plan& into) {
-    const std::size_t before = into.pairs.size();
-    for (std::size_t i = 0; i < left_.size(); ++i)
-      into.pairs.push_back({comes_from_[at(left_[i])], scratch[i]});
-    end_wave(into, before);
-    for (std::size_t i = 0; i < left_.size(); ++i)
-      into.pairs.push_back({scratch[i], left_[i]});
-    end_wave(into, before + left_.size());
-    left_.clear();
+    std::vector<block_pair> to_places;
+    for (const std::int64_t to : places_) {
+      if (!has(to)) continue;
+      into.pairs.push_back({comes_from_[at(to)], scratch[to_places.size()]});
+      to_places.push_back({scratch[to_places.size()], to});
+      done(to);
+    }
+    into.wave_ends.push_back(into.pairs.size());
+    into.pairs.insert(into.pairs.end(), to_places.begin(), to_places.end());
+    into.wave_ends.push_back(into.pairs.size());
   }
   /// @pre nothing is ready: what is left are cycles. One block of each goes to a scratch block, as many
   /// cycles as there are such, and is read there from then on.
   void open_cycles(std::span<const std::int64_t> scratch, block_move_plan& into) {
-    const std::size_t before = into.pairs.size();
-    std::vector<bool> is_seen(comes_from_.size(), false);
-    std::size_t used = 0;
-    for (std::size_t i = 0; i < left_.size() && used < scratch.size(); ++i) {
-      if (is_seen[at(left_[i])]) continue;
+    for (std::size_t used = 0; looked_at_ < places_.size() && used < scratch.size(); ++looked_at_) {
+      const std::int64_t block = places_[looked_at_];
+      if (!has(block) || is_opened_[at(block)]) continue;
       // Round the cycle, against the moves, to the one that reads where this one goes.
-      std::int64_t reader = left_[i];
-      is_seen[at(reader)] = true;
-      while (comes_from_[at(reader)] != left_[i]) {
+      std::int64_t reader = block;
+      is_opened_[at(reader)] = true;
+      while (comes_from_[at(reader)] != block) {
         reader = comes_from_[at(reader)];
-        is_seen[at(reader)] = true;
+        is_opened_[at(reader)] = true;
       }
-      into.pairs.push_back({left_[i], scratch[used]});
-      --readers_[at(left_[i])];
-      ++readers_[at(scratch[used])];
+      into.pairs.push_back({block, scratch[used]});
       comes_from_[at(reader)] = scratch[used];
+      ++readers_[at(scratch[used])];
+      --readers_[at(block)];
+      ready_.push_back(block);
       ++used;
     }
-    end_wave(into, before);
+    into.wave_ends.push_back(into.pairs.size());
   }
 
  private:
+  static constexpr std::int64_t none = -1;
   [[nodiscard]] static std::size_t at(std::int64_t block) noexcept { return static_cast<std::size_t>(block); }
-  static bool end_wave(block_move_plan& into, std::size_t before) {
-    if (into.pairs.size() == before) return false;
-    into.wave_ends.push_back(into.pairs.size());
-    return true;
+  void done(std::int64_t to) noexcept {
+    comes_from_[at(to)] = none;
+    --left_;
   }
 
-  std::vector<std::int64_t> comes_from_;  // by the block that a move goes to; -1: none does
+  std::vector<std::int64_t> comes_from_;  // by the block that a move goes to
   std::vector<std::uint64_t> readers_;    // moves that are not done yet, by the block that they come from
-  std::vector<std::int64_t> left_{};      // where they go
+  std::vector<bool> is_opened_;           // by block: in a cycle that is open
+  std::vector<std::int64_t> places_{};    // where all moves go
+  std::vector<std::int64_t> ready_{};     // those of the next wave
+  std::size_t left_ = 0;
+  std::size_t looked_at_ = 0;  // of `places_`, for cycles
 };
 
 }  // namespace detail
@@ -134,7 +147,7 @@ inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::
     name(block, "scratch entry " + std::to_string(i));
   }
   block_move_plan plan;
-  pending.drop_those_that_stay();
+  pending.begin();
   pending.take_ready(plan);
   if (!pending.empty() && pending.size() <= scratch.size()) {
     pending.take_all_by(scratch, plan);

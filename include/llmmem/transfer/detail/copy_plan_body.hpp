@@ -74,7 +74,23 @@ inline copy_plan::copy_plan(copy_grid grid) : grid_(std::move(grid)) {
   };
   check(grid_.bytes, "bytes");
   check(grid_.counts, "counts");
+  if (grid_.bytes.size() > most_points / grid_.counts.size())
+    throw argument_error("copy_plan: the grid has more than 4096 points");
   times_.assign(copy_ways * copy_directions * grid_.bytes.size() * grid_.counts.size(), 0);
+}
+
+inline double copy_plan::time_near(copy_way way, copy_direction direction, std::size_t b,
+                                   std::size_t c) const noexcept {
+  for (std::size_t i = b + 1; i-- > 0;) {
+    for (std::size_t k = c + 1; k-- > 0;) {
+      const double ns = times_[place(way, direction, i, k)];
+      if (ns == 0) continue;
+      const double more_bytes = static_cast<double>(grid_.bytes[b]) / static_cast<double>(grid_.bytes[i]);
+      const double more_pieces = static_cast<double>(grid_.counts[c]) / static_cast<double>(grid_.counts[k]);
+      return ns * more_bytes * more_pieces;
+    }
+  }
+  return 0;
 }
 
 inline std::optional<double> copy_plan::nanoseconds(copy_way way, const copy_shape& shape) const noexcept {
@@ -87,8 +103,8 @@ inline std::optional<double> copy_plan::nanoseconds(copy_way way, const copy_sha
     for (std::size_t k = 0; k < 2; ++k) {
       const double of = (i == 0 ? 1 - b.part : b.part) * (k == 0 ? 1 - c.part : c.part);
       if (of == 0) continue;
-      const double ns = times_[place(way, shape.direction, b.at + i, c.at + k)];
-      if (ns == 0) continue;  // left out: what is near stands for it
+      const double ns = time_near(way, shape.direction, b.at + i, c.at + k);
+      if (ns == 0) continue;
       sum += of * ns;
       weight += of;
     }
@@ -175,8 +191,8 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     }
     read.way = static_cast<std::size_t>(way - detail::copy_way_names.begin());
     read.direction = static_cast<std::size_t>(direction - detail::copy_direction_names.begin());
-    constexpr std::size_t most_lines = 4096;
-    if (lines.size() == most_lines) refuse("among the 4096 that a plan has at most");
+    constexpr std::size_t most_lines = copy_ways * copy_directions * most_points;
+    if (lines.size() == most_lines) refuse("among those that a plan has at most");
     lines.push_back(read);
     grid.bytes.push_back(read.bytes);
     grid.counts.push_back(read.count);
@@ -187,6 +203,8 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
     std::ranges::sort(*list);
     list->erase(std::ranges::unique(*list).begin(), list->end());
   }
+  if (grid.bytes.size() > most_points / grid.counts.size())
+    throw format_error("copy_plan: the text has more than 4096 points; measure the plan anew");
   copy_plan made(std::move(grid));
   for (const line_of_text& each : lines) {
     const auto at = [](const std::vector<std::uint64_t>& list, std::uint64_t value) {
