@@ -190,7 +190,7 @@ TEST_CASE("two that send to each other and have no room at first are asked again
     constexpr std::uint32_t length = 8U << 20;  // more than lies between them
     socket_world world(kind, 2, {.frame_bytes = length});
     REQUIRE(world.join());
-    std::array<bool, 2> is_sent{};
+    std::array<errc, 2> sent{};
     std::array<reluctant, 2> heard;
     std::vector<std::thread> threads;
     threads.reserve(2);
@@ -199,15 +199,17 @@ TEST_CASE("two that send to each other and have no room at first are asked again
         const std::vector<std::byte> bytes(length, static_cast<std::byte>(i));
         const deadline limit = socket_world::in(20'000 * ms);
         socket_endpoint& end = *world.ends[i];
-        is_sent[i] = end.send(seat_id{1 - i}, {.message = length}, bytes, limit, heard[i]).has_value();
+        sent[i] = end.send(seat_id{1 - i}, {.message = length}, bytes, limit, heard[i]).code();
         while (heard[i].frames.empty() && end.now_ns() < limit.ns)
           static_cast<void>(end.poll(limit, heard[i]));
       });
     }
     for (std::thread& each : threads)
       each.join();
-    CHECK(is_sent == std::array{true, true});
     for (std::uint32_t i = 0; i < 2; ++i) {
+      CAPTURE(i);
+      CHECK(sent[i] == errc::ok);
+      CHECK(heard[i].deaths.empty());
       REQUIRE(heard[i].frames.size() == 1);
       CHECK(heard[i].frames[0].bytes == std::vector<std::byte>(length, static_cast<std::byte>(1 - i)));
     }

@@ -106,11 +106,11 @@ TEST_SUITE("device_queue") {
   }
 
   TEST_CASE("a fence passes with its own copy, not with an earlier or a later one") {
+    const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 3}, device);
     const auto room = space.try_allocate(300, 1).value();
-    const auto bytes = bytes_of_seed(100, 1);
     CHECK(fake_fence{}.ready());
     fake_fence{}.wait();
     const auto first = queue.copy_in_async(room.subrange(0, 100).value(), bytes, {}).value();
@@ -205,11 +205,11 @@ TEST_SUITE("device_queue") {
   }
 
   TEST_CASE("a device that is lost is told by every fence that had not passed, and nobody waits for it") {
+    const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 4}, device);
     const auto room = space.try_allocate(100, 1).value();
-    const auto bytes = bytes_of_seed(100, 1);
     const auto fine = queue.copy_in_async(room, bytes, {}).value();
     fine.wait();
     const auto first = queue.copy_in_async(room, bytes, {}).value();
