@@ -48,8 +48,11 @@ class device_pool_source {
   /// Pools align to that; more is made by asking for more.
   static constexpr std::uint64_t pool_alignment = 256;
 
+  explicit device_pool_source(device_id device)
+    requires(std::default_initializable<Runtime>)
+      : device_pool_source(device, Runtime{}) {}
   /// @param seen_by  other devices that may read and write what it gives out, as peers of `device`.
-  explicit device_pool_source(device_id device, Runtime runtime = {}, std::span<const device_id> seen_by = {})
+  device_pool_source(device_id device, Runtime runtime, std::span<const device_id> seen_by = {})
       : runtime_(runtime), device_(device) {
     const std::string who = "device_pool_source: device " + std::to_string(to_index(device)) + ": ";
     if (const char* const why = runtime_.why_no_device(device); why != nullptr)
