@@ -122,10 +122,12 @@ enum class errc : std::uint8_t {
   no_conversion,  ///< wanted = the `dtype` that was to come out, found = the one that comes
   misaligned,     ///< index = part of a kernel's map, wanted = the alignment it promises, found = row without
   lanes_differ,   ///< index = lane of a group that came to another result than lane 0, found = item
+  // Of devices
+  device_failed,  ///< a call of the device's runtime or driver, `where` says which: index = its status
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::lanes_differ;
+inline constexpr errc last_errc = errc::device_failed;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {
@@ -165,8 +167,8 @@ struct failure {
   [[nodiscard]] LLMMEM_COLD std::string message() const;
 
   /// Throws what `code` calls for: `out_of_memory` for shortages, `handle_error` for handles and dead ranges,
-  /// `length_error` for nothing asked, `io_error` for files and transfers, `comm_error` for ranks, else
-  /// `argument_error`.
+  /// `length_error` for nothing asked, `io_error` for files, transfers and devices, `comm_error` for ranks,
+  /// else `argument_error`.
   [[noreturn]] LLMMEM_COLD void raise() const;
 
   friend constexpr bool operator==(const failure& a, const failure& b) noexcept {

@@ -241,6 +241,11 @@ constexpr std::array refusals{
             "kv: lane 7 has come to another result for item 12 than lane 0; have combine() come to the same "
             "in any "
             "order"},
+    refusal{
+        errc::device_failed, raises::io_error,
+        "kv: the device's runtime refused with status 7 (cudaGetErrorName tells which); it may tell of what "
+        "went wrong before on that device: run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to "
+        "see where"},
 };
 
 }  // namespace

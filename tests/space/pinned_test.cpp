@@ -93,7 +93,7 @@ TEST_SUITE("pinned") {
           failure{errc::not_mapped, 0, 2 * mib + 1, 2 * mib});
     CHECK(source.device_address(range.data, 1).has_value());
     device.lost = 77;
-    CHECK(source.device_address(range.data, 1).error() == failure{errc::library_failed, 77, 1, 0});
+    CHECK(source.device_address(range.data, 1).error() == failure{errc::device_failed, 77, 1, 0});
   }
 
   TEST_CASE("a chunk that the driver cannot be given is refused") {

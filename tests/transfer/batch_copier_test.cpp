@@ -176,7 +176,7 @@ TEST_SUITE("batch_copier") {
       copier copies(always(wanted), device);
       device.refuse_at = device.calls + 1;
       CHECK(copies.copy(pieces, copy_direction::up, stream).error() ==
-            failure{errc::library_failed, fake_device::refused, 2, 0});
+            failure{errc::device_failed, fake_device::refused, 2, 0});
       CHECK(runtime.wait_stream(stream) == 0);
     }
     fake_device device;
@@ -184,8 +184,8 @@ TEST_SUITE("batch_copier") {
     std::vector<std::byte> bytes(1000);
     std::vector<copy_task> pieces{{bytes.data(), bytes.data() + 500, 10}};
     const auto kernel = [](std::span<const copy_task>) -> result<void> {
-      return failure{errc::library_failed, 9};
+      return failure{errc::device_failed, 9};
     };
-    CHECK(copies.copy(pieces, copy_direction::up, 0, kernel).error() == failure{errc::library_failed, 9});
+    CHECK(copies.copy(pieces, copy_direction::up, 0, kernel).error() == failure{errc::device_failed, 9});
   }
 }

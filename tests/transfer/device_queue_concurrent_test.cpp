@@ -168,7 +168,7 @@ TEST_SUITE("device_queue") {
         const auto in = queue.copy_in_async(room, bytes, {});
         const auto out = other.copy_out_async(back, room, std::span(&*in, in ? 1 : 0));
         if (!in || !out) {
-          CHECK((in ? out : in).error().code == errc::library_failed);
+          CHECK((in ? out : in).error().code == errc::device_failed);
           CHECK((in ? out : in).error().index == fake_device::refused);
           const std::vector<std::byte> there(room.data, room.data + room.bytes);
           const std::vector<std::byte> here_now = back;
@@ -194,7 +194,7 @@ TEST_SUITE("device_queue") {
     fake_queue queue(space, here, {.depth = 4}, device);
     const fake_fence before = queue.mark().value();
     device.is_capturing = true;
-    CHECK(queue.mark().error() == failure{errc::library_failed, fake_device::not_ready, 0, 0});
+    CHECK(queue.mark().error() == failure{errc::device_failed, fake_device::not_ready, 0, 0});
     before.wait();
     CHECK(before.ready());
     device.is_capturing = false;
@@ -221,9 +221,9 @@ TEST_SUITE("device_queue") {
                          "since can be relied on",
                          system_error);
     CHECK_THROWS_AS(second.wait(), system_error);
-    CHECK(queue.copy_in_async(room, bytes, {}).error().code == errc::library_failed);
-    CHECK(queue.mark().error() == failure{errc::library_failed, 700, 0, 0});
-    CHECK(first.hold(queue.stream()).code() == errc::library_failed);
+    CHECK(queue.copy_in_async(room, bytes, {}).error().code == errc::device_failed);
+    CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
+    CHECK(first.hold(queue.stream()).code() == errc::device_failed);
     device.lost = 0;
   }
 

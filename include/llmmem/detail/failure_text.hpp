@@ -298,8 +298,12 @@ namespace detail {
              "alignment() say less";
     case errc::lanes_differ:
       return "lane {index} has come to another result for item {found} than lane 0; have combine() come to "
-             "the "
-             "same in any order";
+             "the same in any order";
+    case errc::device_failed:
+      return "the device's runtime refused with status {index} (cudaGetErrorName tells which); it may tell "
+             "of "
+             "what went wrong before on that device: run under compute-sanitizer, or with "
+             "CUDA_LAUNCH_BLOCKING=1, to see where";
   }
   return "unknown failure {code}";
 }
@@ -384,6 +388,7 @@ inline void failure::raise() const {
     case errc::checksum_differs:
     case errc::timed_out:
     case errc::engine_failed:
+    case errc::device_failed:
       throw io_error(message());
     case errc::peer_failed:
     case errc::epoch_revoked:

@@ -65,7 +65,7 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_lau
 /// it allocates nothing, waits for nothing, and a replay reads tables and scales as they are then.
 ///
 /// @par Thread safety   any number at once.
-/// @par Errors          `errc::library_failed` when a launch was refused, index its `cudaError_t`. What goes
+/// @par Errors          `errc::device_failed` when a launch was refused, index its `cudaError_t`. What goes
 ///      wrong while it runs, the stream tells.
 class device_executor {
  public:
@@ -94,7 +94,7 @@ class device_executor {
   [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
     if (status == cudaSuccess) return {};
     static_cast<void>(cudaGetLastError());  // told here: not left for whoever asks next
-    return failure{errc::library_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
+    return failure{errc::device_failed, static_cast<std::uint32_t>(status), 0, 0, "device_executor: launch"};
   }
 
   template <class Work>

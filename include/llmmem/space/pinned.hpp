@@ -107,13 +107,13 @@ class pinned_source {
   [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
 
   /// Where kernels see bytes of a live range, which need not be where the host does.
-  /// `errc::library_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
+  /// `errc::device_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
   /// sees the chunks of them apart: then ask for parts.
   [[nodiscard]] result<std::byte*> device_address(std::byte* data, std::uint64_t bytes) const noexcept {
     constexpr const char* who = "pinned_source: device_address";
     void* first = nullptr;
     if (const device_status status = runtime_.device_address(&first, data); status != 0)
-      return failure{errc::library_failed, status, bytes, 0, who};
+      return failure{errc::device_failed, status, bytes, 0, who};
     auto* const there = static_cast<std::byte*>(first);
     // Wherever a chunk may begin, and at the end.
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
@@ -122,7 +122,7 @@ class pinned_source {
       const std::uint64_t last = std::min(step, bytes - at) + at - 1;
       void* seen = nullptr;
       if (const device_status status = runtime_.device_address(&seen, data + last); status != 0)
-        return failure{errc::library_failed, status, bytes, 0, who};
+        return failure{errc::device_failed, status, bytes, 0, who};
       if (static_cast<std::byte*>(seen) != there + last)
         return failure{errc::not_mapped, 0, bytes, chunk_, who};
     }

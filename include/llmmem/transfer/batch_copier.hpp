@@ -101,7 +101,7 @@ struct batch_copy {
 ///
 /// @par Complexity      O(pieces) on the host; no allocation once as many have been copied before.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          `errc::library_failed` when the driver refuses, index its status: of a loop the
+/// @par Errors          `errc::device_failed` when the driver refuses, index its status: of a loop the
 /// pieces
 ///                      before are on their way. What a kernel's launch returns passes through.
 template <batching_runtime Runtime>
@@ -187,7 +187,7 @@ class batch_copier {
   }
   [[nodiscard]] static result<void> told(device_status status, std::uint64_t pieces) noexcept {
     if (status == 0) return {};
-    return failure{errc::library_failed, status, pieces, 0, "batch_copier"};
+    return failure{errc::device_failed, status, pieces, 0, "batch_copier"};
   }
 
   copy_plan plan_;

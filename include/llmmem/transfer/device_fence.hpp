@@ -41,13 +41,13 @@ class device_fence {
     if (const device_status status = events_->wait(slot_, generation_); status != 0) events_->fail(status);
   }
 
-  /// Has a stream, of this device or another, wait for the point; the host does not. `errc::library_failed`
+  /// Has a stream, of this device or another, wait for the point; the host does not. `errc::device_failed`
   /// when the driver refuses, index its status.
   result<void> hold(typename Runtime::stream stream) const noexcept {
     if (events_ == nullptr) return {};
     const device_status status = events_->hold(stream, slot_, generation_);
     if (status == 0) return {};
-    return failure{errc::library_failed, status, 0, 0, "device_fence: a stream is to wait"};
+    return failure{errc::device_failed, status, 0, 0, "device_fence: a stream is to wait"};
   }
 
   friend constexpr bool operator==(const device_fence&, const device_fence&) noexcept = default;
@@ -98,7 +98,7 @@ class device_events {
     const std::lock_guard lock(mutex_);
     // An event in a graph is no point that passes.
     if (runtime_.is_capturing(stream))
-      return failure{errc::library_failed, Runtime::not_ready, 0, 0,
+      return failure{errc::device_failed, Runtime::not_ready, 0, 0,
                      "device_events: the stream is being captured, mark it behind the graph's launch"};
     const std::uint32_t at = next_;
     slot& its = slots_[at];
@@ -107,7 +107,7 @@ class device_events {
       its.is_on_its_way = false;
     }
     if (const device_status status = lost_ != 0 ? lost_ : runtime_.record(its.event, stream); status != 0)
-      return failure{errc::library_failed, status, 0, 0, "device_events: record"};
+      return failure{errc::device_failed, status, 0, 0, "device_events: record"};
     its.is_on_its_way = true;
     next_ = (at + 1) % static_cast<std::uint32_t>(slots_.size());
     return device_fence<Runtime>(this, at, ++its.generation);

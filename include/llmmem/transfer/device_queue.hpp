@@ -40,7 +40,7 @@ struct device_queue_options {
 /// @tparam Space  of device memory; its `holds` answers for ranges.
 /// @par Complexity      a copy: two calls of the driver, and one for each of `after` that has not passed.
 /// @par Thread safety   any number of threads; it outlives its fences.
-/// @par Errors          those of `copy_queue`, and `errc::library_failed` when the driver refuses, index its
+/// @par Errors          those of `copy_queue`, and `errc::device_failed` when the driver refuses, index its
 ///                      status: then nothing is on its way. The constructor throws what `device_events` does.
 template <memory_space Space, device_runtime Runtime>
   requires requires(const Space& space, typename Space::range_type range) {
@@ -120,7 +120,7 @@ class basic_device_queue {
     if (auto held = follow(after); !held) return held.error();
     if (to_bytes != 0) {
       const device_status status = runtime_.copy(to, from, static_cast<std::size_t>(to_bytes), stream_);
-      if (status != 0) return failure{errc::library_failed, status, to_bytes, 0, name()};
+      if (status != 0) return failure{errc::device_failed, status, to_bytes, 0, name()};
     }
     result<fence_type> done = mark();
     // Nobody could ask when it is over: it is, before this returns.
