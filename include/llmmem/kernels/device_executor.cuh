@@ -28,7 +28,7 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_laun
 }
 
 template <item_work Work>
-__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::threads)
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::usual_threads)
     run_items_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
   run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
 }
@@ -48,7 +48,7 @@ template <class Partial>
 }
 
 template <group_work Work>
-__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::threads)
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::usual_threads)
     run_groups_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
   const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
   // Groups of a warp may have different numbers of items: each waits for its own lanes alone.
@@ -57,6 +57,47 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_lau
   const std::uint32_t group = lanes_of_one << (in_warp - share.lane.lane);
   run_groups(work, share,
              [group](const auto& known, std::uint32_t step) { return of_other_lane(known, step, group); });
+}
+
+/// Lanes of a device: a thread is one, and its group a part of its warp.
+class warp_lanes {
+ public:
+  template <class T>
+  class held {
+   public:
+    [[nodiscard]] __device__ T& operator[](std::uint32_t /*lane*/) noexcept { return of_; }
+    [[nodiscard]] __device__ const T& operator[](std::uint32_t /*lane*/) const noexcept { return of_; }
+
+   private:
+    T of_;
+  };
+
+  __device__ explicit warp_lanes(const group_lane& lane) noexcept
+      : lane_(lane), group_((0xFFFF'FFFFU >> (32 - lane.lanes)) << (threadIdx.x % 32 - lane.lane)) {}
+
+  [[nodiscard]] __device__ std::uint32_t count() const noexcept { return lane_.lanes; }
+  template <class Do>
+  __device__ void each(const Do& act) const noexcept {
+    act(lane_.lane);
+  }
+  __device__ void swap(held<float>& values, std::uint32_t step) const noexcept {
+    values[0] = __shfl_xor_sync(group_, values[0], static_cast<int>(step));
+  }
+  [[nodiscard]] __device__ float of_eight(const held<float>& values, std::uint32_t /*lane*/,
+                                          std::uint32_t i) const noexcept {
+    return __shfl_sync(group_, values[0], static_cast<int>(i), 8);
+  }
+
+ private:
+  group_lane lane_;
+  std::uint32_t group_;
+};
+
+template <lane_work Work>
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::threads)
+    run_lanes_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+  const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
+  run_lanes(work, share, warp_lanes(share.lane));
 }
 
 }  // namespace detail
@@ -89,6 +130,10 @@ class device_executor {
   result<void> each(const Work& work) const noexcept {
     return start_items(detail::run_groups_kernel<Work>, work, work.lanes());
   }
+  template <lane_work Work>
+  result<void> each(const Work& work) const noexcept {
+    return start_items(detail::run_lanes_kernel<Work>, work, work.lanes(), Work::threads);
+  }
 
  private:
   [[nodiscard]] static result<void> told(cudaError_t status) noexcept {
@@ -98,13 +143,13 @@ class device_executor {
   }
 
   template <class Work>
-  result<void> start_items(void (*kernel)(Work, item_launch), const Work& work,
-                           std::uint32_t lanes) const noexcept {
-    const item_launch launch = plan_items(work.items(), lanes, limits_);
+  result<void> start_items(void (*kernel)(Work, item_launch), const Work& work, std::uint32_t lanes,
+                           std::uint32_t threads = item_launch::usual_threads) const noexcept {
+    const item_launch launch = plan_items(work.items(), lanes, limits_, threads);
     if (launch.blocks == 0) return {};
     cudaLaunchConfig_t how{};
     how.gridDim = dim3(launch.blocks);
-    how.blockDim = dim3(item_launch::threads);
+    how.blockDim = dim3(launch.threads);
     how.stream = stream_;
     return told(cudaLaunchKernelEx(&how, kernel, work, launch));
   }

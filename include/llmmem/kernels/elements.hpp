@@ -170,15 +170,11 @@ struct scaling_step {
       return detail::product_of(float_of<From>(element_of<element_bits<From>>(in, i)), factor);
     };
     if constexpr (N == 1 || To == dtype::f32) {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (unsigned i = 0; i < N; ++i)
         set_element(out, i, nearest_of<To>(scaled(i)));
     } else {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (unsigned i = 0; i < N; i += 2)
         set_element(out, i / 2, detail::nearest_pair<To>(scaled(i), scaled(i + 1)));
     }

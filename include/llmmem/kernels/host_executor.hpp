@@ -49,6 +49,13 @@ struct host_executor {
     run_groups(work, item_share{}, detail::no_other_lane{});
     return {};
   }
+
+  /// All lanes of each item, in turns.
+  template <lane_work Work>
+  result<void> each(const Work& work) const noexcept {
+    run_lanes(work, item_share{}, host_lanes(work.lanes()));
+    return {};
+  }
 };
 
 }  // namespace llmmem::inline v0

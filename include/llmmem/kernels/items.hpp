@@ -1,9 +1,11 @@
 /// @file
 /// Items: the loop of kernels that are no copies of rows, on the host and on a device. An item is for one
-/// thread, or for a group of lanes that come to one result.
+/// thread, for a group of lanes that come to one result, or for one whose lanes speak to each other all
+/// along.
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/lanes.hpp>
 #include <llmmem/kernels/launch.hpp>
 
 #include <algorithm>
@@ -65,27 +67,29 @@ struct item_share {
 struct item_launch {
   std::uint32_t blocks = 0;  ///< 0: there is nothing to do
   std::uint32_t lane_bits = 0;
+  std::uint32_t threads = usual_threads;  ///< of a block
 
-  static constexpr std::uint32_t threads = 256;
+  static constexpr std::uint32_t usual_threads = 256;
 
   friend constexpr bool operator==(const item_launch&, const item_launch&) noexcept = default;
 };
 
 /// A thread or a group for each item, unless the limits allow fewer blocks.
-/// @pre `lanes` is a power of two, up to 32
+/// @pre `lanes` is a power of two, up to 32; `threads` are a multiple of 32
 [[nodiscard]] constexpr item_launch plan_items(std::uint64_t items, std::uint32_t lanes,
-                                               const launch_limits& limits) noexcept {
+                                               const launch_limits& limits,
+                                               std::uint32_t threads = item_launch::usual_threads) noexcept {
   if (items == 0) return {};
   const auto lane_bits = static_cast<std::uint32_t>(std::countr_zero(lanes));
-  const std::uint64_t wanted = (items - 1) / (item_launch::threads >> lane_bits) + 1;
+  const std::uint64_t wanted = (items - 1) / (threads >> lane_bits) + 1;
   const std::uint64_t most = limits.blocks == 0 ? 0x7FFF'FFFF : limits.blocks;
-  return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits};
+  return {static_cast<std::uint32_t>(std::min(wanted, most)), lane_bits, threads};
 }
 
 /// What a thread of a launch takes.
 [[nodiscard]] LLMMEM_HD constexpr item_share share_of(const item_launch& launch, std::uint32_t block,
                                                       std::uint32_t thread) noexcept {
-  const std::uint32_t items_a_block = item_launch::threads >> launch.lane_bits;
+  const std::uint32_t items_a_block = launch.threads >> launch.lane_bits;
   return {.first = std::uint64_t{block} * items_a_block + (thread >> launch.lane_bits),
           .stride = std::uint64_t{launch.blocks} * items_a_block,
           .lane = {thread & ((1U << launch.lane_bits) - 1U), 1U << launch.lane_bits}};
@@ -109,6 +113,13 @@ LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, cons
       known = Work::combine(known, other(known, step));
     work.give(item, share.lane, held, known);
   }
+}
+
+/// The loop of one lane, or of a host for all of a group, over items.
+template <lane_work Work, class Group>
+LLMMEM_HD inline void run_lanes(const Work& work, const item_share& share, const Group& group) noexcept {
+  for (std::uint64_t item = share.first; item < work.items(); item += share.stride)
+    work.run(item, group);
 }
 
 /// Joins bits to a word's, whoever else does so at the same time.

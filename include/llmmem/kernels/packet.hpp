@@ -13,6 +13,14 @@
 #include <cuda_runtime_api.h>
 #endif
 
+/// Before a loop whose turns are to stand one behind the other in device code, so that arrays which they
+/// index lie in registers.
+#if defined(__CUDA_ARCH__)
+#define LLMMEM_UNROLL _Pragma("unroll")
+#else
+#define LLMMEM_UNROLL
+#endif
+
 namespace llmmem::inline v0 {
 
 namespace detail {

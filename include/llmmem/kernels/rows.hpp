@@ -110,14 +110,10 @@ LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint3
   // Four packets are there as long as the last of them is: below 2^31 elements nothing overflows.
   for (; p + (at_once - 1) * lanes < packets; p += at_once * lanes) {
     packet<from_bytes> in[at_once];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < at_once; ++i)
       in[i] = load_packet<from_bytes, Read>(row.from + std::uint64_t{p + i * lanes} * from_bytes);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < at_once; ++i)
       store_packet<to_bytes, Write>(row.to + std::uint64_t{p + i * lanes} * to_bytes,
                                     step.template apply<N>(in[i]));

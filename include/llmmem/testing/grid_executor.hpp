@@ -60,7 +60,7 @@ class grid_executor {
     const item_launch launch = plan_items(work.items(), 1, limits_);
     for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
       const auto block = static_cast<std::uint32_t>(each);
-      for (std::uint32_t thread = 0; thread < item_launch::threads; ++thread)
+      for (std::uint32_t thread = 0; thread < launch.threads; ++thread)
         run_items(work, share_of(launch, block, thread));
     }
     return {};
@@ -71,9 +71,22 @@ class grid_executor {
     const item_launch launch = plan_items(work.items(), work.lanes(), limits_);
     for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
       const auto block = static_cast<std::uint32_t>(each);
-      for (std::uint32_t thread = 0; thread < item_launch::threads; thread += work.lanes()) {
+      for (std::uint32_t thread = 0; thread < launch.threads; thread += work.lanes()) {
         if (auto done = run_group(work, launch, block, thread); !done) return done;
       }
+    }
+    return {};
+  }
+
+  /// The lanes of a group in turns, as the host takes them: they do not depend on each other but where the
+  /// work says so.
+  template <lane_work Work>
+  result<void> each(const Work& work) const noexcept {
+    const item_launch launch = plan_items(work.items(), work.lanes(), limits_, Work::threads);
+    for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
+      const auto block = static_cast<std::uint32_t>(each);
+      for (std::uint32_t thread = 0; thread < launch.threads; thread += work.lanes())
+        run_lanes(work, share_of(launch, block, thread), host_lanes(work.lanes()));
     }
     return {};
   }

@@ -97,22 +97,16 @@ struct crc32c_sum {
     crc32c_state state{};
     for (std::uint32_t round = 0; round < rounds; ++round) {
       packet<16> in[8];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < 8; ++i)
         in[i] =
             at + i < packets ? read_wide<N, access::kept>(from + std::uint64_t{at + i} * 16) : packet<16>{};
       crc32c_state next{};
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < 32; ++i)
         next.word[i] = in[i / 4].words[i % 4];
       if constexpr (Use == checksum_use::copied) {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+        LLMMEM_UNROLL
         for (std::uint32_t i = 0; i < 8; ++i) {
           if (at + i < packets) write_wide<N, access::passing>(to + std::uint64_t{at + i} * 16, in[i]);
         }
@@ -155,14 +149,10 @@ struct digest_sum {
     std::uint32_t p = lane.lane;
     for (; p + (at_once - 1) * lane.lanes < packets; p += at_once * lane.lanes) {
       packet<16> in[at_once];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < at_once; ++i)
         in[i] = read_wide<N, how>(from + std::uint64_t{p + i * lane.lanes} * 16);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < at_once; ++i) {
         const std::uint32_t number = p + i * lane.lanes;
         if constexpr (Use == checksum_use::copied) write_wide<N, how>(to + std::uint64_t{number} * 16, in[i]);

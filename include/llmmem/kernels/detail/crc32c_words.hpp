@@ -29,25 +29,17 @@ struct crc32c_state {
 LLMMEM_HD inline void crc32c_take(crc32c_state& state, const crc32c_state& next) noexcept {
   constexpr std::uint32_t terms = crc32c_terms;
   // y^32 is the sum of the terms below it: word i comes down on the words 32 - t behind it.
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (std::uint32_t i = 1; i < 32; ++i) {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t t = 32 - i; t < 32; ++t) {
       if ((terms >> t & 1U) != 0) state.word[i] ^= state.word[i + t - 32];
     }
   }
   crc32c_state out = next;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (std::uint32_t i = 0; i < 32; ++i) {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t t = 0; t + i < 32; ++t) {
       if ((terms >> t & 1U) != 0) out.word[i] ^= state.word[i + t];
     }
@@ -61,14 +53,10 @@ template <std::uint32_t Width>
 LLMMEM_HD inline void crc32c_halve(crc32c_state& state) noexcept {
   static_assert(Width == 16 || Width == 8, "else a word comes down on itself");
   constexpr std::uint32_t terms = crc32c_terms;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (std::uint32_t i = 32 - 2 * Width; i < 32 - Width; ++i) {
     const std::uint32_t word = state.word[i];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t t = 0; t <= crc32c_highest_term; ++t) {
       if ((terms >> t & 1U) == 0) continue;
       // So many bits behind, of which the first of a word is the lowest.
@@ -113,9 +101,7 @@ struct crc32c_last_powers {
   // All eight side by side, bit by bit from the highest power on.
   for (std::uint32_t bit = 0; bit < 32; ++bit) {
     sum = crc32c_times_x(sum);
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 8; ++i) {
       std::uint32_t& word = state.word[24 + i];
       sum ^= (0U - (word & 1U)) & powers.of[i];

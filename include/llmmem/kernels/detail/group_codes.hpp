@@ -74,9 +74,7 @@ template <dtype Value, unsigned Bytes>
   using bits = element_bits<Value>;
   constexpr bits without_sign = static_cast<bits>(~0U) >> 1U;
   std::uint32_t largest = 0;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (unsigned i = 0; i < Bytes / sizeof(bits); ++i) {
     const std::uint32_t size = static_cast<bits>(element_of<bits>(in, i) & without_sign);
     largest = size > largest ? size : largest;
@@ -102,9 +100,7 @@ template <dtype Value, dtype Code>
     packet<code_bytes<Value, Code>> out{};
     using word = typename packet<code_bytes<Value, Code>>::word;
     constexpr unsigned per_word = 8 * sizeof(word) / bits;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < elements; ++i) {
       const float value = float_of<Value>(element_of<element_bits<Value>>(in, i));
       const auto code = static_cast<std::uint32_t>(nearest_integer(product_of(value, inverse)));
@@ -132,9 +128,7 @@ template <dtype Value, dtype Code>
       return product_of(static_cast<float>(static_cast<std::int32_t>(at_top) >> (32 - bits)), scale);
     };
     packet<16> out{};
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < elements; i += 2) {
       if constexpr (Value == dtype::f32) {
         set_element(out, i, nearest_of<Value>(value(i)));

@@ -20,9 +20,7 @@ template <unsigned N, access How>
     return load_packet<16, How>(from);
   } else {
     packet<16> out{};
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
       out.words[i * N / 4] |=
           static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * N).words[0])
@@ -39,9 +37,7 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
     store_packet<16, How>(to, in);
   } else {
     using word = typename packet<N>::word;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
       store_packet<N, How>(to + std::size_t{i} * N,
                            {{static_cast<word>(in.words[i * N / 4] >> (i * N % 4 * 8))}});
@@ -52,9 +48,7 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
 /// @pre bytes < 16
 [[nodiscard]] LLMMEM_HD inline packet<16> read_start(const std::byte* from, std::uint32_t bytes) noexcept {
   packet<16> out{};
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (std::uint32_t i = 0; i < 16; ++i) {
     if (i < bytes)
       out.words[i / 4] |= static_cast<std::uint32_t>(load_packet<1>(from + i).words[0]) << (i % 4 * 8);
@@ -64,9 +58,7 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
 
 /// Writes the first bytes of a packet. @pre bytes < 16
 LLMMEM_HD inline void write_start(std::byte* to, const packet<16>& in, std::uint32_t bytes) noexcept {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (std::uint32_t i = 0; i < 16; ++i) {
     if (i < bytes) store_packet<1>(to + i, {{static_cast<std::uint8_t>(in.words[i / 4] >> (i % 4 * 8))}});
   }
@@ -74,9 +66,7 @@ LLMMEM_HD inline void write_start(std::byte* to, const packet<16>& in, std::uint
 
 /// `a ^= b`.
 LLMMEM_HD inline void add_packet(packet<16>& a, const packet<16>& b) noexcept {
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  LLMMEM_UNROLL
   for (unsigned i = 0; i < 4; ++i)
     a.words[i] ^= b.words[i];
 }

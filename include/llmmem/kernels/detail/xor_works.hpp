@@ -87,20 +87,14 @@ struct xor_parity_work {
 #endif
     for (std::uint32_t s = 0; s < shards; ++s) {
       packet<16> in[xor_unit::packets];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
         in[i] = read_wide<N, access::passing>(shard[s] + at + xor_unit::stretch(i));
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+      LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
         add_packet(sum[i], in[i]);
     }
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
       write_wide<N, access::passing>(parity + at + xor_unit::stretch(i), sum[i]);
   }
@@ -165,17 +159,13 @@ struct xor_delta_work {
   [[nodiscard]] LLMMEM_HD std::uint32_t whole(std::uint64_t at) const noexcept {
     packet<16> before[xor_unit::packets];
     packet<16> after[xor_unit::packets];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       before[k] = read_wide<N, access::passing>(old_bytes + at + xor_unit::stretch(k));
       after[k] = read_wide<N, access::passing>(new_bytes + at + xor_unit::stretch(k));
     }
     std::uint32_t differ = 0;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       add_packet(after[k], before[k]);
       if constexpr (Use == delta_use::written)
@@ -217,9 +207,7 @@ struct apply_delta_work {
     std::uint32_t here[xor_unit::packets];
     packet<16> before[xor_unit::packets];
     packet<16> change[xor_unit::packets];
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       const std::uint64_t from = at + xor_unit::stretch(k);
       const bool is_dirty = (bits >> ((first + k) >> stretch_shift & 31U) & 1U) != 0;
@@ -229,9 +217,7 @@ struct apply_delta_work {
         change[k] = read_wide<N, access::passing>(delta + from);
       }
     }
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+    LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       const std::uint64_t from = at + xor_unit::stretch(k);
       if (here[k] == 16) {

@@ -1,0 +1,158 @@
+/// @file
+/// What a lane of `paged_attention` does with a tile of eight tokens.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/elements.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/model/dtype.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem::inline v0::detail {
+
+/// Tokens of a tile, and elements of a vector that a lane has.
+inline constexpr std::uint32_t attention_tile = 8;
+inline constexpr std::uint32_t attention_pack = 8;
+
+/// A lane's elements of a vector, as they lie in memory.
+template <dtype Element>
+struct attention_raw {
+  static constexpr unsigned bytes = sizeof(element_bits<Element>) * attention_pack;
+  static constexpr unsigned access_bytes = bytes < 16 ? bytes : 16;
+  static constexpr unsigned accesses = bytes / access_bytes;
+
+  packet<access_bytes> part[accesses];
+
+  LLMMEM_HD void load(const std::byte* from) noexcept {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < accesses; ++i)
+      part[i] = load_packet<access_bytes, access::passing>(from + i * access_bytes);
+  }
+  LLMMEM_HD void clear() noexcept {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < accesses; ++i)
+      part[i] = {};
+  }
+  LLMMEM_HD void store(std::byte* to) const noexcept {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < accesses; ++i)
+      store_packet<access_bytes>(to + i * access_bytes, part[i]);
+  }
+};
+
+/// The same as floats.
+struct attention_floats {
+  float of[attention_pack];
+};
+
+template <dtype Element>
+[[nodiscard]] LLMMEM_HD inline attention_floats floats_of(const attention_raw<Element>& raw) noexcept {
+  constexpr unsigned a_part = attention_pack / attention_raw<Element>::accesses;
+  attention_floats out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    out.of[i] = float_of<Element>(element_of<element_bits<Element>>(raw.part[i / a_part], i % a_part));
+  return out;
+}
+
+template <dtype Element>
+[[nodiscard]] LLMMEM_HD inline attention_raw<Element> raw_of(const attention_floats& values) noexcept {
+  constexpr unsigned a_part = attention_pack / attention_raw<Element>::accesses;
+  attention_raw<Element> out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    set_element(out.part[i / a_part], i % a_part, nearest_of<Element>(values.of[i]));
+  return out;
+}
+
+/// Reads a lane's elements of a query, whatever type they have.
+[[nodiscard]] LLMMEM_HD inline attention_floats read_floats(const std::byte* from, dtype element) noexcept {
+  if (element == dtype::f32) {
+    attention_raw<dtype::f32> raw;
+    raw.load(from);
+    return floats_of(raw);
+  }
+  if (element == dtype::f16) {
+    attention_raw<dtype::f16> raw;
+    raw.load(from);
+    return floats_of(raw);
+  }
+  attention_raw<dtype::bf16> raw;
+  raw.load(from);
+  return floats_of(raw);
+}
+
+/// Writes a lane's elements of an output.
+LLMMEM_HD inline void write_floats(std::byte* to, dtype element, const attention_floats& values) noexcept {
+  if (element == dtype::f32) return raw_of<dtype::f32>(values).store(to);
+  if (element == dtype::f16) return raw_of<dtype::f16>(values).store(to);
+  raw_of<dtype::bf16>(values).store(to);
+}
+
+/// A lane's part of a product.
+[[nodiscard]] LLMMEM_HD inline float dot(const attention_floats& a, const attention_floats& b) noexcept {
+  float sum = 0;
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    sum = fused(a.of[i], b.of[i], sum);
+  return sum;
+}
+
+/// A lane's keys and values of a tile, and which of its tokens count.
+template <dtype Element>
+struct attention_read {
+  attention_raw<Element> key[attention_tile];
+  attention_raw<Element> value[attention_tile];
+  std::uint32_t counts = 0;  // a bit each
+};
+
+/// A lane's products with a tile's keys.
+struct attention_scores {
+  float of[attention_tile];
+};
+
+/// Adds up the lanes' parts of eight products: afterwards each lane has that of token `lane % 8`. Half of the
+/// numbers change hands at each step, so that eight sums take 7 exchanges; those of lanes with equal numbers
+/// modulo 8 are then added, in all orders the same.
+template <class Group>
+LLMMEM_HD inline void add_up(const Group& group,
+                             typename Group::template held<attention_scores>& parts) noexcept {
+  typename Group::template held<float> sent;
+  LLMMEM_UNROLL
+  for (std::uint32_t step = attention_tile / 2; step != 0; step /= 2) {
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < step; ++i) {
+      group.each([&](std::uint32_t lane) {
+        float* const of = parts[lane].of;
+        const bool is_upper = (lane & step) != 0;
+        sent[lane] = is_upper ? of[i] : of[i + step];
+        of[i] = is_upper ? of[i + step] : of[i];
+      });
+      group.swap(sent, step);
+      group.each([&](std::uint32_t lane) { parts[lane].of[i] += sent[lane]; });
+    }
+  }
+  for (std::uint32_t step = attention_tile; step < group.count(); step *= 2) {
+    group.each([&](std::uint32_t lane) { sent[lane] = parts[lane].of[0]; });
+    group.swap(sent, step);
+    group.each([&](std::uint32_t lane) { parts[lane].of[0] += sent[lane]; });
+  }
+}
+
+/// Joins what eight neighbours have, by something that comes to the same in any order.
+template <class Group, class Join>
+LLMMEM_HD inline void join_eight(const Group& group, typename Group::template held<float>& values,
+                                 const Join& join) noexcept {
+  typename Group::template held<float> other;
+  LLMMEM_UNROLL
+  for (std::uint32_t step = 1; step < attention_tile; step *= 2) {
+    group.each([&](std::uint32_t lane) { other[lane] = values[lane]; });
+    group.swap(other, step);
+    group.each([&](std::uint32_t lane) { values[lane] = join(values[lane], other[lane]); });
+  }
+}
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,433 @@
+/// @file
+/// The work of `paged_attention`: shares of rows, and the joining of what they come to.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/lanes.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem::inline v0::detail {
+
+/// What both kernels know. Distances in bytes.
+struct attention_shape {
+  attention_rows rows{};
+  batch_vectors queries{};
+  batch_room out{};
+  const std::byte* keys = nullptr;  // of the layer
+  const std::byte* values = nullptr;
+  plane_strides key{};
+  plane_strides value{};
+  std::uint64_t blocks = 0;
+  divider by{};      // tokens a block
+  divider shares{};  // of a row
+  divider share_tokens{};
+  std::uint32_t key_packs = 0;  // of a vector
+  std::uint32_t value_packs = 0;
+  std::uint32_t heads = 0;  // of the cache
+  std::uint32_t group = 0;  // query heads for each
+  std::uint32_t window = 0;
+  dtype element = dtype::bf16;
+  float scale = 1;  // times log2(e)
+  kv_scales scales{};
+  float* sums = nullptr;    // [rows][query heads][shares][value_packs x 8]
+  float* states = nullptr;  // [rows][query heads][shares]: the largest product and the sum of exponentials
+  float* log_sum_exp = nullptr;
+  std::uint32_t* out_of_range = nullptr;
+
+  [[nodiscard]] LLMMEM_HD std::uint32_t query_heads() const noexcept { return heads * group; }
+  [[nodiscard]] LLMMEM_HD float scale_of(const float* of, std::uint32_t head) const noexcept {
+    return of == nullptr ? 1.0F : of[scales.is_by_head ? head : 0];
+  }
+  [[nodiscard]] LLMMEM_HD std::uint64_t element_bytes() const noexcept {
+    return element == dtype::f32 ? 4 : 2;
+  }
+  LLMMEM_HD void flag() const noexcept {
+    if (out_of_range != nullptr) raise_flag(*out_of_range);
+  }
+};
+
+/// A query head of a row, and which of the cache's it reads.
+struct attention_output {
+  std::uint64_t row = 0;
+  std::uint32_t query = 0;
+  std::uint32_t head = 0;
+};
+
+/// What eight elements of weighted values came to, with the largest product and the sum of exponentials.
+struct attention_total {
+  attention_floats sum{};
+  float most = 0;
+  float total = 0;
+};
+
+/// Writes a lane's or a thread's eight elements of an output.
+LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
+                                   std::uint32_t pack, const attention_total& of) noexcept {
+  const bool is_empty = of.total == 0;
+  if (pack == 0 && shape.log_sum_exp != nullptr) {
+    constexpr float ln2 = 0x1.62e430p-1F;
+    const float told = is_empty ? lowest() : fused(of.most, ln2, logarithm_of(of.total));
+    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
+                    {{bits_of_float(told)}});
+  }
+  if (pack >= shape.value_packs) return;
+  const float factor = is_empty ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
+  attention_floats values{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    values.of[i] = product_of(of.sum.of[i], factor);
+  write_floats(shape.out.data + at.row * shape.out.token_stride + at.query * shape.out.head_stride +
+                   pack * attention_pack * shape.element_bytes(),
+               shape.element, values);
+}
+
+/// The tokens of a row: it attends to those from `first` to `end`. Tiles begin at multiples of eight, and
+/// shares at `begin`.
+struct attention_span {
+  std::int32_t sequence = -1;  // negative: padding
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t shares = 0;  // that have tokens
+};
+
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline attention_span span_of(const attention_shape& shape, const Tables& tables,
+                                                      std::uint64_t row) noexcept {
+  attention_span out;
+  const std::int64_t sequence =
+      shape.rows.sequences != nullptr ? shape.rows.sequences[row] : static_cast<std::int64_t>(row);
+  if (sequence < 0) return out;
+  if (sequence >= tables.num_sequences) {
+    shape.flag();
+    return out;
+  }
+  out.sequence = static_cast<std::int32_t>(sequence);
+  const std::int64_t tokens =
+      shape.rows.lengths != nullptr ? shape.rows.lengths[row] : tables.tokens(out.sequence);
+  if (tokens <= 0) {
+    if (tokens < 0) shape.flag();
+    return out;
+  }
+  constexpr std::int64_t most = 0x7FFF'FFF0;
+  out.end = static_cast<std::uint32_t>(tokens < most ? tokens : most);
+  out.first = shape.window != 0 && out.end > shape.window ? out.end - shape.window : 0;
+  out.begin = out.first / attention_tile * attention_tile;
+  const std::uint64_t needed = shape.share_tokens.quotient(out.end - out.begin - 1) + 1;
+  out.shares = static_cast<std::uint32_t>(needed < shape.shares.by() ? needed : shape.shares.by());
+  return out;
+}
+
+/// What a lane keeps while its group goes through a share.
+template <unsigned Heads>
+struct attention_state {
+  attention_floats query[Heads];
+  attention_floats sum[Heads];
+  float most[Heads];   // of the products so far, the same in all lanes
+  float total[Heads];  // of the exponentials of the lane's own tokens
+};
+
+/// A share of a row, for up to `Heads` of the query heads that share one of the cache's. The heads that read
+/// the same keys and values are items beside each other, and so are neighbours in a cache whose tokens' heads
+/// lie side by side.
+template <dtype Element, unsigned Heads, class Tables>
+class attention_work {
+ public:
+  static constexpr std::uint32_t threads = 128;  // of a block: of more, fewer fit beside each other
+
+  attention_work(const attention_shape& shape, const Tables& tables, std::uint32_t lanes) noexcept
+      : shape_(shape),
+        tables_(tables),
+        chunks_((shape.group + Heads - 1) / Heads),
+        units_(shape.heads * chunks_.by()),
+        lanes_(lanes),
+        tiles_in_block_(shape.by.by() % attention_tile == 0) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return shape_.rows.rows * shape_.shares.by() * units_.by();
+  }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return lanes_; }
+
+  template <class Group>
+  LLMMEM_HD void run(std::uint64_t item, const Group& group) const noexcept {
+    const std::uint64_t of_row = units_.quotient(item);
+    const std::uint32_t unit = units_.remainder(item);
+    place at;
+    at.row = shape_.shares.quotient(of_row);
+    at.share = shape_.shares.remainder(of_row);
+    at.span = span_of(shape_, tables_, at.row);
+    at.head = static_cast<std::uint32_t>(chunks_.quotient(unit));
+    const std::uint32_t chunk = unit - at.head * chunks_.by();
+    at.first_query = at.head * shape_.group + chunk * Heads;
+    const std::uint32_t left = shape_.group - chunk * Heads;
+    at.queries = left < Heads ? left : Heads;
+    if (at.span.sequence < 0 || (at.share != 0 && at.share >= at.span.shares)) return;
+    typename Group::template held<attention_state<Heads>> own;
+    group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
+    const std::uint64_t from =
+        at.span.begin + std::uint64_t{at.share} * shape_.share_tokens.by() * (at.share != 0 ? 1U : 0U);
+    const bool is_last = at.share + 1 >= at.span.shares;
+    const std::uint64_t to = is_last ? at.span.end : from + shape_.share_tokens.by();
+    for (std::uint64_t tile = from; tile < to; tile += attention_tile) {
+      typename Group::template held<attention_read<Element>> read;
+      if (tiles_in_block_) {
+        const token_place first =
+            place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, static_cast<std::int64_t>(tile));
+        if (first.what != token_place::kind::there) {
+          shape_.flag();
+          continue;
+        }
+        group.each([&](std::uint32_t lane) { read_tile(at, tile, first, lane, read[lane]); });
+      } else {
+        group.each([&](std::uint32_t lane) { read_tokens(at, tile, lane, read[lane]); });
+      }
+      take_tile(group, read, own);
+    }
+    finish(group, at, own);
+  }
+
+ private:
+  /// Which item it is.
+  struct place {
+    std::uint64_t row = 0;
+    std::uint32_t share = 0;
+    std::uint32_t head = 0;         // of the cache
+    std::uint32_t first_query = 0;  // head
+    std::uint32_t queries = 0;      // heads
+    attention_span span{};
+  };
+
+  LLMMEM_HD void begin(const place& at, std::uint32_t lane, attention_state<Heads>& own) const noexcept {
+    const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
+    LLMMEM_UNROLL
+    for (unsigned h = 0; h < Heads; ++h) {
+      own.query[h] = {};
+      own.sum[h] = {};
+      own.most[h] = lowest();
+      own.total[h] = 0;
+      if (h >= at.queries || lane >= shape_.key_packs) continue;
+      own.query[h] = read_floats(shape_.queries.data + at.row * shape_.queries.token_stride +
+                                     std::uint64_t{at.first_query + h} * shape_.queries.head_stride +
+                                     lane * attention_pack * shape_.element_bytes(),
+                                 shape_.element);
+      LLMMEM_UNROLL
+      for (unsigned i = 0; i < attention_pack; ++i)
+        own.query[h].of[i] = product_of(own.query[h].of[i], scale);
+    }
+  }
+
+  /// A lane's part of the key and the value of a token, or zeros where it has none.
+  LLMMEM_HD void read_token(const place& at, const token_place& token, std::uint32_t lane,
+                            attention_raw<Element>& key, attention_raw<Element>& value) const noexcept {
+    constexpr std::uint64_t bytes = attention_raw<Element>::bytes;
+    if (lane < shape_.key_packs) {
+      key.load(shape_.keys + token.block * shape_.key.block + token.token * shape_.key.token +
+               at.head * shape_.key.head + lane * bytes);
+    } else {
+      key.clear();
+    }
+    if (lane < shape_.value_packs) {
+      value.load(shape_.values + token.block * shape_.value.block + token.token * shape_.value.token +
+                 at.head * shape_.value.head + lane * bytes);
+    } else {
+      value.clear();
+    }
+  }
+
+  /// A tile that lies in one block. All of it is read before any of it is used.
+  LLMMEM_HD void read_tile(const place& at, std::uint64_t tile, const token_place& first, std::uint32_t lane,
+                           attention_read<Element>& read) const noexcept {
+    read.counts = 0;
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < attention_tile; ++i) {
+      const std::uint64_t position = tile + i;
+      if (position >= at.span.first && position < at.span.end) {
+        read.counts |= 1U << i;
+        read_token(at, {token_place::kind::there, first.block, first.token + i}, lane, read.key[i],
+                   read.value[i]);
+      } else {
+        read.key[i].clear();
+        read.value[i].clear();
+      }
+    }
+  }
+
+  /// A tile whose tokens may lie anywhere.
+  LLMMEM_HD void read_tokens(const place& at, std::uint64_t tile, std::uint32_t lane,
+                             attention_read<Element>& read) const noexcept {
+    read.counts = 0;
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < attention_tile; ++i) {
+      read.key[i].clear();
+      read.value[i].clear();
+      const std::uint64_t position = tile + i;
+      if (position < at.span.first || position >= at.span.end) continue;
+      const token_place token =
+          place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, static_cast<std::int64_t>(position));
+      if (token.what != token_place::kind::there) {
+        shape_.flag();
+        continue;
+      }
+      read.counts |= 1U << i;
+      read_token(at, token, lane, read.key[i], read.value[i]);
+    }
+  }
+
+  template <class Group>
+  LLMMEM_HD static void take_tile(const Group& group,
+                                  typename Group::template held<attention_read<Element>>& read,
+                                  typename Group::template held<attention_state<Heads>>& own) noexcept {
+    typename Group::template held<attention_scores> scores[Heads];
+    group.each([&](std::uint32_t lane) {
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i) {
+        const attention_floats key = floats_of(read[lane].key[i]);
+        LLMMEM_UNROLL
+        for (unsigned h = 0; h < Heads; ++h)
+          scores[h][lane].of[i] = dot(own[lane].query[h], key);
+      }
+    });
+    typename Group::template held<float> weights[Heads];
+    LLMMEM_UNROLL
+    for (unsigned h = 0; h < Heads; ++h) {
+      add_up(group, scores[h]);
+      group.each([&](std::uint32_t lane) {
+        const bool counts = (read[lane].counts >> (lane % attention_tile) & 1U) != 0;
+        scores[h][lane].of[0] = counts ? scores[h][lane].of[0] : lowest();
+        weights[h][lane] = scores[h][lane].of[0];
+      });
+      join_eight(group, weights[h], [](float a, float b) { return larger_of(a, b); });
+      group.each([&](std::uint32_t lane) {
+        attention_state<Heads>& mine = own[lane];
+        const float most = larger_of(mine.most[h], weights[h][lane]);
+        const float base = most == lowest() ? 0.0F : most;  // nothing counts so far
+        const float factor = power_of_two(mine.most[h] - base);
+        weights[h][lane] = power_of_two(scores[h][lane].of[0] - base);
+        mine.most[h] = most;
+        mine.total[h] = fused(mine.total[h], factor, weights[h][lane]);
+        LLMMEM_UNROLL
+        for (unsigned i = 0; i < attention_pack; ++i)
+          mine.sum[h].of[i] = product_of(mine.sum[h].of[i], factor);
+      });
+    }
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < attention_tile; ++i) {
+      group.each([&](std::uint32_t lane) {
+        const attention_floats value = floats_of(read[lane].value[i]);
+        LLMMEM_UNROLL
+        for (unsigned h = 0; h < Heads; ++h) {
+          const float weight = group.of_eight(weights[h], lane, i);
+          LLMMEM_UNROLL
+          for (unsigned e = 0; e < attention_pack; ++e)
+            own[lane].sum[h].of[e] = fused(weight, value.of[e], own[lane].sum[h].of[e]);
+        }
+      });
+    }
+  }
+
+  template <class Group>
+  LLMMEM_HD void finish(const Group& group, const place& at,
+                        typename Group::template held<attention_state<Heads>>& own) const noexcept {
+    typename Group::template held<float> total;
+    LLMMEM_UNROLL
+    for (unsigned h = 0; h < Heads; ++h) {
+      group.each([&](std::uint32_t lane) { total[lane] = own[lane].total[h]; });
+      join_eight(group, total, [](float a, float b) { return a + b; });
+      if (h >= at.queries) continue;
+      group.each([&](std::uint32_t lane) {
+        const attention_output output{at.row, at.first_query + h, at.head};
+        const attention_total of{own[lane].sum[h], own[lane].most[h], total[lane]};
+        if (at.span.shares > 1) {
+          keep(output, at.share, lane, of);
+        } else {
+          write_output(shape_, output, lane, of);
+        }
+      });
+    }
+  }
+
+  /// What a share came to, for `attention_merge_work`.
+  LLMMEM_HD void keep(const attention_output& at, std::uint32_t share, std::uint32_t lane,
+                      const attention_total& of) const noexcept {
+    const std::uint64_t part = (at.row * shape_.query_heads() + at.query) * shape_.shares.by() + share;
+    if (lane < shape_.value_packs) {
+      raw_of<dtype::f32>(of.sum).store(
+          reinterpret_cast<std::byte*>(shape_.sums + (part * shape_.value_packs + lane) * attention_pack));
+    }
+    if (lane == 0) {
+      store_packet<8>(reinterpret_cast<std::byte*>(shape_.states + 2 * part),
+                      {{bits_of_float(of.most), bits_of_float(of.total)}});
+    }
+  }
+
+  attention_shape shape_;
+  Tables tables_;
+  divider chunks_;  // of a head's query heads
+  divider units_;   // of a share: heads x chunks
+  std::uint32_t lanes_;
+  bool tiles_in_block_;
+};
+
+/// Eight elements of an output of a row with several shares, which it joins in their order.
+template <class Tables>
+class attention_merge_work {
+ public:
+  attention_merge_work(const attention_shape& shape, const Tables& tables) noexcept
+      : shape_(shape),
+        tables_(tables),
+        packs_(shape.value_packs),
+        query_heads_(shape.query_heads()),
+        group_(shape.group) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return shape_.rows.rows * query_heads_.by() * packs_.by();
+  }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const std::uint64_t output = packs_.quotient(item);
+    const std::uint32_t pack = packs_.remainder(item);
+    attention_output at;
+    at.row = query_heads_.quotient(output);
+    at.query = query_heads_.remainder(output);
+    at.head = static_cast<std::uint32_t>(group_.quotient(at.query));
+    const attention_span span = span_of(shape_, tables_, at.row);
+    if (span.sequence < 0 || span.shares < 2) return;
+    const std::uint64_t first = output * shape_.shares.by();
+    attention_total of{{}, lowest(), 0};
+    for (std::uint32_t i = 0; i < span.shares; ++i)
+      of.most = larger_of(of.most, state(first + i, 0));
+    const float base = of.most == lowest() ? 0.0F : of.most;
+    for (std::uint32_t i = 0; i < span.shares; ++i) {
+      const float weight = power_of_two(state(first + i, 0) - base);
+      of.total = fused(weight, state(first + i, 1), of.total);
+      attention_raw<dtype::f32> raw;
+      raw.load(reinterpret_cast<const std::byte*>(shape_.sums +
+                                                  ((first + i) * packs_.by() + pack) * attention_pack));
+      const attention_floats sum = floats_of(raw);
+      LLMMEM_UNROLL
+      for (unsigned e = 0; e < attention_pack; ++e)
+        of.sum.of[e] = fused(weight, sum.of[e], of.sum.of[e]);
+    }
+    write_output(shape_, at, pack, of);
+  }
+
+ private:
+  [[nodiscard]] LLMMEM_HD float state(std::uint64_t part, std::uint32_t which) const noexcept {
+    return float_of_bits(
+        load_packet<4>(reinterpret_cast<const std::byte*>(shape_.states + 2 * part + which)).words[0]);
+  }
+
+  attention_shape shape_;
+  Tables tables_;
+  divider packs_;
+  divider query_heads_;
+  divider group_;
+};
+
+}  // namespace llmmem::inline v0::detail

@@ -1,0 +1,235 @@
+/// @file
+/// What `paged_attention` checks, and the choice of a kernel.
+#pragma once
+
+#include <llmmem/kernels/detail/attention_work.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+
+#include <algorithm>
+#include <bit>
+
+namespace llmmem::inline v0 {
+
+namespace detail {
+
+/// Lanes for a vector: a power of two, of which all do something or nothing.
+[[nodiscard]] constexpr std::uint32_t attention_lanes(const kv_layout& layout) noexcept {
+  const std::uint64_t longest = std::max(layout.vector_elements(0), layout.vector_elements(1));
+  return std::max(std::bit_ceil(static_cast<std::uint32_t>(longest / attention_pack)), 8U);
+}
+
+/// Query heads that an item takes: one where each has its own, else four, of which some may idle.
+[[nodiscard]] constexpr std::uint32_t attention_heads(std::uint32_t group) noexcept {
+  return group == 1 ? 1 : 4;
+}
+
+[[nodiscard]] constexpr bool is_attention_element(dtype element) noexcept {
+  return element == dtype::f32 || element == dtype::bf16 || element == dtype::f16;
+}
+
+/// Query heads, those of the cache where nothing else is said.
+[[nodiscard]] constexpr std::uint32_t query_heads_of(const attention_options& options,
+                                                     const kv_layout& layout) noexcept {
+  return options.query_heads == 0 ? layout.heads : options.query_heads;
+}
+
+/// What is no multiple of what it must be: `errc::bad_granularity`.
+[[nodiscard]] inline result<void> whole(std::uint64_t number, std::uint64_t unit, const char* what) noexcept {
+  if (number % unit == 0) return {};
+  return failure{errc::bad_granularity, 0, number, unit, what};
+}
+template <class Byte>
+[[nodiscard]] result<void> whole(const token_vectors<Byte>& of, std::uint64_t unit,
+                                 const char* what) noexcept {
+  for (const std::uint64_t each :
+       {std::uint64_t{reinterpret_cast<std::uintptr_t>(of.data)}, of.token_stride, of.head_stride}) {
+    if (auto fits = whole(each, unit, what); !fits) return fits;
+  }
+  return {};
+}
+
+/// A call's arguments.
+struct attention_request {
+  attention_rows rows{};
+  batch_vectors queries{};
+  batch_room out{};
+  kv_memory cache{};
+  std::uint32_t layer = 0;
+  std::span<std::byte> workspace{};
+  attention_options options{};
+};
+
+/// What the layout and the elements must be.
+[[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
+  const kv_layout& layout = of.cache.layout;
+  const auto is_stored = [](dtype e) { return is_attention_element(e) || e == dtype::fp8_e4m3; };
+  if (!is_attention_element(of.options.element) || !is_stored(layout.element))
+    return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
+                   static_cast<std::uint64_t>(layout.element), "paged_attention"};
+  if (layout.layers == 0 || of.layer >= layout.layers)
+    return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
+                   "paged_attention: layer"};
+  if (!layout.has_values)
+    return failure{errc::size_mismatch, 0, 2, layout.planes(), "paged_attention: planes of the cache"};
+  constexpr std::uint64_t most = 256;
+  for (std::uint32_t p = 0; p < 2; ++p) {
+    const char* const what = p == 0 ? "paged_attention: head_dim" : "paged_attention: value_dim";
+    const std::uint64_t elements = layout.vector_elements(p);
+    if (elements > most) return failure{errc::out_of_range, p, elements, most, what};
+    if (auto fits = whole(elements * bits_of(layout.element) / 8,
+                          std::uint64_t{attention_pack} * bits_of(layout.element) / 8, what);
+        !fits)
+      return fits;
+  }
+  const std::uint32_t queries = query_heads_of(of.options, layout);
+  if (queries % layout.heads != 0)
+    return failure{errc::size_mismatch, 0, queries, layout.heads,
+                   "paged_attention: query_heads is no multiple of the cache's heads"};
+  return whole(reinterpret_cast<std::uintptr_t>(of.cache.data),
+               std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16),
+               "paged_attention: the cache's data");
+}
+
+/// What the batch and the rest must be.
+[[nodiscard]] inline result<void> check_attention(const attention_request& of) noexcept {
+  if (auto fits = check_attention_layout(of); !fits) return fits;
+  const std::uint64_t unit = of.options.element == dtype::f32 ? 16 : attention_pack * 2;
+  if (auto fits = whole(of.queries, unit, "paged_attention: queries"); !fits) return fits;
+  if (auto fits = whole(of.out, unit, "paged_attention: out"); !fits) return fits;
+  const attention_split& split = of.options.split;
+  if (split.count == 0) return failure{errc::too_short, 0, 1, 0, "paged_attention: split.count"};
+  if (split.count > 1) {
+    if (split.tokens == 0 || split.tokens % attention_tile != 0)
+      return failure{errc::size_mismatch, 0, split.tokens, attention_tile,
+                     "paged_attention: split.tokens is no multiple of 8"};
+  }
+  const std::uint64_t needed = attention_workspace_bytes(of.rows.rows, of.cache.layout, of.options);
+  if (of.workspace.size() < needed)
+    return failure{errc::too_short, 0, needed, of.workspace.size(), "paged_attention: workspace (bytes)"};
+  if (needed != 0) {
+    if (auto fits =
+            whole(reinterpret_cast<std::uintptr_t>(of.workspace.data()), 16, "paged_attention: workspace");
+        !fits)
+      return fits;
+  }
+  if (of.rows.rows == 0) return {};
+  if (of.queries.data == nullptr || of.out.data == nullptr || of.cache.data == nullptr)
+    return failure{errc::too_short, 0, of.rows.rows, 0,
+                   of.queries.data == nullptr ? "paged_attention: queries"
+                   : of.out.data == nullptr   ? "paged_attention: out"
+                                              : "paged_attention: cache"};
+  return {};
+}
+
+/// Floats of the workspace for sums, and for states.
+struct attention_floats_needed {
+  std::uint64_t sums = 0;
+  std::uint64_t states = 0;
+
+  static constexpr attention_floats_needed of(std::uint64_t rows, const kv_layout& layout,
+                                              const attention_options& options) noexcept {
+    if (options.split.count <= 1) return {};
+    const std::uint64_t parts = rows * query_heads_of(options, layout) * options.split.count;
+    return {parts * layout.vector_elements(1), parts * 2};
+  }
+};
+
+[[nodiscard]] inline attention_shape attention_shape_of(const attention_request& of) noexcept {
+  const kv_layout& layout = of.cache.layout;
+  constexpr float log2_e = 0x1.715476p+0F;
+  attention_shape out;
+  out.rows = of.rows;
+  out.queries = of.queries;
+  out.out = of.out;
+  out.key = layout.strides(0, of.cache.blocks);
+  out.value = layout.strides(1, of.cache.blocks);
+  out.keys = of.cache.data + out.key.offset(of.layer, 0, 0, 0);
+  out.values = of.cache.data + out.value.offset(of.layer, 0, 0, 0);
+  out.blocks = of.cache.blocks;
+  out.by = divider(layout.block_tokens);
+  out.shares = divider(of.options.split.count);
+  out.share_tokens = divider(std::max(of.options.split.tokens, attention_tile));
+  out.key_packs = static_cast<std::uint32_t>(layout.vector_elements(0) / attention_pack);
+  out.value_packs = static_cast<std::uint32_t>(layout.vector_elements(1) / attention_pack);
+  out.heads = layout.heads;
+  out.group = query_heads_of(of.options, layout) / layout.heads;
+  out.window = of.options.window;
+  out.element = of.options.element;
+  const float scale = of.options.scale != 0
+                          ? of.options.scale
+                          : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
+  out.scale = product_of(scale, log2_e);
+  // Elements of the batch's own type are stored as they are.
+  if (layout.element != of.options.element) out.scales = of.options.scales;
+  out.sums = reinterpret_cast<float*>(of.workspace.data());
+  out.states = out.sums + attention_floats_needed::of(of.rows.rows, layout, of.options).sums;
+  out.log_sum_exp = of.options.log_sum_exp;
+  out.out_of_range = of.options.out_of_range;
+  return out;
+}
+
+template <dtype Element, class Run, class Tables>
+result<void> attend_with(const Run& run, const attention_shape& shape, const Tables& tables,
+                         std::uint32_t lanes) {
+  if (shape.group == 1) return run.each(attention_work<Element, 1, Tables>(shape, tables, lanes));
+  return run.each(attention_work<Element, 4, Tables>(shape, tables, lanes));
+}
+
+}  // namespace detail
+
+inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
+                                      std::uint64_t most_tokens, const launch_limits& limits) noexcept {
+  const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
+  const std::uint32_t heads = detail::attention_heads(group);
+  const std::uint64_t items = std::max<std::uint64_t>(rows, 1) * layout.heads * ((group + heads - 1) / heads);
+  // Twelve warps are what fits into a multiprocessor beside each other, and twice as many leave no long tail.
+  const std::uint64_t wanted =
+      std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / detail::attention_lanes(layout));
+  // A shorter share than this costs more to join than it gains.
+  constexpr std::uint64_t least = 128;
+  const std::uint64_t shares =
+      std::clamp<std::uint64_t>(wanted / items, 1, std::max<std::uint64_t>(most_tokens / least, 1));
+  if (shares == 1) return {};
+  const std::uint64_t tokens =
+      ((most_tokens - 1) / shares / detail::attention_tile + 1) * detail::attention_tile;
+  return {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>((most_tokens - 1) / tokens + 1)};
+}
+
+inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
+                                               const attention_options& options) noexcept {
+  const auto needed = detail::attention_floats_needed::of(rows, layout, options);
+  return (needed.sums + needed.states) * sizeof(float);
+}
+
+template <class Run, class Tables>
+  requires bounded_table<Tables> && counted_tables<Tables>
+result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
+                             const batch_vectors& queries, const batch_room& out, const kv_memory& cache,
+                             std::uint32_t layer, std::span<std::byte> workspace,
+                             const attention_options& options) {
+  const detail::attention_request of{rows, queries, out, cache, layer, workspace, options};
+  if (auto fits = detail::check_attention(of); !fits) return fits;
+  if (tables.block_tokens < 0 || static_cast<std::uint32_t>(tables.block_tokens) != cache.layout.block_tokens)
+    return failure{errc::block_tokens_differ, 0,
+                   tables.block_tokens < 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
+                   cache.layout.block_tokens, "paged_attention"};
+  if (rows.rows == 0) return {};
+  const detail::attention_shape shape = detail::attention_shape_of(of);
+  const std::uint32_t lanes = detail::attention_lanes(cache.layout);
+  const auto attend = [&]() -> result<void> {
+    switch (cache.layout.element) {
+      case dtype::f32:
+        return detail::attend_with<dtype::f32>(run, shape, tables, lanes);
+      case dtype::f16:
+        return detail::attend_with<dtype::f16>(run, shape, tables, lanes);
+      case dtype::fp8_e4m3:
+        return detail::attend_with<dtype::fp8_e4m3>(run, shape, tables, lanes);
+      default:
+        return detail::attend_with<dtype::bf16>(run, shape, tables, lanes);
+    }
+  };
+  if (auto done = attend(); !done || options.split.count == 1) return done;
+  return run.each(detail::attention_merge_work<Tables>(shape, tables));
+}
+
+}  // namespace llmmem::inline v0

@@ -1,0 +1,104 @@
+/// @file
+/// Attention of single queries over a paged cache: what a decode step runs, and the proof that reading
+/// through block tables costs nothing.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/launch.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem::inline v0 {
+
+/// Which tokens each query attends to. A row is the queries of one token: one for each sequence of a decode
+/// step; several of one sequence, each with its own length, for draft tokens or a prompt. Pointers are of the
+/// memory of whoever runs it.
+struct attention_rows {
+  std::uint64_t rows = 0;
+  /// [rows], each row's sequence; a negative one is padding, whose outputs are not touched. Null: row i is
+  /// sequence i.
+  const std::int32_t* sequences = nullptr;
+  /// [rows], how many tokens each attends to: the first of its sequence, itself among them. Null: all that
+  /// the sequence has.
+  const std::int32_t* lengths = nullptr;
+};
+
+/// How the tokens of a row are shared out, so that few rows keep a whole device busy: the first `tokens` of
+/// those that it attends to are one share, the next the second; the last takes what is left.
+struct attention_split {
+  std::uint32_t tokens = 0;  ///< a multiple of 8; unread where `count` is 1
+  std::uint32_t count = 1;
+};
+
+/// What is attended to, and how.
+struct attention_options {
+  std::uint32_t query_heads = 0;  ///< a multiple of the cache's; 0: as many
+  dtype element = dtype::bf16;    ///< of queries and outputs: f32, bf16 or f16
+  float scale = 0;                ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;       ///< attends to the last so many tokens of each row; 0: to all
+  kv_scales scales{};             ///< of what the cache holds
+  attention_split split{};
+  /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row. Null:
+  /// not told.
+  float* log_sum_exp = nullptr;
+  std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
+};
+
+/// Shares for rows of up to `most_tokens`, enough for `limits.multiprocessors` to be busy. It depends on
+/// nothing else, so that a graph keeps it; the outputs' bits depend on it.
+[[nodiscard]] attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads,
+                                             const kv_layout& layout, std::uint64_t most_tokens,
+                                             const launch_limits& limits = {}) noexcept;
+
+/// Bytes that `paged_attention` needs beside: none for one share.
+[[nodiscard]] std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
+                                                      const attention_options& options) noexcept;
+
+/// Tables that tell how many tokens each sequence has.
+template <class V>
+concept counted_tables = requires(const V& view, std::int32_t sequence) {
+  { view.tokens(sequence) } noexcept -> std::convertible_to<std::int64_t>;
+};
+
+/// out[row][head] = the values of a row's tokens in one layer, weighted by the softmax of its query's
+/// products with their keys. Query heads share the cache's heads in groups that lie side by side (GQA, MQA).
+/// Two launches, one for one share; may be captured in a graph.
+///
+/// All sums are of floats, in one order that depends on the split alone: hosts and devices, launches of any
+/// size and any permutation of the cache's blocks come to the same bits. A row without tokens gives zeros.
+/// What a table names beyond the cache is left out, and flagged.
+///
+/// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
+/// @param tables     of the sequences; their lengths are those after the append.
+/// @param queries    [rows][query_heads][head_dim]
+/// @param out        [rows][query_heads][value_dim]
+/// @param workspace  `attention_workspace_bytes`, aligned to 16.
+/// @return `errc::no_conversion` for elements of which there is no kernel; `errc::out_of_range` for a layer
+///      that the cache has not, and for vectors of more than 256 elements; `errc::bad_granularity` for
+///      vectors of another number of elements than a multiple of 8, and for addresses and strides that are no
+///      multiple of 16 bytes, or of 8 elements where these are fewer; `errc::size_mismatch` for query heads
+///      that the cache's do not divide, shares of another number of tokens than a multiple of 8, and a cache
+///      without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, and for null
+///      pointers. Then nothing has begun. Else what `run` returns.
+/// @par Complexity   each row's keys and values, read once for each group of four query heads that share
+///      them (from a cache of the device but for the first); 2 x tokens x query_heads x (head_dim +
+///      value_dim) multiplications and additions.
+/// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums whose
+///      maximum is not known; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.
+template <class Run, class Tables>
+  requires bounded_table<Tables> && counted_tables<Tables>
+result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
+                             const batch_vectors& queries, const batch_room& out, const kv_memory& cache,
+                             std::uint32_t layer, std::span<std::byte> workspace,
+                             const attention_options& options = {});
+
+}  // namespace llmmem::inline v0
+
+#include <llmmem/kernels/detail/paged_attention_body.hpp>
