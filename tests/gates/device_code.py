@@ -58,6 +58,11 @@ def promised_of_items(name):
         elements = int(planes.group(2))
         both = 1 if elements == 1 else min(2 * elements, 16), elements
         return both if planes.group(1) == "0" else both[::-1]
+    attention = re.search(r"::attention_work<\(llmmem::v0::dtype\)(\d+), (\d+)u?,", name)
+    if attention is not None:  # eight elements of a key or value, and the floats of a share's sums
+        return 8 if attention.group(1) == "4" else 16, 16
+    if "attention_merge_work" in name:
+        return 16, 16
     if "fill_work" in name:
         return 0, 16
     return (16, 0) if "verify_work" in name else None

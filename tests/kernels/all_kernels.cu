@@ -7,6 +7,7 @@
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
@@ -70,6 +71,15 @@ result<void> metadata_kernels(cudaStream_t stream, const batch_tokens& batch, co
   if (auto done = slot_mapping(run, rows, slots); !done) return done;
   if (auto done = slot_mapping(run, padded_rows, slots); !done) return done;
   return expand_pages(run, pages, out);
+}
+
+result<void> attention_kernels(cudaStream_t stream, const csr_table_view& tables,
+                               const padded_table_view& padded, const attention_rows& rows,
+                               const kv_memory& cache, const batch_vectors& in, const batch_room& out,
+                               std::span<std::byte> workspace) {
+  const device_executor run(stream);
+  if (auto done = paged_attention(run, tables, rows, in, out, cache, 0, workspace); !done) return done;
+  return paged_attention(run, padded, rows, in, out, cache, 0, workspace);
 }
 
 template <block_list Blocks>

@@ -35,6 +35,8 @@ struct attention_rows {
 struct attention_split {
   std::uint32_t tokens = 0;  ///< a multiple of 8; unread where `count` is 1
   std::uint32_t count = 1;
+
+  friend constexpr bool operator==(const attention_split&, const attention_split&) noexcept = default;
 };
 
 /// What is attended to, and how.

@@ -70,15 +70,16 @@ struct attention_total {
 /// Writes a lane's or a thread's eight elements of an output.
 LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
                                    std::uint32_t pack, const attention_total& of) noexcept {
-  const bool is_empty = of.total == 0;
   if (pack == 0 && shape.log_sum_exp != nullptr) {
     constexpr float ln2 = 0x1.62e430p-1F;
-    const float told = is_empty ? lowest() : fused(of.most, ln2, logarithm_of(of.total));
+    // Of nothing the largest product is -infinity, and so is this.
+    const float told = fused(of.most, ln2, logarithm_of(of.total));
     store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
                     {{bits_of_float(told)}});
   }
   if (pack >= shape.value_packs) return;
-  const float factor = is_empty ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
+  const float factor =
+      of.total == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
   attention_floats values{};
   LLMMEM_UNROLL
   for (unsigned i = 0; i < attention_pack; ++i)
@@ -177,14 +178,14 @@ class attention_work {
     const std::uint64_t to = is_last ? at.span.end : from + shape_.share_tokens.by();
     for (std::uint64_t tile = from; tile < to; tile += attention_tile) {
       typename Group::template held<attention_read<Element>> read;
-      if (tiles_in_block_) {
+      if (tiles_in_block_ && tile >= at.span.first && tile + attention_tile <= at.span.end) {
         const token_place first =
             place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, static_cast<std::int64_t>(tile));
         if (first.what != token_place::kind::there) {
           shape_.flag();
           continue;
         }
-        group.each([&](std::uint32_t lane) { read_tile(at, tile, first, lane, read[lane]); });
+        group.each([&](std::uint32_t lane) { read_tile(at, first, lane, read[lane]); });
       } else {
         group.each([&](std::uint32_t lane) { read_tokens(at, tile, lane, read[lane]); });
       }
@@ -223,43 +224,45 @@ class attention_work {
     }
   }
 
-  /// A lane's part of the key and the value of a token, or zeros where it has none.
-  LLMMEM_HD void read_token(const place& at, const token_place& token, std::uint32_t lane,
-                            attention_raw<Element>& key, attention_raw<Element>& value) const noexcept {
-    constexpr std::uint64_t bytes = attention_raw<Element>::bytes;
+  [[nodiscard]] LLMMEM_HD const std::byte* key_of(const place& at, const token_place& token,
+                                                  std::uint32_t lane) const noexcept {
+    return shape_.keys + token.block * shape_.key.block + token.token * shape_.key.token +
+           at.head * shape_.key.head + std::uint64_t{lane} * attention_raw<Element>::bytes;
+  }
+  [[nodiscard]] LLMMEM_HD const std::byte* value_of(const place& at, const token_place& token,
+                                                    std::uint32_t lane) const noexcept {
+    return shape_.values + token.block * shape_.value.block + token.token * shape_.value.token +
+           at.head * shape_.value.head + std::uint64_t{lane} * attention_raw<Element>::bytes;
+  }
+
+  /// A whole tile in one block. All of it is asked for before any of it is used; lanes behind a vector's end
+  /// have zeros.
+  LLMMEM_HD void read_tile(const place& at, const token_place& first, std::uint32_t lane,
+                           attention_read<Element>& read) const noexcept {
+    read.counts = 0xFF;
+    const std::byte* const key = key_of(at, first, lane);
+    const std::byte* const value = value_of(at, first, lane);
     if (lane < shape_.key_packs) {
-      key.load(shape_.keys + token.block * shape_.key.block + token.token * shape_.key.token +
-               at.head * shape_.key.head + lane * bytes);
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i)
+        read.key[i].load(key + i * shape_.key.token);
     } else {
-      key.clear();
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i)
+        read.key[i].clear();
     }
     if (lane < shape_.value_packs) {
-      value.load(shape_.values + token.block * shape_.value.block + token.token * shape_.value.token +
-                 at.head * shape_.value.head + lane * bytes);
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i)
+        read.value[i].load(value + i * shape_.value.token);
     } else {
-      value.clear();
-    }
-  }
-
-  /// A tile that lies in one block. All of it is read before any of it is used.
-  LLMMEM_HD void read_tile(const place& at, std::uint64_t tile, const token_place& first, std::uint32_t lane,
-                           attention_read<Element>& read) const noexcept {
-    read.counts = 0;
-    LLMMEM_UNROLL
-    for (std::uint32_t i = 0; i < attention_tile; ++i) {
-      const std::uint64_t position = tile + i;
-      if (position >= at.span.first && position < at.span.end) {
-        read.counts |= 1U << i;
-        read_token(at, {token_place::kind::there, first.block, first.token + i}, lane, read.key[i],
-                   read.value[i]);
-      } else {
-        read.key[i].clear();
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i)
         read.value[i].clear();
-      }
     }
   }
 
-  /// A tile whose tokens may lie anywhere.
+  /// A tile of which some tokens may not count, or that lies in several blocks.
   LLMMEM_HD void read_tokens(const place& at, std::uint64_t tile, std::uint32_t lane,
                              attention_read<Element>& read) const noexcept {
     read.counts = 0;
@@ -276,7 +279,8 @@ class attention_work {
         continue;
       }
       read.counts |= 1U << i;
-      read_token(at, token, lane, read.key[i], read.value[i]);
+      if (lane < shape_.key_packs) read.key[i].load(key_of(at, token, lane));
+      if (lane < shape_.value_packs) read.value[i].load(value_of(at, token, lane));
     }
   }
 
