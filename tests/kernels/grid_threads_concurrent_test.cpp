@@ -6,6 +6,7 @@
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
@@ -48,6 +49,32 @@ std::span<Word> words_of(std::vector<std::byte>& bytes, std::size_t count) {
 }  // namespace
 
 TEST_SUITE("grid_threads") {
+  TEST_CASE("blocks that attend beside each other write each output and each share alone") {
+    const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 64};
+    constexpr std::int32_t tokens = 150;
+    std::vector<std::byte> cache(layout.total_bytes(10));
+    std::vector<std::byte> queries = bytes_of_seed(2 * 8 * 128, 3);
+    for (std::byte& each : queries)
+      each &= std::byte{0x3F};  // no large number, and none that is no number
+    for (std::size_t i = 0; i < cache.size(); ++i)
+      cache[i] = queries[i % queries.size()];
+    std::vector<std::int32_t> blocks(20);
+    std::iota(blocks.begin(), blocks.begin() + 10, 0);
+    std::iota(blocks.begin() + 10, blocks.end(), 0);
+    const std::int32_t lengths[] = {tokens, tokens - 60};
+    std::uint32_t flag = 0;
+    const attention_options options{.query_heads = 8, .split = {32, 4}, .out_of_range = &flag};
+    const std::size_t needed = attention_workspace_bytes(2, layout, options);
+    // The outputs, and behind them the workspace.
+    check_both(std::vector<std::byte>(2 * 8 * 128 + needed), [&](const auto& run,
+                                                                 std::vector<std::byte>& into) {
+      return paged_attention(run, padded_table_view{blocks.data(), lengths, 2, 10, 16}, {.rows = 2},
+                             {queries.data(), 8 * 128, 128}, {into.data(), 8 * 128, 128},
+                             {cache.data(), 10, layout}, 0, std::span(into).subspan(2 * 8 * 128), options);
+    });
+    CHECK(flag == 0);
+  }
+
   TEST_CASE("blocks that append, gather and copy beside each other write each byte alone") {
     for (const auto seed : llmmem_tests::seeds(4)) {
       CAPTURE(seed);

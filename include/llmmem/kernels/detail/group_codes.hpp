@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/small_float.hpp>
+#include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -24,15 +25,6 @@ template <dtype Code>
 inline constexpr float largest_code = Code == dtype::int8   ? 127.0F
                                       : Code == dtype::int4 ? 7.0F
                                                             : e4m3_max;
-
-/// The quotient, rounded once.
-[[nodiscard]] LLMMEM_HD inline float quotient_of(float a, float b) noexcept {
-#if defined(__CUDA_ARCH__)
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
 
 /// The integer nearest to a float, of two equally near the even one; 0 of a NaN. @pre below 2^23, if it is
 /// one
