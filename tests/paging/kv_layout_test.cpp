@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -129,6 +130,58 @@ TEST_CASE(
     const auto untouched =
         static_cast<std::uint64_t>(std::count(target.begin(), target.end(), std::byte{0xEE}));
     REQUIRE(untouched + written == target.size());
+  }
+}
+
+TEST_CASE("planes in several allocations hold what one allocation does") {
+  std::uint64_t moved = 0;
+  for (const auto seed : llmmem_tests::seeds(200)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const kv_layout from = random_layout(random);
+    kv_layout to = from;
+    to.heads_in_block = head_order(random.below(std::uint32_t{2}));
+    to.order = block_order(random.below(std::uint32_t{3}));
+    const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
+    const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
+    std::vector<std::byte> source(from.total_bytes(from_blocks));
+    for (std::byte& each : source)
+      each = std::byte(random.below(std::uint32_t{256}));
+    std::vector<std::byte> expected(to.total_bytes(to_blocks), std::byte{0xEE});
+    const scattered_planes source_planes(from, from_blocks, source);
+    const scattered_planes target_planes(to, to_blocks, expected);
+    const std::uint64_t a = random.below(from_blocks);
+    const std::uint64_t b = random.below(to_blocks);
+    const std::uint64_t tokens = random.below(std::uint64_t{from.block_tokens} + 1);
+    copy_kv_block({expected.data(), to_blocks, to}, b, {source.data(), from_blocks, from}, a, tokens);
+    copy_kv_block(target_planes.memory(), b, source_planes.memory(), a, tokens);
+    REQUIRE(target_planes.image() == expected);
+    // Into one allocation, out of several.
+    std::vector<std::byte> target(expected.size(), std::byte{0xEE});
+    copy_kv_block({target.data(), to_blocks, to}, b, source_planes.memory(), a, tokens);
+    REQUIRE(target == expected);
+    moved += tokens;
+  }
+  CHECK(moved > 100);
+}
+
+TEST_CASE("a plane begins where the table says, or where the strides do") {
+  const kv_layout layout{.layers = 3, .heads = 2, .head_dim = 4, .order = block_order::layer_first};
+  std::vector<std::byte> bytes(layout.total_bytes(5));
+  std::array<std::byte*, 6> table{};
+  for (std::size_t i = 0; i < table.size(); ++i)
+    table[i] = bytes.data() + 7 * i;
+  const kv_memory one{bytes.data(), 5, layout};
+  const kv_memory several{.blocks = 5, .layout = layout, .plane_table = table.data(), .plane_alignment = 1};
+  for (std::uint32_t p = 0; p < 2; ++p) {
+    const plane_strides strides = layout.strides(p, 5);
+    const kv_plane plane = kv_plane_of(several, p);
+    for (std::uint32_t layer = 0; layer < 3; ++layer) {
+      CHECK(plane_base(plane, layer) == table[p * std::size_t{3} + layer]);
+      CHECK(plane_base(kv_plane_of(one, p), layer) == bytes.data() + strides.offset(layer, 0, 0, 0));
+    }
+    CHECK(plane.alignment == 1);
+    CHECK(plane.strides.offset(0, 4, 3, 1) == strides.offset(0, 4, 3, 1) - strides.base);
   }
 }
 

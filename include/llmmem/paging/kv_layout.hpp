@@ -196,24 +196,66 @@ struct kv_layout {
 };
 
 /// The keys and values of a paged cache, in host memory or a device's. Owns nothing.
+///
+/// One allocation, or, as vLLM and SGLang have them, one for each layer, or for each layer's K and V apart:
+/// then a table says where each layer's plane begins, and the layout's order the distances inside a plane.
+/// What begins there is the plane's part of block 0: with `layer_first_paired` and `block_first` an entry of
+/// V lies `unit_bytes(0)` behind that of K.
 struct kv_memory {
-  std::byte* data = nullptr;
-  std::uint64_t blocks = 0;  ///< physical ones, the null block among them
+  std::byte* data = nullptr;  ///< of all planes; not looked at where there is a table
+  std::uint64_t blocks = 0;   ///< physical ones, the null block among them
   kv_layout layout{};
+  /// [planes][layers]: all layers' K, then all layers' V. In the memory of whoever looks planes up: of a
+  /// device, where a device's kernel does. Null: one allocation.
+  std::byte* const* plane_table = nullptr;
+  /// What every entry of the table is a multiple of, a power of two: the caller's word, since a host cannot
+  /// read a device's table. Kernels' accesses are no wider.
+  std::uint32_t plane_alignment = 16;
 };
+
+/// One plane of a memory, K or V, ready for a kernel: trivially copyable. `kv_plane_of` makes it.
+struct kv_plane {
+  std::byte* data = nullptr;                ///< of layer 0, where there is no table
+  std::byte* const* layer_table = nullptr;  ///< [layers], this plane's; null: `strides.layer` apart
+  plane_strides strides{};                  ///< from `plane_base` on: `base` is 0
+  std::uint32_t alignment = 16;             ///< what a table's entries are multiples of
+};
+
+/// Plane `p` of a memory, 0 for K, 1 for V. The table is not read. O(1).
+[[nodiscard]] constexpr kv_plane kv_plane_of(const kv_memory& memory, std::uint32_t p) noexcept {
+  kv_plane out{.strides = memory.layout.strides(p, memory.blocks), .alignment = memory.plane_alignment};
+  if (memory.plane_table != nullptr) {
+    out.layer_table = memory.plane_table + std::size_t{p} * memory.layout.layers;
+    out.strides.layer = 0;
+  } else {
+    out.data = memory.data + out.strides.base;
+  }
+  out.strides.base = 0;
+  return out;
+}
+
+/// Where a layer of a plane begins; block b, token t, head h of it lie `plane.strides.offset(0, b, t, h)`
+/// bytes behind. Reads a table where there is one: once for a row or a part, not for each access.
+[[nodiscard]] LLMMEM_HD inline std::byte* plane_base(const kv_plane& plane, std::uint64_t layer) noexcept {
+  if (plane.layer_table != nullptr) return plane.layer_table[layer];
+  return plane.data + layer * plane.strides.layer;
+}
 
 /// Copies the first `tokens` tokens of a block between memories whose layouts hold the same values, in
 /// whatever order. The map from vectors to vectors is what a kernel would run; here it runs on the host, by
 /// the longest pieces that are contiguous in both.
 ///
-/// @pre equal content fingerprints, both blocks are inside, `tokens` at most `block_tokens`, no overlap.
+/// @pre equal content fingerprints, plane tables that the host can read, both blocks are inside, `tokens` at
+/// most `block_tokens`, no overlap.
 /// @par Complexity   O(bytes copied).
 inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_memory& from,
                           std::uint64_t from_block, std::uint64_t tokens) noexcept {
   const kv_layout& shape = from.layout;
   for (std::uint32_t p = 0; p < shape.planes(); ++p) {
-    const plane_strides source = from.layout.strides(p, from.blocks);
-    const plane_strides target = to.layout.strides(p, to.blocks);
+    const kv_plane source_plane = kv_plane_of(from, p);
+    const kv_plane target_plane = kv_plane_of(to, p);
+    const plane_strides& source = source_plane.strides;
+    const plane_strides& target = target_plane.strides;
     const bool is_alike = source.head == target.head && source.token == target.token;
     // Alike, a token's heads (or a head's tokens) go in one piece.
     const bool by_token = is_alike && shape.heads_in_block == head_order::nhd;
@@ -222,11 +264,12 @@ inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_
                                 : by_head ? source.vector_bytes * tokens
                                           : source.vector_bytes;
     for (std::uint64_t layer = 0; layer < shape.layers; ++layer) {
+      const std::byte* const read = plane_base(source_plane, layer);
+      std::byte* const written = plane_base(target_plane, layer);
       for (std::uint64_t head = 0; head < (by_token ? 1 : shape.heads); ++head) {
         for (std::uint64_t token = 0; token < (is_alike ? 1 : tokens); ++token) {
-          std::memcpy(to.data + target.offset(layer, to_block, token, head),
-                      from.data + source.offset(layer, from_block, token, head),
-                      static_cast<std::size_t>(piece));
+          std::memcpy(written + target.offset(0, to_block, token, head),
+                      read + source.offset(0, from_block, token, head), static_cast<std::size_t>(piece));
         }
       }
     }
