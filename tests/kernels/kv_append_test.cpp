@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "support/cache_world.hpp"
+#include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
 namespace {
@@ -41,10 +42,12 @@ struct append_world : cache_and_batch {
     return {planes[p].bytes.data(), planes[p].token_stride, planes[p].head_stride};
   }
   template <class Run, class Front>
-  [[nodiscard]] result<void> append(const Run& run, const Front& front, std::vector<std::byte>& bytes,
+  [[nodiscard]] result<void> append(const Run& run, const Front& front, const kv_memory& cache,
                                     std::uint32_t layer, std::uint32_t& flag) const {
-    return append_kv(run, front, vectors(0), vectors(1), {bytes.data(), blocks, layout}, layer,
-                     options(&flag));
+    return append_kv(run, front, vectors(0), vectors(1), cache, layer, options(&flag));
+  }
+  [[nodiscard]] kv_memory memory(std::vector<std::byte>& bytes) const {
+    return {bytes.data(), blocks, layout};
   }
 
   /// By the definition: an element at a time.
@@ -109,8 +112,16 @@ TEST_SUITE("kv_append") {
         std::vector<std::byte> bytes(expected.size(), poison);
         std::uint32_t flag = 0;
         const slot_front front(world.slots, world.layout.block_tokens, world.blocks);
-        world.append(run, front, bytes, layer, flag).value();
+        world.append(run, front, world.memory(bytes), layer, flag).value();
         CHECK(bytes == expected);
+        CHECK(flag == (is_stray ? 1 : 0));
+        // The same in several allocations.
+        const scattered_planes planes(world.layout, world.blocks,
+                                      std::vector<std::byte>(expected.size(), poison),
+                                      seed % 17 * element_bytes(world.layout.element));
+        flag = 0;
+        world.append(run, front, planes.memory(), layer, flag).value();
+        CHECK(planes.image() == expected);
         CHECK(flag == (is_stray ? 1 : 0));
       };
       check(host_executor{});
@@ -169,7 +180,7 @@ TEST_SUITE("kv_append") {
         std::vector<std::byte> bytes(expected.size(), poison);
         std::uint32_t flag = 0;
         const position_front front(tables, sequences, positions, world.blocks);
-        world.append(grid_executor(), front, bytes, 0, flag).value();
+        world.append(grid_executor(), front, world.memory(bytes), 0, flag).value();
         CHECK(bytes == expected);
         CHECK(flag == (is_stray ? 1 : 0));
       };
@@ -201,6 +212,46 @@ TEST_SUITE("kv_append") {
       CHECK(std::memcmp(there + 1024, rotary.data() + i * 128, 128) == 0);
     }
     CHECK(std::ranges::count_if(cache, [](std::byte b) { return b != poison; }) <= 4 * 1152);
+    const scattered_planes planes(layout, 3, std::vector<std::byte>(cache.size(), poison), 2);
+    append_mla(grid_executor(), slot_front(slots, 64, 3), {latent.data(), 1024, 1024},
+               {rotary.data(), 128, 128}, 512, planes.memory(), 1)
+        .value();
+    CHECK(planes.image() == cache);
+  }
+
+  TEST_CASE("a table of planes that is less aligned than its memory says is found before anything moves") {
+    const kv_layout layout{.layers = 2, .heads = 2, .head_dim = 8};
+    const std::vector<std::byte> untouched(layout.total_bytes(2), poison);
+    const scattered_planes planes(layout, 2, untouched, 4);
+    kv_memory cache = planes.memory();
+    CHECK(cache.plane_alignment == 4);
+    cache.plane_alignment = 8;
+    alignas(16) const std::byte batch[64]{};
+    const std::vector<std::int64_t> slots{3};
+    const batch_vectors vectors{batch, 32, 16};
+    const auto refused =
+        append_kv(grid_executor(), slot_front(slots, 16, 2), vectors, vectors, cache, 1).error();
+    CHECK(refused == failure{errc::misaligned, 0, 8, 0});
+    CHECK(planes.image() == untouched);
+  }
+
+  TEST_CASE("a table's entry is looked up when the kernel runs") {
+    const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .has_values = false};
+    std::vector<std::byte> first(layout.total_bytes(2), poison);
+    std::vector<std::byte> second = first;
+    std::byte* table[1]{first.data()};
+    const token_segment segment{.batch_token = 16,
+                                .cache_block = 256,
+                                .cache_token = 16,
+                                .cache_head = 16,
+                                .elements = 16,
+                                .cache_entry = table};
+    const std::vector<std::int64_t> slots{17};
+    const kv_token_map<slot_front, kv_direction::append> map(slot_front(slots, 16, 2), std::span(&segment, 1),
+                                                             1, false, nullptr);
+    CHECK(map.at(0, 0).to == first.data() + 272);
+    table[0] = second.data();
+    CHECK(map.at(0, 0).to == second.data() + 272);
   }
 
   TEST_CASE("places far beyond 2^31 bytes are counted as they are") {
@@ -224,6 +275,15 @@ TEST_SUITE("kv_append") {
     const auto to = reinterpret_cast<std::uintptr_t>(row.to) - reinterpret_cast<std::uintptr_t>(&base);
     CHECK(to == (blocks - 1) * strides.block + 255 * strides.token + 63 * strides.head);
     CHECK(to > std::uint64_t{1} << 53);
+    // In a table of planes as well.
+    std::byte* table[1]{&base};
+    token_segment by_table = segment;
+    by_table.to = nullptr;
+    by_table.cache_entry = table;
+    by_table.cache_first = std::uint64_t{1} << 40;
+    const kv_token_map<slot_front, kv_direction::append> other(slot_front(slots, 256, blocks),
+                                                               std::span(&by_table, 1), 64, true, nullptr);
+    CHECK(other.at(0, 63).to == row.to + (std::uint64_t{1} << 40));
   }
 
   TEST_CASE("what does not fit is refused, and nothing has begun") {

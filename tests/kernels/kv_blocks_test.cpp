@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/cache_world.hpp"
+#include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
 namespace {
@@ -103,6 +104,15 @@ TEST_SUITE("kv_blocks") {
             .value();
         CHECK(target == expected);
         CHECK(flag == (has_stray(pairs, from_blocks, to_blocks) ? 1 : 0));
+        // Into several allocations, out of one or several.
+        const scattered_planes cut(layout, from_blocks, source, seed % 17);
+        const std::vector<std::byte> untouched(expected.size(), poison);
+        for (const kv_memory& there : {from, cut.memory()}) {
+          const scattered_planes into(other, to_blocks, untouched, seed % 5);
+          copy_kv_blocks(run, into.memory(), there, pairs, {.layers = is_all ? layer_range{} : layers})
+              .value();
+          CHECK(into.image() == expected);
+        }
       };
       check(host_executor{});
       check(grid_executor({.multiprocessors = static_cast<std::uint32_t>(1 + random() % 3),
@@ -127,6 +137,17 @@ TEST_SUITE("kv_blocks") {
     const kv_block_map apart({&base, 8, layered}, memory, pairs, {0, 32}, nullptr);
     CHECK(apart.parts() == 64);
     CHECK(apart.rows() * apart.longest_row() * apart.parts() == 2 * layout.block_bytes());
+    // Where planes lie is in a table that a host cannot read: each goes by itself, as aligned as is promised.
+    std::byte* table[64]{};
+    const kv_memory by_table{.blocks = 8, .layout = layout, .plane_table = table, .plane_alignment = 4};
+    const kv_block_map out_of(memory, by_table, pairs, {0, 32}, nullptr);
+    CHECK(out_of.parts() == 64);
+    CHECK(out_of.alignment().from == 4);
+    CHECK(out_of.alignment().to == 16);
+    const kv_block_map into(by_table, memory, pairs, {0, 32}, nullptr);
+    CHECK(into.parts() == 64);
+    CHECK(into.alignment().from == 16);
+    CHECK(into.alignment().to == 4);
   }
 
   TEST_CASE("blocks far beyond 2^31 bytes are counted as they are") {
@@ -145,6 +166,11 @@ TEST_SUITE("kv_blocks") {
     const std::uint64_t last_tile = layout.unit_bytes(1) - kv_block_map::tile_bytes;
     CHECK(offset(row.from) == values.base + (blocks - 1) * values.block + last_tile);
     CHECK(offset(row.to) == values.base + (blocks - 2) * values.block + last_tile);
+    std::byte* table[2]{nullptr, &base};
+    const kv_memory by_table{.blocks = blocks, .layout = layout, .plane_table = table};
+    const row_move other = kv_block_map(by_table, by_table, pairs, {0, 1}, nullptr).at(map.rows() - 1, 1);
+    CHECK(offset(other.from) == (blocks - 1) * values.block + last_tile);
+    CHECK(offset(other.to) == (blocks - 2) * values.block + last_tile);
   }
 
   TEST_CASE("what does not fit is refused, and nothing has begun") {

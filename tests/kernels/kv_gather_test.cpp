@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/cache_world.hpp"
+#include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
 namespace {
@@ -157,14 +158,16 @@ TEST_SUITE("kv_gather") {
                               .token_to_seq = random() % 2 == 0 ? world.token_to_seq.data() : nullptr,
                               .seq_starts = world.has_starts ? world.starts.data() : nullptr,
                               .rows = world.rows};
-      const auto check = [&](const auto& run, const auto& by) {
+      const scattered_planes planes(world.layout, world.blocks, world.cache,
+                                    seed % 17 * element_bytes(world.layout.element));
+      const auto check = [&](const auto& run, const auto& by, const kv_memory& memory) {
         std::vector<std::byte> room[2] = {world.planes[0].bytes, world.planes[1].bytes};
         const auto of = [&](std::uint32_t p) {
           return batch_room{room[p].data(), world.planes[p].token_stride, world.planes[p].head_stride};
         };
         std::uint32_t flag = 0;
-        gather_kv(run, table_front(by, which, world.blocks), of(0), of(1),
-                  {world.cache.data(), world.blocks, world.layout}, layer, world.options(&flag))
+        gather_kv(run, table_front(by, which, world.blocks), of(0), of(1), memory, layer,
+                  world.options(&flag))
             .value();
         for (std::uint32_t p = 0; p < world.layout.planes(); ++p)
           CHECK(room[p] == expected[p]);
@@ -172,9 +175,12 @@ TEST_SUITE("kv_gather") {
       };
       const grid_executor grid({.multiprocessors = static_cast<std::uint32_t>(1 + random() % 3),
                                 .blocks = static_cast<std::uint32_t>(random() % 4)});
-      check(host_executor{}, tables);
-      check(grid, tables);
-      check(grid, padded_tables);
+      for (const kv_memory& memory :
+           {kv_memory{world.cache.data(), world.blocks, world.layout}, planes.memory()}) {
+        check(host_executor{}, tables, memory);
+        check(grid, tables, memory);
+        check(grid, padded_tables, memory);
+      }
       strays += world.is_stray ? 1U : 0U;
       moved += static_cast<std::uint64_t>(world.cu.back());
     }
@@ -227,13 +233,18 @@ TEST_SUITE("kv_gather") {
     const std::vector<std::int64_t> slots{7, 0, 3};
     std::vector<std::byte> latent(3 * 64);
     std::vector<std::byte> rotary(3 * 16);
-    gather_mla(grid_executor(), slot_front(slots, 4, 2), {latent.data(), 64, 64}, {rotary.data(), 16, 16}, 32,
-               {cache.data(), 2, layout}, 0)
-        .value();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const std::byte* const there = cache.data() + static_cast<std::size_t>(slots[i]) * 80;
-      CHECK(std::memcmp(there, latent.data() + i * 64, 64) == 0);
-      CHECK(std::memcmp(there + 64, rotary.data() + i * 16, 16) == 0);
+    const scattered_planes planes(layout, 2, cache, 6);
+    for (const kv_memory& memory : {kv_memory{cache.data(), 2, layout}, planes.memory()}) {
+      std::ranges::fill(latent, poison);
+      std::ranges::fill(rotary, poison);
+      gather_mla(grid_executor(), slot_front(slots, 4, 2), {latent.data(), 64, 64}, {rotary.data(), 16, 16},
+                 32, memory, 0)
+          .value();
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        const std::byte* const there = cache.data() + static_cast<std::size_t>(slots[i]) * 80;
+        CHECK(std::memcmp(there, latent.data() + i * 64, 64) == 0);
+        CHECK(std::memcmp(there + 64, rotary.data() + i * 16, 16) == 0);
+      }
     }
   }
 }

@@ -58,8 +58,8 @@ class kv_block_map {
     const plane& of = plane_[is_second ? 1 : 0];
     const std::uint64_t layer = layers_.first + (is_second ? part - layers_.count : part);
     const std::uint64_t rest = row - number * rows_a_pair_.by();
-    const std::byte* const from = of.from_data + from_block * of.from.block + layer * of.from.layer;
-    std::byte* const to = of.to_data + to_block * of.to.block + layer * of.to.layer;
+    const std::byte* const from = plane_base(of.from, layer) + from_block * of.from.strides.block;
+    std::byte* const to = plane_base(of.to, layer) + to_block * of.to.strides.block;
     if (is_alike_) {
       const std::uint64_t first = rest * tile_bytes;
       if (first >= of.bytes) return {};
@@ -68,7 +68,7 @@ class kv_block_map {
     }
     const std::uint64_t token = heads_.quotient(rest);
     const std::uint64_t head = rest - token * heads_.by();
-    return {from + token * of.from.token + head * of.from.head, to + token * of.to.token + head * of.to.head,
+    return {from + of.from.strides.offset(0, 0, token, head), to + of.to.strides.offset(0, 0, token, head),
             static_cast<std::uint32_t>(of.bytes)};
   }
   [[nodiscard]] std::uint32_t longest_row() const noexcept {
@@ -80,10 +80,8 @@ class kv_block_map {
  private:
   /// What of a layer lies in one run at both ends, or is made of such.
   struct plane {
-    const std::byte* from_data = nullptr;
-    std::byte* to_data = nullptr;
-    plane_strides from{};
-    plane_strides to{};
+    kv_plane from{};
+    kv_plane to{};
     std::uint64_t bytes = 0;  // of the run
   };
 

@@ -111,6 +111,9 @@ enum class kv_direction : std::uint8_t { append, gather };
 
 /// What each token has of one plane, or a part of that: where it lies in the batch and in the cache.
 /// Distances in bytes.
+///
+/// Where there is a `cache_entry`, the cache's end begins `cache_first` bytes behind what that points to,
+/// read when it runs; `from` of what is gathered, or `to` of what is appended, is not looked at then.
 struct token_segment {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -119,7 +122,10 @@ struct token_segment {
   std::uint64_t cache_block = 0;
   std::uint64_t cache_token = 0;
   std::uint64_t cache_head = 0;
-  std::uint32_t elements = 0;  ///< of one head
+  std::uint32_t elements = 0;               ///< of one head
+  std::uint32_t cache_alignment = 16;       ///< what the entry is a multiple of
+  std::byte* const* cache_entry = nullptr;  ///< of a layer, in a table of planes
+  std::uint64_t cache_first = 0;
 };
 
 /// The rows of tokens on their way to or from a cache: for each segment a token's heads, in one row where
@@ -159,7 +165,17 @@ class kv_token_map {
     const std::uint64_t in_cache =
         place.block * segment.cache_block + place.token * segment.cache_token + head * segment.cache_head;
     constexpr bool is_append = Direction == kv_direction::append;
-    return {segment.from + (is_append ? in_batch : in_cache), segment.to + (is_append ? in_cache : in_batch),
+    const std::byte* from = segment.from;
+    std::byte* to = segment.to;
+    if (segment.cache_entry != nullptr) {
+      std::byte* const there = *segment.cache_entry + segment.cache_first;
+      if constexpr (is_append) {
+        to = there;
+      } else {
+        from = there;
+      }
+    }
+    return {from + (is_append ? in_batch : in_cache), to + (is_append ? in_cache : in_batch),
             segment.elements * heads_a_row_};
   }
   [[nodiscard]] std::uint32_t longest_row() const noexcept {
@@ -170,7 +186,8 @@ class kv_token_map {
     for (std::uint32_t i = 0; i < segments_; ++i) {
       const token_segment& each = segment_[i];
       const std::uint32_t batch = alignment_of(each.batch_token, each.batch_head);
-      const std::uint32_t cache = alignment_of(each.cache_block, each.cache_token, each.cache_head);
+      const std::uint32_t cache = alignment_of(each.cache_block, each.cache_token, each.cache_head,
+                                               each.cache_alignment, each.cache_first);
       constexpr bool is_append = Direction == kv_direction::append;
       all.from = std::min(
           {all.from, is_append ? batch : cache, alignment_of(reinterpret_cast<std::uintptr_t>(each.from))});

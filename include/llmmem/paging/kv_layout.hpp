@@ -208,8 +208,8 @@ struct kv_memory {
   /// [planes][layers]: all layers' K, then all layers' V. In the memory of whoever looks planes up: of a
   /// device, where a device's kernel does. Null: one allocation.
   std::byte* const* plane_table = nullptr;
-  /// What every entry of the table is a multiple of, a power of two: the caller's word, since a host cannot
-  /// read a device's table. Kernels' accesses are no wider.
+  /// What every entry of the table is a multiple of, a power of two, at least an element: the caller's word,
+  /// since a host cannot read a device's table. Kernels' accesses are no wider.
   std::uint32_t plane_alignment = 16;
 };
 
@@ -227,7 +227,7 @@ struct kv_plane {
   if (memory.plane_table != nullptr) {
     out.layer_table = memory.plane_table + std::size_t{p} * memory.layout.layers;
     out.strides.layer = 0;
-  } else {
+  } else if (memory.data != nullptr) {
     out.data = memory.data + out.strides.base;
   }
   out.strides.base = 0;

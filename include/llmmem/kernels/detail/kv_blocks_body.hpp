@@ -20,13 +20,13 @@ inline kv_block_map::kv_block_map(const kv_memory& to, const kv_memory& from,
   const kv_layout& layout = from.layout;
   for (std::uint32_t p = 0; p < planes_; ++p) {
     plane& of = plane_[p];
-    of.from = layout.strides(p, from.blocks);
-    of.to = to.layout.strides(p, to.blocks);
-    of.from_data = from.data + of.from.base;
-    of.to_data = to.data + of.to.base;
+    of.from = kv_plane_of(from, p);
+    of.to = kv_plane_of(to, p);
     of.bytes = layout.unit_bytes(p);
-    const bool are_heads_alike = layout.heads == 1 || of.from.head == of.to.head;
-    const bool are_tokens_alike = layout.block_tokens == 1 || of.from.token == of.to.token;
+    const plane_strides& read = of.from.strides;
+    const plane_strides& written = of.to.strides;
+    const bool are_heads_alike = layout.heads == 1 || read.head == written.head;
+    const bool are_tokens_alike = layout.block_tokens == 1 || read.token == written.token;
     is_alike_ = is_alike_ && are_heads_alike && are_tokens_alike;
   }
   if (is_alike_) {
@@ -40,21 +40,23 @@ inline kv_block_map::kv_block_map(const kv_memory& to, const kv_memory& from,
   }
 }
 
-/// K and V, and then all layers, in one run where they lie so at both ends: fewer and longer rows.
+/// K and V, and then all layers, in one run where they lie so at both ends: fewer and longer rows. What a
+/// table says is not known here.
 inline void kv_block_map::merge_planes(const kv_layout& layout) noexcept {
   plane& first = plane_[0];
-  const auto follows = [&](const std::byte* k, const std::byte* v, const plane_strides& strides) {
-    return v == k + first.bytes && strides.block >= layout.layer_bytes();
+  if (first.from.layer_table != nullptr || first.to.layer_table != nullptr) return;
+  const auto follows = [&](const kv_plane& k, const kv_plane& v) {
+    return v.data == k.data + first.bytes && k.strides.block >= layout.layer_bytes();
   };
-  if (planes_ == 2 && follows(first.from_data, plane_[1].from_data, first.from) &&
-      follows(first.to_data, plane_[1].to_data, first.to)) {
+  if (planes_ == 2 && follows(first.from, plane_[1].from) && follows(first.to, plane_[1].to)) {
     first.bytes = layout.layer_bytes();
     planes_ = 1;
   }
-  const bool are_layers_one_run = first.from.layer == first.bytes && first.to.layer == first.bytes;
+  const bool are_layers_one_run =
+      first.from.strides.layer == first.bytes && first.to.strides.layer == first.bytes;
   if (planes_ == 1 && are_layers_one_run && layers_.count > 1) {
-    first.from_data += layers_.first * first.from.layer;
-    first.to_data += layers_.first * first.to.layer;
+    first.from.data += layers_.first * first.bytes;
+    first.to.data += layers_.first * first.bytes;
     first.bytes *= layers_.count;
     layers_ = {.first = 0, .count = 1};
   }
@@ -63,13 +65,16 @@ inline void kv_block_map::merge_planes(const kv_layout& layout) noexcept {
 inline row_alignment kv_block_map::alignment() const noexcept {
   row_alignment all{16, 16};
   for (std::uint32_t p = 0; p < planes_; ++p) {
-    const auto of = [&](const std::byte* data, const plane_strides& strides) {
-      const auto address = reinterpret_cast<std::uintptr_t>(data);
-      if (is_alike_) return alignment_of(address, strides.block, strides.layer);
-      return alignment_of(address, strides.block, strides.layer, strides.token, strides.head);
+    const auto of = [&](const kv_plane& each) {
+      const std::uint32_t base = each.layer_table != nullptr
+                                     ? each.alignment
+                                     : alignment_of(reinterpret_cast<std::uintptr_t>(each.data));
+      const plane_strides& strides = each.strides;
+      if (is_alike_) return alignment_of(base, strides.block, strides.layer);
+      return alignment_of(base, strides.block, strides.layer, strides.token, strides.head);
     };
-    all.from = std::min(all.from, of(plane_[p].from_data, plane_[p].from));
-    all.to = std::min(all.to, of(plane_[p].to_data, plane_[p].to));
+    all.from = std::min(all.from, of(plane_[p].from));
+    all.to = std::min(all.to, of(plane_[p].to));
   }
   return all;
 }

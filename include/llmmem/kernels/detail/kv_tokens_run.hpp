@@ -48,18 +48,29 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
 template <kv_direction Direction>
 token_segment segment_of(const token_request& of, std::uint32_t p, const batch_plane& batch,
                          std::uint64_t first, std::uint64_t elements) noexcept {
-  const plane_strides cache = of.cache.layout.strides(p, of.cache.blocks);
-  std::byte* const there =
-      of.cache.data + cache.offset(of.layer, 0, 0, 0) + first * bits_of(of.cache.layout.element) / 8;
-  constexpr bool is_append = Direction == kv_direction::append;
-  return {.from = is_append ? batch.from : there,
-          .to = is_append ? there : batch.to,
-          .batch_token = batch.token,
-          .batch_head = batch.head,
-          .cache_block = cache.block,
-          .cache_token = cache.token,
-          .cache_head = cache.head,
-          .elements = static_cast<std::uint32_t>(elements)};
+  const kv_plane cache = kv_plane_of(of.cache, p);
+  const std::uint64_t in_vector = first * bits_of(of.cache.layout.element) / 8;
+  token_segment out{.from = batch.from,
+                    .to = batch.to,
+                    .batch_token = batch.token,
+                    .batch_head = batch.head,
+                    .cache_block = cache.strides.block,
+                    .cache_token = cache.strides.token,
+                    .cache_head = cache.strides.head,
+                    .elements = static_cast<std::uint32_t>(elements)};
+  if (cache.layer_table != nullptr) {
+    out.cache_alignment = cache.alignment;
+    out.cache_entry = cache.layer_table + of.layer;
+    out.cache_first = in_vector;
+  } else if (cache.data != nullptr) {
+    std::byte* const there = plane_base(cache, of.layer) + in_vector;
+    if constexpr (Direction == kv_direction::append) {
+      out.to = there;
+    } else {
+      out.from = there;
+    }
+  }
+  return out;
 }
 
 template <dtype From, dtype To, kv_direction Direction, class Run, row_map Map>
