@@ -90,7 +90,10 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 /// @param values  `data` null where the layout has no values.
 /// @return `errc::out_of_range` for a layer that the cache has not; `errc::no_such_block` for a front of more
 ///      blocks than it has; `errc::block_tokens_differ`; `errc::no_conversion` where the cache holds other
-///      elements than these can become. Then nothing has begun. Else what `run` returns.
+///      elements than these can become; where there are tokens, `errc::too_short` for null `data` of the
+///      batch or the cache, and for a token's or head's stride of 0 though there are several, and
+///      `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing has begun. Else
+///      what `run` returns.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,

@@ -64,7 +64,8 @@ static_assert(token_front<table_front<csr_table_view>> && token_front<table_fron
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null where the layout has no values.
-/// @return as `append_kv`.
+/// @return as `append_kv`; and `errc::too_short` for rooms whose vectors share bytes: a stride below a
+///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
 /// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and
 ///      log2(sequences) more without `token_to_seq`.
 template <class Run, token_front Front>

@@ -2,6 +2,7 @@
 /// What appending and gathering run: planes as segments, and the choice of a conversion.
 #pragma once
 
+#include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 
 #include <array>
@@ -28,7 +29,7 @@ struct token_request {
   kv_memory cache{};
   std::uint32_t layer = 0;
   token_options options{};
-  const char* who = "";
+  const token_names* names = nullptr;
 };
 
 /// What does not fit, before anything runs.
@@ -36,11 +37,34 @@ template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
   if (layout.layers == 0 || of.layer >= layout.layers)
-    return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1, of.who};
+    return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
+                   of.names->who};
   if (front.blocks() > of.cache.blocks)
-    return failure{errc::no_such_block, 0, front.blocks() - 1, of.cache.blocks, of.who};
+    return failure{errc::no_such_block, 0, front.blocks() - 1, of.cache.blocks, of.names->who};
   if (front.block_tokens() != layout.block_tokens)
-    return failure{errc::block_tokens_differ, 0, front.block_tokens(), layout.block_tokens, of.who};
+    return failure{errc::block_tokens_differ, 0, front.block_tokens(), layout.block_tokens, of.names->who};
+  return {};
+}
+
+/// Whether memory is missing at either end, and whether it is room where it is written.
+/// @param segments  of the batch's planes, with lengths in elements.
+template <kv_direction Direction, token_front Front>
+result<void> check_ends(const Front& front, const token_request& of,
+                        std::span<const token_segment> segments) noexcept {
+  if (front.tokens() == 0) return {};
+  if (auto there = check_memory(of.cache, of.names->cache); !there) return there;
+  constexpr bool is_append = Direction == kv_direction::append;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const token_segment& each = segments[i];
+    const std::byte* const data = is_append ? each.from : each.to;
+    const vector_array vectors{.data = data,
+                               .tokens = front.tokens(),
+                               .token_stride = each.batch_token,
+                               .heads = of.cache.layout.heads,
+                               .head_stride = each.batch_head,
+                               .vector_bytes = each.elements * bits_of(of.options.element) / 8};
+    if (auto fits = check_vectors(vectors, !is_append, of.names->batch[i]); !fits) return fits;
+  }
   return {};
 }
 
@@ -110,13 +134,14 @@ result<void> move_converted(const Run& run, const Map& map, const token_request&
   if (is(f32, f16)) return move_between<Direction, f32, f16>(run, map, scales, rows_a_token);
   const bool is_append = Direction == kv_direction::append;
   return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(is_append ? cache : of.options.element),
-                 static_cast<std::uint64_t>(is_append ? of.options.element : cache), of.who};
+                 static_cast<std::uint64_t>(is_append ? of.options.element : cache), of.names->who};
 }
 
 /// @param are_side_by_side  a token's heads are one run of bytes at both ends.
 template <kv_direction Direction, class Run, token_front Front>
 result<void> move_segments(const Run& run, const Front& front, std::span<token_segment> segments,
                            const token_request& of, bool are_side_by_side) {
+  if (auto fits = check_ends<Direction>(front, of, segments); !fits) return fits;
   const std::uint32_t heads = of.cache.layout.heads;
   const bool is_copy = of.options.element == of.cache.layout.element;
   const bool is_by_head = !are_side_by_side || (!is_copy && of.options.scales.is_by_head);
@@ -156,7 +181,7 @@ result<void> move_halves(const Run& run, const Front& front, const std::array<ba
   const kv_layout& layout = of.cache.layout;
   const std::uint64_t all = layout.vector_elements(0);
   if (layout.heads != 1 || layout.has_values || first_elements >= all)
-    return failure{errc::size_mismatch, 0, first_elements, all, of.who};
+    return failure{errc::size_mismatch, 0, first_elements, all, of.names->who};
   std::array segments{segment_of<Direction>(of, 0, batch[0], 0, first_elements),
                       segment_of<Direction>(of, 0, batch[1], first_elements, all - first_elements)};
   of.options.scales.values = of.options.scales.keys;
