@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "support/cache_world.hpp"
@@ -127,24 +128,24 @@ TEST_SUITE("kv_blocks") {
     alignas(16) std::byte base{};
     const std::vector<block_pair> pairs{{1, 2}, {3, 4}};
     const kv_memory memory{&base, 8, layout};
-    const kv_block_map whole(memory, memory, pairs, {0, 32}, nullptr);
+    const kv_block_map whole(memory, memory, std::span(pairs), {0, 32}, nullptr);
     CHECK(whole.parts() == 1);
     CHECK(whole.longest_row() == kv_block_map::tile_bytes);
     CHECK(whole.rows() * whole.longest_row() == 2 * layout.block_bytes());
     CHECK(whole.alignment().from == 16);
     kv_layout layered = layout;
     layered.order = block_order::layer_first;
-    const kv_block_map apart({&base, 8, layered}, memory, pairs, {0, 32}, nullptr);
+    const kv_block_map apart({&base, 8, layered}, memory, std::span(pairs), {0, 32}, nullptr);
     CHECK(apart.parts() == 64);
     CHECK(apart.rows() * apart.longest_row() * apart.parts() == 2 * layout.block_bytes());
     // Where planes lie is in a table that a host cannot read: each goes by itself, as aligned as is promised.
     std::byte* table[64]{};
     const kv_memory by_table{.blocks = 8, .layout = layout, .plane_table = table, .plane_alignment = 4};
-    const kv_block_map out_of(memory, by_table, pairs, {0, 32}, nullptr);
+    const kv_block_map out_of(memory, by_table, std::span(pairs), {0, 32}, nullptr);
     CHECK(out_of.parts() == 64);
     CHECK(out_of.alignment().from == 4);
     CHECK(out_of.alignment().to == 16);
-    const kv_block_map into(by_table, memory, pairs, {0, 32}, nullptr);
+    const kv_block_map into(by_table, memory, std::span(pairs), {0, 32}, nullptr);
     CHECK(into.parts() == 64);
     CHECK(into.alignment().from == 16);
     CHECK(into.alignment().to == 4);
@@ -160,7 +161,7 @@ TEST_SUITE("kv_blocks") {
     };
     const std::vector<block_pair> pairs{
         {static_cast<std::int64_t>(blocks - 1), static_cast<std::int64_t>(blocks - 2)}};
-    const kv_block_map map(memory, memory, pairs, {0, 1}, nullptr);
+    const kv_block_map map(memory, memory, std::span(pairs), {0, 1}, nullptr);
     const row_move row = map.at(map.rows() - 1, 1);
     const plane_strides values = layout.strides(1, blocks);
     const std::uint64_t last_tile = layout.unit_bytes(1) - kv_block_map::tile_bytes;
@@ -168,9 +169,81 @@ TEST_SUITE("kv_blocks") {
     CHECK(offset(row.to) == values.base + (blocks - 2) * values.block + last_tile);
     std::byte* table[2]{nullptr, &base};
     const kv_memory by_table{.blocks = blocks, .layout = layout, .plane_table = table};
-    const row_move other = kv_block_map(by_table, by_table, pairs, {0, 1}, nullptr).at(map.rows() - 1, 1);
+    const row_move other =
+        kv_block_map(by_table, by_table, std::span(pairs), {0, 1}, nullptr).at(map.rows() - 1, 1);
     CHECK(offset(other.from) == (blocks - 1) * values.block + last_tile);
     CHECK(offset(other.to) == (blocks - 2) * values.block + last_tile);
+  }
+
+  TEST_CASE("a few blocks go as a list of the same pairs would") {
+    std::uint64_t moved = 0;
+    for (const auto seed : llmmem_tests::seeds(150)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const kv_layout layout = any_layout(random);
+      kv_layout other = layout;
+      other.order = static_cast<block_order>(random() % 3);
+      const std::uint64_t blocks = 2 + random() % 5;
+      std::vector<std::byte> source(layout.total_bytes(blocks));
+      fill_with(source, dtype::bf16, random);
+      std::vector<block_pair> pairs;
+      for (const block_pair& pair : any_pairs(random, blocks, blocks)) {
+        if (pair.from < static_cast<std::int64_t>(blocks) && pair.to < static_cast<std::int64_t>(blocks))
+          pairs.push_back(pair);
+      }
+      std::vector<std::byte> expected(other.total_bytes(blocks), poison);
+      const kv_memory from{source.data(), blocks, layout};
+      copy_vectors({expected.data(), blocks, other}, from, pairs, {0, layout.layers});
+      const scattered_planes cut(layout, blocks, source);
+      for (const kv_memory& there : {from, cut.memory()}) {
+        std::vector<std::byte> target(expected.size(), poison);
+        copy_few_kv_blocks(grid_executor(), {target.data(), blocks, other}, there, pairs).value();
+        CHECK(target == expected);
+      }
+      moved += pairs.size();
+    }
+    CHECK(moved > 150);
+  }
+
+  TEST_CASE("what an allocator asks to be copied goes without a list on the device") {
+    const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 8};
+    std::vector<std::byte> bytes(layout.total_bytes(4));
+    std::mt19937_64 random(3);
+    fill_with(bytes, dtype::bf16, random);
+    std::vector<std::byte> expected = bytes;
+    copy_vectors({expected.data(), 4, layout}, {bytes.data(), 4, layout}, {{1, 3}}, {0, 2});
+    CHECK(bytes != expected);
+    const auto after = [&](const auto& asked) {
+      std::vector<std::byte> out = bytes;
+      copy_few_kv_blocks(grid_executor(), {out.data(), 4, layout}, std::span(&asked, 1)).value();
+      return out;
+    };
+    CHECK(after(block_copy{block_id{1}, block_id{3}, 5}) == expected);
+    CHECK(after(block_copy{block_id{1}, block_id{3}, 0}) == bytes);
+    CHECK(after(block_move{block_id{1}, block_id{3}}) == expected);
+  }
+
+  TEST_CASE("a few blocks are no more than fit, and all are there") {
+    const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 8};
+    std::vector<std::byte> bytes(layout.total_bytes(130), poison);
+    const kv_memory memory{bytes.data(), 130, layout};
+    const auto copy = [&](const std::vector<block_pair>& pairs) {
+      const auto done = copy_few_kv_blocks(host_executor{}, memory, memory, pairs);
+      return done ? "" : done.error().message();
+    };
+    CHECK(copy(std::vector<block_pair>(128)) == "");
+    CHECK(copy(std::vector<block_pair>(129)) == "copy_few_kv_blocks: pairs: 129 asked for, the most is 128");
+    const std::vector<block_copy> copies(129);
+    CHECK(copy_few_kv_blocks(host_executor{}, memory, std::span(copies)).error() ==
+          failure{errc::out_of_range, 0, 129, 128});
+    CHECK(copy({{0, 1}, {-1, 500}, {500, -1}, {129, 2}}) == "");
+    CHECK(copy({{0, 1}, {130, 2}}).starts_with("copy_few_kv_blocks: pairs: block 130 asked for"));
+    CHECK(copy({{0, 130}}).starts_with("copy_few_kv_blocks: pairs: block 130 asked for"));
+    CHECK(copy_few_kv_blocks(host_executor{}, memory, memory, std::vector<block_pair>{{0, 1}, {2, 130}})
+              .error() == failure{errc::no_such_block, 1, 130, 130});
+    CHECK(copy_few_kv_blocks(host_executor{}, {nullptr, 130, layout}, memory, std::vector<block_pair>{{0, 1}})
+              .error()
+              .message() == "copy_few_kv_blocks: to: 1024 entries needed, 0 given; make it longer");
   }
 
   TEST_CASE("what does not fit is refused, and nothing has begun") {
@@ -189,6 +262,18 @@ TEST_SUITE("kv_blocks") {
     CHECK(copy({bytes.data(), 2, as_long}, {}).code == errc::layout_mismatch);
     CHECK(copy(memory, {2, 0}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
     CHECK(copy(memory, {1, 2}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
+    CHECK(copy({nullptr, 2, layout}, {}).message() ==
+          "copy_kv_blocks: to: 2048 entries needed, 0 given; make it longer");
+    const kv_memory none{nullptr, 2, layout};
+    CHECK(copy_kv_blocks(host_executor{}, memory, none, pairs).error().message() ==
+          "copy_kv_blocks: from: 2048 entries needed, 0 given; make it longer");
+    CHECK(copy_kv_blocks(host_executor{}, none, none, {}).has_value());
+    std::byte* const table[4]{};
+    const kv_memory odd{.blocks = 2, .layout = layout, .plane_table = table, .plane_alignment = 3};
+    CHECK(copy(odd, {}).message() == "copy_kv_blocks: to.plane_alignment: alignment 3 is not a power of two");
+    const block_pair* const no_pairs = nullptr;
+    CHECK(copy_kv_blocks(host_executor{}, memory, memory, std::span(no_pairs, 3)).error().message() ==
+          "copy_kv_blocks: pairs: 3 entries needed, 0 given; make it longer");
     CHECK(std::ranges::count(bytes, poison) == static_cast<std::ptrdiff_t>(bytes.size()));
   }
 }

@@ -7,13 +7,17 @@
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
+#include <llmmem/paging/compaction.hpp>
+#include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace llmmem::inline v0 {
 
@@ -24,6 +28,59 @@ struct block_pair {
   std::int64_t to = -1;
 };
 
+/// The pair of a copy on write, as `paged_allocator` asks for it: padding where there is nothing to copy.
+[[nodiscard]] constexpr block_pair pair_of(const block_copy& copy) noexcept {
+  if (!copy) return {};
+  return {to_index(copy.source), to_index(copy.destination)};
+}
+/// The pair of a compaction's move.
+[[nodiscard]] constexpr block_pair pair_of(const block_move& move) noexcept {
+  return {to_index(move.source), to_index(move.destination)};
+}
+
+/// Pairs by their place in a list. Trivially copyable.
+template <class P>
+concept block_pairs = std::is_trivially_copyable_v<P> && requires(const P& pairs, std::uint64_t i) {
+  { pairs.size() } noexcept -> std::same_as<std::uint64_t>;
+  { pairs[i] } noexcept -> std::convertible_to<block_pair>;
+};
+
+/// Pairs in the memory of whoever runs them.
+class listed_pairs {
+ public:
+  listed_pairs(std::span<const block_pair> pairs) noexcept : pair_(pairs.data()), pairs_(pairs.size()) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return pairs_; }
+  [[nodiscard]] LLMMEM_HD block_pair operator[](std::uint64_t i) const noexcept { return pair_[i]; }
+
+ private:
+  const block_pair* pair_;
+  std::uint64_t pairs_;
+};
+static_assert(block_pairs<listed_pairs>);
+
+/// A few pairs that travel with the launch: nothing is uploaded for them.
+class few_pairs {
+ public:
+  /// As many as an argument of 4 KiB takes easily beside what a launch needs itself.
+  static constexpr std::uint32_t most = 128;
+
+  /// @pre at most `most` pairs
+  explicit few_pairs(std::span<const block_pair> pairs) noexcept
+      : pairs_(static_cast<std::uint32_t>(pairs.size())) {
+    for (std::uint32_t i = 0; i < pairs_; ++i)
+      pair_[i] = pairs[i];
+  }
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t size() const noexcept { return pairs_; }
+  [[nodiscard]] LLMMEM_HD const block_pair& operator[](std::uint64_t i) const noexcept { return pair_[i]; }
+
+ private:
+  block_pair pair_[most]{};
+  std::uint32_t pairs_;
+};
+static_assert(block_pairs<few_pairs>);
+
 /// Layers from `first` on.
 struct layer_range {
   std::uint32_t first = 0;
@@ -32,21 +89,22 @@ struct layer_range {
 
 /// The rows of blocks on their way. Where both memories lay a layer's plane out alike, they are its tiles;
 /// else its vectors.
-class kv_block_map {
+template <block_pairs Pairs>
+class block_pair_map {
  public:
   /// Bytes of a tile: enough for a block of threads, and few enough that some blocks of KV make many.
   static constexpr std::uint32_t tile_bytes = 16 * 1024;
 
   /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
   /// @pre layouts of equal content fingerprints, and layers that they have
-  kv_block_map(const kv_memory& to, const kv_memory& from, std::span<const block_pair> pairs,
-               const layer_range& layers, std::uint32_t* out_of_range) noexcept;
+  block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs, const layer_range& layers,
+                 std::uint32_t* out_of_range) noexcept;
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return pairs_ * rows_a_pair_.by(); }
+  [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return pairs_.size() * rows_a_pair_.by(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t parts() const noexcept { return layers_.count * planes_; }
   [[nodiscard]] LLMMEM_HD row_move at(std::uint64_t row, std::uint32_t part) const noexcept {
     const std::uint64_t number = rows_a_pair_.quotient(row);
-    const block_pair pair = pair_[number];
+    const block_pair pair = pairs_[number];
     if (pair.from < 0 || pair.to < 0) return {};
     const auto from_block = static_cast<std::uint64_t>(pair.from);
     const auto to_block = static_cast<std::uint64_t>(pair.to);
@@ -88,8 +146,7 @@ class kv_block_map {
   void merge_planes(const kv_layout& layout) noexcept;
 
   plane plane_[2]{};
-  const block_pair* pair_;
-  std::uint64_t pairs_;
+  Pairs pairs_;
   std::uint64_t from_blocks_;
   std::uint64_t to_blocks_;
   divider rows_a_pair_{};
@@ -99,6 +156,9 @@ class kv_block_map {
   bool is_alike_ = true;
   std::uint32_t* out_of_range_;
 };
+using kv_block_map = block_pair_map<listed_pairs>;
+static_assert(row_map<kv_block_map> && row_map<block_pair_map<few_pairs>>);
+static_assert(sizeof(block_pair_map<few_pairs>) <= 4096 - 64, "an argument of a kernel");
 
 /// How blocks are copied.
 struct block_copy_options {
@@ -114,11 +174,34 @@ struct block_copy_options {
 /// @param pairs  [n], in the memory of whoever runs it.
 /// @pre no block is written twice, or both read and written
 /// @return `errc::layout_mismatch` when the layouts hold other values, `errc::out_of_range` for layers that
-///      there are none of; then nothing has begun. Else what `run` returns.
+///      there are none of; where there are pairs, `errc::too_short` for null `data` or `pairs`, and
+///      `errc::bad_alignment` for a `plane_alignment` that is no power of two; then nothing has begun. Else
+///      what `run` returns.
 /// @par Complexity   the blocks' bytes of those layers, read and written once.
 template <class Run>
 result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                             std::span<const block_pair> pairs, const block_copy_options& options = {});
+
+/// Copies a few blocks whose list the caller holds: it travels with the launch, so that a copy on write waits
+/// for no upload, and may change when this returns. In a graph it stays as it is. Else as `copy_kv_blocks`.
+///
+/// @param pairs  at most `few_pairs::most`, in host memory.
+/// @return besides, `errc::out_of_range` for more pairs, and `errc::no_such_block` for one that names a block
+///      that is none: index = its place in the list.
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
+                                std::span<const block_pair> pairs, const block_copy_options& options = {});
+
+/// The same inside one memory, for what `paged_allocator` asks to be copied when a shared block is to be
+/// written. Blocks go whole, whatever their `tokens`; none without tokens.
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_copy> copies,
+                                const block_copy_options& options = {});
+
+/// The same for moves of a compaction.
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_move> moves,
+                                const block_copy_options& options = {});
 
 }  // namespace llmmem::inline v0
 

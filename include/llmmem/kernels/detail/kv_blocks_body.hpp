@@ -1,16 +1,18 @@
 /// @file
-/// The bodies of `kv_block_map` and `copy_kv_blocks`.
+/// The bodies of `block_pair_map`, `copy_kv_blocks` and `copy_few_kv_blocks`.
 #pragma once
 
+#include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+
+#include <array>
 
 namespace llmmem::inline v0 {
 
-inline kv_block_map::kv_block_map(const kv_memory& to, const kv_memory& from,
-                                  std::span<const block_pair> pairs, const layer_range& layers,
-                                  std::uint32_t* out_of_range) noexcept
-    : pair_(pairs.data()),
-      pairs_(pairs.size()),
+template <block_pairs Pairs>
+block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs,
+                                      const layer_range& layers, std::uint32_t* out_of_range) noexcept
+    : pairs_(pairs),
       from_blocks_(from.blocks),
       to_blocks_(to.blocks),
       heads_(from.layout.heads),
@@ -42,7 +44,8 @@ inline kv_block_map::kv_block_map(const kv_memory& to, const kv_memory& from,
 
 /// K and V, and then all layers, in one run where they lie so at both ends: fewer and longer rows. What a
 /// table says is not known here.
-inline void kv_block_map::merge_planes(const kv_layout& layout) noexcept {
+template <block_pairs Pairs>
+void block_pair_map<Pairs>::merge_planes(const kv_layout& layout) noexcept {
   plane& first = plane_[0];
   if (first.from.layer_table != nullptr || first.to.layer_table != nullptr) return;
   const auto follows = [&](const kv_plane& k, const kv_plane& v) {
@@ -62,7 +65,8 @@ inline void kv_block_map::merge_planes(const kv_layout& layout) noexcept {
   }
 }
 
-inline row_alignment kv_block_map::alignment() const noexcept {
+template <block_pairs Pairs>
+row_alignment block_pair_map<Pairs>::alignment() const noexcept {
   row_alignment all{16, 16};
   for (std::uint32_t p = 0; p < planes_; ++p) {
     const auto of = [&](const kv_plane& each) {
@@ -79,22 +83,111 @@ inline row_alignment kv_block_map::alignment() const noexcept {
   return all;
 }
 
-template <class Run>
-result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                            std::span<const block_pair> pairs, const block_copy_options& options) {
+namespace detail {
+
+/// What the arguments of a call are called that copies blocks.
+struct block_copy_names {
+  const char* who = "";
+  const char* layers = "";
+  const char* pairs = "";
+  memory_names to{};
+  memory_names from{};
+};
+inline constexpr block_copy_names copy_kv_blocks_names{
+    "copy_kv_blocks",
+    "copy_kv_blocks: layers",
+    "copy_kv_blocks: pairs",
+    {"copy_kv_blocks: to", "copy_kv_blocks: to.plane_alignment"},
+    {"copy_kv_blocks: from", "copy_kv_blocks: from.plane_alignment"}};
+inline constexpr block_copy_names copy_few_kv_blocks_names{
+    "copy_few_kv_blocks",
+    "copy_few_kv_blocks: layers",
+    "copy_few_kv_blocks: pairs",
+    {"copy_few_kv_blocks: to", "copy_few_kv_blocks: to.plane_alignment"},
+    {"copy_few_kv_blocks: from", "copy_few_kv_blocks: from.plane_alignment"}};
+
+/// @return the layers that are asked for.
+[[nodiscard]] inline result<layer_range> check_copy(const kv_memory& to, const kv_memory& from,
+                                                    std::span<const block_pair> pairs, layer_range layers,
+                                                    const block_copy_names& names) noexcept {
   const kv_layout& layout = from.layout;
   if (to.layout.content_fingerprint() != layout.content_fingerprint())
     return failure{errc::layout_mismatch, 0, to.layout.content_fingerprint(), layout.content_fingerprint(),
-                   "copy_kv_blocks"};
-  layer_range layers = options.layers;
+                   names.who};
   if (layers.first >= layout.layers)
-    return failure{errc::out_of_range, 0, layers.first, layout.layers - 1, "copy_kv_blocks: layers"};
+    return failure{errc::out_of_range, 0, layers.first, layout.layers == 0 ? 0 : layout.layers - 1,
+                   names.layers};
   if (layers.count == 0) layers.count = layout.layers - layers.first;
   if (layers.count > layout.layers - layers.first)
     return failure{errc::out_of_range, 0, std::uint64_t{layers.first} + layers.count - 1, layout.layers - 1,
-                   "copy_kv_blocks: layers"};
+                   names.layers};
+  if (pairs.empty()) return layers;
+  if (pairs.data() == nullptr) return failure{errc::too_short, 0, pairs.size(), 0, names.pairs};
+  if (auto there = check_memory(to, names.to); !there) return there.error();
+  if (auto there = check_memory(from, names.from); !there) return there.error();
+  return layers;
+}
+
+template <class Pairs, class Run>
+result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& from, const Pairs& pairs,
+                        const layer_range& layers, std::uint32_t* out_of_range) {
   return run.template move<access::passing, access::passing>(
-      kv_block_map(to, from, pairs, layers, options.out_of_range), copy_op{});
+      block_pair_map<Pairs>(to, from, pairs, layers, out_of_range), copy_op{});
+}
+
+/// What an allocator asks to be copied, as pairs.
+template <class Run, class Asked>
+result<void> copy_asked(const Run& run, const kv_memory& memory, std::span<const Asked> asked,
+                        const block_copy_options& options) {
+  std::array<block_pair, few_pairs::most> pairs{};
+  if (asked.size() > pairs.size())
+    return failure{errc::out_of_range, 0, asked.size(), pairs.size(), copy_few_kv_blocks_names.pairs};
+  for (std::size_t i = 0; i < asked.size(); ++i)
+    pairs[i] = pair_of(asked[i]);
+  return copy_few_kv_blocks(run, memory, memory, std::span<const block_pair>(pairs.data(), asked.size()),
+                            options);
+}
+
+}  // namespace detail
+
+template <class Run>
+result<void> copy_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
+                            std::span<const block_pair> pairs, const block_copy_options& options) {
+  const auto layers = detail::check_copy(to, from, pairs, options.layers, detail::copy_kv_blocks_names);
+  if (!layers) return layers.error();
+  return detail::copy_pairs<listed_pairs>(run, to, from, pairs, *layers, options.out_of_range);
+}
+
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
+                                std::span<const block_pair> pairs, const block_copy_options& options) {
+  const detail::block_copy_names& names = detail::copy_few_kv_blocks_names;
+  const auto layers = detail::check_copy(to, from, pairs, options.layers, names);
+  if (!layers) return layers.error();
+  if (pairs.size() > few_pairs::most)
+    return failure{errc::out_of_range, 0, pairs.size(), few_pairs::most, names.pairs};
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const block_pair& pair = pairs[i];
+    if (pair.from < 0 || pair.to < 0) continue;
+    const auto place = static_cast<std::uint32_t>(i);
+    const auto source = static_cast<std::uint64_t>(pair.from);
+    const auto target = static_cast<std::uint64_t>(pair.to);
+    if (source >= from.blocks) return failure{errc::no_such_block, place, source, from.blocks, names.pairs};
+    if (target >= to.blocks) return failure{errc::no_such_block, place, target, to.blocks, names.pairs};
+  }
+  return detail::copy_pairs<few_pairs>(run, to, from, few_pairs(pairs), *layers, options.out_of_range);
+}
+
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_copy> copies,
+                                const block_copy_options& options) {
+  return detail::copy_asked(run, memory, copies, options);
+}
+
+template <class Run>
+result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_move> moves,
+                                const block_copy_options& options) {
+  return detail::copy_asked(run, memory, moves, options);
 }
 
 }  // namespace llmmem::inline v0
