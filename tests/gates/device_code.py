@@ -76,6 +76,7 @@ ITEMS = (
     (re.compile(r"::apply_delta_work<(\d+)u>"), lambda n: (n, n)),
     (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*checksum_use\)0,"), lambda n: (n, 0)),
     (re.compile(r"::checksum_work<.*?, (\d+)u, \(\S*checksum_use\)1,"), lambda n: (n, n)),
+    (re.compile(r"::kv_digest_work<(\d+)u?>"), lambda n: (n, 0)),
 )
 
 

@@ -5,6 +5,7 @@
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -37,6 +38,7 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
   if (auto done = gather_kv(run, rows, out, out, cache, 0); !done) return done;
   if (auto done = gather_kv(run, padded_rows, out, out, cache, 0); !done) return done;
   if (auto done = copy_kv_blocks(run, cache, cache, pairs); !done) return done;
+  if (auto done = copy_few_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = copy_batch(run, tasks, 1); !done) return done;
   return copy_few(run, tasks);
 }
@@ -94,8 +96,10 @@ result<void> all_sums(const device_executor& run, const Blocks& blocks, std::spa
 result<void> all_check_kernels(cudaStream_t stream, std::span<const std::byte* const> shards, std::byte* to,
                                const strided_blocks& strided, const numbered_blocks& numbered,
                                const few_copies& few, const listed_copies& listed,
-                               std::span<std::uint32_t> words, std::span<std::uint64_t> digests) {
+                               std::span<std::uint32_t> words, std::span<std::uint64_t> digests,
+                               const kv_memory& cache, std::span<const std::int32_t> numbers) {
   const device_executor run(stream);
+  if (auto done = digest_kv_blocks(run, cache, numbers, digests, words.data()); !done) return done;
   if (auto done = xor_parity(run, shards, to, 1); !done) return done;
   if (auto done = xor_delta(run, to, to, to, 1, words); !done) return done;
   if (auto done = compare_dirty(run, to, to, 1, words); !done) return done;

@@ -47,7 +47,7 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
 template <block_pairs Pairs>
 void block_pair_map<Pairs>::merge_planes(const kv_layout& layout) noexcept {
   plane& first = plane_[0];
-  if (first.from.layer_table != nullptr || first.to.layer_table != nullptr) return;
+  if (first.from.data == nullptr || first.to.data == nullptr) return;
   const auto follows = [&](const kv_plane& k, const kv_plane& v) {
     return v.data == k.data + first.bytes && k.strides.block >= layout.layer_bytes();
   };
