@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "support/attention_world.hpp"
+#include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
 namespace {
@@ -42,17 +43,22 @@ struct attended {
 
 constexpr float untold = 12345;
 
+/// @param planes  where the cache lies, if not in one allocation.
 template <class Run>
-attended attend(const attention_world& world, const Run& run, table_form form = table_form::csr) {
+attended attend(const attention_world& world, const Run& run, table_form form = table_form::csr,
+                const scattered_planes* planes = nullptr) {
   attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
   // A heap block of its own, so that a sanitizer sees where it ends; filled with NaNs.
   std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
   std::vector<std::byte> cache = world.cache;
+  const kv_memory scattered = planes == nullptr ? kv_memory{} : planes->memory();
   world
       .attend(run,
               {.queries = world.queries.data(),
                .out = made.out.data(),
-               .cache = cache.data(),
+               .cache = planes == nullptr ? cache.data() : nullptr,
+               .plane_table = scattered.plane_table,
+               .plane_alignment = scattered.plane_alignment,
                .workspace = workspace.data(),
                .indptr = world.indptr.data(),
                .indices = world.indices.data(),
@@ -67,6 +73,7 @@ attended attend(const attention_world& world, const Run& run, table_form form = 
               form)
       .value();
   CHECK(cache == world.cache);
+  if (planes != nullptr) CHECK(planes->image() == world.cache);
   return made;
 }
 
@@ -240,6 +247,17 @@ TEST_SUITE("paged_attention") {
       }
       other.flatten();
       CHECK(attend(other, host_executor{}) == attend(world, host_executor{}));
+    }
+  }
+
+  TEST_CASE("a cache in several allocations comes to the same bits as one of a piece") {
+    for (const auto seed : seeds(60, 20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const attention_world world(random);
+      const scattered_planes planes(world.layout, world.blocks, world.cache);
+      CHECK(attend(world, host_executor{}, table_form::padded, &planes) == attend(world, host_executor{}));
+      CHECK(attend(world, grid_executor{}, table_form::csr, &planes) == attend(world, host_executor{}));
     }
   }
 
@@ -423,7 +441,21 @@ TEST_SUITE("paged_attention") {
           failure{errc::block_tokens_differ, 0, 4, 8});
     CHECK(told([](call& of) { of.queries.data = nullptr; }) == failure{errc::too_short, 0, 1, 0});
     CHECK(told([](call& of) { of.out.data = nullptr; }) == failure{errc::too_short, 0, 1, 0});
-    CHECK(told([](call& of) { of.cache.data = nullptr; }) == failure{errc::too_short, 0, 1, 0});
+    CHECK(told([](call& of) { of.cache.data = nullptr; }) ==
+          failure{errc::too_short, 0, layout.block_bytes(), 0});
+    std::byte* planes[] = {bytes + 2048, bytes + 2176, bytes + 2304, bytes + 2432};
+    const auto told_of_planes = [&](std::uint32_t alignment) {
+      return told([&](call& of) {
+        of.cache.data = nullptr;
+        of.cache.plane_table = planes;
+        of.cache.plane_alignment = alignment;
+      });
+    };
+    CHECK(told_of_planes(16) == failure{});
+    CHECK(told_of_planes(128) == failure{});
+    CHECK(told_of_planes(8) == failure{errc::bad_granularity, 0, 8, 16});
+    CHECK(told_of_planes(48) == failure{errc::bad_alignment, 0, 48, 0});
+    CHECK(told_of_planes(0) == failure{errc::bad_alignment, 0, 0, 0});
     CHECK(told([](call& of) {
             of.rows.rows = 0;
             of.cache.data = nullptr;

@@ -27,6 +27,8 @@ struct attention_pointers {
   const std::byte* queries = nullptr;
   std::byte* out = nullptr;
   std::byte* cache = nullptr;
+  std::byte* const* plane_table = nullptr;  // instead
+  std::uint32_t plane_alignment = 16;
   std::byte* workspace = nullptr;
   const std::int32_t* indptr = nullptr;
   const std::int32_t* indices = nullptr;
@@ -93,7 +95,8 @@ struct attention_world {
     const auto attend_by = [&](const auto& by) {
       return paged_attention(run, by, {.rows = rows, .sequences = at.sequences, .lengths = at.lengths},
                              {at.queries, query_strides[0], query_strides[1]},
-                             {at.out, out_strides[0], out_strides[1]}, {at.cache, blocks, layout}, layer,
+                             {at.out, out_strides[0], out_strides[1]},
+                             {at.cache, blocks, layout, at.plane_table, at.plane_alignment}, layer,
                              {at.workspace, static_cast<std::size_t>(workspace_bytes())}, how);
     };
     const auto sequence_count = static_cast<std::int32_t>(tables.size());
@@ -120,6 +123,15 @@ struct attention_world {
         tables[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(position / each)]);
     return layout.strides(plane, blocks)
         .offset(layer, block, static_cast<std::uint64_t>(position % each), head);
+  }
+
+  /// A table of its planes, in a memory that begins there.
+  [[nodiscard]] std::vector<std::byte*> planes_in(std::byte* memory) const {
+    std::vector<std::byte*> table;
+    for (std::uint32_t p = 0; p < layout.planes(); ++p)
+      for (std::uint32_t l = 0; l < layout.layers; ++l)
+        table.push_back(memory + layout.strides(p, blocks).offset(l, 0, 0, 0));
+    return table;
   }
 
   /// Each output of a row and query head as its definition says, in doubles; then the logarithm of the sum of

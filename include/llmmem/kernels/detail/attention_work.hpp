@@ -7,7 +7,6 @@
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/lanes.hpp>
-#include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 
 #include <cstddef>
@@ -17,14 +16,15 @@ namespace llmmem::inline v0::detail {
 
 /// What both kernels know. Distances in bytes.
 struct attention_shape {
-  attention_rows rows{};
+  std::uint64_t rows = 0;
+  const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
+  const std::int32_t* lengths = nullptr;    // the same
   batch_vectors queries{};
   batch_room out{};
-  const std::byte* keys = nullptr;  // of the layer
-  const std::byte* values = nullptr;
-  plane_strides key{};
-  plane_strides value{};
+  kv_plane keys{};
+  kv_plane values{};
   std::uint64_t blocks = 0;
+  std::uint32_t layer = 0;
   divider by{};      // tokens a block
   divider shares{};  // of a row
   divider share_tokens{};
@@ -104,15 +104,14 @@ template <class Tables>
                                                       std::uint64_t row) noexcept {
   attention_span out;
   const std::int64_t sequence =
-      shape.rows.sequences != nullptr ? shape.rows.sequences[row] : static_cast<std::int64_t>(row);
+      shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
   if (sequence < 0) return out;
   if (sequence >= tables.num_sequences) {
     shape.flag();
     return out;
   }
   out.sequence = static_cast<std::int32_t>(sequence);
-  const std::int64_t tokens =
-      shape.rows.lengths != nullptr ? shape.rows.lengths[row] : tables.tokens(out.sequence);
+  const std::int64_t tokens = shape.lengths != nullptr ? shape.lengths[row] : tables.tokens(out.sequence);
   if (tokens <= 0) {
     if (tokens < 0) shape.flag();
     return out;
@@ -152,7 +151,7 @@ class attention_work {
         tiles_in_block_(shape.by.by() % attention_tile == 0) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
-    return shape_.rows.rows * shape_.shares.by() * units_.by();
+    return shape_.rows * shape_.shares.by() * units_.by();
   }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return lanes_; }
 
@@ -170,17 +169,20 @@ class attention_work {
     const std::uint32_t left = shape_.group - chunk * Heads;
     at.queries = left < Heads ? left : Heads;
     if (at.span.sequence < 0 || (at.share != 0 && at.share >= at.span.shares)) return;
+    at.keys = plane_base(shape_.keys, shape_.layer) + at.head * shape_.keys.strides.head;
+    at.values = plane_base(shape_.values, shape_.layer) + at.head * shape_.values.strides.head;
     typename Group::template held<attention_state<Heads>> own;
     group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
-    const std::uint64_t from =
-        at.span.begin + std::uint64_t{at.share} * shape_.share_tokens.by() * (at.share != 0 ? 1U : 0U);
+    // Neither is past the end, which 31 bits can count: a share that has none is not here.
+    const std::uint32_t from =
+        at.share == 0 ? at.span.begin : at.span.begin + at.share * shape_.share_tokens.by();
     const bool is_last = at.share + 1 >= at.span.shares;
-    const std::uint64_t to = is_last ? at.span.end : from + shape_.share_tokens.by();
-    for (std::uint64_t tile = from; tile < to; tile += attention_tile) {
+    const std::uint32_t to = is_last ? at.span.end : from + shape_.share_tokens.by();
+    for (std::uint32_t tile = from; tile < to; tile += attention_tile) {
       typename Group::template held<attention_read<Element>> read;
       if (tiles_in_block_ && tile >= at.span.first && tile + attention_tile <= at.span.end) {
         const token_place first =
-            place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, static_cast<std::int64_t>(tile));
+            place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, std::int64_t{tile});
         if (first.what != token_place::kind::there) {
           shape_.flag();
           continue;
@@ -199,9 +201,11 @@ class attention_work {
   struct place {
     std::uint64_t row = 0;
     std::uint32_t share = 0;
-    std::uint32_t head = 0;         // of the cache
-    std::uint32_t first_query = 0;  // head
-    std::uint32_t queries = 0;      // heads
+    std::uint32_t head = 0;           // of the cache
+    std::uint32_t first_query = 0;    // head
+    std::uint32_t queries = 0;        // heads
+    const std::byte* keys = nullptr;  // of the head in the layer
+    const std::byte* values = nullptr;
     attention_span span{};
   };
 
@@ -224,15 +228,13 @@ class attention_work {
     }
   }
 
-  [[nodiscard]] LLMMEM_HD const std::byte* key_of(const place& at, const token_place& token,
-                                                  std::uint32_t lane) const noexcept {
-    return shape_.keys + token.block * shape_.key.block + token.token * shape_.key.token +
-           at.head * shape_.key.head + std::uint64_t{lane} * attention_raw<Element>::bytes;
-  }
-  [[nodiscard]] LLMMEM_HD const std::byte* value_of(const place& at, const token_place& token,
-                                                    std::uint32_t lane) const noexcept {
-    return shape_.values + token.block * shape_.value.block + token.token * shape_.value.token +
-           at.head * shape_.value.head + std::uint64_t{lane} * attention_raw<Element>::bytes;
+  /// Where a lane's part of a token's key or value lies.
+  [[nodiscard]] LLMMEM_HD static const std::byte* part_of(const std::byte* plane,
+                                                          const plane_strides& strides,
+                                                          const token_place& token,
+                                                          std::uint32_t lane) noexcept {
+    return plane + token.block * strides.block + token.token * strides.token +
+           std::uint64_t{lane} * attention_raw<Element>::bytes;
   }
 
   /// A whole tile in one block. All of it is asked for before any of it is used; lanes behind a vector's end
@@ -240,12 +242,12 @@ class attention_work {
   LLMMEM_HD void read_tile(const place& at, const token_place& first, std::uint32_t lane,
                            attention_read<Element>& read) const noexcept {
     read.counts = 0xFF;
-    const std::byte* const key = key_of(at, first, lane);
-    const std::byte* const value = value_of(at, first, lane);
+    const std::byte* const key = part_of(at.keys, shape_.keys.strides, first, lane);
+    const std::byte* const value = part_of(at.values, shape_.values.strides, first, lane);
     if (lane < shape_.key_packs) {
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < attention_tile; ++i)
-        read.key[i].load(key + i * shape_.key.token);
+        read.key[i].load(key + i * shape_.keys.strides.token);
     } else {
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < attention_tile; ++i)
@@ -254,7 +256,7 @@ class attention_work {
     if (lane < shape_.value_packs) {
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < attention_tile; ++i)
-        read.value[i].load(value + i * shape_.value.token);
+        read.value[i].load(value + i * shape_.values.strides.token);
     } else {
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < attention_tile; ++i)
@@ -263,24 +265,25 @@ class attention_work {
   }
 
   /// A tile of which some tokens may not count, or that lies in several blocks.
-  LLMMEM_HD void read_tokens(const place& at, std::uint64_t tile, std::uint32_t lane,
+  LLMMEM_HD void read_tokens(const place& at, std::uint32_t tile, std::uint32_t lane,
                              attention_read<Element>& read) const noexcept {
     read.counts = 0;
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < attention_tile; ++i) {
       read.key[i].clear();
       read.value[i].clear();
-      const std::uint64_t position = tile + i;
+      const std::uint32_t position = tile + i;
       if (position < at.span.first || position >= at.span.end) continue;
       const token_place token =
-          place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, static_cast<std::int64_t>(position));
+          place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, std::int64_t{position});
       if (token.what != token_place::kind::there) {
         shape_.flag();
         continue;
       }
       read.counts |= 1U << i;
-      if (lane < shape_.key_packs) read.key[i].load(key_of(at, token, lane));
-      if (lane < shape_.value_packs) read.value[i].load(value_of(at, token, lane));
+      if (lane < shape_.key_packs) read.key[i].load(part_of(at.keys, shape_.keys.strides, token, lane));
+      if (lane < shape_.value_packs)
+        read.value[i].load(part_of(at.values, shape_.values.strides, token, lane));
     }
   }
 
@@ -391,7 +394,7 @@ class attention_merge_work {
         group_(shape.group) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
-    return shape_.rows.rows * query_heads_.by() * packs_.by();
+    return shape_.rows * query_heads_.by() * packs_.by();
   }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     const std::uint64_t output = packs_.quotient(item);

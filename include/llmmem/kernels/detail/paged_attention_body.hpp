@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/kernels/detail/attention_work.hpp>
+#include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 
 #include <algorithm>
@@ -85,9 +86,10 @@ struct attention_request {
   if (queries % layout.heads != 0)
     return failure{errc::size_mismatch, 0, queries, layout.heads,
                    "paged_attention: query_heads is no multiple of the cache's heads"};
-  return whole(reinterpret_cast<std::uintptr_t>(of.cache.data),
-               std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16),
-               "paged_attention: the cache's data");
+  const std::uint64_t unit = std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16);
+  if (of.cache.plane_table != nullptr)
+    return whole(of.cache.plane_alignment, unit, "paged_attention: cache.plane_alignment");
+  return whole(reinterpret_cast<std::uintptr_t>(of.cache.data), unit, "paged_attention: the cache's data");
 }
 
 /// What the batch and the rest must be.
@@ -113,12 +115,10 @@ struct attention_request {
       return fits;
   }
   if (of.rows.rows == 0) return {};
-  if (of.queries.data == nullptr || of.out.data == nullptr || of.cache.data == nullptr)
+  if (of.queries.data == nullptr || of.out.data == nullptr)
     return failure{errc::too_short, 0, of.rows.rows, 0,
-                   of.queries.data == nullptr ? "paged_attention: queries"
-                   : of.out.data == nullptr   ? "paged_attention: out"
-                                              : "paged_attention: cache"};
-  return {};
+                   of.queries.data == nullptr ? "paged_attention: queries" : "paged_attention: out"};
+  return check_memory(of.cache, {"paged_attention: cache", "paged_attention: cache.plane_alignment"});
 }
 
 /// Floats of the workspace for sums, and for states.
@@ -138,13 +138,14 @@ struct attention_floats_needed {
   const kv_layout& layout = of.cache.layout;
   constexpr float log2_e = 0x1.715476p+0F;
   attention_shape out;
-  out.rows = of.rows;
+  out.rows = of.rows.rows;
+  out.sequences = of.rows.sequences;
+  out.lengths = of.rows.lengths;
   out.queries = of.queries;
   out.out = of.out;
-  out.key = layout.strides(0, of.cache.blocks);
-  out.value = layout.strides(1, of.cache.blocks);
-  out.keys = of.cache.data + out.key.offset(of.layer, 0, 0, 0);
-  out.values = of.cache.data + out.value.offset(of.layer, 0, 0, 0);
+  out.keys = kv_plane_of(of.cache, 0);
+  out.values = kv_plane_of(of.cache, 1);
+  out.layer = of.layer;
   out.blocks = of.cache.blocks;
   out.by = divider(layout.block_tokens);
   out.shares = divider(of.options.split.count);
