@@ -30,6 +30,14 @@
 #define LLMMEM_HD
 #endif
 
+/// Before a loop whose turns are to stand one behind the other in device code, so that arrays which they
+/// index lie in registers.
+#if defined(__CUDA_ARCH__)
+#define LLMMEM_UNROLL _Pragma("unroll")
+#else
+#define LLMMEM_UNROLL
+#endif
+
 /// Lets a member of an empty policy type take no room.
 #if defined(_MSC_VER)
 #define LLMMEM_NO_UNIQUE_ADDRESS [[msvc::no_unique_address]]

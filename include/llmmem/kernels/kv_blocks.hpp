@@ -156,6 +156,7 @@ class block_pair_map {
   bool is_alike_ = true;
   std::uint32_t* out_of_range_;
 };
+/// The map of blocks whose pairs a list in memory names.
 using kv_block_map = block_pair_map<listed_pairs>;
 static_assert(row_map<kv_block_map> && row_map<block_pair_map<few_pairs>>);
 static_assert(sizeof(block_pair_map<few_pairs>) <= 4096 - 64, "an argument of a kernel");

@@ -13,14 +13,6 @@
 #include <cuda_runtime_api.h>
 #endif
 
-/// Before a loop whose turns are to stand one behind the other in device code, so that arrays which they
-/// index lie in registers.
-#if defined(__CUDA_ARCH__)
-#define LLMMEM_UNROLL _Pragma("unroll")
-#else
-#define LLMMEM_UNROLL
-#endif
-
 namespace llmmem::inline v0 {
 
 namespace detail {
@@ -112,12 +104,15 @@ LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexc
 #endif
 }
 
+/// How many `Element`s a word of a packet holds.
+template <std::unsigned_integral Element, unsigned Bytes>
+  requires(sizeof(Element) <= Bytes / detail::packet_words<Bytes>::count)
+inline constexpr unsigned elements_a_word = Bytes / detail::packet_words<Bytes>::count / sizeof(Element);
+
 /// The value of element `i` of a packet of `Element`s.
 template <std::unsigned_integral Element, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD constexpr Element element_of(const packet<Bytes>& in, unsigned i) noexcept {
-  using word = typename packet<Bytes>::word;
-  constexpr unsigned per_word = sizeof(word) / sizeof(Element);
-  static_assert(per_word >= 1);
+  constexpr unsigned per_word = elements_a_word<Element, Bytes>;
   return static_cast<Element>(in.words[i / per_word] >> (i % per_word * std::size_t{8} * sizeof(Element)));
 }
 
@@ -125,8 +120,7 @@ template <std::unsigned_integral Element, unsigned Bytes>
 template <std::unsigned_integral Element, unsigned Bytes>
 LLMMEM_HD constexpr void set_element(packet<Bytes>& out, unsigned i, Element value) noexcept {
   using word = typename packet<Bytes>::word;
-  constexpr unsigned per_word = sizeof(word) / sizeof(Element);
-  static_assert(per_word >= 1);
+  constexpr unsigned per_word = elements_a_word<Element, Bytes>;
   out.words[i / per_word] =
       static_cast<word>(out.words[i / per_word] |
                         static_cast<word>(word{value} << (i % per_word * std::size_t{8} * sizeof(Element))));

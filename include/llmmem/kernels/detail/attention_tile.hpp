@@ -29,7 +29,7 @@ struct attention_raw {
   LLMMEM_HD void load(const std::byte* from) noexcept {
     LLMMEM_UNROLL
     for (unsigned i = 0; i < accesses; ++i)
-      part[i] = load_packet<access_bytes, access::passing>(from + i * access_bytes);
+      part[i] = load_packet<access_bytes, access::passing>(from + std::size_t{i} * access_bytes);
   }
   LLMMEM_HD void clear() noexcept {
     LLMMEM_UNROLL
@@ -39,7 +39,7 @@ struct attention_raw {
   LLMMEM_HD void store(std::byte* to) const noexcept {
     LLMMEM_UNROLL
     for (unsigned i = 0; i < accesses; ++i)
-      store_packet<access_bytes>(to + i * access_bytes, part[i]);
+      store_packet<access_bytes>(to + std::size_t{i} * access_bytes, part[i]);
   }
 };
 
@@ -71,16 +71,16 @@ template <dtype Element>
 /// Reads a lane's elements of a query, whatever type they have.
 [[nodiscard]] LLMMEM_HD inline attention_floats read_floats(const std::byte* from, dtype element) noexcept {
   if (element == dtype::f32) {
-    attention_raw<dtype::f32> raw;
+    attention_raw<dtype::f32> raw{};
     raw.load(from);
     return floats_of(raw);
   }
   if (element == dtype::f16) {
-    attention_raw<dtype::f16> raw;
+    attention_raw<dtype::f16> raw{};
     raw.load(from);
     return floats_of(raw);
   }
-  attention_raw<dtype::bf16> raw;
+  attention_raw<dtype::bf16> raw{};
   raw.load(from);
   return floats_of(raw);
 }

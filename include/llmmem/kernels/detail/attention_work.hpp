@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 
 namespace llmmem::inline v0::detail {
 
@@ -71,7 +72,7 @@ struct attention_total {
 LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
                                    std::uint32_t pack, const attention_total& of) noexcept {
   if (pack == 0 && shape.log_sum_exp != nullptr) {
-    constexpr float ln2 = 0x1.62e430p-1F;
+    constexpr float ln2 = std::numbers::ln2_v<float>;
     // Of nothing the largest product is -infinity, and so is this.
     const float told = fused(of.most, ln2, logarithm_of(of.total));
     store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
@@ -85,7 +86,7 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
   for (unsigned i = 0; i < attention_pack; ++i)
     values.of[i] = product_of(of.sum.of[i], factor);
   write_floats(shape.out.data + at.row * shape.out.token_stride + at.query * shape.out.head_stride +
-                   pack * attention_pack * shape.element_bytes(),
+                   std::uint64_t{pack} * attention_pack * shape.element_bytes(),
                shape.element, values);
 }
 
@@ -220,7 +221,7 @@ class attention_work {
       if (h >= at.queries || lane >= shape_.key_packs) continue;
       own.query[h] = read_floats(shape_.queries.data + at.row * shape_.queries.token_stride +
                                      std::uint64_t{at.first_query + h} * shape_.queries.head_stride +
-                                     lane * attention_pack * shape_.element_bytes(),
+                                     std::uint64_t{lane} * attention_pack * shape_.element_bytes(),
                                  shape_.element);
       LLMMEM_UNROLL
       for (unsigned i = 0; i < attention_pack; ++i)
@@ -413,7 +414,7 @@ class attention_merge_work {
     for (std::uint32_t i = 0; i < span.shares; ++i) {
       const float weight = power_of_two(state(first + i, 0) - base);
       of.total = fused(weight, state(first + i, 1), of.total);
-      attention_raw<dtype::f32> raw;
+      attention_raw<dtype::f32> raw{};
       raw.load(reinterpret_cast<const std::byte*>(shape_.sums +
                                                   ((first + i) * packs_.by() + pack) * attention_pack));
       const attention_floats sum = floats_of(raw);

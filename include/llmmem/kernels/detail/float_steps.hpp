@@ -6,6 +6,7 @@
 #include <llmmem/kernels/elements.hpp>
 
 #include <cstdint>
+#include <numbers>
 
 namespace llmmem::inline v0::detail {
 
@@ -52,7 +53,7 @@ namespace llmmem::inline v0::detail {
   power = fused(power, rest, 0x1.3b2dbcp-7F);
   power = fused(power, rest, 0x1.c6aed4p-5F);
   power = fused(power, rest, 0x1.ebfbdap-3F);
-  power = fused(power, rest, 0x1.62e430p-1F);
+  power = fused(power, rest, std::numbers::ln2_v<float>);
   power = fused(power, rest, 1.0F);
   // The integer stands in the lowest bits of `shifted`, and belongs into the exponent.
   return float_of_bits(bits_of_float(power) + (bits_of_float(shifted) << 23U));
@@ -72,7 +73,7 @@ namespace llmmem::inline v0::detail {
   series = fused(series, square, 2.0F / 5.0F);
   series = fused(series, square, 2.0F / 3.0F);
   series = fused(series, square, 2.0F);
-  return fused(exponent, 0x1.62e430p-1F, product_of(series, s));
+  return fused(exponent, std::numbers::ln2_v<float>, product_of(series, s));
 }
 
 }  // namespace llmmem::inline v0::detail

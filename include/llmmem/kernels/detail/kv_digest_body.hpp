@@ -146,8 +146,9 @@ struct kv_digest_work {
       packet<8> out{};
       LLMMEM_UNROLL
       for (unsigned i = 0; i < 8 / N; ++i)
-        out.words[i * N / 4] |= static_cast<std::uint32_t>(load_packet<N, how>(from + i * N).words[0])
-                                << (i * N % 4 * 8);
+        out.words[i * N / 4] |=
+            static_cast<std::uint32_t>(load_packet<N, how>(from + std::size_t{i} * N).words[0])
+            << (i * N % 4 * 8);
       return out;
     }
   }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numbers>
 
 namespace llmmem::inline v0 {
 
@@ -136,7 +137,7 @@ struct attention_floats_needed {
 
 [[nodiscard]] inline attention_shape attention_shape_of(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
-  constexpr float log2_e = 0x1.715476p+0F;
+  constexpr float log2_e = std::numbers::log2e_v<float>;
   attention_shape out;
   out.rows = of.rows.rows;
   out.sequences = of.rows.sequences;
