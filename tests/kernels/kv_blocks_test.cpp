@@ -10,6 +10,7 @@
 #include <cstring>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "support/cache_world.hpp"
@@ -84,7 +85,7 @@ TEST_SUITE("kv_blocks") {
       if (random() % 4 == 0) layout.block_tokens *= 32;  // several tiles
       kv_layout other = layout;
       if (random() % 2 == 0) other.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
-      if (random() % 2 == 0) other.order = static_cast<block_order>(random() % 3);
+      if (random() % 2 == 0) other.order = static_cast<block_order>(random() % block_order_count);
       const std::uint64_t from_blocks = 1 + random() % 4;
       const std::uint64_t to_blocks = 1 + random() % 5;
       std::vector<std::byte> source(layout.total_bytes(from_blocks));
@@ -138,6 +139,22 @@ TEST_SUITE("kv_blocks") {
     const kv_block_map apart({&base, 8, layered}, memory, std::span(pairs), {0, 32}, nullptr);
     CHECK(apart.parts() == 64);
     CHECK(apart.rows() * apart.longest_row() * apart.parts() == 2 * layout.block_bytes());
+    const auto rows_between = [&](block_order one, block_order other, const layer_range& layers) {
+      kv_layout from = layout;
+      kv_layout to = layout;
+      from.order = one;
+      to.order = other;
+      const kv_block_map map({&base, 8, to}, {&base, 8, from}, std::span(pairs).first(1), layers, nullptr);
+      return std::pair{map.rows() * map.parts(), map.longest_row()};
+    };
+    using enum block_order;
+    const std::uint64_t tiles = layout.block_bytes() / kv_block_map::tile_bytes;
+    for (const block_order order : {block_first_planes, block_first_apart, layer_between, layer_last})
+      CHECK(rows_between(order, order, {0, 32}) == std::pair{tiles, kv_block_map::tile_bytes});
+    // Some layers of many: by a token's heads, and vector by vector where a layer's vectors are apart.
+    CHECK(rows_between(layer_between, layer_between, {4, 2}) == std::pair{std::uint64_t{64}, 8 * 256U});
+    CHECK(rows_between(layer_between, layer_first, {0, 32}) == std::pair{std::uint64_t{1024}, 8 * 256U});
+    CHECK(rows_between(layer_last, block_first, {0, 32}) == std::pair{std::uint64_t{8192}, 256U});
     // Where planes lie is in a table that a host cannot read: each goes by itself, as aligned as is promised.
     std::byte* table[64]{};
     const kv_memory by_table{.blocks = 8, .layout = layout, .plane_table = table, .plane_alignment = 4};
@@ -149,6 +166,12 @@ TEST_SUITE("kv_blocks") {
     CHECK(into.parts() == 64);
     CHECK(into.alignment().from == 16);
     CHECK(into.alignment().to == 4);
+    kv_layout between = layout;
+    between.order = layer_between;
+    const kv_memory scattered{.blocks = 8, .layout = between, .plane_table = table};
+    const kv_block_map each(scattered, scattered, std::span(pairs), {0, 32}, nullptr);
+    CHECK(each.parts() == 64);
+    CHECK(each.longest_row() == 8 * 256);
   }
 
   TEST_CASE("blocks far beyond 2^31 bytes are counted as they are") {
@@ -182,7 +205,7 @@ TEST_SUITE("kv_blocks") {
       std::mt19937_64 random(seed);
       const kv_layout layout = any_layout(random);
       kv_layout other = layout;
-      other.order = static_cast<block_order>(random() % 3);
+      other.order = static_cast<block_order>(random() % block_order_count);
       const std::uint64_t blocks = 2 + random() % 5;
       std::vector<std::byte> source(layout.total_bytes(blocks));
       fill_with(source, dtype::bf16, random);

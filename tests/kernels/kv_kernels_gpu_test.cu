@@ -118,7 +118,7 @@ void check_blocks(std::uint64_t seed, cudaStream_t stream) {
   if (random() % 3 == 0) layout.block_tokens *= 32;
   kv_layout other = layout;
   if (random() % 2 == 0) other.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
-  if (random() % 2 == 0) other.order = static_cast<block_order>(random() % 3);
+  if (random() % 2 == 0) other.order = static_cast<block_order>(random() % block_order_count);
   constexpr std::uint64_t blocks = 7;
   std::vector<std::byte> source(layout.total_bytes(blocks));
   fill_with(source, dtype::bf16, random);

@@ -218,7 +218,7 @@ TEST_SUITE("paged_attention") {
       const attention_world world(random);
       attention_world other = world;
       other.layout.block_tokens = static_cast<std::uint32_t>(1 + random() % 40);
-      other.layout.order = static_cast<block_order>(random() % 3);
+      other.layout.order = static_cast<block_order>(random() % block_order_count);
       other.layout.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
       other.tables.clear();
       std::uint64_t needed = 0;

@@ -29,6 +29,10 @@ static_assert(llama.checked().planes() == 2);
 constexpr kv_layout mla{.layers = 61, .heads = 1, .head_dim = 576, .block_tokens = 64, .has_values = false};
 static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
 
+[[nodiscard]] block_order any_order(random_numbers& random) {
+  return block_order(random.below(block_order_count));
+}
+
 [[nodiscard]] kv_layout random_layout(random_numbers& random) {
   constexpr std::array types{dtype::f32, dtype::bf16, dtype::int8};
   return {.layers = 1 + random.below(std::uint32_t{3}),
@@ -39,7 +43,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
           .has_values = !random.once_in(4),
           .element = types[random.below(std::uint64_t{types.size()})],
           .heads_in_block = head_order(random.below(std::uint32_t{2})),
-          .order = block_order(random.below(std::uint32_t{3}))};
+          .order = any_order(random)};
 }
 
 /// Where the orders put a vector, counted one by one in the order of their names.
@@ -59,6 +63,14 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
         return {l, b, plane, inner, innermost};
       case block_order::block_first:
         return {b, l, plane, inner, innermost};
+      case block_order::block_first_planes:
+        return {b, plane, l, inner, innermost};
+      case block_order::block_first_apart:
+        return {plane, b, l, inner, innermost};
+      case block_order::layer_between:
+        return {plane, b, inner, l, innermost};
+      case block_order::layer_last:
+        return {plane, b, inner, innermost, l};
     }
     return {};
   };
@@ -98,6 +110,33 @@ TEST_CASE("strides put each vector where the names of the orders say") {
   }
 }
 
+TEST_CASE("a block is made of as many pieces as its layout says, and neighbours lie side by side in each") {
+  for (const auto seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const kv_layout layout = random_layout(random);
+    constexpr std::uint64_t blocks = 4;
+    std::vector<std::uint64_t> owner(layout.total_bytes(blocks), blocks);
+    for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+      const plane_strides strides = layout.strides(p, blocks);
+      for (std::uint64_t layer = 0; layer < layout.layers; ++layer)
+        for (std::uint64_t block = 0; block < blocks; ++block)
+          for (std::uint64_t token = 0; token < layout.block_tokens; ++token)
+            for (std::uint64_t head = 0; head < layout.heads; ++head)
+              std::fill_n(
+                  owner.begin() + static_cast<std::ptrdiff_t>(strides.offset(layer, block, token, head)),
+                  strides.vector_bytes, block);
+    }
+    std::uint64_t pieces = 0;
+    for (std::size_t i = 0; i < owner.size(); ++i) {
+      if (i != 0 && owner[i] == owner[i - 1]) continue;
+      pieces += owner[i] == 1 ? 1 : 0;
+      if (owner[i] != 0) REQUIRE(owner[i] == owner[i - 1] + 1);
+    }
+    CHECK(pieces == layout.fragments());
+  }
+}
+
 TEST_CASE(
     "blocks are copied between any two orders, as many tokens as are asked, and nothing else is written") {
   for (const auto seed : seeds(400)) {
@@ -106,7 +145,7 @@ TEST_CASE(
     kv_layout from = random_layout(random);
     kv_layout to = from;
     to.heads_in_block = head_order(random.below(std::uint32_t{2}));
-    to.order = block_order(random.below(std::uint32_t{3}));
+    to.order = any_order(random);
     const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
     const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
     std::vector<std::byte> source(from.total_bytes(from_blocks));
@@ -141,7 +180,7 @@ TEST_CASE("planes in several allocations hold what one allocation does") {
     const kv_layout from = random_layout(random);
     kv_layout to = from;
     to.heads_in_block = head_order(random.below(std::uint32_t{2}));
-    to.order = block_order(random.below(std::uint32_t{3}));
+    to.order = any_order(random);
     const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
     const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
     std::vector<std::byte> source(from.total_bytes(from_blocks));
@@ -201,11 +240,10 @@ TEST_CASE("whatever differs changes the fingerprint, and what is only order leav
   for (const kv_layout& each : contents) {
     CHECK(of_contents.insert(each.content_fingerprint()).second);
     for (const auto heads : {head_order::nhd, head_order::hnd}) {
-      for (const auto order :
-           {block_order::layer_first, block_order::layer_first_paired, block_order::block_first}) {
+      for (std::uint32_t order = 0; order < block_order_count; ++order) {
         kv_layout arranged = each;
         arranged.heads_in_block = heads;
-        arranged.order = order;
+        arranged.order = block_order(order);
         CHECK(of_all.insert(arranged.fingerprint()).second);
         CHECK(arranged.content_fingerprint() == each.content_fingerprint());
       }

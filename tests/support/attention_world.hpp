@@ -212,7 +212,7 @@ struct attention_world {
             random, {static_cast<std::uint32_t>(dtype::bf16), static_cast<std::uint32_t>(dtype::f16),
                      static_cast<std::uint32_t>(dtype::f32), static_cast<std::uint32_t>(dtype::fp8_e4m3)})),
         .heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd,
-        .order = static_cast<block_order>(random() % 3)};
+        .order = static_cast<block_order>(random() % block_order_count)};
     layer = static_cast<std::uint32_t>(random() % layout.layers);
     group = one_of(random, {1, 1, 2, 3, 4, 5, 8});
     options.query_heads = query_heads();

@@ -30,7 +30,7 @@ inline llmmem::kv_layout any_layout(std::mt19937_64& random) {
           .block_tokens = below(2) == 0 ? 16 : 1 + below(20),
           .has_values = below(4) != 0,
           .heads_in_block = below(2) == 0 ? llmmem::head_order::nhd : llmmem::head_order::hnd,
-          .order = static_cast<llmmem::block_order>(below(3))};
+          .order = static_cast<llmmem::block_order>(below(llmmem::block_order_count))};
 }
 
 /// Elements of a batch, and of the cache that they go to or come from.

@@ -21,23 +21,20 @@ class scattered_planes {
   scattered_planes(const llmmem::kv_layout& layout, std::uint64_t blocks, const std::vector<std::byte>& image,
                    std::size_t shift = 0)
       : layout_(layout), blocks_(blocks), table_(layout.layers * std::size_t{layout.planes()}) {
-    const bool is_one = layout.order == llmmem::block_order::block_first;
-    const bool is_paired = layout.order == llmmem::block_order::layer_first_paired;
-    rooms_.resize(is_one ? 1 : is_paired ? layout.layers : table_.size());
     for (std::uint32_t p = 0; p < layout.planes(); ++p) {
-      const std::uint64_t behind = p == 0 ? 0 : layout.unit_bytes(0);
       for (std::uint32_t layer = 0; layer < layout.layers; ++layer) {
-        const std::size_t entry = p * std::size_t{layout.layers} + layer;
-        std::vector<std::byte>& room = rooms_[is_one ? 0 : is_paired ? layer : entry];
-        const std::uint64_t bytes = is_one      ? layout.block_bytes()
-                                    : is_paired ? layout.layer_bytes()
-                                                : layout.unit_bytes(p);
-        room.resize(shift + bytes * blocks);
-        table_[entry] = room.data() + shift + (is_one || is_paired ? behind : 0) +
-                        (is_one ? layer * layout.layer_bytes() : 0);
+        const auto [room, behind, bytes] = place_of(p, layer);
+        if (rooms_.size() <= room) rooms_.resize(room + 1);
+        rooms_[room].resize(shift + bytes);
       }
     }
-    each_unit([&](std::byte* here, std::uint64_t there, std::uint64_t bytes) {
+    for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+      for (std::uint32_t layer = 0; layer < layout.layers; ++layer) {
+        const auto [room, behind, bytes] = place_of(p, layer);
+        table_[p * std::size_t{layout.layers} + layer] = rooms_[room].data() + shift + behind;
+      }
+    }
+    each_vector([&](std::byte* here, std::uint64_t there, std::uint64_t bytes) {
       std::memcpy(here, image.data() + there, bytes);
     });
   }
@@ -57,22 +54,52 @@ class scattered_planes {
   /// As it would be in one allocation.
   [[nodiscard]] std::vector<std::byte> image() const {
     std::vector<std::byte> out(layout_.total_bytes(blocks_));
-    each_unit([&](const std::byte* here, std::uint64_t there, std::uint64_t bytes) {
+    each_vector([&](const std::byte* here, std::uint64_t there, std::uint64_t bytes) {
       std::memcpy(out.data() + there, here, bytes);
     });
     return out;
   }
 
  private:
+  /// The allocation that a layer's plane is in, where it begins there, and how long that is.
+  struct place {
+    std::size_t room = 0;
+    std::uint64_t behind = 0;
+    std::uint64_t bytes = 0;
+  };
+  [[nodiscard]] place place_of(std::uint32_t p, std::uint32_t layer) const {
+    using llmmem::block_order;
+    const llmmem::plane_strides strides = layout_.strides(p, blocks_);
+    const std::uint64_t in_plane = layer * strides.layer;
+    const std::uint64_t unit = layout_.unit_bytes(p);
+    switch (layout_.order) {
+      case block_order::layer_first:
+        return {p * std::size_t{layout_.layers} + layer, 0, unit * blocks_};
+      case block_order::layer_first_paired:
+        return {layer, strides.base, layout_.layer_bytes() * blocks_};
+      case block_order::block_first:
+      case block_order::block_first_planes:
+        return {0, strides.base + in_plane, layout_.total_bytes(blocks_)};
+      case block_order::block_first_apart:
+      case block_order::layer_between:
+      case block_order::layer_last:
+        return {p, in_plane, unit * layout_.layers * blocks_};
+    }
+    return {};
+  }
+
   template <class One>
-  void each_unit(One one) const {
+  void each_vector(One one) const {
     for (std::uint32_t p = 0; p < layout_.planes(); ++p) {
       const llmmem::plane_strides strides = layout_.strides(p, blocks_);
-      for (std::uint32_t layer = 0; layer < layout_.layers; ++layer) {
+      for (std::uint32_t layer = 0; layer < layout_.layers; ++layer)
         for (std::uint64_t block = 0; block < blocks_; ++block)
-          one(table_[p * std::size_t{layout_.layers} + layer] + block * strides.block,
-              strides.offset(layer, block, 0, 0), layout_.unit_bytes(p));
-      }
+          for (std::uint64_t token = 0; token < layout_.block_tokens; ++token)
+            for (std::uint64_t head = 0; head < layout_.heads; ++head) {
+              const std::uint64_t there = strides.offset(layer, block, token, head);
+              one(table_[p * std::size_t{layout_.layers} + layer] + (there - strides.offset(layer, 0, 0, 0)),
+                  there, strides.vector_bytes);
+            }
     }
   }
 

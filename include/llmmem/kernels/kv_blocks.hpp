@@ -87,8 +87,8 @@ struct layer_range {
   std::uint32_t count = 0;
 };
 
-/// The rows of blocks on their way. Where both memories lay a layer's plane out alike, they are its tiles;
-/// else its vectors.
+/// The rows of blocks on their way: tiles of what is one run at both ends, where that is a layer's plane at
+/// least; else the longest runs of a plane's vectors that the two have in common.
 template <block_pairs Pairs>
 class block_pair_map {
  public:
@@ -143,7 +143,9 @@ class block_pair_map {
     std::uint64_t bytes = 0;  // of the run
   };
 
-  void merge_planes(const kv_layout& layout) noexcept;
+  [[nodiscard]] bool join_layers_of_vectors(const kv_layout& layout) noexcept;
+  void join_planes() noexcept;
+  void join_layers() noexcept;
 
   plane plane_[2]{};
   Pairs pairs_;

@@ -21,12 +21,21 @@ enum class head_order : std::uint8_t {
   hnd,  ///< [head][token][element]: a head's tokens side by side
 };
 
-/// What varies slowest over all.
+/// What varies slowest over all. Inside a block of a layer, `head_order` tells which of token and head is the
+/// outer one and which the inner.
 enum class block_order : std::uint8_t {
   layer_first,         ///< [layer][K or V][block]: a tensor a layer and plane (FlashInfer's K and V apart)
   layer_first_paired,  ///< [layer][block][K or V]: a tensor a layer, a block's K and V together
-  block_first,  ///< [block][layer][K or V]: a block whole, as disks and networks want it ("page first")
+  block_first,         ///< [block][layer][K or V]: a block whole (vLLM's cross-layer blocks)
+  block_first_planes,  ///< [block][K or V][layer]: a block whole, its V behind all its K (LMCache's chunks)
+  block_first_apart,   ///< [K or V][block][layer] (SGLang's page_first_direct)
+  layer_between,       ///< [K or V][block][outer][layer][inner] (with nhd SGLang's page_first)
+  layer_last,          ///< [K or V][block][outer][inner][layer] (with hnd SGLang's page_head)
 };
+
+/// How many orders there are.
+inline constexpr std::uint32_t block_order_count = 7;
+static_assert(static_cast<std::uint32_t>(block_order::layer_last) + 1 == block_order_count);
 
 /// Distances in bytes of one plane, K or V: trivially copyable, for kernels.
 struct plane_strides {
@@ -100,35 +109,42 @@ struct kv_layout {
   /// Pieces of contiguous memory that one block is made of: what a copy of it costs. Neighbouring blocks lie
   /// side by side in each.
   [[nodiscard]] constexpr std::uint64_t fragments() const noexcept {
-    if (order == block_order::block_first) return 1;
-    return order == block_order::layer_first_paired ? layers : std::uint64_t{layers} * planes();
+    switch (order) {
+      case block_order::layer_first:
+        return std::uint64_t{layers} * planes();
+      case block_order::layer_first_paired:
+        return layers;
+      case block_order::block_first:
+      case block_order::block_first_planes:
+        return 1;
+      case block_order::block_first_apart:
+      case block_order::layer_between:
+      case block_order::layer_last:
+        return planes();
+    }
+    return 0;
   }
 
   /// Distances in a memory of `blocks` blocks.
   [[nodiscard]] constexpr plane_strides strides(std::uint32_t p, std::uint64_t blocks) const noexcept {
-    plane_strides out{.vector_bytes = vector_bytes(p)};
-    const bool is_nhd = heads_in_block == head_order::nhd;
-    out.head = is_nhd ? out.vector_bytes : out.vector_bytes * block_tokens;
-    out.token = is_nhd ? out.vector_bytes * heads : out.vector_bytes;
+    const std::uint64_t unit = unit_bytes(p);
     const std::uint64_t before = p == 0 ? 0 : unit_bytes(0);  // V behind K
     switch (order) {
       case block_order::layer_first:
-        out.base = before * blocks;
-        out.layer = layer_bytes() * blocks;
-        out.block = unit_bytes(p);
-        break;
+        return inside_unit({before * blocks, layer_bytes() * blocks, unit}, p);
       case block_order::layer_first_paired:
-        out.base = before;
-        out.layer = layer_bytes() * blocks;
-        out.block = layer_bytes();
-        break;
+        return inside_unit({before, layer_bytes() * blocks, layer_bytes()}, p);
       case block_order::block_first:
-        out.base = before;
-        out.layer = layer_bytes();
-        out.block = block_bytes();
-        break;
+        return inside_unit({before, layer_bytes(), block_bytes()}, p);
+      case block_order::block_first_planes:
+        return inside_unit({before * layers, unit, block_bytes()}, p);
+      case block_order::block_first_apart:
+        return inside_unit({before * layers * blocks, unit, unit * layers}, p);
+      case block_order::layer_between:
+      case block_order::layer_last:
+        return among_vectors({before * layers * blocks, 0, unit * layers}, p);
     }
-    return out;
+    return {};
   }
 
   /// The same values as disks and networks carry them: block by block, tokens outermost.
@@ -174,6 +190,26 @@ struct kv_layout {
   }
 
  private:
+  /// Adds what lies inside a block of a layer that is one run: its vectors.
+  [[nodiscard]] constexpr plane_strides inside_unit(plane_strides out, std::uint32_t p) const noexcept {
+    const bool is_nhd = heads_in_block == head_order::nhd;
+    out.vector_bytes = vector_bytes(p);
+    out.head = is_nhd ? out.vector_bytes : out.vector_bytes * block_tokens;
+    out.token = is_nhd ? out.vector_bytes * heads : out.vector_bytes;
+    return out;
+  }
+  /// The same where layers lie between a block's vectors.
+  [[nodiscard]] constexpr plane_strides among_vectors(plane_strides out, std::uint32_t p) const noexcept {
+    out = inside_unit(out, p);
+    const bool is_last = order == block_order::layer_last;
+    const bool is_nhd = heads_in_block == head_order::nhd;
+    std::uint64_t& inner = is_nhd ? out.head : out.token;
+    std::uint64_t& outer = is_nhd ? out.token : out.head;
+    out.layer = is_last ? out.vector_bytes : outer;
+    outer *= layers;
+    if (is_last) inner *= layers;
+    return out;
+  }
   /// SipHash over the fields, one a word, under a key of its own: stored with data, so never to change. The
   /// first word is the version of this list.
   [[nodiscard]] static constexpr std::uint64_t digest(const kv_layout& of) noexcept {
@@ -241,9 +277,40 @@ struct kv_plane {
   return plane.data + layer * plane.strides.layer;
 }
 
+namespace detail {
+
+/// Vectors of a block of a layer, in runs of bytes that are contiguous at both ends.
+struct vector_runs {
+  std::uint64_t tokens = 0;  ///< whose runs begin each at its own place
+  std::uint64_t heads = 0;   ///< the same, of each of these tokens
+  std::uint64_t bytes = 0;   ///< of a run
+};
+
+/// The longest runs of `tokens` tokens and `heads` heads that two planes of equal vectors have in common.
+[[nodiscard]] constexpr vector_runs common_runs(const plane_strides& a, const plane_strides& b,
+                                                std::uint64_t tokens, std::uint64_t heads) noexcept {
+  vector_runs out{.tokens = tokens, .heads = heads, .bytes = a.vector_bytes};
+  const auto join_heads = [&] {
+    if (out.heads != 1 && (a.head != out.bytes || b.head != out.bytes)) return;
+    out.bytes *= out.heads;
+    out.heads = 1;
+  };
+  const auto join_tokens = [&] {
+    if (out.tokens != 1 && (a.token != out.bytes || b.token != out.bytes)) return;
+    out.bytes *= out.tokens;
+    out.tokens = 1;
+  };
+  join_heads();
+  join_tokens();
+  join_heads();
+  return out;
+}
+
+}  // namespace detail
+
 /// Copies the first `tokens` tokens of a block between memories whose layouts hold the same values, in
 /// whatever order. The map from vectors to vectors is what a kernel would run; here it runs on the host, by
-/// the longest pieces that are contiguous in both.
+/// the longest pieces of a layer's plane that are contiguous in both.
 ///
 /// @pre equal content fingerprints, plane tables that the host can read, both blocks are inside, `tokens` at
 /// most `block_tokens`, no overlap.
@@ -252,24 +319,17 @@ inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_
                           std::uint64_t from_block, std::uint64_t tokens) noexcept {
   const kv_layout& shape = from.layout;
   for (std::uint32_t p = 0; p < shape.planes(); ++p) {
-    const kv_plane source_plane = kv_plane_of(from, p);
-    const kv_plane target_plane = kv_plane_of(to, p);
-    const plane_strides& source = source_plane.strides;
-    const plane_strides& target = target_plane.strides;
-    const bool is_alike = source.head == target.head && source.token == target.token;
-    // Alike, a token's heads (or a head's tokens) go in one piece.
-    const bool by_token = is_alike && shape.heads_in_block == head_order::nhd;
-    const bool by_head = is_alike && !by_token;
-    const std::uint64_t piece = by_token  ? source.token * tokens
-                                : by_head ? source.vector_bytes * tokens
-                                          : source.vector_bytes;
+    const kv_plane source = kv_plane_of(from, p);
+    const kv_plane target = kv_plane_of(to, p);
+    const detail::vector_runs runs = detail::common_runs(source.strides, target.strides, tokens, shape.heads);
     for (std::uint64_t layer = 0; layer < shape.layers; ++layer) {
-      const std::byte* const read = plane_base(source_plane, layer);
-      std::byte* const written = plane_base(target_plane, layer);
-      for (std::uint64_t head = 0; head < (by_token ? 1 : shape.heads); ++head) {
-        for (std::uint64_t token = 0; token < (is_alike ? 1 : tokens); ++token) {
-          std::memcpy(written + target.offset(0, to_block, token, head),
-                      read + source.offset(0, from_block, token, head), static_cast<std::size_t>(piece));
+      const std::byte* const read = plane_base(source, layer);
+      std::byte* const written = plane_base(target, layer);
+      for (std::uint64_t token = 0; token < runs.tokens; ++token) {
+        for (std::uint64_t head = 0; head < runs.heads; ++head) {
+          std::memcpy(written + target.strides.offset(0, to_block, token, head),
+                      read + source.strides.offset(0, from_block, token, head),
+                      static_cast<std::size_t>(runs.bytes));
         }
       }
     }

@@ -15,54 +15,81 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
     : pairs_(pairs),
       from_blocks_(from.blocks),
       to_blocks_(to.blocks),
-      heads_(from.layout.heads),
       layers_(layers),
       planes_(from.layout.planes()),
       out_of_range_(out_of_range) {
   const kv_layout& layout = from.layout;
+  detail::vector_runs runs{};  // of both planes: they differ by the length of a vector
   for (std::uint32_t p = 0; p < planes_; ++p) {
     plane& of = plane_[p];
     of.from = kv_plane_of(from, p);
     of.to = kv_plane_of(to, p);
-    of.bytes = layout.unit_bytes(p);
-    const plane_strides& read = of.from.strides;
-    const plane_strides& written = of.to.strides;
-    const bool are_heads_alike = layout.heads == 1 || read.head == written.head;
-    const bool are_tokens_alike = layout.block_tokens == 1 || read.token == written.token;
-    is_alike_ = is_alike_ && are_heads_alike && are_tokens_alike;
+    runs = detail::common_runs(of.from.strides, of.to.strides, layout.block_tokens, layout.heads);
+    of.bytes = runs.bytes;
   }
+  is_alike_ = runs.tokens * runs.heads == 1 || join_layers_of_vectors(layout);
   if (is_alike_) {
-    merge_planes(layout);
+    join_planes();
+    join_layers();
+    join_planes();
     rows_a_pair_ = divider(static_cast<std::uint32_t>(
         (std::max(plane_[0].bytes, planes_ == 2 ? plane_[1].bytes : 0) + tile_bytes - 1) / tile_bytes));
   } else {
-    for (std::uint32_t p = 0; p < planes_; ++p)
-      plane_[p].bytes = layout.vector_bytes(p);
-    rows_a_pair_ = divider(layout.heads * layout.block_tokens);
+    heads_ = divider(static_cast<std::uint32_t>(runs.heads));
+    rows_a_pair_ = divider(static_cast<std::uint32_t>(runs.heads * runs.tokens));
   }
 }
 
-/// K and V, and then all layers, in one run where they lie so at both ends: fewer and longer rows. What a
-/// table says is not known here.
+/// All layers of a plane as one run, where they lie between the vectors at both ends and in the same way: a
+/// unit that is no run is of such an order, and its distances are those of no other. What a table says is not
+/// known here, nor below.
 template <block_pairs Pairs>
-void block_pair_map<Pairs>::merge_planes(const kv_layout& layout) noexcept {
-  plane& first = plane_[0];
-  if (first.from.data == nullptr || first.to.data == nullptr) return;
-  const auto follows = [&](const kv_plane& k, const kv_plane& v) {
-    return v.data == k.data + first.bytes && k.strides.block >= layout.layer_bytes();
+bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& layout) noexcept {
+  if (layers_.count != layout.layers) return false;
+  const auto is_alike = [](const kv_plane& a, const kv_plane& b) {
+    return a.data != nullptr && b.data != nullptr && a.strides.token == b.strides.token &&
+           a.strides.head == b.strides.head;
   };
-  if (planes_ == 2 && follows(first.from, plane_[1].from) && follows(first.to, plane_[1].to)) {
-    first.bytes = layout.layer_bytes();
-    planes_ = 1;
+  for (std::uint32_t p = 0; p < planes_; ++p) {
+    if (!is_alike(plane_[p].from, plane_[p].to)) return false;
   }
-  const bool are_layers_one_run =
-      first.from.strides.layer == first.bytes && first.to.strides.layer == first.bytes;
-  if (planes_ == 1 && are_layers_one_run && layers_.count > 1) {
-    first.from.data += layers_.first * first.bytes;
-    first.to.data += layers_.first * first.bytes;
-    first.bytes *= layers_.count;
-    layers_ = {.first = 0, .count = 1};
+  for (std::uint32_t p = 0; p < planes_; ++p)
+    plane_[p].bytes = layout.unit_bytes(p) * layout.layers;
+  layers_ = {.first = 0, .count = 1};
+  return true;
+}
+
+/// K and V in one run where they lie so at both ends: fewer and longer rows.
+template <block_pairs Pairs>
+void block_pair_map<Pairs>::join_planes() noexcept {
+  if (planes_ != 2) return;
+  plane& first = plane_[0];
+  const plane& second = plane_[1];
+  const std::uint64_t bytes = first.bytes + second.bytes;
+  const auto follows = [&](const kv_plane& k, const kv_plane& v) {
+    return k.data != nullptr && v.data == k.data + first.bytes && k.strides.block >= bytes;
+  };
+  if (!follows(first.from, second.from) || !follows(first.to, second.to)) return;
+  first.bytes = bytes;
+  planes_ = 1;
+}
+
+/// The same for the layers that are asked for.
+template <block_pairs Pairs>
+void block_pair_map<Pairs>::join_layers() noexcept {
+  const auto are_one_run = [](const kv_plane& of, std::uint64_t bytes) {
+    return of.data != nullptr && of.strides.layer == bytes;
+  };
+  for (std::uint32_t p = 0; p < planes_; ++p) {
+    if (!are_one_run(plane_[p].from, plane_[p].bytes) || !are_one_run(plane_[p].to, plane_[p].bytes)) return;
   }
+  for (std::uint32_t p = 0; p < planes_; ++p) {
+    plane& of = plane_[p];
+    of.from.data += layers_.first * of.bytes;
+    of.to.data += layers_.first * of.bytes;
+    of.bytes *= layers_.count;
+  }
+  layers_ = {.first = 0, .count = 1};
 }
 
 template <block_pairs Pairs>

@@ -55,20 +55,33 @@ struct kv_digest_start {
   }
 };
 
-/// Where the bytes of a layer's plane of a block lie when the block is packed. Inside it they are a vector
-/// behind the other, tokens or heads outermost.
-struct packed_plane {
-  plane_strides strides{};
+/// The bytes of a layer's plane of a block as one run of vectors: where each lies in the memory, and where
+/// when the block is packed. Tokens or heads are outermost, as in the memory.
+struct digested_plane {
+  plane_strides packed{};
+  plane_strides memory{};
   divider vector_bytes{};
-  divider tokens{};
-  bool is_alike = false;  ///< packed, it is the same run of bytes
+  divider inner{};
+  bool is_by_head = false;     ///< heads are outermost
+  bool is_run = false;         ///< it is one run in the memory
+  bool is_packed_run = false;  ///< and when packed the same
+
+  struct place {
+    std::uint64_t here = 0;    ///< behind the block's begin in a layer's plane
+    std::uint64_t packed = 0;  ///< behind the packed block's begin
+  };
 
   /// Of the byte at `at` of the run. @pre it begins a word of a vector
-  [[nodiscard]] LLMMEM_HD std::uint64_t offset(std::uint64_t layer, std::uint64_t at) const noexcept {
-    if (is_alike) return strides.offset(layer, 0, 0, 0) + at;
+  [[nodiscard]] LLMMEM_HD place of(std::uint64_t layer, std::uint64_t at) const noexcept {
+    if (is_packed_run) return {at, packed.offset(layer, 0, 0, 0) + at};
     const std::uint64_t vector = vector_bytes.quotient(at);
-    const std::uint64_t head = tokens.quotient(vector);
-    return strides.offset(layer, 0, vector - head * tokens.by(), head) + (at - vector * vector_bytes.by());
+    const std::uint64_t in_vector = at - vector * vector_bytes.by();
+    const std::uint64_t outer = inner.quotient(vector);
+    const std::uint64_t rest = vector - outer * inner.by();
+    const std::uint64_t token = is_by_head ? rest : outer;
+    const std::uint64_t head = is_by_head ? outer : rest;
+    return {is_run ? at : memory.offset(0, 0, token, head) + in_vector,
+            packed.offset(layer, 0, token, head) + in_vector};
   }
 };
 
@@ -77,7 +90,7 @@ template <unsigned N>
 struct kv_digest_work {
   digested_blocks blocks{};
   kv_plane plane[2]{};
-  packed_plane packed[2]{};
+  digested_plane shape[2]{};
   std::uint64_t bytes[2]{};  ///< of a layer of each plane
   std::uint32_t layers = 0;
   divider tiles{};  ///< of a layer's plane
@@ -106,7 +119,7 @@ struct kv_digest_work {
     const std::uint64_t end = all - first < kv_digest_tile ? all : first + kv_digest_tile;
     const std::byte* const from =
         plane_base(of, layer) + static_cast<std::uint64_t>(blocks.number[which]) * of.strides.block;
-    return {sum(from, first, end, layer, packed[is_second ? 1 : 0], lane)};
+    return {sum(from, first, end, layer, shape[is_second ? 1 : 0], lane)};
   }
   [[nodiscard]] LLMMEM_HD static partial measure(const held& mine) noexcept { return mine.part; }
   [[nodiscard]] LLMMEM_HD static partial combine(partial a, partial b) noexcept { return a + b; }
@@ -120,22 +133,28 @@ struct kv_digest_work {
   /// A lane's share of bytes [first, end) of a run: every `lanes`-th step, four at a time.
   [[nodiscard]] LLMMEM_HD static std::uint64_t sum(const std::byte* from, std::uint64_t first,
                                                    std::uint64_t end, std::uint64_t layer,
-                                                   const packed_plane& to, group_lane lane) noexcept {
+                                                   const digested_plane& shape, group_lane lane) noexcept {
     constexpr std::uint32_t at_once = 4;
     const std::uint64_t stride = std::uint64_t{lane.lanes} * step;
     std::uint64_t out = 0;
     std::uint64_t at = first + std::uint64_t{lane.lane} * step;
     for (; at + (at_once - 1) * stride < end; at += at_once * stride) {
       packet<step> in[at_once];
+      std::uint64_t word[at_once];
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < at_once; ++i) {
+        const digested_plane::place place = shape.of(layer, at + i * stride);
+        in[i] = read(from + place.here);
+        word[i] = place.packed / 8;
+      }
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < at_once; ++i)
-        in[i] = read(from + at + i * stride);
-      LLMMEM_UNROLL
-      for (std::uint32_t i = 0; i < at_once; ++i)
-        out += of_packet(in[i], to.offset(layer, at + i * stride) / 8);
+        out += of_packet(in[i], word[i]);
     }
-    for (; at < end; at += stride)
-      out += of_packet(read(from + at), to.offset(layer, at) / 8);
+    for (; at < end; at += stride) {
+      const digested_plane::place place = shape.of(layer, at);
+      out += of_packet(read(from + place.here), place.packed / 8);
+    }
     return out;
   }
   [[nodiscard]] LLMMEM_HD static packet<step> read(const std::byte* from) noexcept {
@@ -210,6 +229,13 @@ static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
   return static_cast<std::uint32_t>(tiles);
 }
 
+/// Whether a layer's plane of a block is one run of bytes at both ends.
+[[nodiscard]] constexpr bool is_one_run(const plane_strides& a, const plane_strides& b,
+                                        const kv_layout& layout) noexcept {
+  const vector_runs runs = common_runs(a, b, layout.block_tokens, layout.heads);
+  return runs.tokens * runs.heads == 1;
+}
+
 template <unsigned N, class Run>
 result<void> run_kv_digest(const Run& run, const kv_memory& memory, const digested_blocks& blocks,
                            std::uint32_t tiles, std::uint64_t* sums) {
@@ -220,11 +246,14 @@ result<void> run_kv_digest(const Run& run, const kv_memory& memory, const digest
   for (std::uint32_t p = 0; p < layout.planes(); ++p) {
     work.plane[p] = kv_plane_of(memory, p);
     work.bytes[p] = layout.unit_bytes(p);
-    packed_plane& to = work.packed[p];
-    to.strides = packed.strides(p, 1);
-    to.vector_bytes = divider(static_cast<std::uint32_t>(layout.vector_bytes(p)));
-    to.tokens = divider(layout.block_tokens);
-    to.is_alike = layout.heads_in_block == head_order::nhd || layout.heads == 1 || layout.block_tokens == 1;
+    digested_plane& shape = work.shape[p];
+    shape.packed = packed.strides(p, 1);
+    shape.memory = work.plane[p].strides;
+    shape.vector_bytes = divider(static_cast<std::uint32_t>(layout.vector_bytes(p)));
+    shape.is_by_head = layout.heads_in_block == head_order::hnd;
+    shape.inner = divider(shape.is_by_head ? layout.block_tokens : layout.heads);
+    shape.is_run = is_one_run(shape.memory, shape.memory, layout);
+    shape.is_packed_run = is_one_run(shape.memory, shape.packed, layout);
   }
   return run.each(work);
 }
