@@ -1,0 +1,86 @@
+/// @file
+/// The program: what it runs, and what it prints.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/program.hpp"
+#include "paged_decode/command_line.hpp"
+#include "paged_decode/comparison.hpp"
+
+namespace paged_decode {
+
+using example::exit_status;
+
+[[nodiscard]] inline std::string to_json(const command_line& asked, const finding& found) {
+  std::string errors;
+  for (const form_error& each : found.errors) {
+    errors += fmt::format(R"({}{{"kv": "{}", "rms": {:.3g}, "most": {:.3g}, "changed": {}, "rows": {}}})",
+                          errors.empty() ? "" : ", ", name_of(each.form), each.root_mean_square, each.most,
+                          each.changed, each.rows);
+  }
+  const paged_counts& of = found.counts;
+  return fmt::format(
+      R"({{"tokens": {}, "digest": "{:016x}", "contiguous_digest": "{:016x}", "permuted_digest": "{:016x}", )"
+      R"("identical": {}, "kv": "{}", "steps": {}, "contiguous_steps": {}, "most_blocks": {}, )"
+      R"("most_unshared_blocks": {}, "prompt_tokens": {}, "shared_tokens": {}, "copies_on_write": {}, )"
+      R"("drafted": {}, "accepted": {}, "rolled_back": {}, "logits_rms": {:.3g}, "errors": [{}]}})"
+      "\n",
+      found.paged.answer_tokens(asked.what.plan), found.paged.digest(), found.contiguous.digest(),
+      found.permuted.digest(), found.is_identical(), name_of(asked.what.cache.form), found.paged.steps,
+      found.contiguous.steps, of.most_blocks, of.most_unshared, of.prompt_tokens, of.shared_tokens,
+      of.copies_on_write, found.paged.drafted, found.paged.accepted, of.rolled_back, found.logits_size,
+      errors);
+}
+
+[[nodiscard]] inline std::string to_report(const command_line& asked, const finding& found) {
+  const paged_counts& of = found.counts;
+  std::string text = fmt::format(
+      "{} tokens in {} answers, keys and values in {}\n"
+      "  contiguous cache   digest {:016x}, {} steps\n"
+      "  paged cache        digest {:016x}, {} steps\n"
+      "  blocks permuted    digest {:016x}\n"
+      "  {}\n"
+      "  blocks             {} at most, {} if nothing were shared\n"
+      "  prefixes           {} of {} prompt tokens found in the cache\n"
+      "  samples            {} copies on write\n"
+      "  drafts             {} guessed, {} right, {} taken back\n",
+      found.paged.answer_tokens(asked.what.plan), found.paged.transcripts.size(),
+      name_of(asked.what.cache.form), found.contiguous.digest(), found.contiguous.steps, found.paged.digest(),
+      found.paged.steps, found.permuted.digest(),
+      found.is_identical() ? "identical: every token, every bit of every logit" : "NOT IDENTICAL",
+      of.most_blocks, of.most_unshared, of.shared_tokens, of.prompt_tokens, of.copies_on_write,
+      found.paged.drafted, found.paged.accepted, of.rolled_back);
+  if (found.errors.empty()) return text;
+  text += fmt::format("told the same tokens, logits differ from those of floats, whose rms is {:.3g}, by\n",
+                      found.logits_size);
+  for (const form_error& each : found.errors) {
+    text +=
+        fmt::format("  {:<5} rms {:.2e}, at most {:.2e}; the likeliest token is another in {} of {} rows\n",
+                    name_of(each.form), each.root_mean_square, each.most, each.changed, each.rows);
+  }
+  return text;
+}
+
+/// @param arguments  without the program's name.
+/// @return failure where the paged cache came to other bits.
+[[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
+                                                 std::FILE* notes) {
+  return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,
+                      notes, parse_command_line, [&](const command_line& asked) {
+                        const finding found = compare(asked.what);
+                        const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);
+                        example::write(out, text, "standard output");
+                        if (!found.is_identical())
+                          throw llmmem::error("the paged cache came to other bits than the contiguous one");
+                      });
+}
+
+}  // namespace paged_decode

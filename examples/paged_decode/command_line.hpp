@@ -1,0 +1,123 @@
+/// @file
+/// What the program is asked.
+#pragma once
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "common/program.hpp"
+#include "common/text.hpp"
+#include "paged_decode/comparison.hpp"
+#include "paged_decode/stored_form.hpp"
+
+namespace paged_decode {
+
+using example::usage_error;
+
+struct command_line {
+  experiment what{};
+  bool json = false;
+};
+
+namespace detail {
+
+[[nodiscard]] inline kv_form form_of(const std::string& name) {
+  for (const kv_form form : all_forms) {
+    if (name == name_of(form)) return form;
+  }
+  throw usage_error(example::given("--kv", name) + ": no such form; there are f32, bf16, fp8, int8");
+}
+
+/// What the kernels of attention and of int8 ask of a head.
+inline void check_shape(const model_config& shape, bool with_int8) {
+  const auto wrong = [](const char* option, std::uint32_t value, const std::string& why) {
+    return usage_error(example::given(option, fmt::to_string(value)) + ": " + why);
+  };
+  if (shape.query_heads % shape.kv_heads != 0)
+    throw wrong("--query-heads", shape.query_heads,
+                fmt::format("must be a multiple of --kv-heads, {}", shape.kv_heads));
+  const std::uint32_t unit = with_int8 ? int8_group : 8;
+  if (shape.head_dim % unit != 0)
+    throw wrong("--head-dim", shape.head_dim,
+                with_int8
+                    ? fmt::format("must be a multiple of {}, a group of int8 (--no-errors and another --kv "
+                                  "than int8 take multiples of 8)",
+                                  unit)
+                    : fmt::format("must be a multiple of {}", unit));
+}
+
+}  // namespace detail
+
+/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// @throws usage_error
+[[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
+    std::vector<std::string> arguments) {
+  CLI::App app(
+      "Decodes with a small transformer over a paged cache, and holds it to a contiguous one, bit for bit.",
+      "paged_decode");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command_line asked;
+  bool without_errors = false;
+  bool is_hnd = false;
+  std::optional<std::string> form, seed, permutation;
+  struct number {
+    const char* option;
+    const char* about;
+    std::uint32_t least;
+    std::uint32_t most;
+    std::uint32_t* into;
+    std::optional<std::string> text{};
+  };
+  service_plan& plan = asked.what.plan;
+  model_config& shape = asked.what.shape;
+  std::vector<number> numbers{
+      {"--requests", "with a prompt each", 1, 64, &plan.requests},
+      {"--prefix", "tokens that all prompts begin with", 0, 4096, &plan.prefix_tokens},
+      {"--own", "tokens behind them, of each prompt alone", 1, 4096, &plan.own_tokens},
+      {"--answer", "tokens of each answer", 1, 4096, &plan.answer_tokens},
+      {"--chunk", "tokens of a prompt, a step", 1, 4096, &plan.chunk_tokens},
+      {"--samples", "of every second request", 1, 32, &plan.samples},
+      {"--drafts", "tokens guessed ahead for the others", 0, 16, &plan.drafts},
+      {"--block-tokens", "of the cache", 1, 256, &asked.what.cache.block_tokens},
+      {"--layers", "of the model", 1, 64, &shape.layers},
+      {"--query-heads", "of the model", 1, 64, &shape.query_heads},
+      {"--kv-heads", "of the model", 1, 64, &shape.kv_heads},
+      {"--head-dim", "elements of a key and of a value", 8, 256, &shape.head_dim},
+      {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
+  };
+  app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8 (default: bf16)")
+      ->type_name("FORM");
+  for (number& each : numbers)
+    app.add_option(each.option, each.text, fmt::format("{} (default: {})", each.about, *each.into))
+        ->type_name("N");
+  app.add_flag("--hnd", is_hnd, "a head's tokens lie side by side, not a token's heads");
+  app.add_option("--permute", permutation, "hand blocks out in an order made up of this (default: in turn)")
+      ->type_name("N");
+  app.add_option("--seed", seed, "of the weights and prompts (default: 1)")->type_name("N");
+  app.add_flag("--no-errors", without_errors, "leave out what other forms than f32 change");
+  app.add_flag("--json", asked.json, "JSON on standard output");
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
+  if (form) asked.what.cache.form = detail::form_of(*form);
+  for (const number& each : numbers) {
+    if (each.text)
+      *each.into =
+          static_cast<std::uint32_t>(example::usage_count(each.option, *each.text, each.least, each.most));
+  }
+  if (seed) plan.seed = example::usage_seed(*seed);
+  if (permutation)
+    asked.what.cache.permutation =
+        example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
+  if (is_hnd) asked.what.cache.heads_in_block = llmmem::head_order::hnd;
+  asked.what.with_errors = !without_errors;
+  detail::check_shape(shape, asked.what.with_errors || asked.what.cache.form == kv_form::int8);
+  return {asked, std::nullopt};
+}
+
+}  // namespace paged_decode

@@ -1,0 +1,63 @@
+/// @file
+/// A step of a batch through the model, over whatever cache keeps its keys and values.
+#pragma once
+
+#include <llmmem/paging/ids.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "paged_decode/model.hpp"
+
+namespace paged_decode {
+
+/// Which form a cache keeps keys and values in.
+enum class kv_form : std::uint8_t { f32, bf16, fp8, int8 };
+
+/// What a sequence grows by in a step: a chunk of its prompt, a token, or a token and drafts behind it.
+template <class Sequence>
+struct grown {
+  Sequence sequence{};
+  std::span<const llmmem::token_id> tokens{};
+};
+
+/// Keeps keys and values of sequences. `grow` makes room for a batch, and `attend` then stores each layer's
+/// and attends to what is there up to each row's own token; `commit` says that all of it is to stay.
+template <class C>
+concept kv_cache = requires(C& cache, typename C::sequence sequence, std::span<const llmmem::token_id> prompt,
+                            std::span<const grown<typename C::sequence>> batch, std::uint32_t layer,
+                            const projected& rows, std::uint64_t tokens) {
+  { cache.create(prompt) } -> std::same_as<typename C::sequence>;
+  { cache.tokens(sequence) } -> std::same_as<std::uint64_t>;
+  cache.grow(batch);
+  { cache.attend(layer, rows) } -> std::same_as<rows_of_floats>;
+  cache.commit(sequence);
+  { cache.fork(sequence) } -> std::same_as<typename C::sequence>;
+  cache.truncate(sequence, tokens);
+  cache.release(sequence);
+};
+
+/// Runs a batch. @return the logits behind each token, in the batch's order.
+template <kv_cache Cache>
+[[nodiscard]] rows_of_floats decode(const model& of, Cache& cache,
+                                    std::span<const grown<typename Cache::sequence>> batch) {
+  std::vector<llmmem::token_id> tokens;
+  std::vector<std::uint64_t> positions;
+  for (const auto& each : batch) {
+    const std::uint64_t first = cache.tokens(each.sequence);
+    for (std::size_t i = 0; i < each.tokens.size(); ++i) {
+      tokens.push_back(each.tokens[i]);
+      positions.push_back(first + i);
+    }
+  }
+  cache.grow(batch);
+  rows_of_floats x = of.embed(tokens);
+  for (std::uint32_t layer = 0; layer < of.config().layers; ++layer)
+    of.finish_layer(layer, x, cache.attend(layer, of.project(layer, x, positions)));
+  return of.logits(x);
+}
+
+}  // namespace paged_decode

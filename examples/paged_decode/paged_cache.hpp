@@ -1,0 +1,220 @@
+/// @file
+/// A paged cache on a host or a device: a `paged_allocator`, the memory behind its blocks, and the kernels
+/// that copy, append and attend through its tables.
+#pragma once
+
+#include <llmmem/error.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "paged_decode/attention_shares.hpp"
+#include "paged_decode/decoder.hpp"
+#include "paged_decode/kv_stores.hpp"
+#include "paged_decode/stored_form.hpp"
+
+namespace paged_decode {
+
+struct paged_config {
+  kv_form form = kv_form::bf16;
+  std::uint64_t blocks = 0;
+  std::uint32_t block_tokens = 16;
+  std::uint64_t most_tokens = 0;  ///< of a sequence
+  llmmem::head_order heads_in_block = llmmem::head_order::nhd;
+  llmmem::block_order order = llmmem::block_order::layer_first;
+  std::uint64_t permutation = 0;  ///< not 0: free blocks are handed out in an order made up of it
+};
+
+struct paged_counts {
+  std::uint64_t most_blocks = 0;      ///< in use at once
+  std::uint64_t most_unshared = 0;    ///< what these sequences would have taken, each with blocks of its own
+  std::uint64_t prompt_tokens = 0;    ///< that sequences began with
+  std::uint64_t shared_tokens = 0;    ///< of these, found in the cache
+  std::uint64_t copies_on_write = 0;  ///< blocks
+  std::uint64_t rolled_back = 0;      ///< tokens
+};
+
+/// @tparam Place  `host_place`, or `device_place`. It outlives the cache.
+template <class Place>
+class paged_cache {
+ public:
+  using sequence = llmmem::sequence_id;
+
+  /// @throws llmmem::length_error, llmmem::out_of_memory
+  paged_cache(const model_config& config, const paged_config& how, Place& place)
+      : config_(config),
+        how_(how),
+        place_(&place),
+        allocator_({.blocks = how.blocks,
+                    .block_tokens = how.block_tokens,
+                    .max_sequences = static_cast<std::uint32_t>(std::max<std::uint64_t>(how.blocks, 256)),
+                    .max_sequence_tokens = how.most_tokens,
+                    .name = "paged_decode"}),
+        store_(store_of(place)) {
+    if (how.permutation != 0) shuffle_free_blocks();
+  }
+
+  [[nodiscard]] sequence create(std::span<const llmmem::token_id> prompt) {
+    const sequence made = allocator_.create().value();
+    // The last token is computed in any case: its logits are wanted.
+    counts_.shared_tokens += allocator_.match(made, prompt.first(prompt.size() - 1)).value().tokens;
+    counts_.prompt_tokens += prompt.size();
+    return made;
+  }
+  [[nodiscard]] std::uint64_t tokens(sequence of) const { return allocator_.tokens(of); }
+
+  void grow(std::span<const grown<sequence>> batch) {
+    std::vector<llmmem::growth> growths;
+    for (const auto& each : batch)
+      growths.push_back({each.sequence, each.tokens});
+    std::vector<llmmem::append_result> rooms(batch.size());
+    allocator_.append_batch(growths, rooms).value();
+    copy_before_writing(rooms);
+    put_tables(batch, rooms);
+    const llmmem::paged_stats now = allocator_.stats();
+    counts_.most_blocks = std::max(counts_.most_blocks, now.active_blocks);
+    counts_.most_unshared = std::max(counts_.most_unshared, now.table_blocks);
+  }
+
+  [[nodiscard]] rows_of_floats attend(std::uint32_t layer, const projected& in) {
+    const float* const keys = place_->template put<float>(keys_, in.keys.all());
+    const float* const values = place_->template put<float>(values_, in.values.all());
+    const float* const queries = place_->template put<float>(queries_, in.queries.all());
+    const attended_cache cache = std::visit(
+        [&](auto& store) {
+          store.append(step_, keys, values, layer);
+          return store.attended(step_, layer);
+        },
+        store_);
+    llmmem::attention_options options = attention_of(config_, layer, how_.most_tokens);
+    options.scales = cache.scales;
+    const std::size_t rows = in.queries.rows();
+    const std::uint64_t needed = llmmem::attention_workspace_bytes(rows, cache.memory.layout, options);
+    const std::span<std::byte> workspace(place_->make_room(workspace_, needed), needed);
+    const std::uint64_t vector = config_.head_dim * sizeof(float);
+    const std::uint64_t row = config_.query_elements() * sizeof(float);
+    rows_of_floats out(rows, config_.query_elements());
+    std::byte* const attended = place_->make_room(out_, rows * row);
+    llmmem::paged_attention(place_->run(), cache.tables, {rows, sequences_of_rows_, lengths_of_rows_},
+                            {reinterpret_cast<const std::byte*>(queries), row, vector},
+                            {attended, row, vector}, cache.memory, cache.layer, workspace, options)
+        .value();
+    place_->template get<float>(out.all(), attended);
+    return out;
+  }
+
+  void commit(sequence of) { allocator_.commit(of).value(); }
+  [[nodiscard]] sequence fork(sequence parent) { return allocator_.fork(parent).value(); }
+  void truncate(sequence of, std::uint64_t tokens) {
+    counts_.rolled_back += allocator_.tokens(of) - tokens;
+    allocator_.truncate(of, tokens).value();
+  }
+  void release(sequence of) { allocator_.release(of).value(); }
+
+  [[nodiscard]] const paged_counts& counts() const noexcept { return counts_; }
+  [[nodiscard]] const llmmem::paged_allocator<>& allocator() const noexcept { return allocator_; }
+
+ private:
+  using any_store = std::variant<element_store<Place>, int8_store<Place>>;
+
+  [[nodiscard]] any_store store_of(Place& place) const {
+    const llmmem::kv_layout layout{.layers = config_.layers,
+                                   .heads = config_.kv_heads,
+                                   .head_dim = config_.head_dim,
+                                   .block_tokens = how_.block_tokens,
+                                   .element = element_of_form(how_.form),
+                                   .heads_in_block = how_.heads_in_block,
+                                   .order = how_.order};
+    if (how_.form == kv_form::int8) return int8_store<Place>(place, layout, allocator_.physical_blocks());
+    return element_store<Place>(place, layout, allocator_.physical_blocks());
+  }
+
+  /// Takes all blocks, and gives them back in an order made up: later they are handed out in another.
+  void shuffle_free_blocks() {
+    std::vector<sequence> each;
+    for (std::uint64_t i = 0; i < how_.blocks; ++i) {
+      each.push_back(allocator_.create().value());
+      allocator_.extend(each.back(), 1).value();
+    }
+    for (std::size_t i = each.size(); i > 1; --i)
+      std::swap(each[i - 1], each[made_up(how_.permutation, i) % i]);
+    for (const sequence one : each)
+      allocator_.release(one).value();
+  }
+
+  /// Sequences that share their last block and now write into it get their own.
+  void copy_before_writing(std::span<const llmmem::append_result> rooms) {
+    std::vector<llmmem::block_pair> pairs;
+    for (const llmmem::append_result& each : rooms) {
+      if (each.copy) pairs.push_back(llmmem::pair_of(each.copy));
+    }
+    counts_.copies_on_write += pairs.size();
+    std::visit([&](auto& store) { store.copy(pairs); }, store_);
+  }
+
+  /// Slots, tables and lengths, as the place's kernels read them.
+  void put_tables(std::span<const grown<sequence>> batch, std::span<const llmmem::append_result> rooms) {
+    std::vector<sequence> all;
+    std::vector<std::int64_t> slots;
+    std::vector<std::int32_t> sequences, lengths, cu_seq_lens{0};
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      all.push_back(batch[i].sequence);
+      const std::uint64_t tokens = allocator_.tokens(all[i]);
+      const std::size_t first = slots.size();
+      slots.resize(first + batch[i].tokens.size());
+      llmmem::write_slot_mapping(allocator_, all[i], rooms[i].first, std::span(slots).subspan(first)).value();
+      for (std::uint64_t at = rooms[i].first; at < tokens; ++at) {
+        sequences.push_back(static_cast<std::int32_t>(i));
+        lengths.push_back(static_cast<std::int32_t>(at + 1));  // a draft sees nothing behind itself
+      }
+      cu_seq_lens.push_back(cu_seq_lens.back() + static_cast<std::int32_t>(tokens));
+    }
+    const llmmem::table_extent extent = llmmem::measure_tables(allocator_, all).value();
+    std::vector<std::int32_t> indptr(all.size() + 1), indices(extent.indices), last(all.size());
+    const auto blocks = llmmem::write_csr(allocator_, all, {indptr, indices, last}).value();
+    std::vector<std::int32_t> each_token(static_cast<std::size_t>(cu_seq_lens.back()));
+    std::iota(each_token.begin(), each_token.end(), 0);
+    const std::vector<std::int32_t> last_of_one(all.size(), 1);
+    const auto put = [&](std::size_t which, const std::vector<std::int32_t>& from) {
+      return place_->template put<std::int32_t>(tables_[which], from);
+    };
+    step_ = {
+        .rows = slots.size(),
+        .slots = {place_->template put<std::int64_t>(slots_, slots), slots.size()},
+        .blocks = {put(0, indptr), put(1, indices), put(2, last), blocks.num_sequences, blocks.block_tokens},
+        .tokens = {put(3, cu_seq_lens), put(4, each_token), put(5, last_of_one), blocks.num_sequences, 1},
+        .all_tokens = each_token.size()};
+    sequences_of_rows_ = put(6, sequences);
+    lengths_of_rows_ = put(7, lengths);
+  }
+
+  model_config config_;
+  paged_config how_;
+  Place* place_;
+  llmmem::paged_allocator<> allocator_;
+  any_store store_;
+  paged_counts counts_{};
+  step_tables step_{};
+  const std::int32_t* sequences_of_rows_ = nullptr;
+  const std::int32_t* lengths_of_rows_ = nullptr;
+  typename Place::memory tables_[8]{};
+  typename Place::memory slots_{};
+  typename Place::memory keys_{};
+  typename Place::memory values_{};
+  typename Place::memory queries_{};
+  typename Place::memory workspace_{};
+  typename Place::memory out_{};
+};
+
+}  // namespace paged_decode
