@@ -42,10 +42,10 @@ class host_place {
     if (!from.empty()) std::memcpy(there, from.data(), from.size_bytes());
     return reinterpret_cast<T*>(there);
   }
-  /// Waits for what was run, and copies its outcome.
+  /// Copies the beginning of a memory, once what was run has ended.
   template <class T>
-  static void get(std::span<T> to, const std::byte* from) {
-    if (!to.empty()) std::memcpy(to.data(), from, to.size_bytes());
+  static void get(std::span<T> to, const memory& from) {
+    if (!to.empty()) std::memcpy(to.data(), from.data(), to.size_bytes());
   }
 };
 

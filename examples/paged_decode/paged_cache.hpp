@@ -110,7 +110,7 @@ class paged_cache {
                             {reinterpret_cast<const std::byte*>(queries), row, vector},
                             {attended, row, vector}, cache.memory, cache.layer, workspace, options)
         .value();
-    place_->template get<float>(out.all(), attended);
+    place_->template get<float>(out.all(), out_);
     return out;
   }
 

@@ -1,0 +1,273 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "paged_decode/application.hpp"
+#include "support/program_run.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+
+using namespace paged_decode;
+using llmmem_tests::outcome;
+using llmmem_tests::random_numbers;
+using llmmem_tests::run_captured;
+
+namespace {
+
+outcome run(const std::vector<std::string>& arguments) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
+}
+
+[[nodiscard]] std::uint32_t between(random_numbers& random, std::uint32_t least, std::uint32_t most) {
+  return least + random.below(most - least + 1);
+}
+
+/// A small model, requests and cache of any kind.
+[[nodiscard]] experiment any_experiment(random_numbers& random) {
+  constexpr std::array heads{1U, 2U, 4U, 8U};
+  experiment what{.with_errors = false};
+  what.shape = {.layers = between(random, 1, 3),
+                .kv_heads = between(random, 1, 2),
+                .head_dim = 32 * between(random, 1, 4),
+                .hidden = 8 * between(random, 1, 4),
+                .inner = 16,
+                .vocabulary = between(random, 2, 24),
+                .window = random.once_in(2) ? between(random, 1, 24) : 0};
+  what.shape.query_heads = what.shape.kv_heads * heads[random.below(std::uint32_t{4})];
+  what.plan = {.requests = between(random, 1, 4),
+               .prefix_tokens = between(random, 0, 30),
+               .own_tokens = between(random, 1, 9),
+               .answer_tokens = between(random, 1, 20),
+               .chunk_tokens = between(random, 1, 16),
+               .samples = between(random, 1, 4),
+               .drafts = between(random, 0, 5),
+               .seed = random.next()};
+  what.cache = {.form = all_forms[random.below(std::uint32_t{4})],
+                .block_tokens = between(random, 1, 17),
+                .heads_in_block = random.once_in(2) ? llmmem::head_order::hnd : llmmem::head_order::nhd,
+                .order = llmmem::block_order(random.below(llmmem::block_order_count)),
+                .permutation = random.below(std::uint32_t{3})};
+  return what;
+}
+
+/// Attention by its definition, in doubles.
+[[nodiscard]] std::vector<double> attended(std::span<const float> query,
+                                           std::span<const std::vector<float>> keys,
+                                           std::span<const std::vector<float>> values) {
+  std::vector<double> weights;
+  double sum = 0;
+  for (const std::vector<float>& key : keys) {
+    double product = 0;
+    for (std::size_t i = 0; i < query.size(); ++i)
+      product += static_cast<double>(query[i]) * static_cast<double>(key[i]);
+    weights.push_back(std::exp(product / std::sqrt(static_cast<double>(query.size()))));
+    sum += weights.back();
+  }
+  std::vector<double> out(query.size());
+  for (std::size_t token = 0; token < values.size(); ++token) {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] += weights[token] / sum * static_cast<double>(values[token][i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguous one") {
+  paged_counts all;
+  std::uint64_t accepted = 0;
+  for (const auto seed : llmmem_tests::seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const experiment what = any_experiment(random);
+    const finding found = compare(what);
+    REQUIRE(found.contiguous.transcripts.size() == found.paged.transcripts.size());
+    for (std::size_t i = 0; i < found.paged.transcripts.size(); ++i) {
+      const transcript& one = found.contiguous.transcripts[i];
+      CHECK(one.tokens.size() == what.plan.prompt_tokens() + what.plan.answer_tokens);
+      for (const service_result* other : {&found.paged, &found.permuted}) {
+        REQUIRE(other->transcripts[i].tokens == one.tokens);
+        REQUIRE(other->transcripts[i].logits == one.logits);
+      }
+    }
+    CHECK(found.is_identical());
+    all.shared_tokens += found.counts.shared_tokens;
+    all.copies_on_write += found.counts.copies_on_write;
+    all.rolled_back += found.counts.rolled_back;
+    accepted += found.paged.accepted;
+    CHECK(found.counts.most_blocks <= found.counts.most_unshared);
+  }
+  // Nothing of this is left out by chance.
+  CHECK(all.shared_tokens > 100);
+  CHECK(all.copies_on_write > 20);
+  CHECK(all.rolled_back > 100);
+  CHECK(accepted > 20);
+}
+
+TEST_CASE("neither drafts nor chunks nor other requests change what a request comes to") {
+  std::uint64_t without_drafts = 0;
+  for (const auto seed : llmmem_tests::seeds(12)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    experiment what = any_experiment(random);
+    what.plan.requests = 4;
+    what.plan.drafts = 3;
+    const auto transcripts = [&] {
+      host_place place;
+      const model made(what.shape, what.most_tokens(), what.plan.seed);
+      return run_paged(made, what, what.large_enough(), place).result.transcripts;
+    };
+    const std::vector<transcript> usual = transcripts();
+    const auto check_same = [&](const std::vector<transcript>& others) {
+      for (std::size_t i = 0; i < others.size(); ++i) {
+        REQUIRE(others[i].tokens == usual[i].tokens);
+        REQUIRE(others[i].logits == usual[i].logits);
+      }
+    };
+    what.plan.chunk_tokens = what.plan.chunk_tokens == 1 ? 5 : 1;
+    check_same(transcripts());
+    const std::uint64_t most_tokens = what.most_tokens();
+    what.plan.drafts = 0;
+    if (what.most_tokens() == most_tokens) {  // else the shares of a row, and so its sums, are others
+      check_same(transcripts());
+      ++without_drafts;
+    }
+    what.plan.drafts = 3;
+    what.plan.requests = 1;
+    check_same(transcripts());
+  }
+  CHECK(without_drafts > 4);
+}
+
+TEST_CASE("the contiguous cache attends as the definition says") {
+  for (const auto seed : llmmem_tests::seeds(20)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    experiment what = any_experiment(random);
+    const model_config& shape = what.shape;
+    contiguous_cache cache(shape, kv_form::f32, 64);
+    const auto where = cache.create({});
+    std::vector<std::vector<float>> keys(shape.kv_heads * std::size_t{40});
+    std::vector<std::vector<float>> values(keys.size());
+    const auto any_rows = [&](std::size_t columns) {
+      rows_of_floats out(1, columns);
+      for (float& each : out[0])
+        each = static_cast<float>(made_up_share(seed, random.next()) * 4 - 2);
+      return out;
+    };
+    const std::uint32_t layer = random.below(shape.layers);
+    for (std::size_t token = 0; token < 40; ++token) {
+      const llmmem::token_id any = 0;
+      const grown<std::size_t> batch{where, std::span(&any, 1)};
+      cache.grow(std::span(&batch, 1));
+      const projected in{any_rows(shape.query_elements()), any_rows(shape.kv_elements()),
+                         any_rows(shape.kv_elements())};
+      const rows_of_floats out = cache.attend(layer, in);
+      const std::uint32_t window = shape.window_of(layer);
+      const std::size_t first = window != 0 && token + 1 > window ? token + 1 - window : 0;
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        const std::size_t at = head * shape.head_dim;
+        const auto of = [&](const rows_of_floats& from) {
+          const auto vector = from[0].subspan(at, shape.head_dim);
+          return std::vector<float>(vector.begin(), vector.end());
+        };
+        keys[head * 40 + token] = of(in.keys);
+        values[head * 40 + token] = of(in.values);
+        const std::size_t group = shape.query_heads / shape.kv_heads;
+        for (std::size_t query = head * group; query < (head + 1) * group; ++query) {
+          const std::vector<double> right =
+              attended(in.queries[0].subspan(query * shape.head_dim, shape.head_dim),
+                       std::span(keys).subspan(head * 40 + first, token + 1 - first),
+                       std::span(values).subspan(head * 40 + first, token + 1 - first));
+          for (std::size_t i = 0; i < shape.head_dim; ++i)
+            REQUIRE(std::abs(static_cast<double>(out[0][query * shape.head_dim + i]) - right[i]) < 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a rotation keeps lengths, and products depend on the distance alone") {
+  const rotary turns(16, 100);
+  std::vector<float> x(16);
+  std::iota(x.begin(), x.end(), -7.0F);
+  const auto product_at = [&](std::size_t a, std::size_t b) {
+    std::vector<float> one = x;
+    std::vector<float> other = x;
+    turns.turn_heads(one, a);
+    turns.turn_heads(other, b);
+    return std::inner_product(one.begin(), one.end(), other.begin(), 0.0);
+  };
+  const double length = product_at(0, 0);
+  CHECK(product_at(93, 93) == doctest::Approx(length).epsilon(1e-5));
+  CHECK(product_at(90, 87) == doctest::Approx(product_at(3, 0)).epsilon(1e-5));
+  CHECK(product_at(3, 0) != doctest::Approx(length).epsilon(1e-2));
+}
+
+TEST_CASE("forms cost what their bits say") {
+  const finding found = compare({.shape = {.layers = 2, .hidden = 64, .inner = 64}, .plan = {.requests = 2}});
+  REQUIRE(found.errors.size() == 3);
+  const form_error& bf16 = found.errors[0];
+  const form_error& fp8 = found.errors[1];
+  const form_error& int8 = found.errors[2];
+  CHECK(bf16.rows == 4 * 64);
+  CHECK(bf16.root_mean_square > 0);
+  CHECK(bf16.root_mean_square < int8.root_mean_square);
+  CHECK(int8.root_mean_square < fp8.root_mean_square);
+  CHECK(fp8.root_mean_square < 0.1 * found.logits_size);
+  for (const form_error& each : found.errors) {
+    CHECK(each.most >= each.root_mean_square);
+    CHECK(each.changed < each.rows / 4);
+  }
+}
+
+TEST_CASE("the program tells digests, and what was shared, as JSON") {
+  const auto [status, out, notes] =
+      run({"--requests", "2", "--answer", "20", "--layers", "2", "--no-errors", "--json", "--hnd"});
+  REQUIRE(status == exit_status::success);
+  const auto found = nlohmann::json::parse(out);
+  CHECK(found["identical"] == true);
+  CHECK(found["tokens"] == 4 * 20);
+  CHECK(found["digest"] == found["contiguous_digest"]);
+  CHECK(found["digest"] == found["permuted_digest"]);
+  CHECK(found["kv"] == "bf16");
+  CHECK(found["shared_tokens"] == 48);
+  CHECK(found["copies_on_write"] == 2);
+  // No operation is left to a C library or a compiler: these bits are every machine's.
+  CHECK(found["digest"] == "4631d1cec258abfa");
+}
+
+TEST_CASE("what cannot be asked is refused, with the option, what was given and what would be right") {
+  struct wrong {
+    std::vector<std::string> arguments;
+    const char* why;
+  };
+  const std::vector<wrong> all{
+      {{"--kv", "int4"}, "--kv \"int4\": no such form; there are f32, bf16, fp8, int8"},
+      {{"--requests", "0"}, "--requests \"0\": must be a whole number from 1 to 64"},
+      {{"--query-heads", "3"}, "--query-heads \"3\": must be a multiple of --kv-heads, 2"},
+      {{"--head-dim", "40"}, "--head-dim \"40\": must be a multiple of 32, a group of int8"},
+      {{"--head-dim", "36", "--no-errors"}, "--head-dim \"36\": must be a multiple of 8"},
+      {{"--permute", "x"}, "--permute \"x\": must be a whole number"},
+      {{"--nonsense"}, "--nonsense"},
+  };
+  for (const wrong& each : all) {
+    CAPTURE(each.why);
+    const auto [status, out, notes] = run(each.arguments);
+    CHECK(status == exit_status::wrong_usage);
+    CHECK(out.empty());
+    CHECK(notes.find(each.why) != std::string::npos);
+  }
+}
