@@ -9,6 +9,7 @@
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
 // <llmmem/comm/detail/nccl_library.hpp> needs llmmem::nccl
 // <llmmem/comm/detail/nccl_transport_body.hpp> needs llmmem::nccl
+// <llmmem/comm/nccl_memory.hpp> needs llmmem::nccl
 // <llmmem/comm/nccl_transport.hpp> needs llmmem::nccl
 // <llmmem/paging/xxh3.hpp> needs llmmem::xxhash
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal

@@ -3,11 +3,13 @@
 #if defined(LLMMEM_TESTS_NCCL)
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/nccl_memory.hpp>
 #include <llmmem/comm/nccl_transport.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/testing/sim_network.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -120,6 +122,113 @@ TEST_SUITE("nccl_transport") {
       CHECK_THROWS_WITH_AS((nccl_transport<communicator<thread_endpoint>>(side, nullptr)),
                            (std::string("nccl_transport: no device: ") + why).c_str(), system_error);
     }
+  }
+
+  TEST_CASE("windows are made by all, used, ended in order, and gone with their epoch") {
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      sim_network net({.seats = 4, .seed = seed, .most_calls = 400'000});
+      fake_world fake;
+      net.run([&](sim_endpoint& end) {
+        side_of side(end);
+        side.join(side.after(second)).value();
+        ranks_of<> ranks(side, nullptr, {}, {fake, end});
+        ranks.join(ranks.after(second)).value();
+        nccl_memory<fake_nccl<>> memory(3 * 4096, {fake, end});
+        const std::span<std::byte> first = memory.bytes().first(4096);
+        const std::span<std::byte> second_page = memory.bytes().subspan(4096, 4096);
+        CHECK(ranks.register_window(first, ranks.after(second)).value());
+        CHECK(ranks.register_window(second_page, ranks.after(second), nccl_window::any_offset).value());
+        CHECK(ranks.windows() == 2);
+        CHECK(fake.windows.size() >= 2);
+        CHECK(ranks.deregister_window(second_page));
+        CHECK(ranks.deregister_window(second_page));  // there is none any more
+        CHECK(ranks.windows() == 1);
+        CHECK(ranks.all_gather(first.first(16), first.first(64), ranks.after(second)));
+        recover(ranks);
+        CHECK(ranks.windows() == 0);
+        CHECK(ranks.register_window(first, ranks.after(second)).value());
+        CHECK(ranks.all_gather(first.first(16), first.first(64), ranks.after(second)));
+        ranks.agree(0, ranks.after(second)).value();
+        CHECK(ranks.leave(ranks.after(second)));
+        CHECK(ranks.windows() == 0);
+      });
+      CHECK(fake.broken_rules == std::vector<std::string>{});
+      CHECK(fake.windows.empty());
+      CHECK(fake.memory.empty());
+    }
+  }
+
+  TEST_CASE("a window that cannot be is refused before NCCL hears of it, and one that is not made is told") {
+    sim_network net({.seats = 2, .most_calls = 400'000});
+    fake_world fake;
+    net.run([&](sim_endpoint& end) {
+      side_of side(end);
+      side.join(side.after(second)).value();
+      ranks_of<> ranks(side, nullptr, {}, {fake, end});
+      ranks.join(ranks.after(second)).value();
+      nccl_memory<fake_nccl<>> memory(4 * 4096, {fake, end});
+      const std::span<std::byte> bytes = memory.bytes();
+      const deadline by = ranks.after(second);
+      CHECK(ranks.register_window(bytes.first(0), by).code() == errc::size_mismatch);
+      CHECK(ranks.register_window(bytes.subspan(64), by).code() == errc::bad_granularity);
+      CHECK(ranks.register_window(bytes.subspan(4096, 8192), by).value());
+      for (const auto& [from, count, shared] :
+           {std::array<std::size_t, 3>{0, 4097, 1}, {8192, 8192, 4096}, {4096, 1, 1}, {0, 16384, 8192}}) {
+        const auto refused = ranks.register_window(bytes.subspan(from, count), by);
+        REQUIRE(refused.code() == errc::overlapping_ranges);
+        CHECK(refused.error().wanted == count);
+        CHECK(refused.error().found == shared);
+      }
+      CHECK(ranks.register_window(bytes.first(4096), by).value());
+      CHECK(ranks.windows() == 2);
+      side.agree(0, by).value();
+      fake.makes_no_windows = true;
+      CHECK_FALSE(ranks.register_window(bytes.subspan(12288), by).value());
+      CHECK(ranks.windows() == 2);
+      side.agree(0, by).value();
+      fake.fails_at["put"] = fake.calls["put"] + 1;
+      const auto failed = ranks.register_window(bytes.subspan(12288), by);
+      CHECK_FALSE(failed);
+      CHECK(side.is_revoked());
+      recover(ranks);
+      CHECK(ranks.windows() == 0);
+      CHECK_FALSE(ranks.register_window(bytes, ranks.after(second)).value());
+      ranks.agree(0, ranks.after(second)).value();
+      ranks.leave(ranks.after(second)).value();
+    });
+    CHECK(fake.broken_rules == std::vector<std::string>{});
+    CHECK(fake.memory.empty());
+  }
+
+  TEST_CASE("memory of NCCL's own is taken and given back, or the reason told") {
+    sim_network net({.seats = 1, .most_calls = 400'000});
+    fake_world fake;
+    net.run([&](sim_endpoint& end) {
+      using memory_of = nccl_memory<fake_nccl<>>;
+      const fake_nccl<> api(fake, end);
+      {
+        memory_of one(100, api);
+        memory_of other(std::move(one));
+        CHECK(one.bytes().empty());
+        CHECK(other.bytes().size() == 100);
+        memory_of third(200, api);
+        const std::byte* const data = other.bytes().data();
+        third = std::move(other);
+        CHECK(third.bytes().data() == data);
+        CHECK(third.bytes().size() == 100);
+        CHECK(fake.memory.size() == 2);
+      }
+      CHECK(fake.memory.empty());
+      CHECK_THROWS_WITH_AS(memory_of(0, api), "nccl_memory: 0 bytes; at least 1 is needed", length_error);
+      fake.fails_at["take_memory"] = fake.calls["take_memory"] + 1;
+      CHECK_THROWS_WITH_AS(memory_of(7, api), "nccl_memory: ncclMemAlloc of 7 bytes: a failure of the fake",
+                           system_error);
+      fake.device = "there is no CUDA driver";
+      CHECK_THROWS_WITH_AS(memory_of(7, api), "nccl_memory: no device: there is no CUDA driver",
+                           system_error);
+    });
+    CHECK(fake.broken_rules == std::vector<std::string>{});
   }
 
   TEST_CASE("messages come in the order in which they were sent, those without bytes among them") {

@@ -2,6 +2,7 @@
 // expects.
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/nccl_memory.hpp>
 #include <llmmem/comm/nccl_transport.hpp>
 #include <llmmem/comm/thread_network.hpp>
 
@@ -29,6 +30,26 @@ void expect(bool is_true, const char* what) {
   if (is_true) return;
   std::fprintf(stderr, "FAILED: %s\n", what);
   std::exit(1);
+}
+
+/// A sum within a window; NCCL may make none on a machine of one device.
+template <class Ranks>
+void check_window(Ranks& ranks, const std::vector<float>& host) {
+  const std::size_t bytes = host.size() * sizeof(float);
+  nccl_memory<> memory(bytes);
+  const auto made = ranks.register_window(memory.bytes(), ranks.after(minute));
+  if (!made) expect(made.error(), "register_window");
+  std::printf("a window of %zu bytes was %s\n", bytes, made.value() ? "made" : "not made");
+  llmmem_tests::check(cudaMemcpy(memory.bytes().data(), host.data(), bytes, cudaMemcpyHostToDevice),
+                      "copy up");
+  expect(ranks.all_reduce(memory.bytes(), memory.bytes(), ncclFloat, ncclSum, ranks.after(minute)),
+         "all_reduce in a window");
+  std::vector<float> back(host.size());
+  llmmem_tests::check(cudaMemcpy(back.data(), memory.bytes().data(), bytes, cudaMemcpyDeviceToHost),
+                      "copy down");
+  expect(back == host, "a sum of one rank in a window is not what it was");
+  expect(ranks.deregister_window(memory.bytes()), "deregister_window");
+  expect(ranks.windows() == 0, "a window is left");
 }
 
 }  // namespace
@@ -75,6 +96,7 @@ int main() {
     came_whole("a message to itself is not what was sent");
     expect(ranks.broadcast(in, rank_id{0}, ranks.after(minute)), "broadcast");
     expect(barrier(ranks, {.by = ranks.after(minute)}), "barrier");
+    check_window(ranks, host);
 
     // The end of an epoch without a death: what NCCL does is revoked, and a fresh communicator follows.
     ranks.revoke();

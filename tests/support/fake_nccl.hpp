@@ -14,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ namespace llmmem_tests {
 
 /// What a rank has put on its stream.
 struct fake_operation {
-  enum class what { send, recv, reduce, scatter, gather, broadcast } kind{};
+  enum class what { send, recv, reduce, scatter, gather, broadcast, window } kind{};
   const std::byte* from = nullptr;
   std::byte* into = nullptr;
   std::size_t count = 0;  // of floats, or bytes
@@ -68,6 +69,19 @@ struct fake_world {
   std::vector<std::unique_ptr<fake_comm>> all{};
   std::map<std::string, std::shared_ptr<fake_group>> groups{};
   std::uint64_t next_id = 1;
+  struct window {
+    const fake_comm* of = nullptr;
+    const std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+    int flags = 0;
+  };
+  bool makes_no_windows = false;  // devices that do not reach each other
+  std::map<std::uintptr_t, window> windows{};
+  std::map<const std::byte*, std::size_t> memory{};  // of NCCL's own allocator
+
+  void end_windows(const fake_comm& of) {
+    std::erase_if(windows, [&](const auto& each) { return each.second.of == &of; });
+  }
 
   void rule(bool is_kept, const std::string& text) {
     if (!is_kept) broken_rules.push_back(text);
@@ -91,6 +105,7 @@ class fake_nccl {
  public:
   static constexpr bool has_revoke = Revoke;
   static constexpr bool has_grow = Grow;
+  static constexpr bool has_windows = true;
   using state = fake_comm::state;
   using what = fake_operation::what;
 
@@ -193,12 +208,16 @@ class fake_nccl {
     world_->rule(one.now == state::finalized,
                  "ncclCommDestroy of one that was not finalized: waits for others");
     one.now = state::destroyed;
+    world_->rule(
+        std::ranges::none_of(world_->windows, [&](const auto& each) { return each.second.of == &one; }),
+        "ncclCommDestroy before ncclCommWindowDeregister");
     return ncclSuccess;
   }
   ncclResult_t abort(ncclComm_t comm) {
     fake_comm& one = use(comm, "abort");
     one.queue.clear();
     one.now = state::aborted;
+    world_->end_windows(one);
     if (one.is_waiting_child) {
       // Its child's making ends with it.
       for (const auto& each : world_->all) {
@@ -264,6 +283,41 @@ class fake_nccl {
   ncclResult_t broadcast(void* bytes, std::size_t count, int root, ncclComm_t comm, cudaStream_t) {
     return put(comm, {what::broadcast, static_cast<const std::byte*>(bytes), static_cast<std::byte*>(bytes),
                       count, root});
+  }
+
+  ncclResult_t register_window(ncclComm_t comm, void* memory, std::size_t bytes, ncclWindow_t* made,
+                               int flags) {
+    const auto* const from = static_cast<const std::byte*>(memory);
+    const auto* const one = reinterpret_cast<const fake_comm*>(comm);
+    for (const auto& [handle, each] : world_->windows) {
+      const bool is_apart = from >= each.memory + each.bytes || each.memory >= from + bytes;
+      world_->rule(each.of != one || is_apart, "a window over another");
+    }
+    return put(comm, {what::window, from, reinterpret_cast<std::byte*>(made), bytes, flags});
+  }
+  ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t handle) {
+    fake_comm& one = use(comm, "deregister_window");
+    const auto found = world_->windows.find(reinterpret_cast<std::uintptr_t>(handle));
+    const bool is_its = found != world_->windows.end() && found->second.of == &one;
+    world_->rule(is_its, "ncclCommWindowDeregister of what is no window of the communicator");
+    world_->rule(one.now == state::ready, "ncclCommWindowDeregister of one that is not ready");
+    if (is_its) world_->windows.erase(found);
+    return world_->fails("deregister_window") ? ncclInternalError : ncclSuccess;
+  }
+  ncclResult_t take_memory(void** made, std::size_t bytes) {
+    if (world_->fails("take_memory")) return ncclSystemError;
+    *made = ::operator new(bytes, std::align_val_t{NCCL_WIN_REQUIRED_ALIGNMENT});
+    world_->memory[static_cast<const std::byte*>(*made)] = bytes;
+    return ncclSuccess;
+  }
+  ncclResult_t give_memory_back(void* memory) {
+    const auto* const from = static_cast<const std::byte*>(memory);
+    for (const auto& [handle, each] : world_->windows)
+      world_->rule(each.memory < from || each.memory >= from + world_->memory[from],
+                   "memory given back below a window");
+    world_->rule(world_->memory.erase(from) == 1, "memory given back that was not taken");
+    ::operator delete(memory, std::align_val_t{NCCL_WIN_REQUIRED_ALIGNMENT});
+    return ncclSuccess;
   }
 
   cudaError_t make_event(cudaEvent_t* event) {
@@ -459,6 +513,7 @@ class fake_nccl {
         out[r].assign(root, root + first.count);
       }
     }
+    if (first.kind == what::window) open_windows(group, out);
     std::size_t r = 0;
     for (const auto& [rank, one] : group.members) {
       std::memcpy(all[r].into, out[r].data(), out[r].size());
@@ -466,6 +521,21 @@ class fake_nccl {
       ++r;
     }
     return true;
+  }
+
+  /// The handles that ranks are told, or null ones.
+  void open_windows(const fake_group& group, std::vector<std::vector<std::byte>>& handles) {
+    std::size_t r = 0;
+    for (const auto& [rank, one] : group.members) {
+      const fake_operation& asked = one->queue.front();
+      std::uintptr_t handle = 0;
+      if (!world_->makes_no_windows) {
+        handle = 4096 * world_->next_id++;
+        world_->windows[handle] = {one, asked.from, asked.count, asked.peer};
+      }
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&handle);
+      handles[r++].assign(bytes, bytes + sizeof handle);
+    }
   }
 
   fake_world* world_;

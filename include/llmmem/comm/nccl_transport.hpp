@@ -56,6 +56,12 @@ struct nccl_options {
   std::uint32_t side_tag = 0xFFFF'FF00;   ///< of what is sent over the side channel
 };
 
+/// How NCCL may use a window.
+enum class nccl_window : std::uint8_t {
+  any_offset,  ///< ranks may name other offsets of theirs in one call
+  symmetric,   ///< all ranks name the same offset in a call, which NCCL can be quickest with
+};
+
 /// What a transport over NCCL has counted.
 struct nccl_stats {
   std::uint64_t fresh = 0;    ///< NCCL communicators made by a unique id
@@ -160,7 +166,29 @@ class nccl_transport {
   result<void> all_gather(std::span<const std::byte> from, std::span<std::byte> into, deadline by);
   result<void> broadcast(std::span<std::byte> bytes, rank_id root, deadline by);
 
+  /// Registers memory with NCCL as a window, which collectives on it then use: all ranks call it, in the same
+  /// order, with as many bytes. A window is of the epoch's communicator, and gone with it: register anew
+  /// after `shrink`, `admit` and a `join`. `nccl_memory` is what NCCL can register.
+  ///
+  /// @return whether NCCL made one; where the devices cannot reach each other it makes none, and goes on as
+  ///      without. `errc::overlapping_ranges` for bytes that a window has already, which NCCL would not
+  ///      notice; `errc::bad_granularity` for an address that is no multiple of 4 KiB;
+  ///      `errc::size_mismatch` for no bytes at all; else as a collective.
+  result<bool> register_window(std::span<std::byte> memory, deadline by,
+                               nccl_window how = nccl_window::symmetric)
+    requires(Api::has_windows);
+  /// Ends the window that begins where `memory` does, of this rank alone: before it is given back. Nothing
+  /// may be on its way there. Nothing happens where there is none.
+  result<void> deregister_window(std::span<const std::byte> memory)
+    requires(Api::has_windows);
+  [[nodiscard]] std::size_t windows() const noexcept { return windows_.size(); }
+
  private:
+  struct window {
+    std::span<std::byte> memory{};
+    // Written by NCCL while it is being made.
+    std::unique_ptr<ncclWindow_t> handle{};
+  };
   // Votes of forming a communicator that this rank still owes the others.
   enum class owes : std::uint8_t { nothing, both, second };
   enum class way : std::uint8_t { fresh = 1, grow };
@@ -200,6 +228,7 @@ class nccl_transport {
                                               std::uint64_t bytes, deadline by, Enqueue enqueue);
   void stop();
   void abort() noexcept;
+  void abort_communicator() noexcept;
 
   [[nodiscard]] std::vector<int> ranks_of(const seat_set& seats) const;
   [[nodiscard]] result<std::uint64_t> vote(std::uint64_t bits, owes next, deadline by);
@@ -220,6 +249,7 @@ class nccl_transport {
   ncclComm_t comm_ = nullptr;
   // Written by NCCL's threads while it is being made: at a place that may outlive this.
   std::unique_ptr<ncclComm_t> child_ = std::make_unique<ncclComm_t>(nullptr);
+  std::vector<window> windows_{};  // of `comm_`
   bool is_growing_ = false;
   bool is_stopped_ = false;  // nothing may be put on it any more
   bool is_event_out_ = false;

@@ -22,6 +22,7 @@ namespace llmmem::inline v0 {
 struct nccl_library {
   static constexpr bool has_revoke = NCCL_VERSION_CODE >= 22807;
   static constexpr bool has_grow = NCCL_VERSION_CODE >= 22900;
+  static constexpr bool has_windows = NCCL_VERSION_CODE >= 22700;
 
   /// Why there is no device to communicate between; nothing where there is one.
   [[nodiscard]] const char* why_no_device() const noexcept {
@@ -89,6 +90,20 @@ struct nccl_library {
                          cudaStream_t stream) const noexcept {
     return ncclBroadcast(bytes, bytes, count, ncclUint8, root, comm, stream);
   }
+
+#if NCCL_VERSION_CODE >= 22700
+  ncclResult_t register_window(ncclComm_t comm, void* memory, std::size_t bytes, ncclWindow_t* made,
+                               int flags) const noexcept {
+    return ncclCommWindowRegister(comm, memory, bytes, made, flags);
+  }
+  ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) const noexcept {
+    return ncclCommWindowDeregister(comm, window);
+  }
+#endif
+  ncclResult_t take_memory(void** made, std::size_t bytes) const noexcept {
+    return ncclMemAlloc(made, bytes);
+  }
+  ncclResult_t give_memory_back(void* memory) const noexcept { return ncclMemFree(memory); }
 
   cudaError_t make_event(cudaEvent_t* event) const noexcept {
     return cudaEventCreateWithFlags(event, cudaEventDisableTiming);

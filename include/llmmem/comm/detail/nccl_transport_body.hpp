@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/nccl_transport.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -199,15 +200,20 @@ void nccl_transport<Side, Api>::stop() {
   abort();
 }
 
+/// Its windows end with it.
+template <nccl_side Side, class Api>
+void nccl_transport<Side, Api>::abort_communicator() noexcept {
+  static_cast<void>(api_.abort(std::exchange(comm_, nullptr)));
+  windows_.clear();
+  ++stats_.aborted;
+}
+
 /// Ends what there is: the one before first, which lets go of the one that is being made of it.
 template <nccl_side Side, class Api>
 void nccl_transport<Side, Api>::abort() noexcept {
   is_stopped_ = true;
   is_event_out_ = false;
-  if (comm_ != nullptr) {
-    static_cast<void>(api_.abort(std::exchange(comm_, nullptr)));
-    ++stats_.aborted;
-  }
+  if (comm_ != nullptr) abort_communicator();
   if (child() != nullptr) {
     static_cast<void>(api_.abort(take_child()));
     ++stats_.aborted;
@@ -311,6 +317,51 @@ result<void> nccl_transport<Side, Api>::broadcast(std::span<std::byte> bytes, ra
   });
 }
 
+// Windows
+// ---------------------------------------------------------------------------------------------------
+
+template <nccl_side Side, class Api>
+result<bool> nccl_transport<Side, Api>::register_window(std::span<std::byte> memory, deadline by,
+                                                        nccl_window how)
+  requires(Api::has_windows)
+{
+  if (auto may = may_talk(rank()); !may) return may.error();
+  constexpr std::uint64_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  if (memory.empty()) return misfit(page, 0);
+  if (address % page != 0) return refuse(errc::bad_granularity, rank(), address, page);
+  for (const window& each : windows_) {
+    const auto other = reinterpret_cast<std::uintptr_t>(each.memory.data());
+    const std::uint64_t begin = std::max<std::uint64_t>(address, other);
+    const std::uint64_t end = std::min<std::uint64_t>(address + memory.size(), other + each.memory.size());
+    if (begin < end) return refuse(errc::overlapping_ranges, rank(), memory.size(), end - begin);
+  }
+  windows_.push_back({memory, std::make_unique<ncclWindow_t>(nullptr)});
+  ncclWindow_t* const made = windows_.back().handle.get();
+  const int flags = how == nccl_window::symmetric ? NCCL_WIN_COLL_SYMMETRIC : NCCL_WIN_DEFAULT;
+  const result<void> done = call("ncclCommWindowRegister", std::nullopt, memory.size(), by, [&] {
+    return api_.register_window(comm_, memory.data(), memory.size(), made, flags);
+  });
+  // A refusal ends the epoch: what NCCL may still write to goes with its communicator.
+  if (!done) return done.error();
+  if (*made != nullptr) return true;
+  windows_.pop_back();
+  return false;
+}
+
+template <nccl_side Side, class Api>
+result<void> nccl_transport<Side, Api>::deregister_window(std::span<const std::byte> memory)
+  requires(Api::has_windows)
+{
+  const auto found =
+      std::ranges::find_if(windows_, [&](const window& each) { return each.memory.data() == memory.data(); });
+  if (found == windows_.end()) return {};
+  const ncclResult_t status = api_.deregister_window(comm_, *found->handle);
+  windows_.erase(found);
+  if (is_error(status)) return trouble("ncclCommWindowDeregister", status);
+  return {};
+}
+
 // Epochs
 // ---------------------------------------------------------------------------------------------------
 
@@ -386,10 +437,7 @@ result<void> nccl_transport<Side, Api>::form(standing& how, deadline by) {
     abort();
     return made;
   }
-  if (comm_ != nullptr) {  // it has grown: all have left the one before
-    static_cast<void>(api_.abort(std::exchange(comm_, nullptr)));
-    ++stats_.aborted;
-  }
+  if (comm_ != nullptr) abort_communicator();  // it has grown: all have left the one before
   comm_ = take_child();
   is_growing_ = false;
   is_stopped_ = false;
@@ -466,8 +514,7 @@ result<void> nccl_transport<Side, Api>::make_shrunk(std::vector<int>& excluded, 
   if (is_error(status)) return trouble("ncclCommShrink", status);
   if (auto made = wait_for_child("ncclCommShrink", by); !made) return made;
   // To destroy it would wait for who is excluded.
-  static_cast<void>(api_.abort(std::exchange(comm_, nullptr)));
-  ++stats_.aborted;
+  abort_communicator();
   ++stats_.shrunk;
   return {};
 }
@@ -523,6 +570,11 @@ result<void> nccl_transport<Side, Api>::leave(deadline by) {
   if (is_stopped_) {  // NCCL does not finalise what was revoked
     abort();
     return {};
+  }
+  if constexpr (Api::has_windows) {
+    for (const window& each : windows_)
+      static_cast<void>(api_.deregister_window(comm_, *each.handle));
+    windows_.clear();
   }
   ncclResult_t status = api_.finalize(comm_);
   result<void> done;

@@ -1,0 +1,77 @@
+/// @file
+/// `nccl_memory`: memory of the current device that NCCL can register as a window. Needs NCCL 2.28 or newer.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#if !__has_include(<nccl.h>)
+#error \
+    "llmmem/comm/nccl_memory.hpp needs NCCL and the CUDA Toolkit: install libnccl-dev and link llmmem::nccl."
+#endif
+
+#include <llmmem/comm/detail/nccl_library.hpp>
+#include <llmmem/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace llmmem::inline v0 {
+
+/// The owner of memory from NCCL's own allocator, which maps it so that other devices, and switches, can
+/// reach it: what `nccl_transport::register_window` takes. NCCL rounds its size up to its own granularity (2
+/// MiB and more), so take one for many tensors.
+///
+///     nccl_memory<> gradients(bytes);
+///     ranks.register_window(gradients.bytes(), ranks.after(...)).value();      // in each epoch anew
+///     ranks.all_reduce(gradients.bytes(), gradients.bytes(), ncclBfloat16, ncclSum, ranks.after(...));
+///
+/// It outlives the windows on it: end them with `deregister_window`, or let the transport leave, or end,
+/// first. (A call that failed has ended its epoch's windows already, or will with the next epoch.)
+///
+/// @par Waits           both ends wait for the device.
+/// @par Thread safety   as a plain value.
+/// @par Errors          the constructor throws `length_error` for 0 bytes, and `system_error` without a
+/// device
+///      and for what NCCL refuses, with its text; a refusal to take memory back is not told.
+template <class Api = nccl_library>
+class nccl_memory {
+ public:
+  /// Owns nothing.
+  nccl_memory() noexcept = default;
+  explicit nccl_memory(std::uint64_t bytes, Api api = {}) : api_(std::move(api)), size_(bytes) {
+    if (bytes == 0) throw length_error("nccl_memory: 0 bytes; at least 1 is needed");
+    if (const char* const why = api_.why_no_device())
+      throw system_error(std::string("nccl_memory: no device: ") + why);
+    void* made = nullptr;
+    if (const ncclResult_t status = api_.take_memory(&made, static_cast<std::size_t>(bytes));
+        status != ncclSuccess)
+      throw system_error("nccl_memory: ncclMemAlloc of " + std::to_string(bytes) +
+                         " bytes: " + api_.text(status));
+    data_ = static_cast<std::byte*>(made);
+  }
+  nccl_memory(nccl_memory&& other) noexcept
+      : api_(other.api_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  nccl_memory& operator=(nccl_memory&& other) noexcept {
+    std::swap(api_, other.api_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~nccl_memory() {
+    if (data_ != nullptr) static_cast<void>(api_.give_memory_back(data_));
+  }
+
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+    return {data_, static_cast<std::size_t>(size_)};
+  }
+
+ private:
+  Api api_{};
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace llmmem::inline v0
