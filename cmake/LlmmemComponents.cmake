@@ -81,21 +81,14 @@ macro(llmmem_component_nccl)
   endif()
 endmacro()
 
-# llmmem::cuda: the runtime and CCCL. The consumer's own nvcc flags and architectures stay his.
+# llmmem::cuda: the runtime. The consumer's own nvcc flags and architectures stay his. No header here includes CCCL, so any
+# generation of it may be beside.
 macro(llmmem_component_cuda)
   find_package(CUDAToolkit 12.8 QUIET)
-  if(CUDAToolkit_FOUND)
-    # The toolkit carries CCCL, but only a compiler on PATH leads CMake to it.
-    find_package(CCCL 3.0.1 QUIET CONFIG HINTS "${CUDAToolkit_LIBRARY_DIR}/cmake")
-  endif()
-  if(CUDAToolkit_FOUND AND CCCL_FOUND AND NOT TARGET llmmem::cuda)
-    add_library(llmmem::cuda INTERFACE IMPORTED GLOBAL)
-    target_link_libraries(llmmem::cuda INTERFACE llmmem::llmmem CUDA::cudart_static CCCL::CCCL)
-  elseif(NOT CUDAToolkit_FOUND)
+  if(NOT CUDAToolkit_FOUND)
     set(llmmem_cuda_missing "the CUDA Toolkit 12.8 or newer was not found (https://developer.nvidia.com/cuda-toolkit)")
-  elseif(NOT CCCL_FOUND)
-    set(llmmem_cuda_missing
-        "CCCL 3.0.1 or newer was not found in or beside the CUDA Toolkit ${CUDAToolkit_VERSION} \
-(https://github.com/NVIDIA/cccl; set CCCL_DIR)")
+  elseif(NOT TARGET llmmem::cuda)
+    add_library(llmmem::cuda INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::cuda INTERFACE llmmem::llmmem CUDA::cudart_static)
   endif()
 endmacro()
