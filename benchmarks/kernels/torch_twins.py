@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""torch_twins.py [--self-test]: what a user of torch, or of Triton, would run in place of this library's kernels.
+
+The same shapes and counts of bytes as bench_gpu_kernels and bench_gpu_kernels_attention, whose rows they stand beside;
+each figure is the median of 15 replays of a CUDA graph of 20 launches over four sets of buffers. Prints a table, and
+one JSON object last, as these programs do. Without torch or a device: a line that says so, and exit status 77.
+
+--self-test checks the counts of bytes, without torch.
+"""
+
+import json
+import statistics
+import sys
+
+KIB = 1024
+MIB = 1024 * KIB
+SETS = 4
+LAUNCHES = 20
+REPLAYS = 15
+
+
+def append_bytes(tokens, heads=8, head_dim=128):
+    """Keys and values in bf16, read and written, and a slot of 8 bytes a token."""
+    return tokens * (2 * 2 * heads * head_dim * 2 + 8)
+
+
+def copy_bytes(blocks, block_bytes):
+    return 2 * blocks * block_bytes
+
+
+def quantize_bytes(values, bits=8, group=128):
+    """bf16 read, codes and a float a group written."""
+    return values * 2 + values * bits // 8 + values // group * 4
+
+
+def attention_bytes(batch, tokens, query_heads=32, heads=8, head_dim=128):
+    """Keys and values in bf16 read once, queries read and outputs written."""
+    return 2 * batch * tokens * heads * head_dim * 2 + 2 * batch * query_heads * head_dim * 2
+
+
+def blocks_of(room, block_bytes):
+    return min(room // block_bytes, 256 * MIB // block_bytes)
+
+
+def size_text(size):
+    if size >= MIB:
+        return f"{size // MIB} MiB"
+    return f"{size // KIB} KiB"
+
+
+def self_test():
+    assert append_bytes(1) == 8200
+    assert copy_bytes(3, 4096) == 24576
+    assert quantize_bytes(1024) == 2048 + 1024 + 32
+    assert attention_bytes(1, 1024) == 2 * 1024 * 8 * 128 * 2 + 2 * 32 * 128 * 2
+    assert blocks_of(1024 * MIB, 2 * MIB) == 128
+    assert size_text(4 * KIB) == "4 KiB" and size_text(2 * MIB) == "2 MiB"
+    print("the counts of bytes are right")
+
+
+class Table:
+    def __init__(self, torch):
+        self.torch = torch
+        self.rows = []
+
+    def measure(self, what, shape, size, launch):
+        """launch(i): the i-th launch, of set i % SETS. What it cannot do is told, and left out."""
+        torch = self.torch
+        try:
+            took = self.replayed(launch)
+        except (RuntimeError, NotImplementedError) as failed:
+            print(f"{what}, {shape}: not measured: {str(failed).splitlines()[0]}")
+            torch.cuda.synchronize()
+            return
+        row = {"what": what, "shape": shape, "bytes": size, "us": round(statistics.median(took), 3),
+               "least_us": round(min(took), 3), "most_us": round(max(took), 3)}
+        print(f"{what:<34} {shape:<34} {size:>12} {row['us']:>10.2f} {size / row['us'] / 1000:>9.1f}")
+        self.rows.append(row)
+
+    def replayed(self, launch):
+        torch = self.torch
+        for i in range(SETS):
+            launch(i)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(LAUNCHES):
+                launch(i % SETS)
+        took = []
+        for _ in range(REPLAYS + 1):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            took.append(begin.elapsed_time(end) * 1000 / LAUNCHES)
+        return took[1:]
+
+
+def measure_tokens(torch, table):
+    for tokens in (1, 16, 256, 8192, 65536):
+        blocks = max(2 * tokens // 16, 64)
+        places = torch.randperm(blocks * 16, device="cuda")[:tokens]
+        caches = [torch.zeros(2, blocks * 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+        batches = [torch.zeros(2, tokens, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+        shape = f"bf16 NHD, T {tokens}"
+
+        def append(i, caches=caches, batches=batches, places=places):
+            caches[i].index_copy_(1, places, batches[i])
+
+        def gather(i, caches=caches, batches=batches, places=places):
+            torch.index_select(caches[i], 1, places, out=batches[i])
+
+        table.measure("torch index_copy_ (append_kv)", shape, append_bytes(tokens), append)
+        table.measure("torch index_select (gather_kv)", shape, append_bytes(tokens), gather)
+
+
+def measure_blocks(torch, triton_copy, table, room):
+    for block_bytes in (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 2 * MIB):
+        blocks = room // block_bytes
+        count = blocks_of(room, block_bytes)
+        order = torch.randperm(blocks, device="cuda")[:count]
+        targets = order.flip(0)
+        pools = [torch.zeros(2, blocks, block_bytes // 4, dtype=torch.int32, device="cuda") for _ in range(SETS)]
+        shape = f"{count} x {size_text(block_bytes)}"
+        size = copy_bytes(count, block_bytes)
+        table.measure("torch index_select, index_copy_", shape, size,
+                      lambda i, p=pools, o=order, t=targets: p[i][1].index_copy_(0, t, p[i][0].index_select(0, o)))
+        if triton_copy is not None:
+            table.measure("Triton (copy_kv_blocks)", shape, size,
+                          lambda i, p=pools, o=order, t=targets: triton_copy(p[i][1], p[i][0], t, o))
+
+
+def make_triton_copy():
+    """Blocks by number, a program for each 16 KiB of each; None without Triton."""
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+        print("no Triton: its rows are left out")
+        return None
+
+    @triton.jit
+    def copy_blocks(to, source, to_blocks, from_blocks, words: tl.constexpr, tile: tl.constexpr):
+        pair = tl.program_id(0).to(tl.int64)
+        at = tl.program_id(1) * tile + tl.arange(0, tile)
+        read = tl.load(from_blocks + pair) * words
+        written = tl.load(to_blocks + pair) * words
+        tl.store(to + written + at, tl.load(source + read + at, mask=at < words), mask=at < words)
+
+    def launch(to, source, to_blocks, from_blocks):
+        words = source.shape[1]
+        tile = min(words, 4096)
+        copy_blocks[(to_blocks.numel(), triton.cdiv(words, tile))](to, source, to_blocks, from_blocks, words, tile)
+
+    return launch
+
+
+def measure_numbers(torch, table, room):
+    values = min(room, 512 * MIB) // 2
+    inputs = [torch.ones(values // 128, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+
+    def quantize(x):
+        scale = x.abs().amax(dim=1, keepdim=True).float() / 127
+        return torch.round(x.float() / scale).to(torch.int8), scale
+
+    codes, scales = quantize(inputs[0])
+    table.measure("torch (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
+                  lambda i: quantize(inputs[i]))
+    table.measure("torch (dequantize_groups)", "int8 to bf16 by 128", quantize_bytes(values),
+                  lambda i: (codes.float() * scales).to(torch.bfloat16))
+    compiled = torch.compile(quantize, dynamic=False)
+    table.measure("torch.compile (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
+                  lambda i: compiled(inputs[i]))
+
+
+def measure_attention(torch, table):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for batch, tokens in ((1, 1024), (1, 8192), (1, 131072), (8, 4096), (32, 4096), (128, 1024), (128, 4096)):
+        query = torch.ones(batch, 32, 1, 128, dtype=torch.bfloat16, device="cuda")
+        # In one piece: torch reads no block tables here.
+        keys, values = ([torch.ones(batch, 8, tokens, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+                        for _ in range(2))
+        table.measure("torch sdpa, in one piece", f"bf16, 32 on 8 x 128, B {batch} x {tokens}",
+                      attention_bytes(batch, tokens),
+                      lambda i, q=query, k=keys, v=values: attend(q, k[i], v[i], enable_gqa=True))
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    if sys.argv[1:]:
+        sys.exit(f"there is no '{sys.argv[1]}'\n{__doc__}")
+    try:
+        import torch
+    except ImportError:
+        print("SKIPPED: python3 has no torch")
+        sys.exit(77)
+    if not torch.cuda.is_available():
+        print("SKIPPED: torch finds no CUDA device")
+        sys.exit(77)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    table = Table(torch)
+    room = 1024 * MIB
+    measure_tokens(torch, table)
+    measure_blocks(torch, make_triton_copy(), table, room)
+    torch.cuda.empty_cache()
+    measure_attention(torch, table)
+    torch.cuda.empty_cache()
+    measure_numbers(torch, table, room)
+    print(json.dumps({"ceiling_gb_per_s": 0, "rows": table.rows}))
+
+
+if __name__ == "__main__":
+    main()

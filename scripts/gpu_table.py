@@ -1,0 +1,99 @@
+"""gpu_table.py commands < JSON of ctest: each test as its name, a tab, and its command behind @SANITIZER@.
+gpu_table.py write FOLDER: table.md and results.json of what scripts/gpu left there.
+
+Of `write` the exit status is that of scripts/gpu: 1 when something failed, 3 when nothing failed and something was cut.
+"""
+
+import json
+import pathlib
+import shlex
+import sys
+
+
+def commands():
+    for test in json.load(sys.stdin)["tests"]:
+        if test.get("command"):
+            print(f"{test['name']}\t@SANITIZER@ {shlex.join(test['command'])}")
+
+
+def lines_of(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def rows_of(log):
+    """What a benchmark's last line holds; nothing where it is no object of rows."""
+    for line in reversed(lines_of(log)):
+        if line.startswith("{"):
+            try:
+                return json.loads(line)
+            except json.JSONDecodeError:
+                return {}
+    return {}
+
+
+def read(folder):
+    machine = dict(line.split("\t", 1) for line in lines_of(folder / "machine.tsv"))
+    ran = []
+    for line in lines_of(folder / "ledger.tsv"):
+        phase, name, status, seconds, why = line.split("\t", 4)
+        ran.append({"phase": phase, "name": name, "status": status, "seconds": int(seconds), "why": why})
+    figures = []
+    ceiling = 0
+    for each in ran:
+        if each["phase"] not in ("benchmarks", "twins") or each["status"] != "passed":
+            continue
+        found = rows_of(folder / "logs" / each["name"].replace("/", "_"))
+        if not found.get("rows"):
+            each.update(status="failed", why="it printed no rows")
+            continue
+        ceiling = max(ceiling, found.get("ceiling_gb_per_s", 0))
+        figures += [{**row, "from": each["name"]} for row in found["rows"]]
+    # One ceiling for all rows: the quickest copy within the device that any program saw.
+    for row in figures:
+        row["gb_per_s"] = round(row["bytes"] / row["us"] / 1000, 1) if row["bytes"] and row["us"] else None
+        row["share"] = round(row["gb_per_s"] / ceiling, 3) if ceiling and row["gb_per_s"] else None
+    return {"machine": machine, "ceiling_gb_per_s": ceiling, "ran": ran, "rows": figures}
+
+
+def table(results):
+    text = ["# What scripts/gpu found", ""]
+    text += [f"- {key}: {value}" for key, value in results["machine"].items()]
+    text += [f"- ceiling: {results['ceiling_gb_per_s']} GB/s, read and written, of a copy within the device", ""]
+    text += ["| phase | what | how it ended | s |", "|---|---|---|---|"]
+    for each in results["ran"]:
+        why = f": {each['why']}" if each["why"] else ""
+        text.append(f"| {each['phase']} | {each['name']} | {each['status']}{why} | {each['seconds']} |")
+    text += ["", "| what | shape | bytes | us | least to most | GB/s | share |", "|---|---|---|---|---|---|---|"]
+    for row in results["rows"]:
+        rate = "" if row["gb_per_s"] is None else row["gb_per_s"]
+        share = "" if row["share"] is None else f"{row['share']:.3f}"
+        text.append(f"| {row['what']} | {row['shape']} | {row['bytes']:.0f} | {row['us']:.2f} "
+                    f"| {row['least_us']:.2f} to {row['most_us']:.2f} | {rate} | {share} |")
+    return "\n".join(text) + "\n"
+
+
+def write(folder):
+    results = read(folder)
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "table.md").write_text(table(results))
+    print(f"{folder}/table.md and results.json: {len(results['rows'])} figures")
+    status = 0
+    for how, code in (("cut", 3), ("failed", 1)):
+        for each in results["ran"]:
+            if each["status"] == how:
+                status = code
+                print(f"{how}: {each['phase']} {each['name']}: {each['why']}")
+    return status
+
+
+def main(arguments):
+    if arguments == ["commands"]:
+        commands()
+        return 0
+    if len(arguments) == 2 and arguments[0] == "write":
+        return write(pathlib.Path(arguments[1]))
+    sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

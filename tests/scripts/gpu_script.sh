@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# gpu_script.sh WORK: what scripts/gpu makes of a machine, by doubles of all that it calls: failures are gathered, the table and
+# the JSON tell them, and nothing that fails keeps what follows from running.
+set -euo pipefail
+
+work=$(mkdir -p "$1" && cd "$1" && pwd)
+root=$PWD
+fail() {
+  printf 'FAILED: %s\n' "$*" >&2
+  tail -n 30 "$work/said" >&2
+  exit 1
+}
+
+# A checkout of its own, so that no build of this one is touched.
+rm -rf "${work:?}/tree" "${work:?}/bin"
+mkdir -p "$work/tree/benchmarks/kernels" "$work/bin"
+cp -r "$root/scripts" "$work/tree/"
+cp "$root/benchmarks/kernels/torch_twins.py" "$work/tree/benchmarks/kernels/"
+
+# double NAME: a program of that name, made of standard input.
+double() {
+  { printf '#!/usr/bin/env bash\n'; cat; } >"$work/bin/$1"
+  chmod +x "$work/bin/$1"
+}
+double nvcc <<<'echo "Cuda compilation tools, release 13.0, V13.0.88"'
+double nvidia-smi <<'END'
+[[ ${FAKE_NO_GPU-} ]] && exit 9
+case $1 in --list-gpus) echo "GPU 0: a double" ;; *name*) echo "a double, 1 MiB" ;; *) echo 580.1 ;; esac
+END
+double cmake <<'END'
+case "$*" in
+  --version) echo "cmake version 3.31.0" ;;
+  --build*)
+    [[ ${FAKE_BUILD-} ]] && echo "a compiler's complaint" && exit 1
+    mkdir -p build/gpu/bin
+    cat >build/gpu/bin/bench_gpu_kernels_kernels <<'BENCH'
+#!/usr/bin/env bash
+[[ ${FAKE_SLOW-} ]] && sleep 60
+echo a table
+echo '{"ceiling_gb_per_s": 100.0, "rows": [{"what": "copy", "shape": "1 MiB", "bytes": 1000000, "us": 20.0, "least_us": 19.0, "most_us": 30.0}]}'
+BENCH
+    cat >build/gpu/bin/bench_gpu_kernels_attention <<'BENCH'
+#!/usr/bin/env bash
+[[ ${FAKE_CRASH-} ]] && kill -SEGV $$
+[[ ${FAKE_SILENCE-} ]] && exit 0
+echo '{"ceiling_gb_per_s": 90.0, "rows": [{"what": "attention", "shape": "B 1", "bytes": 0, "us": 5.0, "least_us": 5.0, "most_us": 5.0}]}'
+BENCH
+    chmod +x build/gpu/bin/bench_gpu_*
+    ;;
+esac
+END
+double ctest <<'END'
+case "$*" in
+  *json*) echo '{"tests": [{"name": "kernels/one_gpu", "command": ["/bin/true"]}, {"name": "space/two_gpu", "command": ["/bin/echo", "a b"]}]}' ;;
+  *) echo "1/1 Test #1: kernels/one_gpu"; [[ -z ${FAKE_TEST-} ]] ;;
+esac
+END
+double compute-sanitizer <<'END'
+[[ ${FAKE_RACE-} && $* == *racecheck* ]] && echo "a race" && exit 86
+exit 0
+END
+
+# gpu CODE [VARIABLE=VALUE...] [-- ARGUMENT...]: runs it, and wants that exit status.
+gpu() {
+  local wanted=$1 code=0
+  local -a variables=()
+  shift
+  while (($#)) && [[ $1 != -- ]]; do
+    variables+=("$1")
+    shift
+  done
+  shift $(($# > 0))
+  rm -rf "$work/tree/build"
+  (cd "$work/tree" && env PATH="$work/bin:$PATH" "${variables[@]}" bash scripts/gpu "$@") >"$work/said" 2>&1 || code=$?
+  [[ $code == "$wanted" ]] || fail "scripts/gpu ${variables[*]} $* ended with $code, not $wanted"
+}
+results=$work/tree/build/gpu/results
+# found EXPRESSION: of Python, over `all` of results.json and `how` each thing ended, that must hold.
+found() {
+  python3 -c 'import json, sys
+all = json.load(open(sys.argv[1]))
+how = {each["name"]: each["status"] for each in all["ran"]}
+sys.exit(0 if eval(sys.argv[2]) else 1)' "$results/results.json" "$1" || fail "results.json: not so: $1"
+}
+
+gpu 0
+found "all['ceiling_gb_per_s'] == 100 and [row['share'] for row in all['rows']] == [0.5, None]"
+found "how['ctest'] == 'passed' and how['racecheck/kernels/one_gpu'] == 'passed'"
+found "'racecheck/space/two_gpu' not in how and how['memcheck/space/two_gpu'] == 'passed'"
+found "all['machine']['machine'] == 'a double, 1 MiB' and all['machine']['CUDA'] == '13.0.88'"
+grep -q '| copy | 1 MiB | 1000000 | 20.00 | 19.00 to 30.00 | 50.0 | 0.500 |' "$results/table.md" || fail "no row in table.md"
+
+gpu 1 FAKE_TEST=1
+found "how['ctest'] == 'failed' and how['bench_gpu_kernels_kernels'] == 'passed' and len(all['rows']) == 2"
+grep -q '^failed: tests ctest' "$work/said" || fail "the end does not name what failed"
+
+gpu 1 FAKE_RACE=1
+found "how['racecheck/kernels/one_gpu'] == 'failed' and how['bench_gpu_kernels_attention'] == 'passed'"
+
+gpu 1 FAKE_CRASH=1
+found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 1"
+
+gpu 1 FAKE_SILENCE=1
+found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 1"
+
+gpu 1 FAKE_BUILD=1
+found "how['build'] == 'failed' and 'benchmarks' in how and all['rows'] == []"
+
+gpu 3 FAKE_SLOW=1 -- --seconds 8 --skip sanitizer --skip twins
+found "how['bench_gpu_kernels_kernels'] == 'cut' and how['compute-sanitizer'] == 'skipped'"
+
+gpu 0 -- --out other --skip tests --skip sanitizer --skip twins
+[[ -s $work/tree/other/results.json && -s $work/tree/other/table.md ]] || fail "--out other is not where the results are"
+
+gpu 2 FAKE_NO_GPU=1
+grep -q "no GPU here" "$work/said" || fail "it does not say what is lacking"
+gpu 1 -- --seconds none
+gpu 1 -- --skip nothing
+gpu 1 -- --nonsense
+gpu 0 -- --help
+grep -q -- "--seconds N" "$work/said" || fail "--help does not help"
+
+rm -f "$work/bin/compute-sanitizer"
+gpu 0
+found "how.get('compute-sanitizer') == 'skipped' or 'memcheck/kernels/one_gpu' in how"
+echo "scripts/gpu: as it should be"
