@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "support/comm_job.hpp"
@@ -31,6 +32,93 @@ static_assert(memory_space<fake_gpu> && copy_queue<fake_gpu, fake_gpu>);
 
 constexpr std::uint64_t page = 4096;
 
+/// Files that a device reads and writes by itself, as far as tiers see it: no host may touch them, and bytes
+/// go straight between them and the device. The host's own ways are there, as every queue's, and are counted.
+class straight_files {
+ public:
+  using range_type = memory_range<straight_files>;
+  using fence_type = fake_gpu::fence_type;
+  static constexpr bool is_host_accessible = false;
+  static constexpr bool leaves_memory = true;
+
+  straight_files(fake_gpu& gpu, std::uint64_t budget) : gpu_(&gpu), bytes_({.budget = budget}) {}
+
+  [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    const auto made = bytes_.try_allocate(bytes, alignment);
+    if (!made) return made.error();
+    return range_type{made->data, made->bytes};
+  }
+  void deallocate(range_type range) noexcept { bytes_.deallocate({range.data, range.bytes}); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_.capacity(); }
+  [[nodiscard]] std::uint64_t used() const noexcept { return bytes_.used(); }
+  [[nodiscard]] std::string_view name() const noexcept { return "straight_files"; }
+
+  [[nodiscard]] result<fence_type> copy_from_async(range_type to, fake_gpu::range_type from,
+                                                   std::span<const fence_type> after) {
+    ++straight;
+    return gpu_->copy_out_async({to.data, static_cast<std::size_t>(to.bytes)}, from, after);
+  }
+  [[nodiscard]] result<fence_type> copy_to_async(fake_gpu::range_type to, range_type from,
+                                                 std::span<const fence_type> after) {
+    ++straight;
+    return gpu_->copy_in_async(to, {from.data, static_cast<std::size_t>(from.bytes)}, after);
+  }
+  [[nodiscard]] result<fence_type> copy_in_async(range_type, std::span<const std::byte>,
+                                                 std::span<const fence_type>) {
+    ++by_host;
+    return failure{errc::dead_range};
+  }
+  [[nodiscard]] result<fence_type> copy_out_async(std::span<std::byte>, range_type,
+                                                  std::span<const fence_type>) {
+    ++by_host;
+    return failure{errc::dead_range};
+  }
+  [[nodiscard]] result<fence_type> copy_within_async(range_type, range_type, std::span<const fence_type>) {
+    ++by_host;
+    return failure{errc::dead_range};
+  }
+
+  int straight = 0;
+  int by_host = 0;
+
+ private:
+  fake_gpu* gpu_;
+  host_space bytes_;
+};
+static_assert(straight_queue<straight_files, fake_gpu> && !straight_queue<fake_gpu, straight_files>);
+static_assert(!straight_queue<host_space, fake_gpu>);
+
+/// Writes, changes, moves and reads chunks of a buffer whose first tier is a device, and holds them to plain
+/// memory.
+template <class Buffer>
+void use_chunks(Buffer& buffer, fake_gpu& gpu, std::mt19937_64& random) {
+  std::vector<chunk_handle> chunks;
+  std::vector<std::vector<std::byte>> values;
+  for (int i = 0; i < 20; ++i) {
+    chunks.push_back(buffer.create(page).value());
+    values.push_back(bytes_of_seed(page, random()));
+    const auto lease = buffer.write(chunks.back()).value();
+    gpu.copy_in_async(lease.range(), values.back(), {}).value().wait();
+  }
+  for (int step = 0; step < 200; ++step) {
+    const std::size_t at = random() % chunks.size();
+    const std::uint64_t first = random() % 8 * (page / 8);
+    if (random() % 3 == 0) static_cast<void>(buffer.prefetch(chunks[random() % chunks.size()]));
+    if (random() % 3 == 0) {
+      const auto lease = buffer.update(chunks[at], first, page / 8).value();
+      const auto bytes = bytes_of_seed(page / 8, random());
+      gpu.copy_in_async(lease.range().subrange(first, page / 8).value(), bytes, {}).value().wait();
+      std::ranges::copy(bytes, values[at].begin() + static_cast<std::ptrdiff_t>(first));
+      continue;
+    }
+    std::vector<std::byte> seen(page);
+    const auto lease = buffer.read(chunks[at]).value();
+    gpu.copy_out_async(seen, lease.range(), {}).value().wait();
+    if (seen != values[at]) CHECK(seen == values[at]);
+  }
+  CHECK(buffer.audit().empty());
+}
+
 }  // namespace
 
 TEST_SUITE("device_tier") {
@@ -47,35 +135,32 @@ TEST_SUITE("device_tier") {
         host_space host({.budget = 64 * page});
         tiered_buffer<fake_gpu, fake_pinned, host_space> buffer(
             {}, {gpu, 6 * page, 64}, {pinned, 16 * page, 64}, {host, 64 * page, 64});
-        std::vector<chunk_handle> chunks;
-        std::vector<std::vector<std::byte>> values;
-        for (int i = 0; i < 20; ++i) {
-          chunks.push_back(buffer.create(page).value());
-          values.push_back(bytes_of_seed(page, random()));
-          const auto lease = buffer.write(chunks.back()).value();
-          gpu.copy_in_async(lease.range(), values.back(), {}).value().wait();
-        }
-        for (int step = 0; step < 200; ++step) {
-          const std::size_t at = random() % chunks.size();
-          const std::uint64_t first = random() % 8 * (page / 8);
-          if (random() % 3 == 0) static_cast<void>(buffer.prefetch(chunks[random() % chunks.size()]));
-          if (random() % 3 == 0) {
-            const auto lease = buffer.update(chunks[at], first, page / 8).value();
-            const auto bytes = bytes_of_seed(page / 8, random());
-            gpu.copy_in_async(lease.range().subrange(first, page / 8).value(), bytes, {}).value().wait();
-            std::ranges::copy(bytes, values[at].begin() + static_cast<std::ptrdiff_t>(first));
-            continue;
-          }
-          std::vector<std::byte> seen(page);
-          const auto lease = buffer.read(chunks[at]).value();
-          gpu.copy_out_async(seen, lease.range(), {}).value().wait();
-          if (seen != values[at]) CHECK(seen == values[at]);
-        }
-        CHECK(buffer.audit().empty());
+        use_chunks(buffer, gpu, random);
       }
       CHECK(device.live() == 0);
       CHECK(device.objects() == 0);
       CHECK(device.registered() == 0);
+      CHECK(device.wrong.empty());
+    }
+  }
+
+  TEST_CASE("files that a device reaches by itself take no ring, and no copy by the host") {
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      fake_device device(seed);
+      {
+        fake_gpu gpu(fake_pool(device_id{0}, device), device_id{0}, {.budget = 6 * page},
+                     {.depth = static_cast<std::uint32_t>(1 + random() % 4)}, device);
+        straight_files files(gpu, 64 * page);
+        tiered_buffer<fake_gpu, straight_files> buffer({}, {gpu, 6 * page, 64}, {files, 64 * page, 64});
+        use_chunks(buffer, gpu, random);
+        CHECK(files.straight > 40);
+        CHECK(files.by_host == 0);
+        CHECK(buffer.stats().bounce_bytes == 0);
+      }
+      CHECK(device.live() == 0);
+      CHECK(device.objects() == 0);
       CHECK(device.wrong.empty());
     }
   }

@@ -206,6 +206,8 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t id, const
     const std::optional<std::uint32_t> taken = std::get<Index>(edges_).checksum(id);
     beneath.checksum = taken.value_or(above.checksum);
     beneath.has_checksum = true;
+  } else if constexpr (below<Index>::leaves_memory) {
+    beneath.has_checksum = false;  // it went straight: what an earlier copy had is of other bytes
   }
   if (beneath.is_valid()) {
     beneath.dirty.add(above.dirty);

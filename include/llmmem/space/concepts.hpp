@@ -93,4 +93,20 @@ concept copy_queue =
       { queue.copy_within_async(range, range, after) } -> std::same_as<result<typename Q::fence_type>>;
     };
 
+/// A space, its own queue, that moves bytes between itself and `Other` without memory of the host: files that
+/// a device reads and writes (GPUDirect Storage), devices with a link. Where the host can touch neither
+/// space, tiers go this way instead of through a ring. Both calls are as those of a `copy_queue`; a machine,
+/// file or range that does not allow it is for the space to refuse, or to take another way for.
+template <class S, class Other>
+concept straight_queue = copy_queue<S, S> && memory_space<Other> &&
+                         requires(S& space, typename S::range_type own, typename Other::range_type other,
+                                  std::span<const typename S::fence_type> after) {
+                           {
+                             space.copy_from_async(own, other, after)
+                           } -> std::same_as<result<typename S::fence_type>>;
+                           {
+                             space.copy_to_async(other, own, after)
+                           } -> std::same_as<result<typename S::fence_type>>;
+                         };
+
 }  // namespace llmmem::inline v0

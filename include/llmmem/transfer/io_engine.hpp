@@ -42,6 +42,9 @@ struct io_caps {
   bool registers_files = false;        ///< whether `register_file` does
   std::string_view files_reason{};     ///< why it does not, where an engine could; empty when it does
   std::string_view fallback_reason{};  ///< why it is not what was asked for; empty when it is
+  bool takes_device_memory = false;    ///< whether requests may name memory of a device
+  /// Why they may not; empty where they may.
+  std::string_view device_reason{"GPUDirect Storage: not built"};
 };
 
 /// How long `reap` waits.

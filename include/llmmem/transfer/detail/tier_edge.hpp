@@ -126,9 +126,12 @@ class ring_space {
   space_type* space_;
 };
 
+template <class Upper, class Lower>
+concept beyond_the_host = !Upper::is_host_accessible && !Lower::is_host_accessible;
+
 /// Where the host can touch neither: through a ring of memory that it can.
 template <class Traits, class Upper, class Lower>
-  requires(!Upper::is_host_accessible && !Lower::is_host_accessible)
+  requires beyond_the_host<Upper, Lower>
 class tier_link<Traits, Upper, Lower> {
  public:
   static constexpr bool bounces = true;
@@ -166,6 +169,51 @@ class tier_link<Traits, Upper, Lower> {
 
   ring_space<Traits> staging_;
   queue_type queue_;
+};
+
+/// Where the host can touch neither, and one of them reaches the other: straight. What goes is not seen by
+/// the host, and has no checksum.
+template <class Traits, class Upper, class Lower>
+  requires beyond_the_host<Upper, Lower> && (straight_queue<Lower, Upper> || straight_queue<Upper, Lower>)
+class tier_link<Traits, Upper, Lower> {
+ public:
+  static constexpr bool bounces = false;
+  static constexpr bool by_lower = straight_queue<Lower, Upper>;
+  using queue_type = std::conditional_t<by_lower, Lower, Upper>;
+  using fence_type = typename queue_type::fence_type;
+
+  explicit tier_link(const tier_edge_setup<Upper, Lower>& setup)
+      : upper_(&setup.upper), lower_(&setup.lower) {}
+
+  [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
+                                        urgency, bounce_checksum*) {
+    if constexpr (by_lower) {
+      return lower_->copy_from_async(to, from, {});
+    } else {
+      return upper_->copy_to_async(to, from, {});
+    }
+  }
+  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from, urgency,
+                                      bounce_checksum*) {
+    if constexpr (by_lower) {
+      return lower_->copy_to_async(to, from, {});
+    } else {
+      return upper_->copy_from_async(to, from, {});
+    }
+  }
+  void promote(const fence_type&, urgency) noexcept {}
+  void poll() noexcept {
+    if constexpr (by_lower) {
+      poll_queue(*lower_);
+    } else {
+      poll_queue(*upper_);
+    }
+  }
+  [[nodiscard]] static constexpr bounce_stats stats() noexcept { return {}; }
+
+ private:
+  Upper* upper_;
+  Lower* lower_;
 };
 
 /// Copies parts of chunks between two spaces.
