@@ -191,6 +191,8 @@ TEST_SUITE("nccl_transport") {
       const auto failed = ranks.register_window(bytes.subspan(12288), by);
       CHECK_FALSE(failed);
       CHECK(side.is_revoked());
+      CHECK(ranks.deregister_window(bytes.subspan(12288)).code() == errc::epoch_revoked);
+      CHECK(ranks.deregister_window(bytes.first(4096)).code() == errc::epoch_revoked);
       recover(ranks);
       CHECK(ranks.windows() == 0);
       CHECK_FALSE(ranks.register_window(bytes, ranks.after(second)).value());

@@ -29,7 +29,7 @@ namespace llmmem::inline v0 {
 ///     ranks.all_reduce(gradients.bytes(), gradients.bytes(), ncclBfloat16, ncclSum, ranks.after(...));
 ///
 /// It outlives the windows on it: end them with `deregister_window`, or let the transport leave, or end,
-/// first. (A call that failed has ended its epoch's windows already, or will with the next epoch.)
+/// first. Where a call has failed the next epoch ends them.
 ///
 /// @par Waits           both ends wait for the device.
 /// @par Thread safety   as a plain value.

@@ -178,7 +178,8 @@ class nccl_transport {
                                nccl_window how = nccl_window::symmetric)
     requires(Api::has_windows);
   /// Ends the window that begins where `memory` does, of this rank alone: before it is given back. Nothing
-  /// may be on its way there. Nothing happens where there is none.
+  /// may be on its way there. Nothing happens where there is none. `errc::epoch_revoked` once the epoch has
+  /// ended: then it goes with the communicator, in the next epoch or by `leave`; keep the memory until then.
   result<void> deregister_window(std::span<const std::byte> memory)
     requires(Api::has_windows);
   [[nodiscard]] std::size_t windows() const noexcept { return windows_.size(); }

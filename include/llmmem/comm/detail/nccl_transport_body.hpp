@@ -356,6 +356,8 @@ result<void> nccl_transport<Side, Api>::deregister_window(std::span<const std::b
   const auto found =
       std::ranges::find_if(windows_, [&](const window& each) { return each.memory.data() == memory.data(); });
   if (found == windows_.end()) return {};
+  // What was stopped may still be registering: its windows go with it.
+  if (!is_ready()) return refuse(errc::epoch_revoked, rank(), 0, side_->epoch());
   const ncclResult_t status = api_.deregister_window(comm_, *found->handle);
   windows_.erase(found);
   if (is_error(status)) return trouble("ncclCommWindowDeregister", status);
