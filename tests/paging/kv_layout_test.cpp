@@ -279,3 +279,25 @@ TEST_CASE("dimensions that make no layout are refused") {
                   length_error);
   CHECK_NOTHROW(llama.checked());
 }
+
+TEST_CASE("numbers that no element and no order has are refused") {
+  kv_layout out = llama;
+  out.element = static_cast<dtype>(200);
+  CHECK_THROWS_WITH_AS(out.checked(),
+                       "kv_layout: there is no element of number 200; was it written by a newer version?",
+                       argument_error);
+  out = llama;
+  out.heads_in_block = static_cast<head_order>(2);
+  CHECK_THROWS_WITH_AS(out.checked(),
+                       "kv_layout: there is no head_order of number 2; was it written by a newer version?",
+                       argument_error);
+  out = llama;
+  out.order = static_cast<block_order>(block_order_count);
+  CHECK_THROWS_WITH_AS(out.checked(),
+                       "kv_layout: there is no block_order of number 7; was it written by a newer version?",
+                       argument_error);
+  for (std::uint32_t order = 0; order < block_order_count; ++order) {
+    out.order = static_cast<block_order>(order);
+    CHECK_NOTHROW(out.checked());
+  }
+}

@@ -33,9 +33,8 @@ namespace llmmem::inline v0 {
 ///
 /// @par Waits           both ends wait for the device.
 /// @par Thread safety   as a plain value.
-/// @par Errors          the constructor throws `length_error` for 0 bytes, and `system_error` without a
-/// device
-///      and for what NCCL refuses, with its text; a refusal to take memory back is not told.
+/// @par Errors          the constructor throws `length_error` for 0 bytes, and `system_error` for want of a
+///      device and for what NCCL refuses, with its text; a refusal to take memory back is not told.
 template <class Api = nccl_library>
 class nccl_memory {
  public:

@@ -82,14 +82,14 @@ struct nccl_stats {
 ///     nccl_transport ranks(side, stream);                              // the current device is the stream's
 ///     ranks.join(ranks.after(60'000'000'000)).value();
 ///     for (...) {
-///       if (auto done = ranks.all_reduce(out, into, ncclFloat, ncclSum, ranks.after(...))) { ...; continue;
-///       } ranks.revoke(); const agreed outcome = ranks.agree(my_bits, ranks.after(1'000'000'000)).value();
+///       if (ranks.all_reduce(out, into, ncclFloat, ncclSum, ranks.after(...))) continue;
+///       ranks.revoke();
+///       const agreed outcome = ranks.agree(my_bits, ranks.after(1'000'000'000)).value();
 ///       ranks.shrink(outcome, ranks.after(60'000'000'000)).value();    // both channels, without the dead
 ///     }
 ///     ranks.leave(ranks.after(1'000'000'000)).value();
 ///
-/// - **Calls** wait until the stream has done what they put on it, or their deadline, or the end of the
-/// epoch:
+/// - **Calls** wait until the stream has done what they put on it, or their deadline, or the epoch's end:
 ///   every `look_ns` they ask NCCL for errors and the side channel for news. What stood on the stream before
 ///   counts. It must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. It

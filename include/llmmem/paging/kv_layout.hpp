@@ -163,8 +163,17 @@ struct kv_layout {
 
   /// The layout itself.
   /// @throws length_error for a dimension of 0, for vectors that are no whole number of bytes and for blocks
-  ///         past 2^63 - 1 bytes.
+  ///         past 2^63 - 1 bytes; argument_error for an element or an order of a number that none has, as a
+  ///         damaged file or another version may bring it.
   [[nodiscard]] constexpr const kv_layout& checked() const {
+    const auto known = [](bool is_known, const char* name, unsigned number) {
+      if (is_known) return;
+      throw argument_error(std::string("kv_layout: there is no ") + name + " of number " +
+                           std::to_string(number) + "; was it written by a newer version?");
+    };
+    known(bits_of(element) != 0, "element", static_cast<unsigned>(element));
+    known(heads_in_block <= head_order::hnd, "head_order", static_cast<unsigned>(heads_in_block));
+    known(static_cast<std::uint32_t>(order) < block_order_count, "block_order", static_cast<unsigned>(order));
     const auto positive = [](std::uint64_t number, const char* name) {
       if (number == 0) throw length_error(std::string("kv_layout: ") + name + " is 0; at least 1 is needed");
     };
