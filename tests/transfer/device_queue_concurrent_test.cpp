@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,6 +40,33 @@ constexpr device_id here{0};
 fake_space space_of(fake_device& device) {
   return fake_space(device_pool_source<fake_runtime>(here, device), {.budget = mib});
 }
+
+/// What a `refusing_runtime` does otherwise than its device.
+struct refusals {
+  std::atomic<device_status> record = 0;
+  std::atomic<device_status> wait_stream = 0;
+  std::atomic<bool> holds_waits = false;  // events are waited for, without an end
+  std::atomic<bool> is_waiting = false;
+};
+struct refusing_runtime : fake_runtime {
+  refusals* how;
+
+  refusing_runtime(fake_device& device, refusals& of) : fake_runtime(device), how(&of) {}
+  device_status record(event of, stream on) const noexcept {
+    return how->record != 0 ? how->record.load() : fake_runtime::record(of, on);
+  }
+  device_status wait_stream(stream on) const noexcept {
+    const device_status done = fake_runtime::wait_stream(on);
+    return how->wait_stream != 0 ? how->wait_stream.load() : done;
+  }
+  device_status wait_event(event of) const noexcept {
+    how->is_waiting = true;
+    while (how->holds_waits)
+      std::this_thread::yield();
+    return fake_runtime::wait_event(of);
+  }
+};
+static_assert(device_runtime<refusing_runtime>);
 
 }  // namespace
 
@@ -195,13 +224,83 @@ TEST_SUITE("device_queue") {
     const fake_fence before = queue.mark().value();
     device.is_capturing = true;
     CHECK(queue.mark().error() == failure{errc::device_failed, fake_device::not_ready, 0, 0});
+    // Nothing was put into the graph, and nothing that would end its capture.
+    const auto bytes = bytes_of_seed(100, 1);
+    const auto room = space.try_allocate(100, 1).value();
+    const std::uint64_t calls = device.calls;
+    CHECK(queue.copy_in_async(room, bytes, std::array{before}).error() ==
+          failure{errc::device_failed, fake_device::not_ready, 100, 0});
+    CHECK(before.hold(queue.stream()).error() == failure{errc::device_failed, fake_device::not_ready, 0, 0});
+    CHECK(device.calls == calls);
     before.wait();
+    CHECK(before.hold(queue.stream()));  // it has passed
     CHECK(before.ready());
     device.is_capturing = false;
     queue.mark().value().wait();
     device.why_none = "there is no driver";
     CHECK_THROWS_WITH_AS(fake_events(here, 2, device), "device_events: no device: there is no driver",
                          system_error);
+  }
+
+  TEST_CASE("a copy that the driver took, but not to wait for, is told apart from one that it refused") {
+    const auto bytes = bytes_of_seed(100, 1);
+    fake_device device;
+    fake_space space = space_of(device);
+    refusals refused;
+    basic_device_queue<fake_space, refusing_runtime> queue(space, here, {.depth = 2}, {device, refused});
+    const auto room = space.try_allocate(100, 1).value();
+    refused.record = 700;
+    CHECK(queue.copy_in_async(room, bytes, {}).error() == failure{errc::device_failed, 700, 0, 0});
+    CHECK(std::memcmp(room.data, bytes.data(), 100) == 0);
+    refused.wait_stream = 719;
+    CHECK(queue.copy_in_async(room, bytes, {}).error() == failure{errc::completion_lost, 0, 100, 0});
+    refused.record = 0;
+    refused.wait_stream = 0;
+    queue.copy_in_async(room, bytes, {}).value().wait();
+    space.deallocate(room);
+  }
+
+  TEST_CASE("fences can be asked while somebody waits for a place") {
+    fake_device device;
+    refusals held;
+    const refusing_runtime run(device, held);
+    refusing_runtime::stream stream{};
+    REQUIRE(run.make_stream(&stream, here) == 0);
+    {
+      device_events<refusing_runtime> events(here, 1, run);
+      const auto first = events.mark(stream).value();
+      held.holds_waits = true;
+      std::thread marks([&] { events.mark(stream).value().wait(); });
+      while (!held.is_waiting)
+        std::this_thread::yield();
+      std::atomic<bool> is_told = false;
+      std::thread asks([&] {
+        static_cast<void>(first.ready());
+        is_told = true;
+      });
+      for (int i = 0; i < 5000 && !is_told; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      CHECK(is_told);  // while the other waits
+      held.holds_waits = false;
+      asks.join();
+      marks.join();
+      CHECK(first.ready());
+    }
+    REQUIRE(run.end_stream(stream) == 0);
+  }
+
+  TEST_CASE("of several errors of a device the first is told") {
+    fake_device device;
+    fake_space space = space_of(device);
+    fake_queue queue(space, here, {.depth = 4}, device);
+    const auto first = queue.mark().value();
+    const auto second = queue.mark().value();
+    device.lost = 700;
+    CHECK(first.ready());
+    device.lost = 719;
+    CHECK(second.ready());
+    device.lost = 0;
+    CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
   }
 
   TEST_CASE("a device that is lost is told by every fence that had not passed, and nobody waits for it") {

@@ -42,12 +42,16 @@ class device_fence {
   }
 
   /// Has a stream, of this device or another, wait for the point; the host does not. `errc::device_failed`
-  /// when the driver refuses, index its status.
+  /// when the driver refuses, index its status, and for a stream that is being captured, unless the point has
+  /// passed: hold it before the capture begins.
   result<void> hold(typename Runtime::stream stream) const noexcept {
     if (events_ == nullptr) return {};
     const device_status status = events_->hold(stream, slot_, generation_);
     if (status == 0) return {};
-    return failure{errc::device_failed, status, 0, 0, "device_fence: a stream is to wait"};
+    return failure{errc::device_failed, status, 0, 0,
+                   status == Runtime::not_ready
+                       ? "device_fence: the stream is being captured, have it wait before that begins"
+                       : "device_fence: a stream is to wait"};
   }
 
   friend constexpr bool operator==(const device_fence&, const device_fence&) noexcept = default;
@@ -95,17 +99,15 @@ class device_events {
   /// The point of a stream that it has come to by now. Refused while the stream is being captured: mark it
   /// behind the launch of the graph.
   [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
-    const std::lock_guard lock(mutex_);
     // An event in a graph is no point that passes.
     if (runtime_.is_capturing(stream))
       return failure{errc::device_failed, Runtime::not_ready, 0, 0,
                      "device_events: the stream is being captured, mark it behind the graph's launch"};
+    std::unique_lock lock(mutex_);
+    while (slots_[next_].is_on_its_way)
+      wait_for_oldest(lock);
     const std::uint32_t at = next_;
     slot& its = slots_[at];
-    if (its.is_on_its_way) {
-      if (const device_status status = runtime_.wait_event(its.event); status != 0) lost_ = status;
-      its.is_on_its_way = false;
-    }
     if (const device_status status = lost_ != 0 ? lost_ : runtime_.record(its.event, stream); status != 0)
       return failure{errc::device_failed, status, 0, 0, "device_events: record"};
     its.is_on_its_way = true;
@@ -124,6 +126,16 @@ class device_events {
     bool is_on_its_way = false;
   };
 
+  /// Outside of the lock, so that others can ask meanwhile. Somebody else may give the event to a later point
+  /// before this returns.
+  void wait_for_oldest(std::unique_lock<std::mutex>& lock) noexcept {
+    slot& oldest = slots_[next_];
+    const std::uint32_t generation = oldest.generation;
+    lock.unlock();
+    const device_status status = runtime_.wait_event(oldest.event);
+    lock.lock();
+    if (oldest.generation == generation) static_cast<void>(note(oldest, status));
+  }
   /// Of a point: 0 once it has passed, `not_ready`, or what the device reports.
   [[nodiscard]] device_status status_of(std::uint32_t at, std::uint32_t generation) noexcept {
     const std::lock_guard lock(mutex_);
@@ -144,14 +156,16 @@ class device_events {
     const device_status status = runtime_.wait_event(event);
     const std::lock_guard lock(mutex_);
     if (slots_[at].generation == generation) return note(slots_[at], status);
-    if (status != 0) lost_ = status;
+    lose(status);
     return status;
   }
+  /// `not_ready` for a stream that is being captured: a wait for what is not in its graph would end that.
   [[nodiscard]] device_status hold(typename Runtime::stream stream, std::uint32_t at,
                                    std::uint32_t generation) noexcept {
     const std::lock_guard lock(mutex_);
     const slot& its = slots_[at];
     if (its.generation != generation || !its.is_on_its_way) return lost_;
+    if (runtime_.is_capturing(stream)) return Runtime::not_ready;
     return runtime_.stream_waits(stream, its.event);
   }
   [[noreturn]] void fail(device_status status) const {
@@ -162,8 +176,11 @@ class device_events {
   device_status note(slot& its, device_status status) noexcept {
     if (status == Runtime::not_ready) return status;
     its.is_on_its_way = false;
-    if (status != 0) lost_ = status;
+    lose(status);
     return status;
+  }
+  void lose(device_status status) noexcept {
+    if (lost_ == 0) lost_ = status;
   }
   void end() noexcept {
     for (const slot& each : slots_)

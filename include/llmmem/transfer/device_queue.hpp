@@ -41,7 +41,9 @@ struct device_queue_options {
 /// @par Complexity      a copy: two calls of the driver, and one for each of `after` that has not passed.
 /// @par Thread safety   any number of threads; it outlives its fences.
 /// @par Errors          those of `copy_queue`, and `errc::device_failed` when the driver refuses, index its
-///                      status: then nothing is on its way. The constructor throws what `device_events` does.
+///      status, or while the stream is being captured: then nothing is on its way. `errc::completion_lost`
+///      where the driver took a copy, but neither a mark behind it nor to wait for it: the memory at both
+///      ends may be used at any time. The constructor throws what `device_events` does.
 template <memory_space Space, device_runtime Runtime>
   requires requires(const Space& space, typename Space::range_type range) {
     { space.holds(range) } noexcept -> std::same_as<bool>;
@@ -117,6 +119,10 @@ class basic_device_queue {
     if (!may) return may.error();
     // One copy's waits and its own bytes side by side in the stream, whoever else gives it some.
     const std::lock_guard lock(mutex_);
+    // In a graph it would be no copy now, and the wait below would end the capture.
+    if (runtime_.is_capturing(stream_))
+      return failure{errc::device_failed, Runtime::not_ready, to_bytes, 0,
+                     "device_queue: the stream is being captured, copy before or behind that"};
     if (auto held = follow(after); !held) return held.error();
     if (to_bytes != 0) {
       const device_status status = runtime_.copy(to, from, static_cast<std::size_t>(to_bytes), stream_);
@@ -124,7 +130,8 @@ class basic_device_queue {
     }
     result<fence_type> done = mark();
     // Nobody could ask when it is over: it is, before this returns.
-    if (!done) static_cast<void>(runtime_.wait_stream(stream_));
+    if (!done && runtime_.wait_stream(stream_) != 0)
+      return failure{errc::completion_lost, 0, to_bytes, 0, options_.name.c_str()};
     return done;
   }
 
