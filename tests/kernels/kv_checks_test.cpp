@@ -100,7 +100,7 @@ TEST_SUITE("kv_checks") {
                          {world.cache.data(), 2, keys}, 0)) == "");
   }
 
-  TEST_CASE("distances of 0 between several tokens or heads are refused by name") {
+  TEST_CASE("distances shorter than a vector, as those in elements are, are refused by name") {
     small_world world;
     const auto append = [&](std::uint64_t token, std::uint64_t head) {
       return told(append_kv(host_executor{}, world.front(), world.vectors(32, 16), world.vectors(token, head),
@@ -108,9 +108,10 @@ TEST_SUITE("kv_checks") {
     };
     CHECK(append(0, 16) == "append_kv: values.token_stride: 16 entries needed, 0 given; make it longer");
     CHECK(append(32, 0) == "append_kv: values.head_stride: 16 entries needed, 0 given; make it longer");
-    // What is read may share bytes.
-    CHECK(append(32, 2) == "");
-    CHECK(append(2, 16) == "");
+    CHECK(append(16, 8) == "append_kv: values.head_stride: 16 entries needed, 8 given; make it longer");
+    CHECK(append(15, 16) == "append_kv: values.token_stride: 16 entries needed, 15 given; make it longer");
+    // What is read may share bytes: a head of one token with another of the next.
+    CHECK(append(16, 16) == "");
     // One token needs no distance to another, nor does one head.
     world.slots = {3};
     CHECK(append(0, 16) == "");

@@ -327,6 +327,17 @@ TEST_SUITE("paged_attention") {
     }
   }
 
+  TEST_CASE("a row whose every token has no place comes to zeros, and to a logarithm of nothing") {
+    one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 5);
+    std::ranges::fill(world.query, 1.0F);
+    std::ranges::fill(world.cache, 1.0F);
+    world.table[0] = 99;
+    const auto made = world.attend({});
+    CHECK(made.out == std::vector<float>(8, 0.0F));
+    CHECK(made.log_sum_exp == -std::numeric_limits<float>::infinity());
+    CHECK(world.flag == 1);
+  }
+
   TEST_CASE("tables may be an engine's own, and are asked for sequences that they have alone") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     one_head world(layout, 16);
@@ -439,8 +450,15 @@ TEST_SUITE("paged_attention") {
     CHECK(told([](call& of) { of.workspace = of.workspace.subspan(8); }).code == errc::bad_granularity);
     CHECK(told([](call& of) { of.cache.layout.block_tokens = 8; }) ==
           failure{errc::block_tokens_differ, 0, 4, 8});
-    CHECK(told([](call& of) { of.queries.data = nullptr; }) == failure{errc::too_short, 0, 1, 0});
-    CHECK(told([](call& of) { of.out.data = nullptr; }) == failure{errc::too_short, 0, 1, 0});
+    CHECK(told([](call& of) { of.queries.data = nullptr; }) == failure{errc::too_short, 0, 64, 0});
+    CHECK(told([](call& of) { of.out.data = nullptr; }) == failure{errc::too_short, 0, 64, 0});
+    CHECK(told([](call& of) { of.queries.head_stride = 0; }) == failure{errc::too_short, 0, 16, 0});
+    CHECK(told([](call& of) {
+            of.options.element = dtype::f32;
+            of.queries.head_stride = 16;
+          }) == failure{errc::too_short, 0, 32, 16});
+    CHECK(told([](call& of) { of.out.head_stride = 0; }) == failure{errc::too_short, 0, 16, 0});
+    CHECK(told([](call& of) { of.cache.layout.heads = 0; }) == failure{errc::size_mismatch, 0, 4, 0});
     CHECK(told([](call& of) { of.cache.data = nullptr; }) ==
           failure{errc::too_short, 0, layout.block_bytes(), 0});
     std::byte* planes[] = {bytes + 2048, bytes + 2176, bytes + 2304, bytes + 2432};

@@ -223,7 +223,8 @@ struct token_options {
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };
 
-/// Vectors of a batch: [token][head][element], distances in bytes.
+/// Vectors of a batch: [token][head][element]. Distances are in bytes, not in elements: of `heads` heads of
+/// `dim` floats side by side they are `heads * dim * sizeof(float)` and `dim * sizeof(float)`.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct token_vectors {

@@ -1,6 +1,6 @@
 /// @file
-/// Attention of single queries over a paged cache: what a decode step runs, and the proof that reading
-/// through block tables costs nothing.
+/// Attention of single queries over a paged cache: what a decode step runs, and what the cost of reading
+/// through block tables is measured by.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -87,8 +87,9 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      vectors of another number of elements than a multiple of 8, and for addresses and strides that are no
 ///      multiple of 16 bytes, or of 8 elements where these are fewer; `errc::size_mismatch` for query heads
 ///      that the cache's do not divide, shares of another number of tokens than a multiple of 8, and a cache
-///      without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, and for null
-///      pointers. Then nothing has begun. Else what `run` returns.
+///      without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null
+///      pointers, and for distances shorter than a vector or, of `out`, that share bytes. Then nothing has
+///      begun. Else what `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them (from a cache of the device but for the first); 2 x tokens x query_heads x (head_dim +
 ///      value_dim) multiplications and additions.

@@ -45,16 +45,17 @@ struct vector_array {
   std::uint64_t vector_bytes = 0;
 };
 
-/// @param is_written  where two that share bytes would be lost, and not only be the same.
+/// A distance shorter than a vector is most likely one in elements, and refused wherever it is read.
+///
+/// @param is_written  where any two that share bytes would be lost, and not only be the same.
 /// @pre there is a token
 [[nodiscard]] inline result<void> check_vectors(const vector_array& of, bool is_written,
                                                 const vector_names& names) noexcept {
   if (of.vector_bytes == 0) return {};
   if (of.data == nullptr) return failure{errc::too_short, 0, of.vector_bytes * of.heads, 0, names.data};
-  const std::uint64_t least = is_written ? of.vector_bytes : 1;
-  if (of.heads > 1 && of.head_stride < least)
+  if (of.heads > 1 && of.head_stride < of.vector_bytes)
     return failure{errc::too_short, 0, of.vector_bytes, of.head_stride, names.head_stride};
-  if (of.tokens > 1 && of.token_stride < least)
+  if (of.tokens > 1 && of.token_stride < of.vector_bytes)
     return failure{errc::too_short, 0, of.vector_bytes, of.token_stride, names.token_stride};
   if (!is_written || of.heads <= 1 || of.tokens <= 1) return {};
   // The wider distance is past all that the narrower one counts.

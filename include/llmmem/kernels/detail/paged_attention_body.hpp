@@ -84,13 +84,30 @@ struct attention_request {
       return fits;
   }
   const std::uint32_t queries = query_heads_of(of.options, layout);
-  if (queries % layout.heads != 0)
+  if (layout.heads == 0 || queries % layout.heads != 0)
     return failure{errc::size_mismatch, 0, queries, layout.heads,
                    "paged_attention: query_heads is no multiple of the cache's heads"};
   const std::uint64_t unit = std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16);
   if (of.cache.plane_table != nullptr)
     return whole(of.cache.plane_alignment, unit, "paged_attention: cache.plane_alignment");
   return whole(reinterpret_cast<std::uintptr_t>(of.cache.data), unit, "paged_attention: the cache's data");
+}
+
+/// What the batch's distances must be, where there is something in it.
+[[nodiscard]] inline result<void> check_attention_vectors(const attention_request& of) noexcept {
+  const kv_layout& layout = of.cache.layout;
+  const std::uint64_t element_bytes = bits_of(of.options.element) / 8;
+  const std::uint64_t heads = query_heads_of(of.options, layout);
+  const auto array_of = [&](const auto& vectors, std::uint32_t plane) {
+    return vector_array{vectors.data, of.rows.rows,        vectors.token_stride,
+                        heads,        vectors.head_stride, layout.vector_elements(plane) * element_bytes};
+  };
+  constexpr vector_names queries{"paged_attention: queries", "paged_attention: queries.token_stride",
+                                 "paged_attention: queries.head_stride"};
+  constexpr vector_names out{"paged_attention: out", "paged_attention: out.token_stride",
+                             "paged_attention: out.head_stride"};
+  if (auto fits = check_vectors(array_of(of.queries, 0), false, queries); !fits) return fits;
+  return check_vectors(array_of(of.out, 1), true, out);
 }
 
 /// What the batch and the rest must be.
@@ -116,9 +133,7 @@ struct attention_request {
       return fits;
   }
   if (of.rows.rows == 0) return {};
-  if (of.queries.data == nullptr || of.out.data == nullptr)
-    return failure{errc::too_short, 0, of.rows.rows, 0,
-                   of.queries.data == nullptr ? "paged_attention: queries" : "paged_attention: out"};
+  if (auto fits = check_attention_vectors(of); !fits) return fits;
   return check_memory(of.cache, {"paged_attention: cache", "paged_attention: cache.plane_alignment"});
 }
 
