@@ -110,7 +110,7 @@ TEST_SUITE("nccl_transport") {
       fake.version = 22703;
       CHECK_THROWS_WITH_AS(
           ranks_of<>(side, nullptr, {.name = "gradients"}, {fake, end}),
-          "gradients: the NCCL that is loaded has version code 22703, at least 22800 is needed; see "
+          "gradients: the NCCL that is loaded has version code 22703, at least 22807 is needed; see "
           "which libnccl.so.2 the loader finds",
           system_error);
     });

@@ -42,6 +42,7 @@ void check_window(Ranks& ranks, const std::vector<float>& host) {
   std::printf("a window of %zu bytes was %s\n", bytes, made.value() ? "made" : "not made");
   llmmem_tests::check(cudaMemcpy(memory.bytes().data(), host.data(), bytes, cudaMemcpyHostToDevice),
                       "copy up");
+  llmmem_tests::check(cudaDeviceSynchronize(), "copy up");  // before streams that do not wait for it
   expect(ranks.all_reduce(memory.bytes(), memory.bytes(), ncclFloat, ncclSum, ranks.after(minute)),
          "all_reduce in a window");
   std::vector<float> back(host.size());
@@ -70,6 +71,7 @@ int main() {
   check(cudaMalloc(&from, bytes), "cudaMalloc");
   check(cudaMalloc(&into, bytes), "cudaMalloc");
   check(cudaMemcpy(from, host.data(), bytes, cudaMemcpyHostToDevice), "copy to the device");
+  check(cudaDeviceSynchronize(), "copy to the device");
   const std::span<const std::byte> out(reinterpret_cast<const std::byte*>(from), bytes);
   const std::span<std::byte> in(reinterpret_cast<std::byte*>(into), bytes);
   const auto came_whole = [&](const char* what) {
@@ -77,6 +79,7 @@ int main() {
     check(cudaMemcpy(back.data(), into, bytes, cudaMemcpyDeviceToHost), "copy from the device");
     expect(back == host, what);
     check(cudaMemset(into, 0, bytes), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaMemset");
   };
 
   thread_network net(1);

@@ -29,7 +29,9 @@ namespace llmmem::inline v0 {
 ///     ranks.all_reduce(gradients.bytes(), gradients.bytes(), ncclBfloat16, ncclSum, ranks.after(...));
 ///
 /// It outlives the windows on it: end them with `deregister_window`, or let the transport leave, or end,
-/// first. Where a call has failed the next epoch ends them.
+/// first. Where a call has failed the next epoch ends them. NCCL before 2.29.7 does not free the memory of a
+/// window that ended with an aborted communicator until the process ends (its source, `ncclDevrFinalize`): so
+/// keep memory over epochs and register it anew, rather than take other memory for each.
 ///
 /// @par Waits           both ends wait for the device.
 /// @par Thread safety   as a plain value.

@@ -170,10 +170,10 @@ class nccl_transport {
   /// order, with as many bytes. A window is of the epoch's communicator, and gone with it: register anew
   /// after `shrink`, `admit` and a `join`. `nccl_memory` is what NCCL can register.
   ///
-  /// @return whether NCCL made one; where the devices cannot reach each other it makes none, and goes on as
-  ///      without. `errc::overlapping_ranges` for bytes that a window has already, which NCCL would not
-  ///      notice; `errc::bad_granularity` for an address that is no multiple of 4 KiB;
-  ///      `errc::size_mismatch` for no bytes at all; else as a collective.
+  /// @return whether NCCL made one; where the devices cannot reach each other newer versions make none, and
+  ///      2.28 one for this rank alone: both go on as without. `errc::overlapping_ranges` for bytes that a
+  ///      window has already, which NCCL would not notice; `errc::bad_granularity` for an address that is no
+  ///      multiple of 4 KiB; `errc::size_mismatch` for no bytes at all; else as a collective.
   result<bool> register_window(std::span<std::byte> memory, deadline by,
                                nccl_window how = nccl_window::symmetric)
     requires(Api::has_windows);

@@ -21,7 +21,8 @@
 namespace llmmem::inline v0 {
 
 /// Thrown out of a call of a `thread_endpoint` that was killed. No `std::exception`, so that nobody takes it
-/// for an error and goes on.
+/// for an error and goes on. Catch it where the rank's thread begins, and return: out of a thread it would
+/// end the process.
 struct rank_killed {};
 
 /// How a thread network is set up.

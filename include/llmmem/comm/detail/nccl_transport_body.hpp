@@ -23,9 +23,12 @@ nccl_transport<Side, Api>::nccl_transport(Side& side, cudaStream_t stream, const
   if (const ncclResult_t status = api_.version(&version); status != ncclSuccess) {
     throw system_error(who + ": ncclGetVersion: " + api_.text(status));
   }
-  if (version < 22800) {
+  // Where the headers had a call, what is loaded must have it too: it is looked for at its first use.
+  constexpr int least = Api::has_grow ? 22900 : Api::has_revoke ? 22807 : 22800;
+  if (version < least) {
     throw system_error(who + ": the NCCL that is loaded has version code " + std::to_string(version) +
-                       ", at least 22800 is needed; see which libnccl.so.2 the loader finds");
+                       ", at least " + std::to_string(least) +
+                       " is needed; see which libnccl.so.2 the loader finds");
   }
   if (const cudaError_t status = api_.make_event(&event_); status != cudaSuccess) {
     throw system_error(who + ": cudaEventCreate: " + api_.text(status));
