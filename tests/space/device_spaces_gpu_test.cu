@@ -53,7 +53,7 @@ void check_without_device(const char* why) {
 void check_copies(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   device_space space(device_pool_source<cuda_runtime>(first), {.budget = 64 * mib});
-  pinned_space staging(pinned_source<cuda_runtime>({.chunk_bytes = 2 * mib}), {.budget = 64 * mib});
+  pinned_space staging(pinned_source<cuda_runtime>({.chunk_bytes = 16 * mib}), {.budget = 64 * mib});
   device_queue up(space, first, {.depth = 4});
   device_queue down(space, first, {.depth = 4});
   const std::uint64_t bytes = 1 + random() % (4 * mib);

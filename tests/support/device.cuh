@@ -53,6 +53,8 @@ class device_array {
     if (size_ == 0) return;
     check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
     check(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "copy to the device");
+    // From pageable memory it may return before the device has all, and streams of ours do not wait for it.
+    check(cudaDeviceSynchronize(), "copy to the device");
   }
   device_array(device_array&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
