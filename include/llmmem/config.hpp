@@ -4,6 +4,10 @@
 
 #include <llmmem/version.hpp>
 
+#if defined(__CUDACC__) && __cplusplus < 202002L
+#error \
+    "llmmem needs C++20 of nvcc too: compile .cu files with -std=c++20; linking asks for it of C++ files alone."
+#endif
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "llmmem needs C++20: compile with -std=c++20, or link llmmem::llmmem, which asks for it."
 #endif

@@ -3,7 +3,8 @@
 /// includes the headers it uses.
 ///
 /// The simulators and fault plans under `testing/` are not here, nor are headers that need an optional
-/// library. Those are named below as `<header> needs <target>`; the build reads these lines.
+/// library. Those are named below as `<header> needs <target>`; the build reads these lines. Nor are the
+/// kernels: which of these a file compiles, it pays for, so it includes each by itself.
 
 // <llmmem/checkpoint/xxh3_chunk_digest.hpp> needs llmmem::xxhash
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd

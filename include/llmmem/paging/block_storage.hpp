@@ -16,7 +16,9 @@ namespace llmmem::inline v0 {
 /// One range of a space, cut into blocks: block `i` is bytes `i * block_bytes` to `(i + 1) * block_bytes`.
 ///
 /// Allocators deal in ids and never touch this; engines that have tensors of their own need none of it. What
-/// lies inside a block (layers, heads, keys beside values) is the engine's: blocks are copied whole.
+/// lies inside a block (layers, heads, keys beside values) is the engine's: blocks are copied whole. So of a
+/// `kv_layout` it is the memory only where a block is one piece, `fragments() == 1`: of `block_first` and
+/// `block_first_planes`. Of other orders, the default among them, copy blocks by `copy_few_kv_blocks`.
 ///
 ///     host_space host({.budget = 1 << 30});
 ///     block_storage keys_and_values(host, cache.physical_blocks(), block_bytes);
