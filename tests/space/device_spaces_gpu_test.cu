@@ -131,7 +131,8 @@ void check_batches() {
       std::vector<copy_task> pieces;
       for (std::uint64_t i = 0; i < 64; ++i)
         pieces.push_back({from + i * 8192, to + i * 16384, 8192});
-      const auto done = copies.copy(pieces, direction, stream, kernel).value();
+      const copy_route route{direction, {from, mib}, {to, mib}};
+      const auto done = copies.copy(pieces, route, stream, kernel).value();
       require(done.way == wanted, "the way that was asked for", static_cast<std::uint64_t>(wanted));
     };
     std::memset(host.data + mib, 0, mib);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "support/comm_job.hpp"
@@ -78,8 +79,10 @@ TEST_SUITE("batch_copier") {
         pieces_world world(random);
         device.is_capturing = random() % 2 == 0;
         const auto kernel = [](std::span<const copy_task> all) { return copy_few(host_executor{}, all); };
-        const auto done = random() % 2 == 0 ? copies.copy(world.pieces, copy_direction::down, stream)
-                                            : copies.copy(world.pieces, copy_direction::down, stream, kernel);
+        const copy_route route = random() % 2 == 0 ? copy_route{copy_direction::down}
+                                                   : copy_route{copy_direction::down, world.from, world.to};
+        const auto done = random() % 2 == 0 ? copies.copy(world.pieces, route, stream)
+                                            : copies.copy(world.pieces, route, stream, kernel);
         CHECK(done.has_value());
         CHECK(runtime.wait_stream(stream) == 0);
         CHECK(world.to == world.expected);
@@ -112,7 +115,7 @@ TEST_SUITE("batch_copier") {
     };
     const auto way = [&](copy_way wanted, std::vector<copy_task> pieces) {
       copier copies(always(wanted), device);
-      return copies.copy(pieces, copy_direction::up, stream, kernel).value().way;
+      return copies.copy(pieces, {copy_direction::up, bytes, bytes}, stream, kernel).value().way;
     };
     CHECK(way(copy_way::strided, even()) == copy_way::strided);
     CHECK(device.strided == 1);
@@ -126,7 +129,7 @@ TEST_SUITE("batch_copier") {
     CHECK(launched == 1);
     copier copies(always(copy_way::kernel), device);
     auto pieces = uneven();
-    CHECK(copies.copy(pieces, copy_direction::up, stream).value().way == copy_way::loop);
+    CHECK(copies.copy(pieces, {copy_direction::up, bytes, bytes}, stream).value().way == copy_way::loop);
     CHECK(runtime.wait_stream(stream) == 0);
   }
 
@@ -145,8 +148,64 @@ TEST_SUITE("batch_copier") {
     fake_device device;
     copier copies({}, device);
     std::vector<copy_task> nothing{{a, a, 0}};
-    CHECK(copies.copy(nothing, copy_direction::up, 0).value().pieces == 0);
+    CHECK(copies.copy(nothing, {copy_direction::up}, 0).value().pieces == 0);
     CHECK(device.calls == 0);
+  }
+
+  TEST_CASE("pieces of memory that is not said to be one allocation stay by themselves") {
+    fake_device device;
+    const fake_runtime runtime(device);
+    fake_runtime::stream stream{};
+    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+    std::vector<std::byte> bytes(1000);
+    const auto copied = [&](const copy_route& route, std::uint64_t apart) {
+      std::byte* const a = bytes.data();
+      std::vector<copy_task> pieces{{a, a + 500, 10},
+                                    {a + 5, a + 600, 0},
+                                    {a + 10 + apart, a + 510 + apart, 10},
+                                    {a + 20 + 2 * apart, a + 520 + 2 * apart, 10}};
+      copier copies(always(copy_way::strided), device);
+      return copies.copy(pieces, route, stream).value();
+    };
+    const std::span<std::byte> all(bytes);
+    for (const auto& [from, to] : {std::pair{all.first(0), all.first(0)}, std::pair{all, all.first(0)},
+                                   std::pair{all.first(0), all}}) {
+      const copy_route route{copy_direction::up, from, to};
+      CHECK(copied(route, 0).pieces == 3);
+      CHECK(copied(route, 3).way == copy_way::loop);
+    }
+    CHECK(device.strided == 0);
+    CHECK(copied({copy_direction::up, all, all}, 0).pieces == 1);
+    CHECK(copied({copy_direction::up, all, all}, 3).way == copy_way::strided);
+    CHECK(runtime.wait_stream(stream) == 0);
+  }
+
+  TEST_CASE("a piece outside the memory of its route is refused before anything is copied") {
+    fake_device device;
+    const fake_runtime runtime(device);
+    fake_runtime::stream stream{};
+    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+    std::vector<std::byte> bytes(1000);
+    const std::span<std::byte> all(bytes);
+    const copy_route route{copy_direction::up, all.subspan(100, 100), all.subspan(500, 100)};
+    const auto refused = [&](std::uint64_t from, std::uint64_t to, std::uint64_t length) {
+      std::vector<copy_task> pieces{{all.data() + 100, all.data() + 500, 8},
+                                    {all.data() + from, all.data() + to, length}};
+      copier copies({}, device);
+      const auto before = device.calls;
+      const auto done = copies.copy(pieces, route, stream);
+      CHECK((done.has_value() || device.calls == before));
+      return done ? failure{} : done.error();
+    };
+    CHECK(refused(110, 510, 90) == failure{});
+    CHECK(refused(0, 0, 0) == failure{});
+    CHECK(refused(110, 510, 91) == failure{errc::out_of_range, 1, 100, 10});
+    CHECK(refused(201, 510, 1) == failure{errc::out_of_range, 1, 100, 101});
+    CHECK(refused(99, 510, 1) == failure{errc::out_of_range, 1, 100, ~std::uint64_t{0}});
+    CHECK(refused(110, 511, 90) == failure{errc::out_of_range, 1, 100, 11});
+    CHECK(refused(110, 499, 1) == failure{errc::out_of_range, 1, 100, ~std::uint64_t{0}});
+    CHECK(refused(150, 550, ~std::uint64_t{0}) == failure{errc::out_of_range, 1, 100, 50});
+    CHECK(runtime.wait_stream(stream) == 0);
   }
 
   TEST_CASE("pieces are evenly apart when all their distances are, and rise") {
@@ -175,7 +234,7 @@ TEST_SUITE("batch_copier") {
                                     {bytes.data() + 20, bytes.data() + 530, 10}};
       copier copies(always(wanted), device);
       device.refuse_at = device.calls + 1;
-      CHECK(copies.copy(pieces, copy_direction::up, stream).error() ==
+      CHECK(copies.copy(pieces, {copy_direction::up, bytes, bytes}, stream).error() ==
             failure{errc::device_failed, fake_device::refused, 2, 0});
       CHECK(runtime.wait_stream(stream) == 0);
     }
@@ -186,6 +245,6 @@ TEST_SUITE("batch_copier") {
     const auto kernel = [](std::span<const copy_task>) -> result<void> {
       return failure{errc::device_failed, 9};
     };
-    CHECK(copies.copy(pieces, copy_direction::up, 0, kernel).error() == failure{errc::device_failed, 9});
+    CHECK(copies.copy(pieces, {copy_direction::up}, 0, kernel).error() == failure{errc::device_failed, 9});
   }
 }
