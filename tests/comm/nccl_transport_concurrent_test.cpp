@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <random>
 #include <set>
 #include <span>
@@ -58,7 +59,20 @@ void in_world(std::uint32_t world, std::uint64_t seed, Body body) {
   });
   CHECK(fake.broken_rules == std::vector<std::string>{});
   CHECK(fake.left() == 0);
+  CHECK(fake.is_tidy());
 }
+
+/// A side channel for whose next agreement but `more` there is no memory.
+struct side_without_memory : side_of {
+  using side_of::side_of;
+  int more = -1;
+
+  result<agreed> agree(std::uint64_t bits, deadline by) {
+    if (more >= 0 && more-- == 0) throw std::bad_alloc();
+    return side_of::agree(bits, by);
+  }
+};
+static_assert(nccl_side<side_without_memory>);
 
 std::span<std::byte> bytes_in(std::vector<float>& values) {
   return std::as_writable_bytes(std::span(values));
@@ -113,6 +127,14 @@ TEST_SUITE("nccl_transport") {
           "gradients: the NCCL that is loaded has version code 22703, at least 22807 is needed; see "
           "which libnccl.so.2 the loader finds",
           system_error);
+      fake.version = 29900;
+      fake.fails_at = {{"make_event", 1}, {"allocate", 1}};
+      CHECK_THROWS_WITH_AS(ranks_of<>(side, nullptr, {}, {fake, end}),
+                           "nccl_transport: cudaEventCreate: a CUDA failure of the fake", system_error);
+      CHECK_THROWS_WITH_AS(ranks_of<>(side, nullptr, {}, {fake, end}),
+                           "nccl_transport: cudaMallocAsync of 2 bytes: a CUDA failure of the fake",
+                           system_error);
+      CHECK(fake.is_tidy());
     });
     // The real one, here or where there is a device.
     thread_network one(1);
@@ -527,6 +549,52 @@ TEST_SUITE("nccl_transport") {
         ranks.agree(1, ranks.after(hour)).value();
         ranks.leave(ranks.after(hour)).value();
       });
+      CHECK(fake.broken_rules == std::vector<std::string>{});
+      CHECK(fake.left() == 0);
+    }
+  }
+
+  TEST_CASE("without memory for an agreement there is no communicator to go by, and all go on") {
+    for (const int vote : {0, 1}) {
+      CAPTURE(vote);
+      sim_network net({.seats = 3, .seed = 5, .most_calls = 400'000});
+      fake_world fake;
+      net.kill_at(seat_id{2}, 40'000'000);
+      net.restart_after(seat_id{2}, 100'000'000);
+      std::uint32_t thrown = 0;
+      net.run([&](sim_endpoint& end) {
+        side_without_memory side(end);
+        side.join(side.after(hour)).value();
+        nccl_transport<side_without_memory, fake_nccl<true, true>> ranks(side, nullptr, {.look_ns = 500'000},
+                                                                         {fake, end});
+        if (!ranks.join(ranks.after(hour))) recover(ranks);
+        if (end.incarnation() == 0) {
+          while (add_up(ranks, ranks.after(hour))) {
+          }
+          recover(ranks);
+          while (side.waiting().empty())
+            add_up(ranks, ranks.after(hour)).value(), end.work(1'000'000), side.poll();
+          agreed outcome = ranks.agree(1, ranks.after(hour)).value();
+          while (outcome.joining.empty())
+            outcome = ranks.agree(1, ranks.after(hour)).value();
+          CHECK(ranks.is_ready());
+          if (to_index(ranks.rank()) == 0) side.more = vote;
+          bool is_admitted = false;
+          try {
+            is_admitted = ranks.admit(outcome, ranks.after(hour)).has_value();
+          } catch (const std::bad_alloc&) {
+            ++thrown;
+          }
+          CHECK_FALSE(is_admitted);
+          CHECK_FALSE(ranks.is_ready());
+          recover(ranks);
+        }
+        CHECK(ranks.world() == rank_count{3});
+        add_up(ranks, ranks.after(hour)).value();
+        ranks.agree(1, ranks.after(hour)).value();
+        ranks.leave(ranks.after(hour)).value();
+      });
+      CHECK(thrown == 1);
       CHECK(fake.broken_rules == std::vector<std::string>{});
       CHECK(fake.left() == 0);
     }

@@ -53,6 +53,7 @@ class fake_device {
   std::uint64_t strided = 0;                 ///< or pieces evenly apart
   std::vector<std::uint32_t> shared_with{};  ///< devices that pools were shared with
   std::uint64_t calls = 0;
+  std::uint64_t waits = 0;           ///< of the host for an event
   std::vector<std::string> wrong{};  ///< what a driver would not have borne
 
   [[nodiscard]] std::size_t live() const { return memory_.size(); }  ///< ranges, until their release is done
@@ -196,6 +197,7 @@ class fake_runtime {
   }
   llmmem::device_status wait_event(event of) const noexcept {
     const std::lock_guard held(device_->mutex_);
+    ++device_->waits;
     if (const auto status = device_->call(); status != 0) return status;
     const fake_device::event_state& its = *device_->events_.at(of);
     return go_until([&] { return its.passed == its.recorded; });

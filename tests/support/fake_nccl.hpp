@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,12 @@ struct fake_comm {
   int ranks = 0;
   state now = state::making;
   ncclResult_t error = ncclSuccess;
-  std::uint32_t looks = 0;  // that still find it in progress
-  std::deque<fake_operation> queue{};
+  std::uint32_t looks = 0;         // that still find it in progress
+  std::uint32_t launch_looks = 0;  // likewise, before what was put reaches the stream
+  std::deque<fake_operation> launching{};
+  std::deque<fake_operation> queue{};  // of the stream
+  std::uint64_t launched = 0;          // operations that have reached it so far
+  std::uint32_t quiet_looks = 0;       // at an event, before what was revoked is off the stream
   bool was_shrunk = false;
   ncclComm_t* shown_at = nullptr;  // where a child is shown when it is made
   fake_comm* parent = nullptr;
@@ -53,6 +58,12 @@ struct fake_group {
   int ranks = 0;
   std::vector<int> excluded{};
   std::map<int, fake_comm*> members{};
+};
+
+/// A point of a stream: behind what has reached it, not behind what is still to.
+struct fake_event {
+  const fake_comm* of = nullptr;
+  std::uint64_t launched = 0;
 };
 
 /// All that is there: one process.
@@ -78,6 +89,19 @@ struct fake_world {
   bool makes_no_windows = false;  // devices that do not reach each other
   std::map<std::uintptr_t, window> windows{};
   std::map<const std::byte*, std::size_t> memory{};  // of NCCL's own allocator
+  std::set<fake_event*> events{};
+  std::set<void*> device_memory{};
+
+  fake_world() = default;
+  fake_world(const fake_world&) = delete;
+  fake_world& operator=(const fake_world&) = delete;
+  /// What who was killed has left.
+  ~fake_world() {
+    for (fake_event* const each : events)
+      delete each;
+    for (void* const each : device_memory)
+      ::operator delete(each);
+  }
 
   void end_windows(const fake_comm& of) {
     std::erase_if(windows, [&](const auto& each) { return each.second.of == &of; });
@@ -92,6 +116,8 @@ struct fake_world {
       return each->now != fake_comm::state::aborted && each->now != fake_comm::state::destroyed;
     }));
   }
+  /// Whether all that was taken of CUDA is given back.
+  [[nodiscard]] bool is_tidy() const { return events.empty() && device_memory.empty() && memory.empty(); }
   [[nodiscard]] bool fails(const std::string& call) {
     const std::uint32_t number = ++calls[call];
     const auto at = fails_at.find(call);
@@ -141,8 +167,8 @@ class fake_nccl {
                  "ncclCommShrink by one who is excluded");
     world_->rule(parent.now == state::ready || parent.now == state::revoked,
                  "ncclCommShrink of one that is busy");
+    world_->rule(parent.queue.empty() && parent.launching.empty(), "ncclCommShrink of one that still runs");
     parent.was_shrunk = true;
-    parent.queue.clear();
     std::vector<int> out(excluded, excluded + count);
     std::sort(out.begin(), out.end());
     const int self = parent.rank - static_cast<int>(std::count_if(
@@ -216,6 +242,7 @@ class fake_nccl {
   ncclResult_t abort(ncclComm_t comm) {
     fake_comm& one = use(comm, "abort");
     one.queue.clear();
+    one.launching.clear();
     one.now = state::aborted;
     world_->end_windows(one);
     if (one.is_waiting_child) {
@@ -234,10 +261,9 @@ class fake_nccl {
       one.error = ncclRemoteError;
     }
     advance(one);
-    *status = one.now == state::making || one.now == state::revoking || one.now == state::finalizing ||
-                      (one.is_waiting_child && one.error == ncclSuccess)
-                  ? ncclInProgress
-                  : one.error;
+    const bool is_busy = one.now == state::making || one.now == state::revoking ||
+                         one.now == state::finalizing || (one.now == state::ready && !one.launching.empty());
+    *status = is_busy || (one.is_waiting_child && one.error == ncclSuccess) ? ncclInProgress : one.error;
     return ncclSuccess;
   }
   [[nodiscard]] const char* text(ncclResult_t status) const noexcept {
@@ -255,7 +281,8 @@ class fake_nccl {
     for (const auto& [one, op] : grouped_) {
       const bool is_to_self = op.peer == one->rank && op.kind <= what::recv;
       world_->rule(!is_to_self || grouped_.size() == 2, "a message to itself without its other half");
-      one->queue.push_back(op);
+      one->launching.push_back(op);
+      one->launch_looks = 3;  // it sets up its connections first, on a thread of its own
     }
     grouped_.clear();
     return world_->fails("group_end") ? ncclUnhandledCudaError : ncclInProgress;
@@ -321,22 +348,41 @@ class fake_nccl {
   }
 
   cudaError_t make_event(cudaEvent_t* event) {
-    *event = nullptr;
+    if (world_->fails("make_event")) return cudaErrorMemoryAllocation;
+    auto* const made = new fake_event;
+    world_->events.insert(made);
+    *event = reinterpret_cast<cudaEvent_t>(made);
     return cudaSuccess;
   }
-  cudaError_t end_event(cudaEvent_t) { return cudaSuccess; }
-  cudaError_t record(cudaEvent_t, cudaStream_t) {
-    return world_->fails("record") ? cudaErrorInvalidValue : cudaSuccess;
+  cudaError_t end_event(cudaEvent_t event) {
+    auto* const its = reinterpret_cast<fake_event*>(event);
+    world_->rule(world_->events.erase(its) == 1, "cudaEventDestroy of what is no event");
+    delete its;
+    return cudaSuccess;
   }
-  cudaError_t query(cudaEvent_t) {
+  cudaError_t record(cudaEvent_t event, cudaStream_t) {
+    if (world_->fails("record")) return cudaErrorInvalidValue;
+    *reinterpret_cast<fake_event*>(event) = {last_, last_ == nullptr ? 0 : last_->launched};
+    return cudaSuccess;
+  }
+  cudaError_t query(cudaEvent_t event) {
     if (world_->fails("query")) return cudaErrorIllegalAddress;
-    return last_ == nullptr || last_->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    const fake_event& its = *reinterpret_cast<const fake_event*>(event);
+    if (its.of == nullptr) return cudaSuccess;
+    if (last_ == its.of && last_->now == state::revoked && last_->quiet_looks > 0 &&
+        --last_->quiet_looks == 0)
+      last_->queue.clear();
+    const std::uint64_t done = its.of->launched - its.of->queue.size();
+    return done >= its.launched ? cudaSuccess : cudaErrorNotReady;
   }
   cudaError_t allocate(void** bytes, std::size_t count, cudaStream_t) {
+    if (world_->fails("allocate")) return cudaErrorMemoryAllocation;
     *bytes = ::operator new(count);
+    world_->device_memory.insert(*bytes);
     return cudaSuccess;
   }
   cudaError_t release(void* bytes, cudaStream_t) {
+    world_->rule(world_->device_memory.erase(bytes) == 1, "cudaFreeAsync of what was not taken");
     ::operator delete(bytes);
     return cudaSuccess;
   }
@@ -406,8 +452,10 @@ class fake_nccl {
         }
         return;
       case state::revoking:
+        one.launching.clear();
         if (one.looks != ~0U && --one.looks == 0) {
-          one.queue.clear();
+          // Its kernels see that a little later.
+          one.quiet_looks = one.queue.empty() ? 0 : 2;
           one.now = state::revoked;
           one.error = ncclSuccess;
         }
@@ -424,6 +472,11 @@ class fake_nccl {
       case state::ready:
         for (const auto& child : world_->all) {
           if (child->parent == &one) show(one, *child);
+        }
+        if (!one.launching.empty() && (one.launch_looks == 0 || --one.launch_looks == 0)) {
+          one.launched += one.launching.size();
+          one.queue.insert(one.queue.end(), one.launching.begin(), one.launching.end());
+          one.launching.clear();
         }
         if (!one.is_waiting_child) move(*one.group);
         return;

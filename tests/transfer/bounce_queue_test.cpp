@@ -1,3 +1,4 @@
+#include <llmmem/space/device.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/testing/faulty_io.hpp>
 #include <llmmem/testing/simulated_space.hpp>
@@ -6,6 +7,7 @@
 #include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
+#include <llmmem/transfer/streamed_space.hpp>
 
 #include <doctest/doctest.h>
 
@@ -20,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/fake_device.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
@@ -107,6 +110,37 @@ struct two_files {
 };
 
 }  // namespace
+
+TEST_CASE("polling does not wait for a place in a device's queue that has fewer than the ring has slots") {
+  using device_space = basic_streamed_space<device_pool_source<fake_runtime>, fake_runtime>;
+  for (const auto seed : seeds(20)) {
+    CAPTURE(seed);
+    fake_device device(seed);
+    virtual_clock clock;
+    random_numbers random(seed);
+    device_space upper(device_pool_source<fake_runtime>(device_id{0}, device), device_id{0},
+                       {.budget = 1 << 20}, {.depth = 1}, device);
+    simulated_space lower(clock, {.budget = 1 << 20, .name = "lower", .link = {1'000'000'000, 1000}});
+    host_space host({.budget = 1 << 20});
+    bounce_queue queue(upper, lower, host, {.budget_bytes = 4 * page, .slot_bytes = page});
+    const auto above = upper.try_allocate(9 * page, page).value();
+    const auto beneath = lower.try_allocate(9 * page, page).value();
+    const auto contents = any_bytes(random, 9 * page);
+    put(lower, beneath, contents);
+    const auto up = queue.copy_up_async(above, beneath).value();
+    while (!up.ready()) {
+      queue.poll();
+      device.go_on(1);
+      clock.advance(10'000);
+    }
+    up.wait();
+    CHECK(device.waits == 0);
+    put(lower, beneath, bytes(static_cast<std::size_t>(9 * page)));
+    queue.copy_down_async(beneath, above).value().wait();
+    CHECK(get(lower, beneath) == contents);
+    CHECK(device.wrong.empty());
+  }
+}
 
 TEST_CASE("what goes through a ring arrives as it was, both ways, with its checksum") {
   for (const auto seed : seeds(60)) {

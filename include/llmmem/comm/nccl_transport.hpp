@@ -234,6 +234,7 @@ class nccl_transport {
   [[nodiscard]] std::vector<int> ranks_of(const seat_set& seats) const;
   [[nodiscard]] result<std::uint64_t> vote(std::uint64_t bits, owes next, deadline by);
   [[nodiscard]] result<void> form(standing& how, deadline by);
+  [[nodiscard]] result<void> make_by_votes(standing& how, deadline by);
   [[nodiscard]] result<void> make(standing& how, std::uint64_t said, deadline by);
   [[nodiscard]] result<void> exchange_plan(plan& what, deadline by);
   [[nodiscard]] result<void> make_planned(way first, deadline by);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/space/detail/cuda_calls.hpp>
 #include <llmmem/space/device.hpp>
 #include <llmmem/space/device_mapper.hpp>
 #include <llmmem/space/device_runtime.hpp>
@@ -45,25 +46,9 @@ class current_device {
   cudaError_t status_ = cudaSuccess;
 };
 
-/// While it lives, calls that wait or ask do not end the graph that another thread may be capturing.
-class beside_captures {
- public:
-  beside_captures() noexcept { is_changed_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess; }
-  beside_captures(const beside_captures&) = delete;
-  beside_captures& operator=(const beside_captures&) = delete;
-  ~beside_captures() {
-    if (is_changed_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
-  }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-  bool is_changed_ = false;
-};
-
-/// A status that the caller is told is not left for whoever asks for the last error next.
+/// As `device_runtime` tells it.
 [[nodiscard]] inline device_status told(cudaError_t status) noexcept {
-  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
-  return static_cast<device_status>(status);
+  return static_cast<device_status>(taken(status));
 }
 
 }  // namespace detail

@@ -123,7 +123,8 @@ class bounce_queue {
     return start(way::up, to, from, after, how, checksum);
   }
 
-  /// Goes on with what can go on. Never waits.
+  /// Goes on with what can go on. Never waits, but for a place that another thread takes at the same time in
+  /// a device's queue that both use.
   void poll() noexcept;
   /// Makes an operation more urgent than it was. No change once it is over.
   void promote(const transfer_fence& of, urgency how) noexcept {

@@ -115,6 +115,13 @@ class device_events {
     return device_fence<Runtime>(this, at, ++its.generation);
   }
 
+  /// Whether `mark` would not wait now. Another thread may take the place before this one does.
+  [[nodiscard]] bool has_room() noexcept {
+    const std::lock_guard lock(mutex_);
+    slot& oldest = slots_[next_];
+    return !oldest.is_on_its_way || note(oldest, runtime_.query(oldest.event)) != Runtime::not_ready;
+  }
+
   /// How many points may be on their way.
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
 

@@ -98,6 +98,9 @@ class basic_device_queue {
     return copy(source, destination.data, destination.bytes, source.data, source.bytes, after);
   }
 
+  /// Whether a copy would begin without waiting for a place. Another thread may take it before this one does.
+  [[nodiscard]] bool has_room() noexcept { return events_.has_room(); }
+
   /// The point that its stream has come to: behind the kernels that the caller gave it, say.
   [[nodiscard]] result<fence_type> mark() noexcept { return events_.mark(stream_); }
   /// What the stream is given from here on waits for these.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/space/detail/cuda_calls.hpp>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -28,9 +29,10 @@ struct nccl_library {
   [[nodiscard]] const char* why_no_device() const noexcept {
     // Without a driver cudaGetDeviceCount leaves its argument as it was; asking for the version never fails.
     int driver = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "there is no CUDA driver";
+    if (detail::taken(cudaDriverGetVersion(&driver)) != cudaSuccess || driver == 0)
+      return "there is no CUDA driver";
     int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
+    const cudaError_t status = detail::taken(cudaGetDeviceCount(&count));
     if (status != cudaSuccess) return cudaGetErrorString(status);
     return count == 0 ? "there is a CUDA driver, but no device" : nullptr;
   }
@@ -106,19 +108,27 @@ struct nccl_library {
   ncclResult_t give_memory_back(void* memory) const noexcept { return ncclMemFree(memory); }
 
   cudaError_t make_event(cudaEvent_t* event) const noexcept {
-    return cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+    return detail::taken(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
-  cudaError_t end_event(cudaEvent_t event) const noexcept { return cudaEventDestroy(event); }
+  cudaError_t end_event(cudaEvent_t event) const noexcept {
+    const detail::beside_captures others;
+    return detail::taken(cudaEventDestroy(event));
+  }
   cudaError_t record(cudaEvent_t event, cudaStream_t stream) const noexcept {
-    return cudaEventRecord(event, stream);
+    return detail::taken(cudaEventRecord(event, stream));
   }
-  cudaError_t query(cudaEvent_t event) const noexcept { return cudaEventQuery(event); }
+  cudaError_t query(cudaEvent_t event) const noexcept {
+    const detail::beside_captures others;
+    return detail::taken(cudaEventQuery(event));
+  }
   cudaError_t allocate(void** bytes, std::size_t count, cudaStream_t stream) const noexcept {
-    return cudaMallocAsync(bytes, count, stream);
+    const detail::beside_captures others;
+    return detail::taken(cudaMallocAsync(bytes, count, stream));
   }
   /// Does not wait for what runs on the device, as cudaFree would.
   cudaError_t release(void* bytes, cudaStream_t stream) const noexcept {
-    return cudaFreeAsync(bytes, stream);
+    const detail::beside_captures others;
+    return detail::taken(cudaFreeAsync(bytes, stream));
   }
   [[nodiscard]] const char* text(cudaError_t status) const noexcept { return cudaGetErrorString(status); }
 

@@ -417,25 +417,30 @@ result<agreed> nccl_transport<Side, Api>::agree(std::uint64_t bits, deadline by)
 /// Two votes: what all have to begin with, and whether all have made it. A rank that fails between says so,
 /// and one that runs out of time owes it.
 template <nccl_side Side, class Api>
-result<void> nccl_transport<Side, Api>::form(standing& how, deadline by) {
+result<void> nccl_transport<Side, Api>::make_by_votes(standing& how, deadline by) {
   owes_ = owes::both;
   const result<std::uint64_t> first =
       vote((how.may_keep ? 1U : 0U) | (how.is_new ? 2U : 0U), owes::second, by);
+  if (!first) return first.error();
+  const result<void> made = make(how, *first, by);
+  if (!made) side_->revoke();
+  const result<std::uint64_t> second = vote(made ? 1 : 0, owes::nothing, by);
+  if (!made) return made;
+  if (!second) return second.error();
+  if (*second == 0) return refuse(errc::epoch_revoked, rank(), 0, side_->epoch());
+  return {};
+}
+
+/// A communicator of the epoch that has begun, or none: that of the one before is gone either way.
+template <nccl_side Side, class Api>
+result<void> nccl_transport<Side, Api>::form(standing& how, deadline by) {
   result<void> made;
-  if (first) {
-    try {
-      made = make(how, *first, by);
-    } catch (...) {
-      side_->revoke();
-      abort();
-      throw;
-    }
-    if (!made) side_->revoke();
-    const result<std::uint64_t> second = vote(made ? 1 : 0, owes::nothing, by);
-    if (made && !second) made = second.error();
-    if (made && *second == 0) made = refuse(errc::epoch_revoked, rank(), 0, side_->epoch());
-  } else {
-    made = first.error();
+  try {
+    made = make_by_votes(how, by);
+  } catch (...) {
+    side_->revoke();
+    abort();
+    throw;
   }
   if (!made) {
     side_->revoke();

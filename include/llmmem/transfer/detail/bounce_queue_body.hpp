@@ -186,6 +186,9 @@ result<void> bounce_queue<Upper, Lower, Staging>::begin_hop(std::uint32_t index,
   const operation& o = operations_[s.owner];
   const std::span<std::byte> here = bytes_of(index);
   const bool fills = s.at == hop::filling;
+  // A device's queue would wait for room, where others say that they have none.
+  if (!(at_upper ? detail::has_room(*upper_) : detail::has_room(*lower_)))
+    return failure{.code = errc::table_full, .where = options_.name.c_str()};
   try {
     if (at_upper) {
       const upper_range there = part(o.upper, s);

@@ -1,6 +1,6 @@
 /// @file
 /// What copies over any queue need: to begin with an urgency where the queue knows one, to go on where it
-/// only does when asked, to end with an outcome where the fence has one.
+/// only does when asked, to end with an outcome where the fence has one, and not to wait for room.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -40,6 +40,16 @@ template <fence F>
 template <class Queue>
 void poll_queue(Queue& queue) noexcept {
   if constexpr (requires { queue.queue().poll(); }) queue.queue().poll();
+}
+
+/// Whether a copy would begin at once. Queues that do not tell refuse what they have no room for.
+template <class Queue>
+[[nodiscard]] bool has_room(Queue& queue) noexcept {
+  if constexpr (requires { queue.queue().has_room(); }) {
+    return queue.queue().has_room();
+  } else {
+    return true;
+  }
 }
 
 template <class Queue, class Range>
