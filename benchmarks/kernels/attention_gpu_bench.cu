@@ -1,9 +1,11 @@
 // Decode attention over a paged cache beside what bounds it, a copy within the device, and beside the same
 // kernel over a cache whose sequences lie in one piece each: what reading through block tables costs. Layers
-// of one cache take turns, as a model's do, so that no cache of the device keeps them where they have 16 MiB
-// and more together; each figure is the median of 15 replays of a graph, with the least and the most.
+// of one cache take turns, as a model's do: as many as have twice the bytes of the device's L2 together, each
+// as often as the others, so that none is found there. Each figure is the median of 15 replays of a graph,
+// with the least and the most.
 //
 // LLMMEM_BENCH_GPU_MIB  the largest cache (4096), of which two must fit
+// LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
@@ -29,7 +31,7 @@ using namespace llmmem_bench;
 using llmmem_tests::device_array;
 
 constexpr std::uint64_t mib = 1024 * 1024;
-constexpr int launches = 20;
+constexpr std::uint32_t least_launches = 20;
 
 /// A model's heads, and the sequences of a decode step.
 struct decode_shape {
@@ -99,23 +101,32 @@ struct decode_batch {
   const device_bytes workspace(
       std::max<std::uint64_t>(attention_workspace_bytes(of.batch, tables.layout, options), 1));
   const device_executor run(watch.stream(), limits);
-  return watch.replayed(launches, [&](int i) {
-    paged_attention(
-        run, tables.view(), {.rows = of.batch}, {batch.queries.data(), batch.row_bytes, batch.head_bytes},
-        {batch.out.data(), batch.row_bytes, batch.head_bytes}, {cache, tables.blocks, tables.layout},
-        static_cast<std::uint32_t>(i) % tables.layout.layers,
-        {workspace.data(), static_cast<std::size_t>(workspace.size())}, options)
+  const std::uint32_t layers = tables.layout.layers;
+  const std::uint32_t launches = (least_launches + layers - 1) / layers * layers;
+  return watch.replayed(static_cast<int>(launches), [&](int i) {
+    paged_attention(run, tables.view(), {.rows = of.batch},
+                    {batch.queries.data(), batch.row_bytes, batch.head_bytes},
+                    {batch.out.data(), batch.row_bytes, batch.head_bytes},
+                    {cache, tables.blocks, tables.layout}, static_cast<std::uint32_t>(i) % layers,
+                    {workspace.data(), static_cast<std::size_t>(workspace.size())}, options)
         .value();
   });
 }
 
+/// The device that is measured.
+struct measured_device {
+  launch_limits limits{};
+  std::uint64_t l2_bytes = 0;
+};
+
 void measure_shape(stopwatch& watch, device_table& table, const device_bytes& room, const decode_shape& of,
-                   const launch_limits& limits) {
+                   const measured_device& device) {
   const std::uint64_t token_bytes =
       std::uint64_t{2} * of.heads * of.head_dim * static_cast<std::uint64_t>(bits_of(of.element)) / 8;
   const std::uint64_t step = (of.tokens / 64 + 1) * 64 * of.batch * token_bytes;
   if (step > room.size()) return;
-  const auto layers = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(room.size() / step, 1, 16));
+  const std::uint64_t wanted = std::max<std::uint64_t>(2 * device.l2_bytes / step + 1, 2);
+  const auto layers = static_cast<std::uint32_t>(std::min(room.size() / step, wanted));
   const decode_batch batch(of);
   const double bytes = static_cast<double>(of.tokens * of.batch * token_bytes + 2 * batch.queries.size());
   const std::string shape =
@@ -123,11 +134,12 @@ void measure_shape(stopwatch& watch, device_table& table, const device_bytes& ro
   for (const std::uint32_t block_tokens : {16U, 64U}) {
     const decode_tables tables(of, block_tokens, layers);
     table.add("attention, blocks of " + std::to_string(block_tokens), shape, bytes,
-              measure(watch, of, tables, batch, room.data(), limits));
+              measure(watch, of, tables, batch, room.data(), device.limits));
   }
   // A multiple of eight, as a block's tokens are above: the kernel takes the same way.
   const decode_tables whole(of, static_cast<std::uint32_t>((of.tokens + 7) / 8 * 8), layers);
-  table.add("attention, in one piece", shape, bytes, measure(watch, of, whole, batch, room.data(), limits));
+  table.add("attention, in one piece", shape, bytes,
+            measure(watch, of, whole, batch, room.data(), device.limits));
 }
 
 }  // namespace
@@ -137,7 +149,10 @@ int main() {
   llmmem_tests::describe(device);
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-  const launch_limits limits{.multiprocessors = static_cast<std::uint32_t>(multiprocessors)};
+  int l2_bytes = 0;
+  check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device), "the size of L2");
+  const measured_device measured{{.multiprocessors = static_cast<std::uint32_t>(multiprocessors)},
+                                 static_cast<std::uint64_t>(l2_bytes)};
   const char* const text = std::getenv("LLMMEM_BENCH_GPU_MIB");
   const device_bytes room((text == nullptr ? 4096 : std::strtoull(text, nullptr, 10)) * mib);
   const device_bytes other(room.size());
@@ -156,10 +171,9 @@ int main() {
     const char* const gqa = element == dtype::bf16 ? "bf16, 32 on 8 x 128" : "e4m3, 32 on 8 x 128";
     for (const auto& [batch, tokens] : std::initializer_list<std::pair<std::uint64_t, std::uint64_t>>{
              {1, 1024}, {1, 8192}, {1, 131'072}, {8, 4096}, {32, 4096}, {128, 1024}, {128, 4096}})
-      measure_shape(watch, table, room, {gqa, 32, 8, 128, element, batch, tokens}, limits);
+      measure_shape(watch, table, room, {gqa, 32, 8, 128, element, batch, tokens}, measured);
   }
-  measure_shape(watch, table, room, {"bf16, 32 on 32 x 128", 32, 32, 128, dtype::bf16, 32, 2048}, limits);
-  measure_shape(watch, table, room, {"bf16, 64 on 8 x 128", 64, 8, 128, dtype::bf16, 32, 4096}, limits);
-  measure_shape(watch, table, room, {"bf16, 32 on 8 x 64", 32, 8, 64, dtype::bf16, 32, 4096}, limits);
-  table.print_json();
+  measure_shape(watch, table, room, {"bf16, 32 on 32 x 128", 32, 32, 128, dtype::bf16, 32, 2048}, measured);
+  measure_shape(watch, table, room, {"bf16, 64 on 8 x 128", 64, 8, 128, dtype::bf16, 32, 4096}, measured);
+  measure_shape(watch, table, room, {"bf16, 32 on 8 x 64", 32, 8, 64, dtype::bf16, 32, 4096}, measured);
 }

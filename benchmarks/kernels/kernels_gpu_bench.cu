@@ -1,10 +1,11 @@
 // Every kernel of the library on one device, beside what bounds it: copies of the device by its own engine
 // and by a kernel with 16-byte accesses, of which the faster is the ceiling; copies to and from pinned
-// memory; the least that a launch takes. One table, and one JSON object last. Launches rotate over four sets
+// memory, of which no share is told; the least that a launch takes. Launches rotate over four sets
 // of buffers, which pass any cache where a set has 16 MiB and more; each figure is the median of 15 replays
 // of a graph, with the least and the most.
 //
 // LLMMEM_BENCH_GPU_MIB  the largest buffers (1024), of which eight must fit
+// LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
@@ -100,11 +101,11 @@ void measure_host_copies(stopwatch& watch, device_table& table, const buffers& a
   const auto up = watch.called(2, [&](int i) {
     check(cudaMemcpyAsync(all.out(i), host.data, bytes, cudaMemcpyHostToDevice, watch.stream()), "up");
   });
-  table.add("pinned to device", size_text(bytes), static_cast<double>(bytes), up);
+  table.add("pinned to device", size_text(bytes), static_cast<double>(bytes), up, bytes_move::over_link);
   const auto down = watch.called(2, [&](int i) {
     check(cudaMemcpyAsync(host.data, all.in(i), bytes, cudaMemcpyDeviceToHost, watch.stream()), "down");
   });
-  table.add("device to pinned", size_text(bytes), static_cast<double>(bytes), down);
+  table.add("device to pinned", size_text(bytes), static_cast<double>(bytes), down, bytes_move::over_link);
   cudaEvent_t forked{};
   cudaEvent_t joined{};
   check(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming), "an event");
@@ -118,7 +119,8 @@ void measure_host_copies(stopwatch& watch, device_table& table, const buffers& a
     check(cudaEventRecord(joined, other.stream()), "join");
     check(cudaStreamWaitEvent(watch.stream(), joined, 0), "join");
   });
-  table.add("both ways", size_text(bytes) + " each", 2.0 * static_cast<double>(bytes), both);
+  table.add("both ways", size_text(bytes) + " each", 2.0 * static_cast<double>(bytes), both,
+            bytes_move::over_link);
   check(cudaEventDestroy(joined), "destroy");
   check(cudaEventDestroy(forked), "destroy");
 }
@@ -369,5 +371,4 @@ int main() {
   }
   measure_memory(table);
   std::printf("%s", measured_copy_plan(device_id{0}).text().c_str());
-  table.print_json();
 }

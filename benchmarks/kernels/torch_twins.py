@@ -2,13 +2,15 @@
 """torch_twins.py [--self-test]: what a user of torch, or of Triton, would run in place of this library's kernels.
 
 The same shapes and counts of bytes as bench_gpu_kernels and bench_gpu_kernels_attention, whose rows they stand beside;
-each figure is the median of 15 replays of a CUDA graph of 20 launches over four sets of buffers. Prints a table, and
-one JSON object last, as these programs do. Without torch or a device: a line that says so, and exit status 77.
+each figure is the median of 15 replays of a CUDA graph of 20 launches and more, over four sets of buffers and more, so
+that none is found in the device's L2. Prints a table, and writes its rows to the file that LLMMEM_BENCH_ROWS names, as
+these programs do. Without torch or a device: a line that says so, and exit status 77.
 
 --self-test checks the counts of bytes, without torch.
 """
 
 import json
+import os
 import statistics
 import sys
 
@@ -42,6 +44,16 @@ def blocks_of(room, block_bytes):
     return min(room // block_bytes, 256 * MIB // block_bytes)
 
 
+def sets_beyond(cache_bytes, size, room):
+    """How many sets of `size` bytes have twice those of the cache together, as far as `room` has them."""
+    return min(max(2 * cache_bytes // size + 1, 2), room // size)
+
+
+def launches_over(sets):
+    """At least LAUNCHES, each set as often as the others."""
+    return -(-LAUNCHES // sets) * sets
+
+
 def size_text(size):
     if size >= MIB:
         return f"{size // MIB} MiB"
@@ -54,6 +66,8 @@ def self_test():
     assert quantize_bytes(1024) == 2048 + 1024 + 32
     assert attention_bytes(1, 1024) == 2 * 1024 * 8 * 128 * 2 + 2 * 32 * 128 * 2
     assert blocks_of(1024 * MIB, 2 * MIB) == 128
+    assert sets_beyond(50 * MIB, 4 * MIB, 4096 * MIB) == 26 and sets_beyond(50 * MIB, 3000 * MIB, 4096 * MIB) == 1
+    assert launches_over(4) == 20 and launches_over(26) == 26 and launches_over(8) == 24
     assert size_text(4 * KIB) == "4 KiB" and size_text(2 * MIB) == "2 MiB"
     print("the counts of bytes are right")
 
@@ -61,31 +75,34 @@ def self_test():
 class Table:
     def __init__(self, torch):
         self.torch = torch
-        self.rows = []
+        path = os.environ.get("LLMMEM_BENCH_ROWS")
+        self.file = open(path, "w", encoding="utf-8") if path else None
 
-    def measure(self, what, shape, size, launch):
-        """launch(i): the i-th launch, of set i % SETS. What it cannot do is told, and left out."""
+    def measure(self, what, shape, size, launch, sets=SETS):
+        """launch(i): a launch over the i-th of `sets`. What it cannot do is told, and left out."""
         torch = self.torch
         try:
-            took = self.replayed(launch)
+            took = self.replayed(launch, sets)
         except (RuntimeError, NotImplementedError) as failed:
             print(f"{what}, {shape}: not measured: {str(failed).splitlines()[0]}")
             torch.cuda.synchronize()
             return
         row = {"what": what, "shape": shape, "bytes": size, "us": round(statistics.median(took), 3),
                "least_us": round(min(took), 3), "most_us": round(max(took), 3)}
-        print(f"{what:<34} {shape:<34} {size:>12} {row['us']:>10.2f} {size / row['us'] / 1000:>9.1f}")
-        self.rows.append(row)
+        print(f"{what:<34} {shape:<34} {size:>12} {row['us']:>10.2f} {size / row['us'] / 1000:>9.1f}", flush=True)
+        if self.file:
+            print(json.dumps(row), file=self.file, flush=True)
 
-    def replayed(self, launch):
+    def replayed(self, launch, sets):
         torch = self.torch
-        for i in range(SETS):
+        for i in range(sets):
             launch(i)
         torch.cuda.synchronize()
+        launches = launches_over(sets)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for i in range(LAUNCHES):
-                launch(i % SETS)
+            for i in range(launches):
+                launch(i % sets)
         took = []
         for _ in range(REPLAYS + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -93,7 +110,7 @@ class Table:
             graph.replay()
             end.record()
             end.synchronize()
-            took.append(begin.elapsed_time(end) * 1000 / LAUNCHES)
+            took.append(begin.elapsed_time(end) * 1000 / launches)
         return took[1:]
 
 
@@ -164,11 +181,11 @@ def measure_numbers(torch, table, room):
         scale = x.abs().amax(dim=1, keepdim=True).float() / 127
         return torch.round(x.float() / scale).to(torch.int8), scale
 
-    codes, scales = quantize(inputs[0])
+    quantized = [quantize(each) for each in inputs]
     table.measure("torch (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
                   lambda i: quantize(inputs[i]))
     table.measure("torch (dequantize_groups)", "int8 to bf16 by 128", quantize_bytes(values),
-                  lambda i: (codes.float() * scales).to(torch.bfloat16))
+                  lambda i: (quantized[i][0].float() * quantized[i][1]).to(torch.bfloat16))
     compiled = torch.compile(quantize, dynamic=False)
     table.measure("torch.compile (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
                   lambda i: compiled(inputs[i]))
@@ -176,14 +193,17 @@ def measure_numbers(torch, table, room):
 
 def measure_attention(torch, table):
     attend = torch.nn.functional.scaled_dot_product_attention
+    # Older versions of torch do not tell.
+    cache_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 * MIB)
     for batch, tokens in ((1, 1024), (1, 8192), (1, 131072), (8, 4096), (32, 4096), (128, 1024), (128, 4096)):
+        size = attention_bytes(batch, tokens)
+        sets = sets_beyond(cache_bytes, size, 4096 * MIB)
         query = torch.ones(batch, 32, 1, 128, dtype=torch.bfloat16, device="cuda")
         # In one piece: torch reads no block tables here.
-        keys, values = ([torch.ones(batch, 8, tokens, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+        keys, values = ([torch.ones(batch, 8, tokens, 128, dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
                         for _ in range(2))
         table.measure("torch sdpa, in one piece", f"bf16, 32 on 8 x 128, B {batch} x {tokens}",
-                      attention_bytes(batch, tokens),
-                      lambda i, q=query, k=keys, v=values: attend(q, k[i], v[i], enable_gqa=True))
+                      size, lambda i, q=query, k=keys, v=values: attend(q, k[i], v[i], enable_gqa=True), sets)
 
 
 def main():
@@ -208,7 +228,6 @@ def main():
     measure_attention(torch, table)
     torch.cuda.empty_cache()
     measure_numbers(torch, table, room)
-    print(json.dumps({"ceiling_gb_per_s": 0, "rows": table.rows}))
 
 
 if __name__ == "__main__":

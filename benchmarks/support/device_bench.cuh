@@ -1,5 +1,5 @@
 /// @file
-/// Timing of what a device does: a table of rows beside a ceiling, and the same as JSON.
+/// Timing of what a device does: a table of rows beside a ceiling, and the same as lines of JSON.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <ostream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -95,48 +100,49 @@ class stopwatch {
   cudaEvent_t ended_{};
 };
 
-/// Rows of figures. Bytes are those read and written; the share is of the ceiling, bytes a second.
+/// Where the bytes of a row go.
+enum class bytes_move : std::uint8_t { within_device, over_link };
+
+/// Rows of figures. Bytes are those read and written; the share is of the ceiling, bytes a second within the
+/// device. They are printed, and written to the file that LLMMEM_BENCH_ROWS names, each as a line of JSON as
+/// soon as it is measured: a program that is cut short loses none.
 class device_table {
  public:
-  void ceiling(double gb_per_second) { ceiling_ = gb_per_second; }
-  [[nodiscard]] double ceiling() const noexcept { return ceiling_; }
+  device_table() {
+    const char* const path = std::getenv("LLMMEM_BENCH_ROWS");
+    if (path == nullptr) return;
+    file_.open(path);
+    if (!file_) throw std::runtime_error(std::string("LLMMEM_BENCH_ROWS: cannot write to ") + path);
+  }
 
-  void add(const std::string& name, const std::string& shape, double bytes, const device_time& took) {
-    if (rows_.empty())
+  void ceiling(double gb_per_second) {
+    ceiling_ = gb_per_second;
+    file_ << "{\"ceiling_gb_per_s\": " << gb_per_second << '}' << std::endl;
+  }
+
+  void add(const std::string& name, const std::string& shape, double bytes, const device_time& took,
+           bytes_move where = bytes_move::within_device) {
+    if (!std::exchange(has_rows_, true))
       std::printf("%-26s %-34s %12s %10s %19s %9s %7s\n", "what", "shape", "bytes", "us", "least to most",
                   "GB/s", "share");
     const double rate = bytes / took.us / 1000;
     std::printf("%-26s %-34s %12.0f %10.2f %9.2f %9.2f", name.c_str(), shape.c_str(), bytes, took.us,
                 took.least, took.most);
     if (bytes != 0) std::printf(" %9.1f", rate);
-    if (bytes != 0 && ceiling_ != 0) std::printf(" %7.3f", rate / ceiling_);
+    const bool is_within = where == bytes_move::within_device;
+    if (bytes != 0 && ceiling_ != 0 && is_within) std::printf(" %7.3f", rate / ceiling_);
     std::printf("\n");
     std::fflush(stdout);
-    rows_.push_back({name, shape, bytes, took});
-  }
-  /// One object, last.
-  void print_json() const {
-    std::printf("{\"ceiling_gb_per_s\": %.1f, \"rows\": [", ceiling_);
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const row& each = rows_[i];
-      std::printf(
-          "%s{\"what\": \"%s\", \"shape\": \"%s\", \"bytes\": %.0f, \"us\": %.3f, \"least_us\": %.3f, "
-          "\"most_us\": %.3f}",
-          i == 0 ? "" : ", ", each.name.c_str(), each.shape.c_str(), each.bytes, each.took.us,
-          each.took.least, each.took.most);
-    }
-    std::printf("]}\n");
+    file_ << R"({"what": ")" << name << R"(", "shape": ")" << shape << R"(", "bytes": )" << std::fixed
+          << std::setprecision(0) << bytes << std::setprecision(3) << R"(, "us": )" << took.us
+          << R"(, "least_us": )" << took.least << R"(, "most_us": )" << took.most << R"(, "within_device": )"
+          << (is_within ? "true" : "false") << '}' << std::endl;
   }
 
  private:
-  struct row {
-    std::string name;
-    std::string shape;
-    double bytes;
-    device_time took;
-  };
   double ceiling_ = 0;
-  std::vector<row> rows_{};
+  bool has_rows_ = false;
+  std::ofstream file_{};
 };
 
 /// Memory of the device that nothing initialises.

@@ -12,7 +12,7 @@ fail() {
 }
 
 # A checkout of its own, so that no build of this one is touched.
-rm -rf "${work:?}/tree" "${work:?}/bin"
+rm -rf "${work:?}"/{tree,bin,there,compute-sanitizer}
 mkdir -p "$work/tree/benchmarks/kernels" "$work/bin"
 cp -r "$root/scripts" "$work/tree/"
 cp "$root/benchmarks/kernels/torch_twins.py" "$work/tree/benchmarks/kernels/"
@@ -35,15 +35,22 @@ case "$*" in
     mkdir -p build/gpu/bin
     cat >build/gpu/bin/bench_gpu_kernels_kernels <<'BENCH'
 #!/usr/bin/env bash
-[[ ${FAKE_SLOW-} ]] && sleep 60
 echo a table
-echo '{"ceiling_gb_per_s": 100.0, "rows": [{"what": "copy", "shape": "1 MiB", "bytes": 1000000, "us": 20.0, "least_us": 19.0, "most_us": 30.0}]}'
+{
+  echo '{"ceiling_gb_per_s": 100.0}'
+  echo '{"what": "copy", "shape": "1 MiB", "bytes": 1000000, "us": 20.0, "least_us": 19.0, "most_us": 30.0, "within_device": true}'
+  [[ ${FAKE_SLOW-} ]] && echo '{"what": "a copy that was being wri' && sleep 60
+  echo '{"what": "up", "shape": "1 MiB", "bytes": 1000000, "us": 40.0, "least_us": 40.0, "most_us": 40.0, "within_device": false}'
+} >"$LLMMEM_BENCH_ROWS"
 BENCH
     cat >build/gpu/bin/bench_gpu_kernels_attention <<'BENCH'
 #!/usr/bin/env bash
 [[ ${FAKE_CRASH-} ]] && kill -SEGV $$
 [[ ${FAKE_SILENCE-} ]] && exit 0
-echo '{"ceiling_gb_per_s": 90.0, "rows": [{"what": "attention", "shape": "B 1", "bytes": 0, "us": 5.0, "least_us": 5.0, "most_us": 5.0}]}'
+{
+  echo '{"ceiling_gb_per_s": 90.0}'
+  echo '{"what": "attention", "shape": "B 1", "bytes": 0, "us": 5.0, "least_us": 5.0, "most_us": 5.0, "within_device": true}'
+} >"$LLMMEM_BENCH_ROWS"
 BENCH
     chmod +x build/gpu/bin/bench_gpu_*
     ;;
@@ -84,33 +91,37 @@ sys.exit(0 if eval(sys.argv[2]) else 1)' "$results/results.json" "$1" || fail "r
 }
 
 gpu 0
-found "all['ceiling_gb_per_s'] == 100 and [row['share'] for row in all['rows']] == [0.5, None]"
+found "all['ceiling_gb_per_s'] == 100 and [row['share'] for row in all['rows']] == [0.5, None, None]"
 found "how['ctest'] == 'passed' and how['racecheck/kernels/one_gpu'] == 'passed'"
 found "'racecheck/space/two_gpu' not in how and how['memcheck/space/two_gpu'] == 'passed'"
 found "all['machine']['machine'] == 'a double, 1 MiB' and all['machine']['CUDA'] == '13.0.88'"
 grep -q '| copy | 1 MiB | 1000000 | 20.00 | 19.00 to 30.00 | 50.0 | 0.500 |' "$results/table.md" || fail "no row in table.md"
 
 gpu 1 FAKE_TEST=1
-found "how['ctest'] == 'failed' and how['bench_gpu_kernels_kernels'] == 'passed' and len(all['rows']) == 2"
+found "how['ctest'] == 'failed' and how['bench_gpu_kernels_kernels'] == 'passed' and len(all['rows']) == 3"
 grep -q '^failed: tests ctest' "$work/said" || fail "the end does not name what failed"
 
 gpu 1 FAKE_RACE=1
 found "how['racecheck/kernels/one_gpu'] == 'failed' and how['bench_gpu_kernels_attention'] == 'passed'"
 
 gpu 1 FAKE_CRASH=1
-found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 1"
+found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 2"
 
 gpu 1 FAKE_SILENCE=1
-found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 1"
+found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 2"
 
 gpu 1 FAKE_BUILD=1
 found "how['build'] == 'failed' and 'benchmarks' in how and all['rows'] == []"
 
 gpu 3 FAKE_SLOW=1 -- --seconds 8 --skip sanitizer --skip twins
 found "how['bench_gpu_kernels_kernels'] == 'cut' and how['compute-sanitizer'] == 'skipped'"
+found "[row['what'] for row in all['rows'] if row['from'] == 'bench_gpu_kernels_kernels'] == ['copy']"
 
 gpu 0 -- --out other --skip tests --skip sanitizer --skip twins
 [[ -s $work/tree/other/results.json && -s $work/tree/other/table.md ]] || fail "--out other is not where the results are"
+(cd "$work" && env PATH="$work/bin:$PATH" bash tree/scripts/gpu --out there --skip tests --skip sanitizer --skip twins) \
+  >"$work/said" 2>&1 || fail "scripts/gpu called from elsewhere"
+[[ -s $work/there/results.json ]] || fail "--out there is not where it was called from"
 
 gpu 2 FAKE_NO_GPU=1
 grep -q "no GPU here" "$work/said" || fail "it does not say what is lacking"
@@ -120,7 +131,17 @@ gpu 1 -- --nonsense
 gpu 0 -- --help
 grep -q -- "--seconds N" "$work/said" || fail "--help does not help"
 
+# On this machine a toolkit may have one of its own: the double of nvcc is what it is looked for beside.
 rm -f "$work/bin/compute-sanitizer"
+if command -v compute-sanitizer >/dev/null; then
+  gpu 0 -- --skip sanitizer
+else
+  gpu 0
+fi
+found "how['compute-sanitizer'] == 'skipped' and not any('memcheck' in name for name in how)"
+mkdir -p "$work/compute-sanitizer"
+printf '#!/bin/sh\nexit 0\n' >"$work/compute-sanitizer/compute-sanitizer"
+chmod +x "$work/compute-sanitizer/compute-sanitizer"
 gpu 0
-found "how.get('compute-sanitizer') == 'skipped' or 'memcheck/kernels/one_gpu' in how"
+found "how['memcheck/kernels/one_gpu'] == 'passed'"
 echo "scripts/gpu: as it should be"
