@@ -80,8 +80,10 @@ result<void> attention_kernels(cudaStream_t stream, const csr_table_view& tables
                                const kv_memory& cache, const batch_vectors& in, const batch_room& out,
                                std::span<std::byte> workspace) {
   const device_executor run(stream);
-  if (auto done = paged_attention(run, tables, rows, in, out, cache, 0, workspace); !done) return done;
-  return paged_attention(run, padded, rows, in, out, cache, 0, workspace);
+  const attention_options options{.query_heads = cache.layout.heads};
+  if (auto done = paged_attention(run, tables, rows, in, out, cache, 0, workspace, options); !done)
+    return done;
+  return paged_attention(run, padded, rows, in, out, cache, 0, workspace, options);
 }
 
 template <block_list Blocks>

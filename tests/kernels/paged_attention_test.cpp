@@ -149,6 +149,7 @@ struct one_head {
   came attend(attention_options options) {
     flag = 0;
     came made{std::vector<float>(layout.head_dim, untold), untold};
+    options.query_heads = 1;
     options.element = dtype::f32;
     options.log_sum_exp = &made.log_sum_exp;
     options.out_of_range = &flag;
@@ -353,7 +354,7 @@ TEST_SUITE("paged_attention") {
                     {reinterpret_cast<const std::byte*>(query.data()), 32, 32},
                     {reinterpret_cast<std::byte*>(out.data()), 32, 32},
                     {reinterpret_cast<std::byte*>(world.cache.data()), 2, layout}, 0, {},
-                    {.element = dtype::f32, .out_of_range = &flag})
+                    {.query_heads = 1, .element = dtype::f32, .out_of_range = &flag})
         .value();
     CHECK(!was_strange);
     CHECK(flag == 1);
@@ -389,7 +390,7 @@ TEST_SUITE("paged_attention") {
     alignas(16) const std::byte query[128]{};
     alignas(16) std::byte out[128]{};
     paged_attention(host_executor{}, tables, {.rows = 1}, {query, 128, 128}, {out, 128, 128},
-                    {bytes, blocks, layout}, 0, {})
+                    {bytes, blocks, layout}, 0, {}, {.query_heads = 1})
         .value();
     CHECK(load_element(dtype::bf16, out) == 1);
     ::munmap(at, size);
@@ -428,6 +429,23 @@ TEST_SUITE("paged_attention") {
           failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::fp8_e4m3),
                   static_cast<std::uint64_t>(dtype::bf16)});
     CHECK(told([](call& of) { of.cache.layout.element = dtype::int8; }).code == errc::no_conversion);
+    for (const dtype batch : {dtype::f32, dtype::bf16, dtype::f16, dtype::int8}) {
+      for (const dtype cache : {dtype::f32, dtype::bf16, dtype::f16, dtype::fp8_e4m3}) {
+        CAPTURE(name_of(batch));
+        CAPTURE(name_of(cache));
+        call of = well;
+        of.rows.rows = 0;
+        of.options.element = batch;
+        of.cache.layout.element = cache;
+        const auto done = paged_attention(host_executor{}, tables, of.rows, of.queries, of.out, of.cache,
+                                          of.layer, of.workspace, of.options);
+        const bool goes =
+            batch != dtype::int8 && (batch == cache || batch == dtype::f32 || cache == dtype::fp8_e4m3);
+        CHECK(done.has_value() == goes);
+        if (!goes) CHECK(done.code() == errc::no_conversion);
+      }
+    }
+    CHECK(told([](call& of) { of.options.query_heads = 0; }) == failure{errc::size_mismatch, 0, 0, 2});
     CHECK(told([](call& of) { of.layer = 2; }) == failure{errc::out_of_range, 0, 2, 1});
     CHECK(told([](call& of) { of.cache.layout.has_values = false; }) ==
           failure{errc::size_mismatch, 0, 2, 1});
@@ -486,6 +504,7 @@ TEST_SUITE("paged_attention") {
   TEST_CASE("shares are planned for a device to be busy, and cover what there is") {
     const kv_layout layout{.layers = 1, .heads = 8, .head_dim = 128};
     CHECK(plan_attention(1, 32, layout, 100) == attention_split{});         // nothing to gain
+    CHECK(plan_attention(1, 32, {}, 100'000) == attention_split{});         // nothing to attend to
     CHECK(plan_attention(4096, 32, layout, 100'000) == attention_split{});  // busy as it is
     const attention_split one = plan_attention(1, 32, layout, 100'000);
     CHECK(one.count > 100);

@@ -216,8 +216,9 @@ struct attention_world {
     layer = static_cast<std::uint32_t>(random() % layout.layers);
     group = one_of(random, {1, 1, 2, 3, 4, 5, 8});
     options.query_heads = query_heads();
-    if (group == 1 && random() % 2 == 0) options.query_heads = 0;
-    options.element = random() % 3 == 0 ? dtype::f32 : (random() % 2 == 0 ? dtype::bf16 : dtype::f16);
+    const dtype half = random() % 2 == 0 ? dtype::bf16 : dtype::f16;
+    options.element = layout.element == dtype::fp8_e4m3 ? half : layout.element;
+    if (random() % 3 == 0) options.element = dtype::f32;
     if (random() % 3 == 0) options.scale = 0.25F;
     if (random() % 3 == 0) options.window = one_of(random, {1, 7, 8, 9, 50});
     if (random() % 2 == 0) options.split = {8 * one_of(random, {1, 2, 4}), one_of(random, {2, 3, 8})};

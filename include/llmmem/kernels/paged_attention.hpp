@@ -41,11 +41,12 @@ struct attention_split {
 
 /// What is attended to, and how.
 struct attention_options {
-  std::uint32_t query_heads = 0;  ///< a multiple of the cache's; 0: as many
-  dtype element = dtype::bf16;    ///< of queries and outputs: f32, bf16 or f16
-  float scale = 0;                ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
-  std::uint32_t window = 0;       ///< attends to the last so many tokens of each row; 0: to all
-  kv_scales scales{};             ///< of what the cache holds
+  std::uint32_t query_heads = 0;  ///< a multiple of the cache's, to be given: MHA has as many, GQA more
+  /// Of queries and outputs: the cache's or f32, of an fp8 cache f32, bf16 or f16.
+  dtype element = dtype::bf16;
+  float scale = 0;           ///< of the products before their softmax; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;  ///< attends to the last so many tokens of each row; 0: to all
+  kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row. Null:
   /// not told.
@@ -82,14 +83,14 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// @param queries    [rows][query_heads][head_dim]
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
-/// @return `errc::no_conversion` for elements of which there is no kernel; `errc::out_of_range` for a layer
-///      that the cache has not, and for vectors of more than 256 elements; `errc::bad_granularity` for
+/// @return `errc::no_conversion` for an element that does not go with the cache's; `errc::out_of_range` for a
+///      layer that the cache has not, and for vectors of more than 256 elements; `errc::bad_granularity` for
 ///      vectors of another number of elements than a multiple of 8, and for addresses and strides that are no
 ///      multiple of 16 bytes, or of 8 elements where these are fewer; `errc::size_mismatch` for query heads
-///      that the cache's do not divide, shares of another number of tokens than a multiple of 8, and a cache
-///      without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null
-///      pointers, and for distances shorter than a vector or, of `out`, that share bytes. Then nothing has
-///      begun. Else what `run` returns.
+///      that are not given or that the cache's do not divide, shares of another number of tokens than a
+///      multiple of 8, and a cache without values; `errc::block_tokens_differ`; `errc::too_short` for the
+///      workspace, for null pointers, and for distances shorter than a vector or, of `out`, that share bytes.
+///      Then nothing has begun. Else what `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them (from a cache of the device but for the first); 2 x tokens x query_heads x (head_dim +
 ///      value_dim) multiplications and additions.
@@ -100,7 +101,7 @@ template <class Run, class Tables>
 result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
                              const batch_vectors& queries, const batch_room& out, const kv_memory& cache,
                              std::uint32_t layer, std::span<std::byte> workspace,
-                             const attention_options& options = {});
+                             const attention_options& options);
 
 }  // namespace llmmem::inline v0
 

@@ -29,10 +29,12 @@ namespace detail {
   return element == dtype::f32 || element == dtype::bf16 || element == dtype::f16;
 }
 
-/// Query heads, those of the cache where nothing else is said.
-[[nodiscard]] constexpr std::uint32_t query_heads_of(const attention_options& options,
-                                                     const kv_layout& layout) noexcept {
-  return options.query_heads == 0 ? layout.heads : options.query_heads;
+/// Whether queries of a type go with a cache of another: its own, or floats; to quantised ones goes any.
+/// Others are a mistake, as bytes of the one would be read as the other.
+[[nodiscard]] constexpr bool may_attend(dtype batch, dtype cache) noexcept {
+  if (!is_attention_element(batch)) return false;
+  if (cache == dtype::fp8_e4m3) return true;
+  return is_attention_element(cache) && (batch == cache || batch == dtype::f32);
 }
 
 /// What is no multiple of what it must be: `errc::bad_granularity`.
@@ -64,10 +66,9 @@ struct attention_request {
 /// What the layout and the elements must be.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
-  const auto is_stored = [](dtype e) { return is_attention_element(e) || e == dtype::fp8_e4m3; };
-  if (!is_attention_element(of.options.element) || !is_stored(layout.element))
+  if (!may_attend(of.options.element, layout.element))
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
-                   static_cast<std::uint64_t>(layout.element), "paged_attention"};
+                   static_cast<std::uint64_t>(layout.element), "paged_attention: options.element"};
   if (layout.layers == 0 || of.layer >= layout.layers)
     return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
                    "paged_attention: layer"};
@@ -83,7 +84,9 @@ struct attention_request {
         !fits)
       return fits;
   }
-  const std::uint32_t queries = query_heads_of(of.options, layout);
+  const std::uint32_t queries = of.options.query_heads;
+  if (queries == 0)
+    return failure{errc::size_mismatch, 0, 0, layout.heads, "paged_attention: query_heads is not given"};
   if (layout.heads == 0 || queries % layout.heads != 0)
     return failure{errc::size_mismatch, 0, queries, layout.heads,
                    "paged_attention: query_heads is no multiple of the cache's heads"};
@@ -97,7 +100,7 @@ struct attention_request {
 [[nodiscard]] inline result<void> check_attention_vectors(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
   const std::uint64_t element_bytes = bits_of(of.options.element) / 8;
-  const std::uint64_t heads = query_heads_of(of.options, layout);
+  const std::uint64_t heads = of.options.query_heads;
   const auto array_of = [&](const auto& vectors, std::uint32_t plane) {
     return vector_array{vectors.data, of.rows.rows,        vectors.token_stride,
                         heads,        vectors.head_stride, layout.vector_elements(plane) * element_bytes};
@@ -145,7 +148,7 @@ struct attention_floats_needed {
   static constexpr attention_floats_needed of(std::uint64_t rows, const kv_layout& layout,
                                               const attention_options& options) noexcept {
     if (options.split.count <= 1) return {};
-    const std::uint64_t parts = rows * query_heads_of(options, layout) * options.split.count;
+    const std::uint64_t parts = rows * options.query_heads * options.split.count;
     return {parts * layout.vector_elements(1), parts * 2};
   }
 };
@@ -169,7 +172,7 @@ struct attention_floats_needed {
   out.key_packs = static_cast<std::uint32_t>(layout.vector_elements(0) / attention_pack);
   out.value_packs = static_cast<std::uint32_t>(layout.vector_elements(1) / attention_pack);
   out.heads = layout.heads;
-  out.group = query_heads_of(of.options, layout) / layout.heads;
+  out.group = of.options.query_heads / layout.heads;
   out.window = of.options.window;
   out.element = of.options.element;
   const float scale = of.options.scale != 0
@@ -196,6 +199,7 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
 
 inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
                                       std::uint64_t most_tokens, const launch_limits& limits) noexcept {
+  if (layout.heads == 0) return {};  // which paged_attention refuses
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
   const std::uint32_t heads = detail::attention_heads(group);
   const std::uint64_t items = std::max<std::uint64_t>(rows, 1) * layout.heads * ((group + heads - 1) / heads);
