@@ -43,6 +43,12 @@ struct memory_range {
     return {data, static_cast<std::size_t>(bytes)};
   }
 
+  /// The same as addresses, to hand to kernels that run where the bytes are: the host must not look there,
+  /// unless `span` is there too. Of a space whose addresses are no memory, a file's, it is of no use.
+  [[nodiscard]] constexpr std::span<std::byte> addresses() const noexcept {
+    return {data, static_cast<std::size_t>(bytes)};
+  }
+
   friend constexpr bool operator==(const memory_range&, const memory_range&) noexcept = default;
 };
 
