@@ -86,4 +86,23 @@ TEST_SUITE("batched_copy") {
     CHECK(done.error() == failure{errc::misaligned, 0, 16, 1});
     CHECK(copy_batch(grid_executor(), tasks, 8, {8, 8}).has_value());
   }
+
+  TEST_CASE(
+      "lengths that tiles cannot count, alignments that are none and lists that are not there are refused") {
+    std::vector<std::byte> bytes(64, poison);
+    const std::vector<copy_task> tasks{{bytes.data(), bytes.data() + 32, 8}};
+    constexpr std::uint64_t past = std::uint64_t{1} << 45;
+    const host_executor run;
+    for (const std::uint64_t longest : {past, past * 2, ~std::uint64_t{0}}) {
+      CHECK(copy_batch(run, tasks, longest).error() == failure{errc::past_the_bytes, 0, longest, past - 1});
+      const std::vector<copy_task> few{tasks[0], {bytes.data(), bytes.data() + 32, longest}};
+      CHECK(copy_few(run, few).error() == failure{errc::past_the_bytes, 1, longest, past - 1});
+    }
+    CHECK(copy_batch(run, tasks, past - 1, {1, 1}).has_value());
+    CHECK(copy_batch(run, tasks, 8, {3, 8}).error() == failure{errc::bad_alignment, 0, 3, 0});
+    CHECK(copy_batch(run, tasks, 8, {8, 0}).error() == failure{errc::bad_alignment, 0, 0, 0});
+    const copy_task* const none = nullptr;
+    CHECK(copy_batch(run, std::span(none, 2), 8).error() == failure{errc::too_short, 0, 2, 0});
+    CHECK(copy_batch(run, {}, past, {0, 0}).has_value());
+  }
 }

@@ -297,18 +297,90 @@ TEST_SUITE("kv_append") {
       return append_kv(host_executor{}, front, vectors, vectors, memory, layer, {.element = element}).error();
     };
     const slot_front front(slots, 16, 3);
-    CHECK(append(front, 2, dtype::fp8_e5m2).message() == "append_kv: 2 asked for, the most is 1");
+    CHECK(append(front, 2, dtype::fp8_e5m2).message() == "append_kv: layer: 2 asked for, the most is 1");
     CHECK(append(slot_front(slots, 16, 4), 0, dtype::fp8_e5m2).message() ==
           "append_kv: block 3 asked for, there are 3 from 0 on; give the memory as many as the cache's "
           "most_physical_blocks()");
     CHECK(append(slot_front(slots, 8, 3), 0, dtype::fp8_e5m2).message() ==
           "append_kv: blocks of 8 tokens there, of 16 here; build both with the same block_tokens");
     CHECK(append(slot_front(slots, 0, 3), 0, dtype::fp8_e5m2).message() ==
-          "append_kv: blocks of 1 tokens there, of 16 here; build both with the same block_tokens");
+          "append_kv: blocks of 0 tokens there, of 16 here; build both with the same block_tokens");
     CHECK(append(front, 0, dtype::bf16).message() ==
           "append_kv: no kernel makes fp8_e5m2 of bf16; convert before, or keep what comes as it is");
+    const std::int64_t* const none = nullptr;
+    CHECK(append(slot_front(std::span(none, 1), 16, 3), 0, dtype::fp8_e5m2) ==
+          failure{errc::too_short, 0, 1, 0});
     CHECK(append_mla(host_executor{}, front, vectors, vectors, 4, memory, 0).error().message() ==
           "append_mla: lengths that must agree are 4 and 8");
     CHECK(std::ranges::count(cache, poison) == static_cast<std::ptrdiff_t>(cache.size()));
+    // A token of 2 GiB is more than a row counts.
+    kv_layout huge{.layers = 1, .heads = 1U << 20, .head_dim = 1024, .block_tokens = 16};
+    const auto append_huge = [&] {
+      const batch_vectors far_apart{batch.data(), std::uint64_t{1} << 40, 2048};
+      return append_kv(host_executor{}, front, far_apart, far_apart, {cache.data(), 3, huge}, 0);
+    };
+    CHECK(append_huge().error() == failure{errc::past_the_bytes, 0, std::uint64_t{1} << 31, 0x7FFF'FFFF});
+    huge.head_dim = 0xFFFF'FFFF;
+    CHECK(append_huge().error().code == errc::past_the_bytes);
+  }
+
+  TEST_CASE("elements of four bits are not cut inside of a byte") {
+    const kv_layout layout{.layers = 1,
+                           .heads = 1,
+                           .head_dim = 8,
+                           .block_tokens = 4,
+                           .has_values = false,
+                           .element = dtype::int4};
+    std::vector<std::byte> cache(layout.total_bytes(1), poison);
+    const std::vector<std::byte> batch(16, std::byte{0x21});
+    const std::vector<std::int64_t> slots{0};
+    const auto append = [&](std::uint32_t latent) {
+      const batch_vectors vectors{batch.data(), 4, 4};
+      return append_mla(host_executor{}, slot_front(slots, 4, 1), vectors, vectors, latent,
+                        {cache.data(), 1, layout}, 0, {.element = dtype::int4});
+    };
+    CHECK(append(3).error() == failure{errc::size_mismatch, 0, 12, 8});
+    CHECK(std::ranges::count(cache, poison) == static_cast<std::ptrdiff_t>(cache.size()));
+    CHECK(append(4));
+    CHECK(std::ranges::count(cache, std::byte{0x21}) == 4);
+  }
+
+  TEST_CASE("elements that are converted must lie where a device can read them, and bytes anywhere") {
+    const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 8, .block_tokens = 4, .element = dtype::bf16};
+    alignas(16) std::byte cache[1024]{};
+    alignas(16) const std::byte batch[512]{};
+    const std::vector<std::int64_t> two{0, 1};
+    const auto told = [&](const batch_vectors& keys, std::size_t cache_offset, dtype element) {
+      const kv_memory memory{cache + cache_offset, 1, layout};
+      const batch_vectors values{batch, 64, 32};
+      const auto on_host =
+          append_kv(host_executor{}, slot_front(two, 4, 1), keys, values, memory, 0, {.element = element});
+      const auto on_grid =
+          append_kv(grid_executor(), slot_front(two, 4, 1), keys, values, memory, 0, {.element = element});
+      CHECK(on_host.code() == on_grid.code());
+      return on_host ? failure{} : on_host.error();
+    };
+    CHECK(told({batch, 64, 32}, 0, dtype::f32) == failure{});
+    CHECK(told({batch + 4, 68, 36}, 2, dtype::f32) == failure{});
+    CHECK(told({batch + 2, 64, 32}, 0, dtype::f32).code == errc::bad_granularity);
+    CHECK(told({batch, 66, 32}, 0, dtype::f32) == failure{errc::bad_granularity, 0, 66, 4});
+    CHECK(told({batch, 128, 34}, 0, dtype::f32) == failure{errc::bad_granularity, 0, 34, 4});
+    CHECK(told({batch, 64, 32}, 1, dtype::f32).code == errc::bad_granularity);
+    CHECK(told({batch + 1, 65, 33}, 3, dtype::bf16) == failure{});
+    // Where there is one token and one head nothing lies apart.
+    kv_layout one = layout;
+    one.heads = 1;
+    const std::vector<std::int64_t> slots{0};
+    const batch_vectors keys{batch, 7, 5};
+    CHECK(append_kv(grid_executor(), slot_front(slots, 4, 1), keys, keys, {cache, 1, one}, 0,
+                    {.element = dtype::f32}));
+    std::byte* planes[] = {cache, cache + 256};
+    kv_memory by_table{.blocks = 1, .layout = one, .plane_table = planes, .plane_alignment = 1};
+    CHECK(
+        append_kv(host_executor{}, slot_front(slots, 4, 1), keys, keys, by_table, 0, {.element = dtype::f32})
+            .error() == failure{errc::bad_granularity, 0, 1, 2});
+    by_table.plane_alignment = 2;
+    CHECK(append_kv(grid_executor(), slot_front(slots, 4, 1), keys, keys, by_table, 0,
+                    {.element = dtype::f32}));
   }
 }

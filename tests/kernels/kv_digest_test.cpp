@@ -141,6 +141,15 @@ TEST_SUITE("kv_digest") {
     odd.value_dim = 6;
     CHECK(told(digest_kv_blocks(run, {bytes.data(), 2, odd}, numbers, sums)) ==
           "digest_kv_blocks: 12 bytes is no multiple of the granularity, 8 bytes");
+    const auto told_of = [&](std::uint32_t kv_layout::* field) {
+      kv_layout without = layout;
+      without.*field = 0;
+      return told(digest_kv_blocks(run, {bytes.data(), 2, without}, numbers, sums));
+    };
+    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    CHECK(told_of(&kv_layout::layers) == "digest_kv_blocks: layout.layers" + needed);
+    CHECK(told_of(&kv_layout::heads) == "digest_kv_blocks: layout.heads" + needed);
+    CHECK(told_of(&kv_layout::block_tokens) == "digest_kv_blocks: layout.block_tokens" + needed);
     // Counts that would not fit: tiles of a plane, and of all planes.
     kv_layout large = layout;
     large.block_tokens = 1U << 26;

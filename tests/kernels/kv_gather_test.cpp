@@ -225,6 +225,33 @@ TEST_SUITE("kv_gather") {
     CHECK(seen == 50 * 2 * 64);
   }
 
+  TEST_CASE("tables that are none, or of fewer sequences than none, are not read") {
+    const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
+    std::vector<std::byte> cache(layout.total_bytes(1));
+    std::vector<std::byte> rows(64, poison);
+    const batch_room room{rows.data(), 32, 32};
+    const std::vector<std::int32_t> cu{0, 1};
+    const std::vector<std::int32_t> indices{0};
+    const auto gather = [&](const csr_table_view& tables, const std::int32_t* lens) {
+      const table_front front(tables, gather_rows{.cu_seq_lens = lens, .rows = 1}, 1);
+      const auto done = gather_kv(host_executor{}, front, room, room, {cache.data(), 1, layout}, 0,
+                                  {.element = dtype::f32});
+      return done ? failure{} : done.error();
+    };
+    const csr_table_view tables{cu.data(), indices.data(), indices.data(), 1, 8};
+    csr_table_view fewer = tables;
+    fewer.num_sequences = -1;
+    CHECK(gather(fewer, cu.data()) == failure{});
+    CHECK(std::ranges::count(rows, poison) == 64);
+    CHECK(gather(tables, nullptr).message() == "cu_seq_lens: 1 entries needed, 0 given; make it longer");
+    csr_table_view none = tables;
+    none.indptr = nullptr;
+    CHECK(gather(none, cu.data()).message() == "tables.indptr: 1 entries needed, 0 given; make it longer");
+    none.num_sequences = 0;
+    CHECK(gather(none, nullptr) == failure{});
+    CHECK(gather(tables, cu.data()) == failure{});
+  }
+
   TEST_CASE("latent vectors and rotary keys come apart again") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 40, .block_tokens = 4, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(2));

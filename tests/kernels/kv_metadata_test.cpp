@@ -12,6 +12,7 @@
 #include <limits>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "support/cache_world.hpp"
@@ -367,6 +368,52 @@ TEST_SUITE("kv_metadata") {
     expand_pages(grid_executor(), of, pages).value();
     CHECK(pages[0] == -1);
     CHECK(pages[1] == -1);
+  }
+
+  TEST_CASE("an indptr that rises and falls again names no block behind the last") {
+    const std::vector<std::int32_t> indices{5, 6};
+    const std::vector<std::int32_t> lengths{8, 8};
+    const std::vector<std::int32_t> rows{0, 0, 0, 1};
+    const std::vector<std::int32_t> positions{0, 8, 16, 0};
+    for (const std::vector<std::int32_t>& indptr :
+         {std::vector<std::int32_t>{0, 100, 2}, std::vector<std::int32_t>{0, 0x7FFF'FFFF, 2}}) {
+      const csr_table_view tables{indptr.data(), indices.data(), lengths.data(), 2, 8};
+      std::vector<std::int64_t> slots(4);
+      std::uint32_t flag = 0;
+      slot_mapping(grid_executor(), position_front(tables, rows, positions, 10), slots, &flag).value();
+      CHECK(slots == std::vector<std::int64_t>{40, 48, -1, -1});
+      CHECK(flag == 1);
+    }
+  }
+
+  TEST_CASE("tables of no width, or of less, are read nowhere") {
+    const std::vector<std::int32_t> table{0, 5, 6, 7};
+    const std::vector<std::int32_t> lengths{32, 32};
+    const std::vector<std::int32_t> rows{1};
+    const std::vector<std::int32_t> positions{24};
+    std::vector<std::int64_t> slots(1);
+    for (const std::int32_t columns : {0, -1, -3, -0x7FFF'FFFF}) {
+      std::uint32_t flag = 0;
+      const padded_table_view tables{table.data(), lengths.data(), 2, columns, 8};
+      slot_mapping(grid_executor(), position_front(tables, rows, positions, 10), slots, &flag).value();
+      CHECK(slots[0] == -1);
+      CHECK(flag == 1);
+    }
+    for (const std::int32_t block_tokens : {0, -16}) {
+      const padded_table_view tables{table.data(), lengths.data(), 2, 2, block_tokens};
+      CHECK(slot_mapping(host_executor{}, position_front(tables, rows, positions, 10), slots).error() ==
+            failure{errc::block_tokens_differ, 0, 0, 1});
+    }
+    const std::int32_t* const none = nullptr;
+    const auto missing = [&](const padded_table_view& tables, std::span<const std::int32_t> of,
+                             std::span<const std::int32_t> at) {
+      return slot_mapping(host_executor{}, position_front(tables, of, at, 10), slots).error().message();
+    };
+    const padded_table_view tables{table.data(), lengths.data(), 2, 2, 8};
+    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    CHECK(missing(tables, std::span(none, 1), positions) == "batch_indices" + needed);
+    CHECK(missing(tables, rows, std::span(none, 1)) == "positions" + needed);
+    CHECK(missing({nullptr, nullptr, 2, 2, 8}, rows, positions) == "tables.block_table" + needed);
   }
 
   TEST_CASE("what does not fit is refused, with what it is") {

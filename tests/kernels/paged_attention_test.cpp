@@ -16,6 +16,7 @@
 #include <numeric>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "support/attention_world.hpp"
@@ -180,6 +181,9 @@ struct reversed_blocks {
     return 9;
   }
 };
+std::uint64_t blocks_in(const reversed_blocks& /*of*/, std::int32_t /*sequence*/) noexcept {
+  return 2;
+}
 std::int32_t block_in(const reversed_blocks& of, std::int32_t sequence, std::uint64_t i) noexcept {
   *of.strange = *of.strange || sequence < 0 || sequence >= of.num_sequences;
   return i < 2 ? static_cast<std::int32_t>(1 - i) : -1;
@@ -292,6 +296,13 @@ TEST_SUITE("paged_attention") {
     CHECK(!is_number({.window = 20}));
     CHECK(is_number({.window = 19}));  // tokens 21 to 39
     CHECK(is_number({.window = 19, .split = {8, 5}}));
+    // Whoever merges by the logarithm sees it too, and not the sum of what is left, or of nothing.
+    CHECK(std::isnan(world.attend({}).log_sum_exp));
+    CHECK(std::isnan(world.attend({.split = {8, 5}}).log_sum_exp));
+    CHECK(!std::isnan(world.attend({.window = 19}).log_sum_exp));
+    world.query[1] = std::numeric_limits<float>::quiet_NaN();
+    CHECK(std::isnan(world.attend({}).log_sum_exp));
+    CHECK(std::isnan(world.attend({.split = {8, 5}}).log_sum_exp));
   }
 
   TEST_CASE("tokens that a table names no place for are left out and flagged, the others stay") {
@@ -445,6 +456,30 @@ TEST_SUITE("paged_attention") {
         if (!goes) CHECK(done.code() == errc::no_conversion);
       }
     }
+    CHECK(told([](call& of) { of.cache.layout.head_dim = 0; }) == failure{errc::out_of_range, 0, 0, 256});
+    const auto told_of_tables = [&](const auto& other, const std::int32_t* lengths) {
+      const auto done = paged_attention(host_executor{}, other, {.rows = 1, .lengths = lengths}, well.queries,
+                                        well.out, well.cache, well.layer, well.workspace, well.options);
+      return done ? std::string() : done.error().message();
+    };
+    const std::string needed = ": 1 entries needed, 0 given; make it longer";
+    const std::int32_t one = 1;
+    CHECK(told_of_tables(csr_table_view{nullptr, &block, last_page_len, 1, 4}, nullptr) ==
+          "tables.indptr" + needed);
+    CHECK(told_of_tables(csr_table_view{indptr, &block, nullptr, 1, 4}, nullptr) ==
+          "tables.last_page_len" + needed);
+    CHECK(told_of_tables(csr_table_view{indptr, &block, nullptr, 1, 4}, &one).empty());
+    CHECK(told_of_tables(padded_table_view{nullptr, &one, 1, 1, 4}, nullptr) ==
+          "tables.block_table" + needed);
+    CHECK(told_of_tables(padded_table_view{&block, nullptr, 1, 1, 4}, nullptr) == "tables.seq_lens" + needed);
+    CHECK(told_of_tables(padded_table_view{&block, &one, 1, 1, 0}, nullptr) ==
+          "paged_attention: blocks of 0 tokens there, of 4 here; build both with the same block_tokens");
+    call blockless = well;
+    blockless.cache.layout.block_tokens = 0;
+    CHECK(paged_attention(host_executor{}, padded_table_view{&block, &one, 1, 1, 0}, blockless.rows,
+                          blockless.queries, blockless.out, blockless.cache, 1, blockless.workspace,
+                          blockless.options)
+              .code() == errc::block_tokens_differ);
     CHECK(told([](call& of) { of.options.query_heads = 0; }) == failure{errc::size_mismatch, 0, 0, 2});
     CHECK(told([](call& of) { of.layer = 2; }) == failure{errc::out_of_range, 0, 2, 1});
     CHECK(told([](call& of) { of.cache.layout.has_values = false; }) ==
@@ -501,10 +536,45 @@ TEST_SUITE("paged_attention") {
           "and 2");
   }
 
+  TEST_CASE("of a length that no table has room for the table is attended to, and the flag tells") {
+    const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
+    one_head world(layout, 16);
+    for (std::uint64_t t = 0; t < 16; ++t)
+      world.value(t)[0] = static_cast<float>(t);
+    for (const attention_split split : {attention_split{}, attention_split{8, 2}, attention_split{8, 5}}) {
+      world.length = 16;
+      CHECK(world.attend({.split = split}).out[0] == doctest::Approx(7.5));
+      CHECK(world.flag == 0);
+      world.length = std::numeric_limits<std::int32_t>::max();  // token by token: a minute, or for ever
+      CHECK(world.attend({.split = split}).out[0] == doctest::Approx(7.5));
+      CHECK(world.flag == 1);
+    }
+    world.table.clear();
+    CHECK(world.attend({}).out[0] == 0);
+    CHECK(world.flag == 1);
+  }
+
+  TEST_CASE("what a damaged indptr names is counted in 64 bits") {
+    constexpr std::int32_t least = std::numeric_limits<std::int32_t>::min();
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+    const std::int32_t indptr[] = {least, most};
+    const std::int32_t last_page_len[] = {1};
+    const csr_table_view tables{indptr, nullptr, last_page_len, 1, 16};
+    CHECK(tables.tokens(0) == ((std::int64_t{1} << 32) - 2) * 16 + 1);
+  }
+
   TEST_CASE("shares are planned for a device to be busy, and cover what there is") {
     const kv_layout layout{.layers = 1, .heads = 8, .head_dim = 128};
-    CHECK(plan_attention(1, 32, layout, 100) == attention_split{});         // nothing to gain
-    CHECK(plan_attention(1, 32, {}, 100'000) == attention_split{});         // nothing to attend to
+    CHECK(plan_attention(1, 32, layout, 100) == attention_split{});  // nothing to gain
+    CHECK(plan_attention(1, 32, {}, 100'000) == attention_split{});  // nothing to attend to
+    // A row has no more than 31 bits count, whatever is asked for.
+    for (const std::uint64_t tokens : {std::uint64_t{1} << 32, std::uint64_t{1} << 36, ~std::uint64_t{0}}) {
+      const attention_split split = plan_attention(300, 32, layout, tokens);
+      CHECK(split == plan_attention(300, 32, layout, 0x7FFF'FFF0));
+      CHECK((split.count == 1 || split.tokens % 8 == 0));
+    }
+    const attention_options many{.query_heads = 1U << 30, .split = {8, 1U << 31}};
+    CHECK(attention_workspace_bytes(1, layout, many) == ~std::uint64_t{0});
     CHECK(plan_attention(4096, 32, layout, 100'000) == attention_split{});  // busy as it is
     const attention_split one = plan_attention(1, 32, layout, 100'000);
     CHECK(one.count > 100);

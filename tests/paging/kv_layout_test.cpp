@@ -252,6 +252,11 @@ TEST_CASE("whatever differs changes the fingerprint, and what is only order leav
   kv_layout spelled_out = llama;
   spelled_out.value_dim = llama.head_dim;
   CHECK(spelled_out.fingerprint() == llama.fingerprint());
+  // Without values there is no length of theirs.
+  kv_layout keys_alone = contents[6];
+  keys_alone.value_dim = 64;
+  CHECK(keys_alone.fingerprint() == contents[6].fingerprint());
+  CHECK(keys_alone.content_fingerprint() == contents[6].content_fingerprint());
 }
 
 TEST_CASE("fingerprints are what they were when the first data was stored") {

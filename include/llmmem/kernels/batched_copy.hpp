@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -27,6 +28,22 @@ namespace detail {
 
 /// Bytes of a tile of a copy.
 inline constexpr std::uint32_t copy_tile_bytes = 16 * 1024;
+
+/// From here on tiles are more than 31 bits count.
+inline constexpr std::uint64_t most_copy_bytes = std::uint64_t{1} << 45U;
+
+/// What of a list can be told without reading it.
+[[nodiscard]] inline result<void> check_batch(std::span<const copy_task> tasks, std::uint64_t longest,
+                                              row_alignment aligned) noexcept {
+  if (tasks.empty()) return {};
+  if (tasks.data() == nullptr) return failure{errc::too_short, 0, tasks.size(), 0, "copy_batch: tasks"};
+  if (longest >= most_copy_bytes)
+    return failure{errc::past_the_bytes, 0, longest, most_copy_bytes - 1, "copy_batch: longest"};
+  for (const std::uint32_t each : {aligned.from, aligned.to}) {
+    if (!std::has_single_bit(each)) return failure{errc::bad_alignment, 0, each, 0, "copy_batch: aligned"};
+  }
+  return {};
+}
 
 /// Tile `number` of a task; nothing past its end.
 [[nodiscard]] LLMMEM_HD inline row_move tile_of(const copy_task& task, std::uint64_t number) noexcept {
@@ -127,22 +144,32 @@ static_assert(sizeof(copy_map<few_copies>) <= 4096 - 64);
 /// bytes are skipped.
 ///
 /// @param run      `host_executor` or `device_executor`.
-/// @param longest  bytes of the longest task: more is not copied. Below 2^46.
-/// @param aligned  what all addresses are multiples of, up to 16: the caller's word.
+/// @param longest  bytes of the longest task: more is not copied. Below 2^45.
+/// @param aligned  what all addresses are multiples of, up to 16, powers of two: the caller's word.
 /// @pre no byte is written twice, or both read and written
-/// @return what `run` returns.
+/// @return where there are tasks, `errc::past_the_bytes` for a larger `longest`, `errc::bad_alignment` for
+///      another alignment, `errc::too_short` for a null list. Then nothing has begun. Else what `run`
+///      returns.
 /// @par Complexity   the tasks' bytes, read and written once; a lookup for each 16 KiB of tasks x longest.
 template <class Run>
 result<void> copy_batch(const Run& run, std::span<const copy_task> tasks, std::uint64_t longest,
                         row_alignment aligned = {16, 16}) {
+  if (auto fits = detail::check_batch(tasks, longest, aligned); !fits) return fits;
   return run.template move<access::passing, access::passing>(copy_map(listed_copies(tasks, longest, aligned)),
                                                              copy_op{});
 }
 
 /// Runs copies whose list the caller holds: it travels with the launches, 128 tasks each, and may change when
 /// this returns. In a graph it stays as it is. Else as `copy_batch`; lengths and alignment it finds itself.
+/// @return `errc::past_the_bytes` for a task of 2^45 bytes and more: index = its place. Then nothing has
+///      begun. Else what `run` returns.
 template <class Run>
 result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    if (tasks[i].bytes >= detail::most_copy_bytes)
+      return failure{errc::past_the_bytes, static_cast<std::uint32_t>(i), tasks[i].bytes,
+                     detail::most_copy_bytes - 1, "copy_few: bytes of a task"};
+  }
   for (std::size_t first = 0; first < tasks.size(); first += few_copies::most) {
     const std::size_t count = std::min<std::size_t>(tasks.size() - first, few_copies::most);
     const copy_map map(few_copies(tasks.subspan(first, count)));

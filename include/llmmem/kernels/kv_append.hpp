@@ -21,25 +21,30 @@ class slot_front {
   ///      may have more rows, which are not read.
   /// @param blocks  of the cache.
   slot_front(std::span<const std::int64_t> slots, std::uint32_t block_tokens, std::uint64_t blocks) noexcept
-      : slots_(slots.data()), tokens_(slots.size()), blocks_(blocks), by_(divisor_of(block_tokens)) {}
+      : slots_(slots.data()), tokens_(slots.size()), blocks_(blocks), by_(block_tokens) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
-  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
+  /// What of it is null though it is needed; null where nothing is.
+  [[nodiscard]] const char* missing() const noexcept {
+    return tokens_ != 0 && slots_ == nullptr ? "slots" : nullptr;
+  }
+
   [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t token) const noexcept {
     const std::int64_t slot = slots_[token];
     if (slot < 0) return {};
     const auto place = static_cast<std::uint64_t>(slot);
-    const std::uint64_t block = by_.quotient(place);
+    const std::uint64_t block = by_.by().quotient(place);
     if (block >= blocks_) return {.what = token_place::kind::out_of_range};
-    return {token_place::kind::there, block, place - block * by_.by()};
+    return {token_place::kind::there, block, place - block * by_.by().by()};
   }
 
  private:
   const std::int64_t* slots_;
   std::uint64_t tokens_;
   std::uint64_t blocks_;
-  divider by_;
+  block_divider by_;
 };
 static_assert(token_front<slot_front>);
 
@@ -59,16 +64,23 @@ class position_front {
         positions_(positions.data()),
         tokens_(batch_indices.size()),
         blocks_(blocks),
-        by_(divisor_of(tables.block_tokens)) {}
+        by_(tables.block_tokens) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return tokens_; }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
-  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
+
+  /// What of it is null though it is needed; null where nothing is.
+  [[nodiscard]] const char* missing() const noexcept {
+    if (tokens_ == 0) return nullptr;
+    if (batch_indices_ == nullptr) return "batch_indices";
+    return positions_ == nullptr ? "positions" : detail::missing_table(tables_);
+  }
 
   [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t token) const noexcept {
     const std::int32_t sequence = batch_indices_[token];
     if (sequence < 0) return {};
-    return place_in(tables_, by_, blocks_, sequence, positions_[token]);
+    return place_in(tables_, by_.by(), blocks_, sequence, positions_[token]);
   }
 
  private:
@@ -77,7 +89,7 @@ class position_front {
   const std::int32_t* positions_;
   std::uint64_t tokens_;
   std::uint64_t blocks_;
-  divider by_;
+  block_divider by_;
 };
 static_assert(token_front<position_front<csr_table_view>> && token_front<position_front<padded_table_view>>);
 
@@ -88,12 +100,15 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null where the layout has no values.
+/// @pre the batch, the cache and the front's tables share no byte
 /// @return `errc::out_of_range` for a layer that the cache has not; `errc::no_such_block` for a front of more
-///      blocks than it has; `errc::block_tokens_differ`; `errc::no_conversion` where the cache holds other
-///      elements than these can become; where there are tokens, `errc::too_short` for null `data` of the
-///      batch or the cache, and for a token's or head's stride of 0 though there are several, and
-///      `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing has begun. Else
-///      what `run` returns.
+///      blocks than it has; `errc::block_tokens_differ`, also for none; `errc::no_conversion` where the cache
+///      holds other elements than these can become; `errc::past_the_bytes` for a token of 2 GiB and more in
+///      one plane; where there are tokens, `errc::too_short` for null `data` of the batch or the cache or a
+///      null table, and for a token's or head's stride shorter than a vector though there are several,
+///      `errc::bad_granularity` for addresses and strides that are no multiple of an element that is
+///      converted, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing
+///      has begun. Else what `run` returns.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,
@@ -105,7 +120,8 @@ result<void> append_kv(const Run& run, const Front& front, const batch_vectors& 
 ///
 /// @param latent_elements  of the first; the rest of the cache's vector is the other's.
 /// @return besides, `errc::size_mismatch` for a layout of several heads or with values, or of vectors no
-///      longer than the latent: wanted = `latent_elements`, found = those of a vector.
+///      longer than the latent: wanted = `latent_elements`, found = those of a vector; and for elements of
+///      four bits that would be cut inside of a byte.
 template <class Run, token_front Front>
 result<void> append_mla(const Run& run, const Front& front, const batch_vectors& latent,
                         const batch_vectors& rotary, std::uint32_t latent_elements, const kv_memory& cache,

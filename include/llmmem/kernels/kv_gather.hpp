@@ -33,29 +33,35 @@ class table_front {
  public:
   /// @param blocks  of the cache.
   table_front(const Tables& tables, const gather_rows& which, std::uint64_t blocks) noexcept
-      : tables_(tables), which_(which), blocks_(blocks), by_(divisor_of(tables.block_tokens)) {}
+      : tables_(tables), which_(which), blocks_(blocks), by_(tables.block_tokens) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t tokens() const noexcept { return which_.rows; }
   [[nodiscard]] std::uint64_t blocks() const noexcept { return blocks_; }
-  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.by(); }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return by_.tokens(); }
+
+  /// What of its tables is null though it is needed; null where nothing is.
+  [[nodiscard]] const char* missing() const noexcept {
+    if (which_.rows == 0 || tables_.num_sequences <= 0) return nullptr;
+    return which_.cu_seq_lens == nullptr ? "cu_seq_lens" : detail::missing_table(tables_);
+  }
 
   [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t row) const noexcept {
     const std::int32_t sequences = tables_.num_sequences;
-    if (sequences == 0 || static_cast<std::int64_t>(row) >= which_.cu_seq_lens[sequences]) return {};
+    if (sequences <= 0 || static_cast<std::int64_t>(row) >= which_.cu_seq_lens[sequences]) return {};
     const std::int32_t sequence = which_.token_to_seq != nullptr
                                       ? which_.token_to_seq[row]
                                       : sequence_at(which_.cu_seq_lens, sequences, row);
     if (sequence < 0 || sequence >= sequences) return {.what = token_place::kind::out_of_range};
     const std::int64_t start = which_.seq_starts != nullptr ? which_.seq_starts[sequence] : 0;
     const std::int64_t position = start + static_cast<std::int64_t>(row) - which_.cu_seq_lens[sequence];
-    return place_in(tables_, by_, blocks_, sequence, position);
+    return place_in(tables_, by_.by(), blocks_, sequence, position);
   }
 
  private:
   Tables tables_;
   gather_rows which_;
   std::uint64_t blocks_;
-  divider by_;
+  block_divider by_;
 };
 static_assert(token_front<table_front<csr_table_view>> && token_front<table_front<padded_table_view>>);
 
@@ -64,6 +70,7 @@ static_assert(token_front<table_front<csr_table_view>> && token_front<table_fron
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null where the layout has no values.
+/// @pre the rooms share no byte with each other, the cache or the front's tables
 /// @return as `append_kv`; and `errc::too_short` for rooms whose vectors share bytes: a stride below a
 ///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
 /// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and

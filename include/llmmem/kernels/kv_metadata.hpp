@@ -212,7 +212,8 @@ result<void> token_positions(const Run& run, const batch_tokens& of, std::span<s
 /// @param front         `position_front` or `table_front`, or another.
 /// @param slots         at least the front's tokens; written all.
 /// @param out_of_range  set to 1 when a token's place is none; not cleared. May be null.
-/// @return `errc::too_short` for fewer `slots`. Then nothing has begun. Else what `run` returns.
+/// @return `errc::too_short` for fewer `slots` and for a null table; `errc::block_tokens_differ` for none or
+///      fewer tokens a block. Then nothing has begun. Else what `run` returns.
 /// @par Complexity   O(slots), and what the front takes for each.
 /// @par Thread safety   any number at once, on different results.
 template <class Run, token_front Front>
@@ -220,6 +221,12 @@ result<void> slot_mapping(const Run& run, const Front& front, std::span<std::int
                           std::uint32_t* out_of_range = nullptr) {
   if (slots.size() < front.tokens())
     return failure{errc::too_short, 0, front.tokens(), slots.size(), "slot_mapping: slots"};
+  if (front.block_tokens() == 0)
+    return failure{errc::block_tokens_differ, 0, 0, 1, "slot_mapping: block_tokens"};
+  if constexpr (telling_front<Front>) {
+    if (const char* const what = front.missing(); what != nullptr)
+      return failure{errc::too_short, 0, front.tokens(), 0, what};
+  }
   return run.each(detail::slot_work<Front>(front, slots, out_of_range));
 }
 

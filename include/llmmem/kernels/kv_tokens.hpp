@@ -42,34 +42,91 @@ concept token_front = std::is_trivially_copyable_v<F> && requires(const F& front
   { front.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
 };
 
-/// Divides by tokens a block. None at all are no number to divide by: they are refused as another number than
-/// the cache's, when it comes to that.
-template <std::integral N>
-[[nodiscard]] constexpr divider divisor_of(N block_tokens) noexcept {
-  return divider(block_tokens > 0 ? static_cast<std::uint32_t>(block_tokens) : 1);
-}
+/// A front that tells what it lacks: the name of a table that is null though it is needed, or null.
+template <class F>
+concept telling_front = requires(const F& front) {
+  { front.missing() } noexcept -> std::same_as<const char*>;
+};
+
+/// Divides by tokens a block. None at all, or fewer, are no number to divide by: a front remembers them as 0,
+/// and whoever uses it refuses it.
+class block_divider {
+ public:
+  template <std::integral N>
+  explicit constexpr block_divider(N block_tokens) noexcept
+      : tokens_(block_tokens > 0 ? static_cast<std::uint32_t>(block_tokens) : 0),
+        by_(tokens_ == 0 ? 1 : tokens_) {}
+
+  [[nodiscard]] LLMMEM_HD constexpr std::uint32_t tokens() const noexcept { return tokens_; }
+  [[nodiscard]] LLMMEM_HD const divider& by() const noexcept { return by_; }
+
+ private:
+  std::uint32_t tokens_;
+  divider by_;
+};
 
 /// Block tables that a place can be looked up in without going past an end: block `index` of a sequence's, or
-/// something negative.
+/// something negative, and how many there are.
 template <class V>
 concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& view, std::int32_t n) {
   { view.num_sequences } -> std::convertible_to<std::int32_t>;
   { view.block_tokens } -> std::convertible_to<std::int32_t>;
   { block_in(view, n, std::uint64_t{}) } noexcept -> std::same_as<std::int32_t>;
+  { blocks_in(view, n) } noexcept -> std::same_as<std::uint64_t>;
 };
+
+namespace detail {
+
+/// What tables lack in which blocks are looked up; null where they lack nothing, or cannot be asked.
+template <class Tables>
+[[nodiscard]] const char* missing_table(const Tables& tables) noexcept {
+  if (tables.num_sequences <= 0) return nullptr;
+  if constexpr (std::same_as<Tables, csr_table_view>) {
+    return tables.indptr == nullptr ? "tables.indptr" : nullptr;
+  } else if constexpr (std::same_as<Tables, padded_table_view>) {
+    return tables.block_table == nullptr && tables.max_blocks > 0 ? "tables.block_table" : nullptr;
+  } else {
+    return nullptr;
+  }
+}
+/// The same, and those in which sequences' lengths are.
+template <class Tables>
+[[nodiscard]] const char* missing_counted_table(const Tables& tables) noexcept {
+  if (tables.num_sequences <= 0) return nullptr;
+  if constexpr (std::same_as<Tables, csr_table_view>) {
+    if (tables.last_page_len == nullptr) return "tables.last_page_len";
+  } else if constexpr (std::same_as<Tables, padded_table_view>) {
+    if (tables.seq_lens == nullptr) return "tables.seq_lens";
+  }
+  return missing_table(tables);
+}
+
+}  // namespace detail
+
+/// Blocks of sequence `i`'s table, none where it has no beginning or no end. @pre 0 <= i < num_sequences
+[[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const csr_table_view& view, std::int32_t i) noexcept {
+  const std::int32_t first = view.indptr[i];
+  // One that is damaged may name an end behind that of all.
+  const std::int32_t all = view.indptr[view.num_sequences];
+  const std::int32_t end = view.indptr[i + 1] < all ? view.indptr[i + 1] : all;
+  return first < 0 || end < first ? 0 : static_cast<std::uint64_t>(end - first);
+}
+/// The same, of a padded table.
+[[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const padded_table_view& view,
+                                                       std::int32_t /*i*/) noexcept {
+  return view.max_blocks < 0 ? 0 : static_cast<std::uint64_t>(view.max_blocks);
+}
 
 /// Block `index` of sequence `i`'s table, or -1 past its end. @pre 0 <= i < num_sequences
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const csr_table_view& view, std::int32_t i,
                                                      std::uint64_t index) noexcept {
-  const std::int32_t first = view.indptr[i];
-  const std::int32_t end = view.indptr[i + 1];
-  if (first < 0 || end < first || index >= static_cast<std::uint64_t>(end - first)) return -1;
-  return view.indices[static_cast<std::uint64_t>(first) + index];
+  if (index >= blocks_in(view, i)) return -1;
+  return view.indices[static_cast<std::uint64_t>(view.indptr[i]) + index];
 }
 /// The same, of a padded table.
 [[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const padded_table_view& view, std::int32_t i,
                                                      std::uint64_t index) noexcept {
-  const auto columns = static_cast<std::uint64_t>(view.max_blocks);
+  const std::uint64_t columns = blocks_in(view, i);
   if (index >= columns) return -1;
   return view.block_table[static_cast<std::uint64_t>(i) * columns + index];
 }

@@ -48,8 +48,8 @@ struct attention_options {
   std::uint32_t window = 0;  ///< attends to the last so many tokens of each row; 0: to all
   kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
-  /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row. Null:
-  /// not told.
+  /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row, NaN
+  /// where a product is none. Null: not told.
   float* log_sum_exp = nullptr;
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
 };
@@ -60,7 +60,7 @@ struct attention_options {
                                              const kv_layout& layout, std::uint64_t most_tokens,
                                              const launch_limits& limits = {}) noexcept;
 
-/// Bytes that `paged_attention` needs beside: none for one share.
+/// Bytes that `paged_attention` needs beside: none for one share; 2^64 - 1 where they are more than that.
 [[nodiscard]] std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
                                                       const attention_options& options) noexcept;
 
@@ -76,21 +76,23 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///
 /// All sums are of floats, in one order that depends on the split alone: hosts and devices, launches of any
 /// size and any permutation of the cache's blocks come to the same bits. A row without tokens gives zeros.
-/// What a table names beyond the cache is left out, and flagged.
+/// What a table names beyond the cache is left out, and flagged; so is what a length names beyond the table.
 ///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param tables     of the sequences; their lengths are those after the append.
 /// @param queries    [rows][query_heads][head_dim]
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
+/// @pre what is written (`out`, `workspace`, `log_sum_exp`, `out_of_range`) shares no byte with anything else
 /// @return `errc::no_conversion` for an element that does not go with the cache's; `errc::out_of_range` for a
-///      layer that the cache has not, and for vectors of more than 256 elements; `errc::bad_granularity` for
-///      vectors of another number of elements than a multiple of 8, and for addresses and strides that are no
-///      multiple of 16 bytes, or of 8 elements where these are fewer; `errc::size_mismatch` for query heads
-///      that are not given or that the cache's do not divide, shares of another number of tokens than a
-///      multiple of 8, and a cache without values; `errc::block_tokens_differ`; `errc::too_short` for the
-///      workspace, for null pointers, and for distances shorter than a vector or, of `out`, that share bytes.
-///      Then nothing has begun. Else what `run` returns.
+///      layer that the cache has not, and for vectors of none or more than 256 elements;
+///      `errc::bad_granularity` for vectors of another number of elements than a multiple of 8, and for
+///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
+///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, shares of
+///      another number of tokens than a multiple of 8, and a cache without values;
+///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
+///      for distances shorter than a vector or, of `out`, that share bytes. Then nothing has begun. Else what
+///      `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them (from a cache of the device but for the first); 2 x tokens x query_heads x (head_dim +
 ///      value_dim) multiplications and additions.

@@ -29,7 +29,7 @@ struct csr_table_view {
 
   /// Tokens of sequence `i`.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept {
-    const std::int64_t blocks = indptr[i + 1] - indptr[i];
+    const std::int64_t blocks = std::int64_t{indptr[i + 1]} - indptr[i];
     return blocks == 0 ? 0 : (blocks - 1) * block_tokens + last_page_len[i];
   }
 

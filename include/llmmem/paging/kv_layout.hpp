@@ -220,14 +220,14 @@ struct kv_layout {
     return out;
   }
   /// SipHash over the fields, one a word, under a key of its own: stored with data, so never to change. The
-  /// first word is the version of this list.
+  /// first word is the version of this list. Without values there is no length of theirs to differ by.
   [[nodiscard]] static constexpr std::uint64_t digest(const kv_layout& of) noexcept {
     detail::siphash_state<2, 4> state({.low = 0x6B76'206C'6179'6F75ULL, .high = 0x7420'7631});
     const std::array<std::uint64_t, 11> words{1,
                                               of.layers,
                                               of.heads,
                                               of.head_dim,
-                                              of.vector_elements(1),
+                                              of.has_values ? of.vector_elements(1) : of.head_dim,
                                               of.block_tokens,
                                               of.has_values ? 1U : 0U,
                                               static_cast<std::uint64_t>(of.element),

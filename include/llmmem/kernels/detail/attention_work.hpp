@@ -73,8 +73,9 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
                                    std::uint32_t pack, const attention_total& of) noexcept {
   if (pack == 0 && shape.log_sum_exp != nullptr) {
     constexpr float ln2 = std::numbers::ln2_v<float>;
-    // Of nothing the largest product is -infinity, and so is this.
-    const float told = fused(of.most, ln2, logarithm_of(of.total));
+    // Of nothing the largest product is -infinity, and so is this; what is no number stays none.
+    const float told =
+        of.total == of.total ? fused(of.most, ln2, logarithm_of(of.total)) : float_of_bits(0x7FFF'FFFFU);
     store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
                     {{bits_of_float(told)}});
   }
@@ -89,6 +90,9 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
                    std::uint64_t{pack} * attention_pack * shape.element_bytes(),
                shape.element, values);
 }
+
+/// Of a row: a multiple of a tile that 31 bits count.
+inline constexpr std::uint64_t most_attended_tokens = 0x7FFF'FFF0;
 
 /// The tokens of a row: it attends to those from `first` to `end`. Tiles begin at multiples of eight, and
 /// shares at `begin`.
@@ -117,8 +121,13 @@ template <class Tables>
     if (tokens < 0) shape.flag();
     return out;
   }
-  constexpr std::int64_t most = 0x7FFF'FFF0;
-  out.end = static_cast<std::uint32_t>(tokens < most ? tokens : most);
+  // A length that no table has room for would be gone through token by token, to no end.
+  const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
+  const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
+  const bool is_beyond = static_cast<std::uint64_t>(tokens) > most;
+  if (is_beyond) shape.flag();
+  if (most == 0) return out;
+  out.end = static_cast<std::uint32_t>(is_beyond ? most : static_cast<std::uint64_t>(tokens));
   out.first = shape.window != 0 && out.end > shape.window ? out.end - shape.window : 0;
   out.begin = out.first / attention_tile * attention_tile;
   const std::uint64_t needed = shape.share_tokens.quotient(out.end - out.begin - 1) + 1;

@@ -148,6 +148,9 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
   if (layers.count > layout.layers - layers.first)
     return failure{errc::out_of_range, 0, std::uint64_t{layers.first} + layers.count - 1, layout.layers - 1,
                    names.layers};
+  constexpr std::uint32_t most = 0x7FFF'FFFF;
+  if (layers.count > most / layout.planes())
+    return failure{errc::out_of_range, 0, layers.count, most / layout.planes(), names.layers};
   if (pairs.empty()) return layers;
   if (pairs.data() == nullptr) return failure{errc::too_short, 0, pairs.size(), 0, names.pairs};
   if (auto there = check_memory(to, names.to); !there) return there.error();

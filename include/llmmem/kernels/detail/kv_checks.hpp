@@ -28,6 +28,12 @@ struct memory_names {
   return failure{errc::bad_alignment, 0, memory.plane_alignment, 0, names.plane_alignment};
 }
 
+/// What is no multiple of what it must be: `errc::bad_granularity`.
+[[nodiscard]] inline result<void> whole(std::uint64_t number, std::uint64_t unit, const char* what) noexcept {
+  if (number % unit == 0) return {};
+  return failure{errc::bad_granularity, 0, number, unit, what};
+}
+
 /// What the parts of a batch's end are called.
 struct vector_names {
   const char* data = "";
@@ -73,28 +79,38 @@ struct vector_array {
 /// What the arguments of a call are called that moves tokens.
 struct token_names {
   const char* who = "";
+  const char* layer = "";
   memory_names cache{};
   vector_names batch[2]{};
+  const char* cut = "";  ///< of what is in two parts
 };
 
 inline constexpr token_names append_kv_names{
     "append_kv",
+    "append_kv: layer",
     {"append_kv: cache", "append_kv: cache.plane_alignment"},
     {{"append_kv: keys", "append_kv: keys.token_stride", "append_kv: keys.head_stride"},
      {"append_kv: values", "append_kv: values.token_stride", "append_kv: values.head_stride"}}};
 inline constexpr token_names gather_kv_names{
     "gather_kv",
+    "gather_kv: layer",
     {"gather_kv: cache", "gather_kv: cache.plane_alignment"},
     {{"gather_kv: keys", "gather_kv: keys.token_stride", "gather_kv: keys.head_stride"},
      {"gather_kv: values", "gather_kv: values.token_stride", "gather_kv: values.head_stride"}}};
 // Of MLA there is one head, so that no head_stride is looked at.
-inline constexpr token_names append_mla_names{"append_mla",
-                                              {"append_mla: cache", "append_mla: cache.plane_alignment"},
-                                              {{"append_mla: latent", "append_mla: latent.token_stride"},
-                                               {"append_mla: rotary", "append_mla: rotary.token_stride"}}};
-inline constexpr token_names gather_mla_names{"gather_mla",
-                                              {"gather_mla: cache", "gather_mla: cache.plane_alignment"},
-                                              {{"gather_mla: latent", "gather_mla: latent.token_stride"},
-                                               {"gather_mla: rotary", "gather_mla: rotary.token_stride"}}};
+inline constexpr token_names append_mla_names{
+    "append_mla",
+    "append_mla: layer",
+    {"append_mla: cache", "append_mla: cache.plane_alignment"},
+    {{"append_mla: latent", "append_mla: latent.token_stride"},
+     {"append_mla: rotary", "append_mla: rotary.token_stride"}},
+    "append_mla: bits of latent_elements, which must be whole bytes"};
+inline constexpr token_names gather_mla_names{
+    "gather_mla",
+    "gather_mla: layer",
+    {"gather_mla: cache", "gather_mla: cache.plane_alignment"},
+    {{"gather_mla: latent", "gather_mla: latent.token_stride"},
+     {"gather_mla: rotary", "gather_mla: rotary.token_stride"}},
+    "gather_mla: bits of latent_elements, which must be whole bytes"};
 
 }  // namespace llmmem::inline v0::detail

@@ -206,6 +206,10 @@ static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
                                                         std::span<const std::uint64_t> sums) noexcept {
   constexpr const char* who = "digest_kv_blocks";
   const kv_layout& layout = memory.layout;
+  if (layout.layers == 0) return failure{errc::too_short, 0, 1, 0, "digest_kv_blocks: layout.layers"};
+  if (layout.heads == 0) return failure{errc::too_short, 0, 1, 0, "digest_kv_blocks: layout.heads"};
+  if (layout.block_tokens == 0)
+    return failure{errc::too_short, 0, 1, 0, "digest_kv_blocks: layout.block_tokens"};
   std::uint64_t longest = 0;
   for (std::uint32_t p = 0; p < layout.planes(); ++p) {
     const std::uint64_t bytes = layout.vector_bytes(p);

@@ -5,7 +5,9 @@
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 
 namespace llmmem::inline v0::detail {
 
@@ -38,11 +40,24 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
   const kv_layout& layout = of.cache.layout;
   if (layout.layers == 0 || of.layer >= layout.layers)
     return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
-                   of.names->who};
+                   of.names->layer};
   if (front.blocks() > of.cache.blocks)
     return failure{errc::no_such_block, 0, front.blocks() - 1, of.cache.blocks, of.names->who};
-  if (front.block_tokens() != layout.block_tokens)
+  if (front.block_tokens() == 0 || front.block_tokens() != layout.block_tokens)
     return failure{errc::block_tokens_differ, 0, front.block_tokens(), layout.block_tokens, of.names->who};
+  constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
+  const std::uint64_t element = std::max(bits_of(of.options.element), bits_of(layout.element));
+  for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+    const std::uint64_t vector = layout.vector_elements(p) * element / 8;
+    if (vector != 0 && layout.heads > most / vector)
+      return failure{errc::past_the_bytes, p, vector > most ? vector : vector * layout.heads, most,
+                     of.names->who};
+  }
+  if constexpr (telling_front<Front>) {
+    // The names of tables are the same for whoever reads them.
+    if (const char* const what = front.missing(); what != nullptr)
+      return failure{errc::too_short, 0, front.tokens(), 0, what};
+  }
   return {};
 }
 
@@ -66,6 +81,27 @@ result<void> check_ends(const Front& front, const token_request& of,
     if (auto fits = check_vectors(vectors, !is_append, of.names->batch[i]); !fits) return fits;
   }
   return {};
+}
+
+/// Whether elements that are converted lie where a device can read them whole. Bytes lie anywhere.
+template <kv_direction Direction>
+result<void> check_elements(const token_request& of, std::span<const token_segment> segments) noexcept {
+  constexpr bool is_append = Direction == kv_direction::append;
+  const std::uint64_t in_batch = bits_of(of.options.element) / 8;
+  const std::uint64_t in_cache = bits_of(of.cache.layout.element) / 8;
+  const auto address = [](const std::byte* at) {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(at)};
+  };
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const token_segment& each = segments[i];
+    const vector_names& names = of.names->batch[i];
+    if (auto fits = whole(address(is_append ? each.from : each.to), in_batch, names.data); !fits) return fits;
+    if (auto fits = whole(each.batch_token, in_batch, names.token_stride); !fits) return fits;
+    if (auto fits = whole(each.batch_head, in_batch, names.head_stride); !fits) return fits;
+  }
+  if (of.cache.plane_table != nullptr)
+    return whole(of.cache.plane_alignment, in_cache, of.names->cache.plane_alignment);
+  return whole(address(of.cache.data), in_cache, of.names->cache.data);
 }
 
 /// A plane of the cache from element `first` of each vector on, with its place in the batch.
@@ -143,11 +179,19 @@ result<void> move_segments(const Run& run, const Front& front, std::span<token_s
                            const token_request& of, bool are_side_by_side) {
   if (auto fits = check_ends<Direction>(front, of, segments); !fits) return fits;
   const std::uint32_t heads = of.cache.layout.heads;
+  for (token_segment& each : segments) {
+    // Distances that nothing lies apart by narrow no access.
+    if (front.tokens() <= 1) each.batch_token = 0;
+    if (heads <= 1) each.batch_head = 0;
+  }
   const bool is_copy = of.options.element == of.cache.layout.element;
   const bool is_by_head = !are_side_by_side || (!is_copy && of.options.scales.is_by_head);
   if (is_copy) {  // of bytes
     for (token_segment& each : segments)
       each.elements = static_cast<std::uint32_t>(each.elements * bits_of(of.options.element) / 8);
+  }
+  if (!is_copy && front.tokens() != 0) {
+    if (auto fits = check_elements<Direction>(of, segments); !fits) return fits;
   }
   const kv_token_map<Front, Direction> map(front, segments, heads, is_by_head, of.options.out_of_range);
   if (is_copy) return run.template move<access::passing, access::kept>(map, copy_op{});
@@ -182,6 +226,11 @@ result<void> move_halves(const Run& run, const Front& front, const std::array<ba
   const std::uint64_t all = layout.vector_elements(0);
   if (layout.heads != 1 || layout.has_values || first_elements >= all)
     return failure{errc::size_mismatch, 0, first_elements, all, of.names->who};
+  // Elements of four bits are cut where a byte ends.
+  for (const dtype element : {layout.element, of.options.element}) {
+    const std::uint64_t bits = first_elements * bits_of(element);
+    if (bits % 8 != 0) return failure{errc::size_mismatch, 0, bits, bits / 8 * 8, of.names->cut};
+  }
   std::array segments{segment_of<Direction>(of, 0, batch[0], 0, first_elements),
                       segment_of<Direction>(of, 0, batch[1], first_elements, all - first_elements)};
   of.options.scales.values = of.options.scales.keys;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numbers>
 
 namespace llmmem::inline v0 {
@@ -37,11 +38,6 @@ namespace detail {
   return is_attention_element(cache) && (batch == cache || batch == dtype::f32);
 }
 
-/// What is no multiple of what it must be: `errc::bad_granularity`.
-[[nodiscard]] inline result<void> whole(std::uint64_t number, std::uint64_t unit, const char* what) noexcept {
-  if (number % unit == 0) return {};
-  return failure{errc::bad_granularity, 0, number, unit, what};
-}
 template <class Byte>
 [[nodiscard]] result<void> whole(const token_vectors<Byte>& of, std::uint64_t unit,
                                  const char* what) noexcept {
@@ -78,7 +74,7 @@ struct attention_request {
   for (std::uint32_t p = 0; p < 2; ++p) {
     const char* const what = p == 0 ? "paged_attention: head_dim" : "paged_attention: value_dim";
     const std::uint64_t elements = layout.vector_elements(p);
-    if (elements > most) return failure{errc::out_of_range, p, elements, most, what};
+    if (elements == 0 || elements > most) return failure{errc::out_of_range, p, elements, most, what};
     if (auto fits = whole(elements * bits_of(layout.element) / 8,
                           std::uint64_t{attention_pack} * bits_of(layout.element) / 8, what);
         !fits)
@@ -200,6 +196,8 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
 inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
                                       std::uint64_t most_tokens, const launch_limits& limits) noexcept {
   if (layout.heads == 0) return {};  // which paged_attention refuses
+  // A row attends to no more.
+  most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
   const std::uint32_t heads = detail::attention_heads(group);
   const std::uint64_t items = std::max<std::uint64_t>(rows, 1) * layout.heads * ((group + heads - 1) / heads);
@@ -218,6 +216,11 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
 
 inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
                                                const attention_options& options) noexcept {
+  if (options.split.count <= 1) return 0;
+  constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t floats = layout.vector_elements(1) + 2;  // of a part: its sums and its state
+  const std::uint64_t parts = std::uint64_t{options.query_heads} * options.split.count;
+  if (parts != 0 && rows > all / sizeof(float) / floats / parts) return all;
   const auto needed = detail::attention_floats_needed::of(rows, layout, options);
   return (needed.sums + needed.states) * sizeof(float);
 }
@@ -230,11 +233,16 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
                              const attention_options& options) {
   const detail::attention_request of{rows, queries, out, cache, layer, workspace, options};
   if (auto fits = detail::check_attention(of); !fits) return fits;
-  if (tables.block_tokens < 0 || static_cast<std::uint32_t>(tables.block_tokens) != cache.layout.block_tokens)
+  if (tables.block_tokens <= 0 ||
+      static_cast<std::uint32_t>(tables.block_tokens) != cache.layout.block_tokens)
     return failure{errc::block_tokens_differ, 0,
-                   tables.block_tokens < 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
+                   tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
                    cache.layout.block_tokens, "paged_attention"};
   if (rows.rows == 0) return {};
+  const char* const what =
+      rows.lengths == nullptr ? detail::missing_counted_table(tables) : detail::missing_table(tables);
+  if (what != nullptr)
+    return failure{errc::too_short, 0, static_cast<std::uint64_t>(tables.num_sequences), 0, what};
   const detail::attention_shape shape = detail::attention_shape_of(of);
   const std::uint32_t lanes = detail::attention_lanes(cache.layout);
   const auto attend = [&]() -> result<void> {
