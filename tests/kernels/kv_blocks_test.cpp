@@ -11,6 +11,7 @@
 #include <random>
 #include <span>
 #include <utility>
+#include <string>
 #include <vector>
 
 #include "support/cache_world.hpp"
@@ -283,6 +284,20 @@ TEST_SUITE("kv_blocks") {
     const kv_layout as_long{.layers = 2, .heads = 4, .head_dim = 4};
     CHECK(as_long.block_bytes() == layout.block_bytes());
     CHECK(copy({bytes.data(), 2, as_long}, {}).code == errc::layout_mismatch);
+    const auto differs = [&](auto change) {
+      kv_layout changed = layout;
+      change(changed);
+      const std::string text = copy({bytes.data(), 2, changed}, {}).message();
+      return text.substr(0, text.find(": the contents"));
+    };
+    CHECK(differs([](kv_layout& of) { of.layers = 3; }) == "the layouts' layers");
+    CHECK(differs([](kv_layout& of) { of.heads = 4; }) == "the layouts' heads");
+    CHECK(differs([](kv_layout& of) { of.head_dim = 4; }) == "the layouts' head_dim");
+    CHECK(differs([](kv_layout& of) { of.value_dim = 4; }) == "the layouts' value_dim");
+    CHECK(differs([](kv_layout& of) { of.has_values = false; }) == "the layouts' has_values");
+    CHECK(differs([](kv_layout& of) { of.block_tokens = 8; }) == "the layouts' block_tokens");
+    CHECK(differs([](kv_layout& of) { of.element = dtype::f16; }) == "the layouts' element");
+    CHECK(differs([](kv_layout& of) { of.model = 1; }) == "the layouts' model");
     CHECK(copy(memory, {2, 0}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
     CHECK(copy(memory, {1, 2}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
     CHECK(copy({nullptr, 2, layout}, {}).message() ==

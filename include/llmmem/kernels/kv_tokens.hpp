@@ -163,6 +163,39 @@ template <class Tables>
           static_cast<std::uint64_t>(position) - in_table * by.by()};
 }
 
+namespace detail {
+
+/// Block `index` of a sequence that is there. @pre index < blocks_in(tables, i), where the tables are of this
+/// library: others are asked as ever
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline std::int32_t block_within(const Tables& tables, std::int32_t i,
+                                                         std::uint64_t index) noexcept {
+  if constexpr (std::same_as<Tables, csr_table_view>) {
+    return tables.indices[static_cast<std::uint64_t>(tables.indptr[i]) + index];
+  } else if constexpr (std::same_as<Tables, padded_table_view>) {
+    return tables
+        .block_table[static_cast<std::uint64_t>(i) * static_cast<std::uint64_t>(tables.max_blocks) + index];
+  } else {
+    return block_in(tables, i, index);
+  }
+}
+
+/// As `place_in`, of a position that the table has room for, in a sequence that is there: what has been
+/// looked at once is not looked at again for each tile.
+template <class Tables>
+  requires bounded_table<Tables>
+[[nodiscard]] LLMMEM_HD inline token_place place_within(const Tables& tables, const divider& by,
+                                                        std::uint64_t blocks, std::int32_t sequence,
+                                                        std::uint32_t position) noexcept {
+  const std::uint64_t in_table = by.quotient(position);
+  const std::int32_t block = block_within(tables, sequence, in_table);
+  if (block < 0 || static_cast<std::uint64_t>(block) >= blocks)
+    return {.what = token_place::kind::out_of_range};
+  return {token_place::kind::there, static_cast<std::uint64_t>(block), position - in_table * by.by()};
+}
+
+}  // namespace detail
+
 /// Which way tokens go.
 enum class kv_direction : std::uint8_t { append, gather };
 

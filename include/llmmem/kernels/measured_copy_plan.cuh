@@ -29,6 +29,23 @@ namespace llmmem::inline v0 {
 
 namespace detail {
 
+/// A stream and two events, whichever of them were made.
+struct timed_stream {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t began = nullptr;
+  cudaEvent_t ended = nullptr;
+
+  timed_stream() = default;
+  timed_stream(const timed_stream&) = delete;
+  timed_stream& operator=(const timed_stream&) = delete;
+  ~timed_stream() {
+    if (stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream));
+    if (ended != nullptr) static_cast<void>(cudaEventDestroy(ended));
+    if (began != nullptr) static_cast<void>(cudaEventDestroy(began));
+    if (stream != nullptr) static_cast<void>(cudaStreamDestroy(stream));
+  }
+};
+
 /// Memory, a stream and two events, for one measurement after the other.
 class copy_stopwatch {
  public:
@@ -39,34 +56,28 @@ class copy_stopwatch {
         there_(space_.try_allocate(bytes, 256).value()),
         there_too_(space_.try_allocate(2 * bytes, 256).value()),
         here_(pinned_.try_allocate(2 * bytes, 4096).value()) {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    check(cudaEventCreate(&began_));
-    check(cudaEventCreate(&ended_));
+    check(cudaStreamCreateWithFlags(&on_.stream, cudaStreamNonBlocking));
+    check(cudaEventCreate(&on_.began));
+    check(cudaEventCreate(&on_.ended));
     // Copies of what nobody wrote are what tools for memory complain of.
-    check(cudaMemsetAsync(there_.data, 0, bytes, stream_));
-    check(cudaMemsetAsync(there_too_.data, 0, 2 * bytes, stream_));
+    check(cudaMemsetAsync(there_.data, 0, bytes, on_.stream));
+    check(cudaMemsetAsync(there_too_.data, 0, 2 * bytes, on_.stream));
     std::memset(here_.data, 0, 2 * bytes);
   }
   copy_stopwatch(const copy_stopwatch&) = delete;
   copy_stopwatch& operator=(const copy_stopwatch&) = delete;
-  ~copy_stopwatch() {
-    static_cast<void>(cudaStreamSynchronize(stream_));
-    static_cast<void>(cudaEventDestroy(ended_));
-    static_cast<void>(cudaEventDestroy(began_));
-    static_cast<void>(cudaStreamDestroy(stream_));
-  }
 
   /// The least of three, in nanoseconds.
   [[nodiscard]] std::optional<double> time(copy_way way, const copy_shape& shape) {
     const std::vector<copy_task> pieces = pieces_of(way, shape);
     double least = 0;
     for (int round = 0; round < 4; ++round) {  // the first warms up
-      check(cudaEventRecord(began_, stream_));
+      check(cudaEventRecord(on_.began, on_.stream));
       if (!run(way, pieces)) return std::nullopt;
-      check(cudaEventRecord(ended_, stream_));
-      check(cudaEventSynchronize(ended_));
+      check(cudaEventRecord(on_.ended, on_.stream));
+      check(cudaEventSynchronize(on_.ended));
       float ms = 0;
-      check(cudaEventElapsedTime(&ms, began_, ended_));
+      check(cudaEventElapsedTime(&ms, on_.began, on_.ended));
       const double ns = static_cast<double>(ms) * 1e6;
       if (round == 1 || (round > 1 && ns < least)) least = ns;
     }
@@ -97,10 +108,10 @@ class copy_stopwatch {
     const cuda_runtime runtime;
     switch (way) {
       case copy_way::kernel:
-        return copy_few(device_executor(stream_), pieces).has_value();
+        return copy_few(device_executor(on_.stream), pieces).has_value();
       case copy_way::strided:
         return runtime.copy_evenly(pieces[0].to, 2 * pieces[0].bytes, pieces[0].from, pieces[0].bytes,
-                                   pieces[0].bytes, pieces.size(), stream_) == 0;
+                                   pieces[0].bytes, pieces.size(), on_.stream) == 0;
       case copy_way::batch: {
         // As the copier: in lists that are there.
         to_.clear();
@@ -111,11 +122,11 @@ class copy_stopwatch {
           from_.push_back(each.from);
           bytes_.push_back(each.bytes);
         }
-        return runtime.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), stream_) == 0;
+        return runtime.copy_many(to_.data(), from_.data(), bytes_.data(), pieces.size(), on_.stream) == 0;
       }
       case copy_way::loop:
         return std::all_of(pieces.begin(), pieces.end(), [&](const copy_task& each) {
-          return runtime.copy(each.to, each.from, each.bytes, stream_) == 0;
+          return runtime.copy(each.to, each.from, each.bytes, on_.stream) == 0;
         });
     }
     return false;
@@ -127,9 +138,7 @@ class copy_stopwatch {
   device_space::range_type there_;
   device_space::range_type there_too_;
   pinned_space::range_type here_;
-  cudaStream_t stream_{};
-  cudaEvent_t began_{};
-  cudaEvent_t ended_{};
+  timed_stream on_{};  // last: what runs ends before its memory does
   std::vector<void*> to_{};
   std::vector<const void*> from_{};
   std::vector<std::size_t> bytes_{};

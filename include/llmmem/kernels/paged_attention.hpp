@@ -55,7 +55,8 @@ struct attention_options {
 };
 
 /// Shares for rows of up to `most_tokens`, enough for `limits.multiprocessors` to be busy. It depends on
-/// nothing else, so that a graph keeps it; the outputs' bits depend on it.
+/// nothing else, so that a graph keeps it; the outputs' bits depend on it. So devices of different sizes, and
+/// a host, come to the same bits where all are given the same limits, and not each its own.
 [[nodiscard]] attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads,
                                              const kv_layout& layout, std::uint64_t most_tokens,
                                              const launch_limits& limits = {}) noexcept;

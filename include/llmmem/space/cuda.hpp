@@ -27,12 +27,15 @@ namespace llmmem::inline v0 {
 
 namespace detail {
 
-/// Makes a device current, and the one before it again.
+/// Makes a device current, and the one before it again. From CUDA 12 on that initialises both: an engine that
+/// wants no context on device 0 makes its own device current first.
 class current_device {
  public:
   explicit current_device(device_id device) noexcept {
+    const auto wanted = static_cast<int>(to_index(device));
     if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
-    status_ = cudaSetDevice(static_cast<int>(to_index(device)));
+    if (before_ == wanted) before_ = -1;  // stays so
+    status_ = cudaSetDevice(wanted);
   }
   current_device(const current_device&) = delete;
   current_device& operator=(const current_device&) = delete;
@@ -65,12 +68,11 @@ struct cuda_runtime {
   [[nodiscard]] const char* why_no_device(device_id device) const noexcept {
     // Without a driver cudaGetDeviceCount leaves its argument as it was; asking for the version never fails.
     int driver = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "there is no CUDA driver";
+    if (detail::taken(cudaDriverGetVersion(&driver)) != cudaSuccess || driver == 0)
+      return "there is no CUDA driver";
     int count = 0;
-    if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      return cudaGetErrorString(status);
-    }
+    const cudaError_t status = detail::taken(cudaGetDeviceCount(&count));
+    if (status != cudaSuccess) return cudaGetErrorString(status);
     if (count == 0) return "there is a CUDA driver, but no device";
     return to_index(device) < static_cast<std::uint32_t>(count) ? nullptr : "there are fewer devices";
   }

@@ -188,10 +188,14 @@ class resource_source {
   void give_back(std::byte* data, std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const auto count = static_cast<std::size_t>(bytes);
     const auto multiple = static_cast<std::size_t>(alignment);
-    if constexpr (resource_with_sync<Resource>) {
-      upstream_->deallocate_sync(data, count, multiple);
-    } else {
-      upstream_->deallocate(data, count, multiple);
+    try {
+      if constexpr (resource_with_sync<Resource>) {
+        upstream_->deallocate_sync(data, count, multiple);
+      } else {
+        upstream_->deallocate(data, count, multiple);
+      }
+    } catch (...) {
+      // One that does not take its memory back keeps it: there is nobody here to give it to.
     }
   }
 

@@ -191,8 +191,7 @@ class attention_work {
     for (std::uint32_t tile = from; tile < to; tile += attention_tile) {
       typename Group::template held<attention_read<Element>> read;
       if (tiles_in_block_ && tile >= at.span.first && tile + attention_tile <= at.span.end) {
-        const token_place first =
-            place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, std::int64_t{tile});
+        const token_place first = place_within(tables_, shape_.by, shape_.blocks, at.span.sequence, tile);
         if (first.what != token_place::kind::there) {
           shape_.flag();
           continue;
@@ -284,8 +283,7 @@ class attention_work {
       read.value[i].clear();
       const std::uint32_t position = tile + i;
       if (position < at.span.first || position >= at.span.end) continue;
-      const token_place token =
-          place_in(tables_, shape_.by, shape_.blocks, at.span.sequence, std::int64_t{position});
+      const token_place token = place_within(tables_, shape_.by, shape_.blocks, at.span.sequence, position);
       if (token.what != token_place::kind::there) {
         shape_.flag();
         continue;

@@ -114,24 +114,33 @@ namespace detail {
 
 /// What the arguments of a call are called that copies blocks.
 struct block_copy_names {
-  const char* who = "";
   const char* layers = "";
   const char* pairs = "";
   memory_names to{};
   memory_names from{};
 };
 inline constexpr block_copy_names copy_kv_blocks_names{
-    "copy_kv_blocks",
     "copy_kv_blocks: layers",
     "copy_kv_blocks: pairs",
     {"copy_kv_blocks: to", "copy_kv_blocks: to.plane_alignment"},
     {"copy_kv_blocks: from", "copy_kv_blocks: from.plane_alignment"}};
 inline constexpr block_copy_names copy_few_kv_blocks_names{
-    "copy_few_kv_blocks",
     "copy_few_kv_blocks: layers",
     "copy_few_kv_blocks: pairs",
     {"copy_few_kv_blocks: to", "copy_few_kv_blocks: to.plane_alignment"},
     {"copy_few_kv_blocks: from", "copy_few_kv_blocks: from.plane_alignment"}};
+
+/// The first of the fields of which one must be another where contents differ.
+[[nodiscard]] inline const char* differing_field(const kv_layout& a, const kv_layout& b) noexcept {
+  if (a.layers != b.layers) return "the layouts' layers";
+  if (a.heads != b.heads) return "the layouts' heads";
+  if (a.head_dim != b.head_dim) return "the layouts' head_dim";
+  if (a.has_values != b.has_values) return "the layouts' has_values";
+  if (a.vector_elements(1) != b.vector_elements(1)) return "the layouts' value_dim";
+  if (a.block_tokens != b.block_tokens) return "the layouts' block_tokens";
+  if (a.element != b.element) return "the layouts' element";
+  return "the layouts' model";
+}
 
 /// @return the layers that are asked for.
 [[nodiscard]] inline result<layer_range> check_copy(const kv_memory& to, const kv_memory& from,
@@ -140,7 +149,7 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
   const kv_layout& layout = from.layout;
   if (to.layout.content_fingerprint() != layout.content_fingerprint())
     return failure{errc::layout_mismatch, 0, to.layout.content_fingerprint(), layout.content_fingerprint(),
-                   names.who};
+                   differing_field(to.layout, layout)};
   if (layers.first >= layout.layers)
     return failure{errc::out_of_range, 0, layers.first, layout.layers == 0 ? 0 : layout.layers - 1,
                    names.layers};
