@@ -10,8 +10,8 @@
 #include <cstring>
 #include <random>
 #include <span>
-#include <utility>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/cache_world.hpp"
@@ -284,6 +284,11 @@ TEST_SUITE("kv_blocks") {
     const kv_layout as_long{.layers = 2, .heads = 4, .head_dim = 4};
     CHECK(as_long.block_bytes() == layout.block_bytes());
     CHECK(copy({bytes.data(), 2, as_long}, {}).code == errc::layout_mismatch);
+    // More layers and planes than a launch counts.
+    const kv_layout many{.layers = 1U << 31, .heads = 1, .head_dim = 8, .block_tokens = 1};
+    const kv_memory of_many{bytes.data(), 2, many};
+    CHECK(copy_kv_blocks(host_executor{}, of_many, of_many, pairs).error() ==
+          failure{errc::out_of_range, 0, std::uint64_t{1} << 31, 0x3FFF'FFFF});
     const auto differs = [&](auto change) {
       kv_layout changed = layout;
       change(changed);
