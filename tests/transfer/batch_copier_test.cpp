@@ -33,6 +33,17 @@ copy_plan always(copy_way quickest) {
   });
 }
 
+/// A device, its calls, and a stream of it.
+struct one_stream {
+  fake_device device;
+  fake_runtime runtime{device};
+  fake_runtime::stream stream{};
+
+  explicit one_stream(std::uint64_t seed = 1) : device(seed) {
+    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+  }
+};
+
 /// Pieces of one memory that go to another, some behind each other, some evenly apart.
 struct pieces_world {
   std::vector<std::byte> from;
@@ -69,10 +80,8 @@ TEST_SUITE("batch_copier") {
     for (const auto seed : llmmem_tests::seeds(200)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
-      fake_device device(seed);
-      const fake_runtime runtime(device);
-      fake_runtime::stream stream{};
-      REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+      one_stream made(seed);
+      auto& [device, runtime, stream] = made;
       const auto wanted = static_cast<copy_way>(random() % copy_ways);
       copier copies(random() % 5 == 0 ? copy_plan{} : always(wanted), device);
       for (int round = 0; round < 3; ++round) {
@@ -93,10 +102,8 @@ TEST_SUITE("batch_copier") {
   }
 
   TEST_CASE("the way that the plan prefers is taken where it is open, else the next best") {
-    fake_device device;
-    const fake_runtime runtime(device);
-    fake_runtime::stream stream{};
-    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+    one_stream made;
+    auto& [device, runtime, stream] = made;
     std::vector<std::byte> bytes(1000);
     const auto even = [&] {
       return std::vector<copy_task>{{bytes.data(), bytes.data() + 500, 10},
@@ -153,10 +160,8 @@ TEST_SUITE("batch_copier") {
   }
 
   TEST_CASE("pieces of memory that is not said to be one allocation stay by themselves") {
-    fake_device device;
-    const fake_runtime runtime(device);
-    fake_runtime::stream stream{};
-    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+    one_stream made;
+    auto& [device, runtime, stream] = made;
     std::vector<std::byte> bytes(1000);
     const auto copied = [&](const copy_route& route, std::uint64_t apart) {
       std::byte* const a = bytes.data();
@@ -181,10 +186,8 @@ TEST_SUITE("batch_copier") {
   }
 
   TEST_CASE("a piece outside the memory of its route is refused before anything is copied") {
-    fake_device device;
-    const fake_runtime runtime(device);
-    fake_runtime::stream stream{};
-    REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+    one_stream made;
+    auto& [device, runtime, stream] = made;
     std::vector<std::byte> bytes(1000);
     const std::span<std::byte> all(bytes);
     const copy_route route{copy_direction::up, all.subspan(100, 100), all.subspan(500, 100)};
@@ -225,10 +228,8 @@ TEST_SUITE("batch_copier") {
   TEST_CASE("a driver that refuses is told, whichever way was taken") {
     for (const copy_way wanted : {copy_way::loop, copy_way::batch, copy_way::strided}) {
       CAPTURE(static_cast<int>(wanted));
-      fake_device device;
-      const fake_runtime runtime(device);
-      fake_runtime::stream stream{};
-      REQUIRE(runtime.make_stream(&stream, device_id{0}) == 0);
+      one_stream made;
+      auto& [device, runtime, stream] = made;
       std::vector<std::byte> bytes(1000);
       std::vector<copy_task> pieces{{bytes.data(), bytes.data() + 500, 10},
                                     {bytes.data() + 20, bytes.data() + 530, 10}};
