@@ -31,13 +31,13 @@ using example::exit_status;
       R"({{"tokens": {}, "digest": "{:016x}", "contiguous_digest": "{:016x}", "permuted_digest": "{:016x}", )"
       R"("identical": {}, "kv": "{}", "steps": {}, "contiguous_steps": {}, "most_blocks": {}, )"
       R"("most_unshared_blocks": {}, "prompt_tokens": {}, "shared_tokens": {}, "copies_on_write": {}, )"
-      R"("drafted": {}, "accepted": {}, "rolled_back": {}, "logits_rms": {:.3g}, "errors": [{}]}})"
+      R"("drafted": {}, "accepted": {}, "rolled_back": {}, "logits_rms": {}, "errors": [{}]}})"
       "\n",
       found.paged.answer_tokens(asked.what.plan), found.paged.digest(), found.contiguous.digest(),
       found.permuted.digest(), found.is_identical(), name_of(asked.what.cache.form), found.paged.steps,
       found.contiguous.steps, of.most_blocks, of.most_unshared, of.prompt_tokens, of.shared_tokens,
-      of.copies_on_write, found.paged.drafted, found.paged.accepted, of.rolled_back, found.logits_size,
-      errors);
+      of.copies_on_write, found.paged.drafted, found.paged.accepted, of.rolled_back,
+      found.errors.empty() ? "null" : fmt::format("{:.3g}", found.logits_size), errors);
 }
 
 [[nodiscard]] inline std::string to_report(const command_line& asked, const finding& found) {

@@ -92,6 +92,12 @@ inline void add_error(form_error& to, std::span<const float> exact, std::span<co
   ++to.rows;
 }
 
+/// Of blocks, made up of a seed: another than before, and one at all.
+[[nodiscard]] constexpr std::uint64_t another_order(std::uint64_t before, std::uint64_t seed) noexcept {
+  const std::uint64_t after = before + 1 + seed % 0xFFFF'FFFF;
+  return after != 0 ? after : 1;
+}
+
 /// The errors of all forms but floats, told what floats chose.
 inline void measure_forms(const model& of, const experiment& what, finding& out) {
   host_place place;
@@ -136,7 +142,7 @@ inline void measure_forms(const model& of, const experiment& what, finding& out)
   auto paged = run_paged(made, what, how, place);
   out.paged = std::move(paged.result);
   out.counts = paged.counts;
-  how.permutation += 1 + what.plan.seed;
+  how.permutation = another_order(how.permutation, what.plan.seed);
   out.permuted = run_paged(made, what, how, place).result;
   if (what.with_errors) measure_forms(made, what, out);
   return out;

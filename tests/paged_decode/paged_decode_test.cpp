@@ -242,11 +242,23 @@ TEST_CASE("the program tells digests, and what was shared, as JSON") {
   CHECK(found["tokens"] == 4 * 20);
   CHECK(found["digest"] == found["contiguous_digest"]);
   CHECK(found["digest"] == found["permuted_digest"]);
+  CHECK(found["logits_rms"].is_null());
   CHECK(found["kv"] == "bf16");
   CHECK(found["shared_tokens"] == 48);
   CHECK(found["copies_on_write"] == 2);
   // No operation is left to a C library or a compiler: these bits are every machine's.
   CHECK(found["digest"] == "4631d1cec258abfa");
+}
+
+TEST_CASE("blocks are handed out in two orders, whatever the seed and the first of them") {
+  constexpr std::uint64_t most = ~std::uint64_t{0};
+  for (const std::uint64_t before : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, most}) {
+    for (const std::uint64_t seed : {std::uint64_t{0}, most - before, most - 1, most}) {
+      const std::uint64_t after = paged_decode::another_order(before, seed);
+      CHECK(after != 0);
+      CHECK(after != before);
+    }
+  }
 }
 
 TEST_CASE("what cannot be asked is refused, with the option, what was given and what would be right") {
