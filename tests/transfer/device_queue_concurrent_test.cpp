@@ -158,6 +158,23 @@ TEST_SUITE("device_queue") {
     CHECK(first != next);
   }
 
+  TEST_CASE("there is room again once the oldest point has passed, though nobody asked it") {
+    fake_device device(4);
+    fake_space space = space_of(device);
+    fake_queue queue(space, here, {.depth = 2}, device);
+    CHECK(queue.has_room());
+    static_cast<void>(queue.mark().value());
+    CHECK(queue.has_room());
+    static_cast<void>(queue.mark().value());
+    int asked = 0;
+    for (; !queue.has_room(); ++asked)
+      REQUIRE(asked < 1000);
+    CHECK(asked > 0);  // both were on their way
+    CHECK(device.waits == 0);
+    CHECK(queue.mark().has_value());
+    CHECK(device.waits == 0);
+  }
+
   TEST_CASE("what cannot be copied is refused before the driver is asked") {
     fake_device device;
     fake_space space = space_of(device);
