@@ -5,7 +5,8 @@ For each architecture (80 and 90 unless given) it reads the PTX and the report o
 - registers spilled to memory, or locals that lie there;
 - a division or remainder of 64 bits: it costs about a hundred instructions;
 - a kernel that promises 16 bytes an access, and does not read or write so;
-- an access to memory whose space the compiler does not know (`ld.u32` for `ld.global.u32`).
+- an access to memory whose space the compiler does not know (`ld.u32` for `ld.global.u32`);
+- an exchange among lanes that are no constant: before each the device would look up who takes part in it.
 
 Exit status 0: none of these. 1: some, each named.
 """
@@ -17,6 +18,8 @@ import sys
 
 # Of detail::move_rows_kernel<N, ...>: how wide an access is at the widest, by N and by the op's elements.
 ENTRY = re.compile(r"\.entry (\w+)\(.*?\n\{(.*?)\n\}", re.DOTALL)
+EXCHANGE = re.compile(r"\b(shfl|redux)\.sync\.[\w.]+\s[^;]*?([^\s,]+);")
+WHOLE_WARP = re.compile(r"\bmov\.[bus]32\s+(%r\d+), (?:-1|0xffffffff|4294967295);")
 ACCESS = re.compile(r"\b(ld|st)\.((?:\w|\.)+)\s")
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
@@ -111,6 +114,10 @@ def findings_in_ptx(text):
             yield f"{name}: has locals in memory"
         for division in re.findall(r"\b(?:div|rem)\.[su]64\b", body):
             yield f"{name}: {division}"
+        constants = {"-1", "0xffffffff", *WHOLE_WARP.findall(body)}
+        for kind, members in EXCHANGE.findall(body):
+            if members not in constants:
+                yield f"{name}: {kind}.sync among lanes that are no constant"
         for kind, how in ACCESS.findall(body):
             if not re.search(r"\b(global|param|shared|const|local)\b", how):
                 yield f"{name}: {kind}.{how} knows no space"

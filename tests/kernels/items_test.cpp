@@ -105,6 +105,37 @@ TEST_SUITE("items") {
     }
   }
 
+  TEST_CASE("all lanes of a warp ask as often as each other, and only items that are there are taken") {
+    for (const auto seed : llmmem_tests::seeds(100)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      std::vector<std::uint32_t> in(random() % 70 * below_largest::numbers);
+      std::ranges::generate(in, [&] { return static_cast<std::uint32_t>(random() % 1'000'000); });
+      std::vector<std::uint32_t> expected(in.size());
+      host_executor{}.each(below_largest{in, expected}).value();
+      const std::uint32_t lanes = 1U << random() % 6;
+      const item_launch launch =
+          plan_items(in.size() / below_largest::numbers, lanes,
+                     {.blocks = static_cast<std::uint32_t>(random() % 3)}, 32U << random() % 3);
+      std::vector<std::uint32_t> out(in.size());
+      const below_largest work{in, out, lanes};
+      for (std::uint32_t block = 0; block < launch.blocks; ++block) {
+        std::uint64_t of_warp = 0;
+        for (std::uint32_t thread = 0; thread < launch.threads; ++thread) {
+          // A lane that hears nothing new takes what it knows itself for the largest: only turns count here.
+          std::uint64_t questions = 0;
+          run_groups(work, share_of(launch, block, thread), [&](std::uint32_t known, std::uint32_t /*step*/) {
+            ++questions;
+            return known;
+          });
+          if (thread % warp_threads == 0) of_warp = questions;
+          CHECK(questions == of_warp);
+        }
+      }
+      if (lanes == 1) CHECK(out == expected);
+    }
+  }
+
   TEST_CASE("a way to combine that depends on the order is found out") {
     std::vector<std::uint32_t> in(64);
     in[35] = 1;

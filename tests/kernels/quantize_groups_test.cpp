@@ -240,14 +240,12 @@ double bound_of(dtype code, double x, double scale, double amax) {
 struct which_access {
   mutable bool is_wide = false;
   mutable std::uint32_t lanes = 0;
-  result<void> each(
-      const detail::quantize_work<dtype::bf16, dtype::int8, detail::group_access::packets>& /*work*/) const {
-    is_wide = true;
-    return {};
-  }
-  template <class Work>
-  result<void> each(const Work& work) const {
+  mutable std::uint32_t packets_a_lane = 0;
+  template <dtype Value, dtype Code, detail::group_access Access, std::uint32_t Each>
+  result<void> each(const detail::quantize_work<Value, Code, Access, Each>& work) const {
+    is_wide = Access == detail::group_access::packets;
     lanes = work.lanes();
+    packets_a_lane = Each;
     return {};
   }
 };
@@ -463,19 +461,24 @@ TEST_SUITE("quantize_groups") {
     CHECK(!is_wide(0, 64, 0, 36));
   }
 
-  TEST_CASE("a device's lanes have one packet of a group each") {
+  TEST_CASE("a device's lanes have all packets of a group, two or four each") {
     alignas(16) std::byte memory[1024]{};
-    const auto lanes = [&](dtype value, std::uint32_t elements) {
+    const auto shared = [&](dtype value, std::uint32_t elements, std::size_t shift) {
       const which_access run;
-      quantize_groups(run, {1, 1, elements}, {memory, value, 0}, {memory + 512, dtype::int4, 0},
+      quantize_groups(run, {1, 1, elements}, {memory + shift, value, 0}, {memory + 640, dtype::int4, 0},
                       {memory + 768, 0})
           .value();
-      return run.lanes;
+      return std::pair(run.lanes, run.packets_a_lane);
     };
-    CHECK(lanes(dtype::bf16, 32) == 4);
-    CHECK(lanes(dtype::f16, 128) == 16);
-    CHECK(lanes(dtype::f32, 64) == 16);
-    CHECK(lanes(dtype::f32, 128) == 32);
+    CHECK(shared(dtype::bf16, 32, 0) == std::pair(2U, 2U));
+    CHECK(shared(dtype::bf16, 64, 0) == std::pair(4U, 2U));
+    CHECK(shared(dtype::f16, 128, 0) == std::pair(4U, 4U));
+    CHECK(shared(dtype::f32, 32, 0) == std::pair(4U, 2U));
+    CHECK(shared(dtype::f32, 64, 0) == std::pair(4U, 4U));
+    CHECK(shared(dtype::f32, 128, 0) == std::pair(8U, 4U));
+    // In pieces, where it is bound by their number.
+    CHECK(shared(dtype::f32, 128, 4) == std::pair(16U, 2U));
+    CHECK(shared(dtype::bf16, 128, 8) == std::pair(8U, 2U));
   }
 
   TEST_CASE("offsets are of 64 bits") {

@@ -33,15 +33,17 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_lau
   run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
 }
 
-/// What the lane knows whose number differs by `step`, of those of one group.
+/// All lanes of a warp: a constant, so that nothing has to find out who takes part.
+inline constexpr unsigned whole_warp = 0xFFFF'FFFFU;
+
+/// What the lane knows whose number differs by `step`. All of the warp ask.
 template <class Partial>
-[[nodiscard]] __device__ inline Partial of_other_lane(const Partial& known, std::uint32_t step,
-                                                      std::uint32_t group) noexcept {
+[[nodiscard]] __device__ inline Partial of_other_lane(const Partial& known, std::uint32_t step) noexcept {
   constexpr unsigned words = sizeof(Partial) / 4;
   std::uint32_t word[words];
   memcpy(word, &known, sizeof(known));
   for (unsigned i = 0; i < words; ++i)
-    word[i] = __shfl_xor_sync(group, word[i], static_cast<int>(step));
+    word[i] = __shfl_xor_sync(whole_warp, word[i], static_cast<int>(step));
   Partial other;
   memcpy(&other, word, sizeof(other));
   return other;
@@ -50,13 +52,8 @@ template <class Partial>
 template <group_work Work>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::usual_threads)
     run_groups_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
-  const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
-  // Groups of a warp may have different numbers of items: each waits for its own lanes alone.
-  const std::uint32_t in_warp = threadIdx.x % 32;
-  const std::uint32_t lanes_of_one = 0xFFFF'FFFFU >> (32 - share.lane.lanes);
-  const std::uint32_t group = lanes_of_one << (in_warp - share.lane.lane);
-  run_groups(work, share,
-             [group](const auto& known, std::uint32_t step) { return of_other_lane(known, step, group); });
+  run_groups(work, share_of(launch, blockIdx.x, threadIdx.x),
+             [](const auto& known, std::uint32_t step) { return of_other_lane(known, step); });
 }
 
 /// Lanes of a device: a thread is one, and its group a part of its warp.
@@ -72,29 +69,36 @@ class warp_lanes {
     T of_;
   };
 
-  __device__ explicit warp_lanes(const group_lane& lane) noexcept
-      : lane_(lane), group_((0xFFFF'FFFFU >> (32 - lane.lanes)) << (threadIdx.x % 32 - lane.lane)) {}
+  __device__ explicit warp_lanes(const group_lane& lane) noexcept : lane_(lane) {}
 
   [[nodiscard]] __device__ std::uint32_t count() const noexcept { return lane_.lanes; }
+  [[nodiscard]] __device__ std::uint32_t turns(std::uint32_t own) const noexcept {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(whole_warp, own);
+#else
+    for (int step = 16; step != 0; step /= 2)
+      own = max(own, __shfl_xor_sync(whole_warp, own, step));
+    return own;
+#endif
+  }
   template <class Do>
   __device__ void each(const Do& act) const noexcept {
     act(lane_.lane);
   }
   __device__ void swap(held<float>& values, std::uint32_t step) const noexcept {
-    values[0] = __shfl_xor_sync(group_, values[0], static_cast<int>(step));
+    values[0] = __shfl_xor_sync(whole_warp, values[0], static_cast<int>(step));
   }
   [[nodiscard]] __device__ float of_eight(const held<float>& values, std::uint32_t /*lane*/,
                                           std::uint32_t i) const noexcept {
-    return __shfl_sync(group_, values[0], static_cast<int>(i), 8);
+    return __shfl_sync(whole_warp, values[0], static_cast<int>(i), 8);
   }
 
  private:
   group_lane lane_;
-  std::uint32_t group_;
 };
 
 template <lane_work Work>
-__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::threads)
+__global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::threads, Work::blocks)
     run_lanes_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
   const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
   run_lanes(work, share, warp_lanes(share.lane));

@@ -135,6 +135,34 @@ template <dtype E>
   requires(E == dtype::bf16 || E == dtype::f16 || E == dtype::fp8_e4m3)
 using pair_bits = std::conditional_t<E == dtype::fp8_e4m3, std::uint16_t, std::uint32_t>;
 
+struct float_pair {
+  float first = 0;
+  float second = 0;
+};
+
+template <dtype E>
+[[nodiscard]] LLMMEM_HD inline float_pair floats_of_pair(pair_bits<E> bits) noexcept {
+  if constexpr (E == dtype::bf16) {
+    return {float_of_bits(bits << 16), float_of_bits(bits & 0xFFFF'0000U)};
+  } else {
+#if defined(__CUDA_ARCH__)
+    __half2_raw both{};
+    if constexpr (E == dtype::f16) {
+      both.x = static_cast<unsigned short>(bits);
+      both.y = static_cast<unsigned short>(bits >> 16);
+    } else {
+      both = __nv_cvt_fp8x2_to_halfraw2(bits, __NV_E4M3);
+    }
+    const float2 floats = __half22float2(__half2(both));
+    return {floats.x, floats.y};
+#else
+    constexpr unsigned shift = 8 * sizeof(element_bits<E>);
+    return {float_of<E>(static_cast<element_bits<E>>(bits)),
+            float_of<E>(static_cast<element_bits<E>>(bits >> shift))};
+#endif
+  }
+}
+
 template <dtype E>
 [[nodiscard]] LLMMEM_HD inline pair_bits<E> nearest_pair(float first, float second) noexcept {
 #if defined(__CUDA_ARCH__)
@@ -156,6 +184,20 @@ template <dtype E>
 
 }  // namespace detail
 
+namespace detail {
+
+/// Elements 2 i and 2 i + 1 of a packet.
+template <dtype E, unsigned Bytes>
+[[nodiscard]] LLMMEM_HD inline float_pair pair_of(const packet<Bytes>& in, unsigned i) noexcept {
+  if constexpr (E == dtype::f32) {
+    return {float_of_bits(in.words[2 * i]), float_of_bits(in.words[2 * i + 1])};
+  } else {
+    return floats_of_pair<E>(element_of<pair_bits<E>>(in, i));
+  }
+}
+
+}  // namespace detail
+
 /// Converts elements, each times a factor: `nearest(float(x) * factor)`, the product rounded once to a float.
 template <dtype From, dtype To>
   requires kernel_element<From> && kernel_element<To>
@@ -166,17 +208,22 @@ struct scaling_step {
   [[nodiscard]] LLMMEM_HD packet<N * sizeof(element_bits<To>)> apply(
       const packet<N * sizeof(element_bits<From>)>& in) const noexcept {
     packet<N * sizeof(element_bits<To>)> out{};
-    const auto scaled = [&](unsigned i) {
-      return detail::product_of(float_of<From>(element_of<element_bits<From>>(in, i)), factor);
-    };
-    if constexpr (N == 1 || To == dtype::f32) {
-      LLMMEM_UNROLL
-      for (unsigned i = 0; i < N; ++i)
-        set_element(out, i, nearest_of<To>(scaled(i)));
+    if constexpr (N == 1) {
+      const float value = float_of<From>(element_of<element_bits<From>>(in, 0));
+      set_element(out, 0, nearest_of<To>(detail::product_of(value, factor)));
     } else {
       LLMMEM_UNROLL
-      for (unsigned i = 0; i < N; i += 2)
-        set_element(out, i / 2, detail::nearest_pair<To>(scaled(i), scaled(i + 1)));
+      for (unsigned i = 0; i < N / 2; ++i) {
+        detail::float_pair both = detail::pair_of<From>(in, i);
+        both.first = detail::product_of(both.first, factor);
+        both.second = detail::product_of(both.second, factor);
+        if constexpr (To == dtype::f32) {
+          set_element(out, 2 * i, nearest_of<To>(both.first));
+          set_element(out, 2 * i + 1, nearest_of<To>(both.second));
+        } else {
+          set_element(out, i, detail::nearest_pair<To>(both.first, both.second));
+        }
+      }
     }
     return out;
   }

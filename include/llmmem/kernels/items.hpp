@@ -38,14 +38,16 @@ struct group_lane {
 /// - `lanes()` is how many: a power of two up to 32. A host takes one for all, so that whatever it is the
 ///   outcome is the same.
 /// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it. What
-///   needs no other lane's knowledge it may write at once, and need not hold.
+///   needs no other lane's knowledge it may write at once, and need not hold. `measure` is also asked of a
+///   `held{}`, by lanes that have no item in a turn in which others of their warp have one.
 /// - `combine(a, b)` joins what two know. In any order and grouping it must come to the same bits: maxima,
 ///   integers and bits do, sums of floats do not. A `partial` is a number of 32-bit words.
 /// - `give(item, lane, held, total)` writes, with what all know.
 template <class W>
 concept group_work =
     std::is_trivially_copyable_v<W> && std::is_trivially_copyable_v<typename W::held> &&
-    std::is_trivially_copyable_v<typename W::partial> && sizeof(typename W::partial) % 4 == 0 &&
+    std::default_initializable<typename W::held> && std::is_trivially_copyable_v<typename W::partial> &&
+    sizeof(typename W::partial) % 4 == 0 &&
     requires(const W& work, std::uint64_t item, group_lane lane, const typename W::held& held,
              const typename W::partial& known) {
       { work.items() } noexcept -> std::same_as<std::uint64_t>;
@@ -61,7 +63,16 @@ struct item_share {
   std::uint64_t first = 0;
   std::uint64_t stride = 1;  ///< to its next one
   group_lane lane{};
+  std::uint32_t ahead = 0;  ///< groups of the same warp that take lower items: they turn together
+
+  /// Whether anybody of the warp has an item in the turn in which this one's is `item`: the same for all.
+  [[nodiscard]] LLMMEM_HD constexpr bool turns(std::uint64_t item, std::uint64_t items) const noexcept {
+    return item - ahead < items;
+  }
 };
+
+/// Threads that a device runs together.
+inline constexpr std::uint32_t warp_threads = 32;
 
 /// Threads of a launch over items.
 struct item_launch {
@@ -92,7 +103,8 @@ struct item_launch {
   const std::uint32_t items_a_block = launch.threads >> launch.lane_bits;
   return {.first = std::uint64_t{block} * items_a_block + (thread >> launch.lane_bits),
           .stride = std::uint64_t{launch.blocks} * items_a_block,
-          .lane = {thread & ((1U << launch.lane_bits) - 1U), 1U << launch.lane_bits}};
+          .lane = {thread & ((1U << launch.lane_bits) - 1U), 1U << launch.lane_bits},
+          .ahead = (thread % warp_threads) >> launch.lane_bits};
 }
 
 /// The loop of one thread over items.
@@ -103,22 +115,26 @@ LLMMEM_HD inline void run_items(const Work& work, const item_share& share) noexc
 }
 
 /// The loop of one lane over items. `other(known, step)` is what the lane knows whose number differs by the
-/// bit `step`: all lanes of the group ask at once.
+/// bit `step`. All lanes of a warp ask at once, also those whose group has no item left: were each group to
+/// wait for its own lanes alone, a device would look up at every question who takes part in it.
 template <group_work Work, class Other>
 LLMMEM_HD inline void run_groups(const Work& work, const item_share& share, const Other& other) noexcept {
-  for (std::uint64_t item = share.first; item < work.items(); item += share.stride) {
-    const typename Work::held held = work.take(item, share.lane);
+  const std::uint64_t items = work.items();
+  for (std::uint64_t item = share.first; share.turns(item, items); item += share.stride) {
+    const bool has_item = item < items;
+    const typename Work::held held = has_item ? work.take(item, share.lane) : typename Work::held{};
     typename Work::partial known = Work::measure(held);
     for (std::uint32_t step = share.lane.lanes / 2; step != 0; step /= 2)
       known = Work::combine(known, other(known, step));
-    work.give(item, share.lane, held, known);
+    if (has_item) work.give(item, share.lane, held, known);
   }
 }
 
-/// The loop of one lane, or of a host for all of a group, over items.
+/// The loop of one lane, or of a host for all of a group, over items, and over what is none in turns in which
+/// others of the warp have one.
 template <lane_work Work, class Group>
 LLMMEM_HD inline void run_lanes(const Work& work, const item_share& share, const Group& group) noexcept {
-  for (std::uint64_t item = share.first; item < work.items(); item += share.stride)
+  for (std::uint64_t item = share.first; share.turns(item, work.items()); item += share.stride)
     work.run(item, group);
 }
 

@@ -27,10 +27,18 @@ class host_lanes {
     T of_[most]{};
   };
 
+  /// @param idle_turns  more turns of each loop than the group has itself: as if another one of a device's
+  ///     warp had them.
   /// @pre `lanes` is a power of two, up to 32
-  LLMMEM_HD explicit constexpr host_lanes(std::uint32_t lanes) noexcept : lanes_(lanes) {}
+  LLMMEM_HD explicit constexpr host_lanes(std::uint32_t lanes, std::uint32_t idle_turns = 0) noexcept
+      : lanes_(lanes), idle_turns_(idle_turns) {}
 
   [[nodiscard]] LLMMEM_HD constexpr std::uint32_t count() const noexcept { return lanes_; }
+
+  /// How many turns a loop takes in which lanes speak, where this group has `own`.
+  [[nodiscard]] LLMMEM_HD constexpr std::uint32_t turns(std::uint32_t own) const noexcept {
+    return own + idle_turns_;
+  }
 
   /// Each lane does something.
   template <class Do>
@@ -52,6 +60,7 @@ class host_lanes {
 
  private:
   std::uint32_t lanes_;
+  std::uint32_t idle_turns_;
 };
 
 /// Work of which `lanes()` lanes, a power of two from 8 to 32, do an item together. Trivially copyable; the
@@ -59,15 +68,22 @@ class host_lanes {
 ///
 /// `run(item, group)` is called by each thread that is a lane of the group, or once by a host. What a lane
 /// has stands in a `Group::held<T>`; `group.each(f)` calls `f(lane)` for each lane that the caller is;
-/// between two of them `swap` and `of_eight` are asked by all lanes. Where it branches, all lanes must go the
-/// same way. `threads` is how many a block of a device's launch has, a multiple of 32: fewer leave each more
-/// registers.
+/// between two of them `swap` and `of_eight` are asked by all lanes.
+///
+/// A device's warp has several groups, and all of them ask at once. So `run` is also called with an item that
+/// is none, `items()` and above: it asks as if it were one, and reads and writes nothing. A loop with
+/// questions in it takes `group.turns(own)` turns, where `own` are those that the group needs: in others it
+/// asks, and nothing comes of it. No branch around a question may depend on the item in any other way.
+///
+/// `threads` is how many a block of a device's launch has, a multiple of 32, and `blocks` for how many of
+/// them a multiprocessor is to have room: fewer leave each thread more registers.
 template <class W>
 concept lane_work =
     std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item, const host_lanes& group) {
       { work.items() } noexcept -> std::same_as<std::uint64_t>;
       { work.lanes() } noexcept -> std::same_as<std::uint32_t>;
       { W::threads } -> std::convertible_to<std::uint32_t>;
+      { W::blocks } -> std::convertible_to<std::uint32_t>;
       { work.run(item, group) } noexcept -> std::same_as<void>;
     };
 

@@ -79,14 +79,14 @@ class grid_executor {
   }
 
   /// The lanes of a group in turns, as the host takes them: they do not depend on each other but where the
-  /// work says so.
+  /// work says so. Their loops have a turn more than they need, as beside a group that has more to do.
   template <lane_work Work>
   result<void> each(const Work& work) const noexcept {
     const item_launch launch = plan_items(work.items(), work.lanes(), limits_, Work::threads);
     for (std::uint64_t each = share_.first; each < launch.blocks; each += share_.stride) {
       const auto block = static_cast<std::uint32_t>(each);
       for (std::uint32_t thread = 0; thread < launch.threads; thread += work.lanes())
-        run_lanes(work, share_of(launch, block, thread), host_lanes(work.lanes()));
+        run_lanes(work, share_of(launch, block, thread), host_lanes(work.lanes(), 1));
     }
     return {};
   }

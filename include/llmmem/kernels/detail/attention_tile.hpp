@@ -31,10 +31,17 @@ struct attention_raw {
     for (unsigned i = 0; i < accesses; ++i)
       part[i] = load_packet<access_bytes, access::passing>(from + std::size_t{i} * access_bytes);
   }
+  /// Of what does not count: -0, which changes no bit of a sum that it is added to.
   LLMMEM_HD void clear() noexcept {
+    constexpr std::uint32_t of_word = bytes == attention_pack       ? 0x8080'8080U
+                                      : bytes == 2 * attention_pack ? 0x8000'8000U
+                                                                    : 0x8000'0000U;
     LLMMEM_UNROLL
-    for (unsigned i = 0; i < accesses; ++i)
-      part[i] = {};
+    for (unsigned i = 0; i < accesses; ++i) {
+      LLMMEM_UNROLL
+      for (std::uint32_t& word : part[i].words)
+        word = of_word;
+    }
   }
   LLMMEM_HD void store(std::byte* to) const noexcept {
     LLMMEM_UNROLL
@@ -50,11 +57,14 @@ struct attention_floats {
 
 template <dtype Element>
 [[nodiscard]] LLMMEM_HD inline attention_floats floats_of(const attention_raw<Element>& raw) noexcept {
-  constexpr unsigned a_part = attention_pack / attention_raw<Element>::accesses;
+  constexpr unsigned a_part = attention_pack / 2 / attention_raw<Element>::accesses;  // pairs
   attention_floats out{};
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < attention_pack; ++i)
-    out.of[i] = float_of<Element>(element_of<element_bits<Element>>(raw.part[i / a_part], i % a_part));
+  for (unsigned i = 0; i < attention_pack / 2; ++i) {
+    const float_pair both = pair_of<Element>(raw.part[i / a_part], i % a_part);
+    out.of[2 * i] = both.first;
+    out.of[2 * i + 1] = both.second;
+  }
   return out;
 }
 

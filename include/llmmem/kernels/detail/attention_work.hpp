@@ -151,6 +151,7 @@ template <dtype Element, unsigned Heads, class Tables>
 class attention_work {
  public:
   static constexpr std::uint32_t threads = 128;  // of a block: of more, fewer fit beside each other
+  static constexpr std::uint32_t blocks = Element == dtype::f32 ? 1 : Heads == 1 ? 4 : 3;
 
   attention_work(const attention_shape& shape, const Tables& tables, std::uint32_t lanes) noexcept
       : shape_(shape),
@@ -172,30 +173,22 @@ class attention_work {
     place at;
     at.row = shape_.shares.quotient(of_row);
     at.share = shape_.shares.remainder(of_row);
-    at.span = span_of(shape_, tables_, at.row);
+    if (at.row < shape_.rows) at.span = span_of(shape_, tables_, at.row);
     at.head = static_cast<std::uint32_t>(chunks_.quotient(unit));
     const std::uint32_t chunk = unit - at.head * chunks_.by();
     at.first_query = at.head * shape_.group + chunk * Heads;
-    const std::uint32_t left = shape_.group - chunk * Heads;
-    at.queries = left < Heads ? left : Heads;
-    if (at.span.sequence < 0 || (at.share != 0 && at.share >= at.span.shares)) return;
-    at.keys = plane_base(shape_.keys, shape_.layer) + at.head * shape_.keys.strides.head;
-    at.values = plane_base(shape_.values, shape_.layer) + at.head * shape_.values.strides.head;
+    take_share(at, shape_.group - chunk * Heads);
     typename Group::template held<attention_state<Heads>> own;
     group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
-    // Neither is past the end, which 31 bits can count: a share that has none is not here.
-    const std::uint32_t from =
-        at.share == 0 ? at.span.begin : at.span.begin + at.share * shape_.share_tokens.by();
-    const bool is_last = at.share + 1 >= at.span.shares;
-    const std::uint32_t to = is_last ? at.span.end : from + shape_.share_tokens.by();
-    for (std::uint32_t tile = from; tile < to; tile += attention_tile) {
+    // Past the end there are turns of others, in which nothing counts; 32 bits hold these as well.
+    const std::uint32_t own_tiles = (at.to - at.from + attention_tile - 1) / attention_tile;
+    const std::uint32_t stop = at.from + group.turns(own_tiles) * attention_tile;
+    for (std::uint32_t tile = at.from; tile != stop; tile += attention_tile) {
       typename Group::template held<attention_read<Element>> read;
-      if (tiles_in_block_ && tile >= at.span.first && tile + attention_tile <= at.span.end) {
-        const token_place first = place_within(tables_, shape_.by, shape_.blocks, at.span.sequence, tile);
-        if (first.what != token_place::kind::there) {
-          shape_.flag();
-          continue;
-        }
+      token_place first;
+      if (tiles_in_block_ && tile >= at.span.first && tile < at.to && tile + attention_tile <= at.span.end)
+        first = place_within(tables_, shape_.by, shape_.blocks, at.span.sequence, tile);
+      if (first.what == token_place::kind::there) {
         group.each([&](std::uint32_t lane) { read_tile(at, first, lane, read[lane]); });
       } else {
         group.each([&](std::uint32_t lane) { read_tokens(at, tile, lane, read[lane]); });
@@ -212,11 +205,25 @@ class attention_work {
     std::uint32_t share = 0;
     std::uint32_t head = 0;           // of the cache
     std::uint32_t first_query = 0;    // head
-    std::uint32_t queries = 0;        // heads
+    std::uint32_t queries = 0;        // heads: none where there is nothing to do
     const std::byte* keys = nullptr;  // of the head in the layer
     const std::byte* values = nullptr;
     attention_span span{};
+    std::uint32_t from = 0;  // the tokens of the share
+    std::uint32_t to = 0;
   };
+
+  /// What of its row the item has, if there are such an item and such a share.
+  LLMMEM_HD void take_share(place& at, std::uint32_t queries) const noexcept {
+    if (at.span.sequence < 0 || (at.share != 0 && at.share >= at.span.shares)) return;
+    at.queries = queries < Heads ? queries : Heads;
+    at.keys = plane_base(shape_.keys, shape_.layer) + at.head * shape_.keys.strides.head;
+    at.values = plane_base(shape_.values, shape_.layer) + at.head * shape_.values.strides.head;
+    // Neither is past the end, which 31 bits can count.
+    at.from = at.share == 0 ? at.span.begin : at.span.begin + at.share * shape_.share_tokens.by();
+    const bool is_last = at.share + 1 >= at.span.shares;
+    at.to = is_last ? at.span.end : at.from + shape_.share_tokens.by();
+  }
 
   LLMMEM_HD void begin(const place& at, std::uint32_t lane, attention_state<Heads>& own) const noexcept {
     const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
@@ -282,7 +289,7 @@ class attention_work {
       read.key[i].clear();
       read.value[i].clear();
       const std::uint32_t position = tile + i;
-      if (position < at.span.first || position >= at.span.end) continue;
+      if (position < at.span.first || position >= at.to) continue;
       const token_place token = place_within(tables_, shape_.by, shape_.blocks, at.span.sequence, position);
       if (token.what != token_place::kind::there) {
         shape_.flag();

@@ -84,12 +84,13 @@ struct group_ends {
   group_end<Code> scales;
 };
 
-/// A group for so many lanes that each has one packet of values.
-template <dtype Value, dtype Code, group_access Access>
+/// A group for so many lanes that each has `Each` packets of values. Finding the group and its scale costs a
+/// lane as many instructions whatever it has: with one packet they take longer than the bytes to move.
+template <dtype Value, dtype Code, group_access Access, std::uint32_t Each>
 class quantize_work {
  public:
   struct held {
-    packet<16> first;
+    packet<16> own[Each];
     std::uint32_t largest;
   };
   using partial = std::uint32_t;
@@ -98,14 +99,19 @@ class quantize_work {
       : ends_(ends), by_(shape.groups), rows_(shape.rows), packets_(ends.values.group_bytes / 16) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return rows_ * by_.by(); }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_; }
-  /// A host's one lane has all packets, and reads again what it does not hold. A device's have one each: a
-  /// loop for more would take registers that keep threads from running.
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return packets_ / Each; }
+  /// A host's one lane has all packets, and reads again what it does not hold. A device's have no more: a
+  /// loop for them would take registers that keep threads from running.
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
-    held mine{load(item, lane.lane), 0};
-    mine.largest = largest_size<Value>(mine.first);
+    held mine{};
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < Each; ++i)
+      mine.own[i] = load(item, lane.lane + i * lane.lanes);
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < Each; ++i)
+      mine.largest = combine(mine.largest, largest_size<Value>(mine.own[i]));
 #if !defined(__CUDA_ARCH__)
-    for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
+    for (std::uint32_t p = lane.lane + Each * lane.lanes; p < packets_; p += lane.lanes)
       mine.largest = combine(mine.largest, largest_size<Value>(load(item, p)));
 #endif
     return mine;
@@ -117,9 +123,11 @@ class quantize_work {
     const std::uint64_t row = by_.quotient(item);
     if (lane.lane == 0)
       store_packet<4>(ends_.scales.at(row, item - row * by_.by(), 0), {{bits_of_float(factors.scale)}});
-    store(item, lane.lane, codes_of<Value, Code>(mine.first, factors.inverse));
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < Each; ++i)
+      store(item, lane.lane + i * lane.lanes, codes_of<Value, Code>(mine.own[i], factors.inverse));
 #if !defined(__CUDA_ARCH__)
-    for (std::uint32_t p = lane.lane + lane.lanes; p < packets_; p += lane.lanes)
+    for (std::uint32_t p = lane.lane + Each * lane.lanes; p < packets_; p += lane.lanes)
       store(item, p, codes_of<Value, Code>(load(item, p), factors.inverse));
 #endif
   }
@@ -142,7 +150,7 @@ class quantize_work {
   std::uint64_t rows_;
   std::uint32_t packets_;
 };
-static_assert(group_work<quantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
+static_assert(group_work<quantize_work<dtype::bf16, dtype::int8, group_access::packets, 4>>);
 
 /// An item for each packet of values.
 template <dtype Value, dtype Code, group_access Access>
@@ -176,6 +184,27 @@ class dequantize_work {
 };
 static_assert(item_work<dequantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
 
+/// Which work it takes to quantise.
+struct quantize_works {
+  template <dtype Value, dtype Code, group_access Access, class Run>
+  static result<void> start(const Run& run, const group_shape& shape,
+                            const group_ends<const std::byte, std::byte>& ends) {
+    if constexpr (Access == group_access::packets) {
+      // As many that lanes side by side still read 64 bytes side by side.
+      if (ends.values.group_bytes >= 256) return run.each(quantize_work<Value, Code, Access, 4>(shape, ends));
+    }
+    return run.each(quantize_work<Value, Code, Access, 2>(shape, ends));
+  }
+};
+/// And back.
+struct dequantize_works {
+  template <dtype Value, dtype Code, group_access Access, class Run>
+  static result<void> start(const Run& run, const group_shape& shape,
+                            const group_ends<std::byte, const std::byte>& ends) {
+    return run.each(dequantize_work<Value, Code, Access>(shape, ends));
+  }
+};
+
 /// One end, of `packet_bytes` an access, or why it cannot be.
 template <class Byte>
 [[nodiscard]] result<group_end<Byte>> end_of(Byte* data, std::uint64_t row_stride, const group_shape& shape,
@@ -204,9 +233,8 @@ struct group_names {
   const char* scales;
 };
 
-/// Runs `Work` for these elements.
-template <template <dtype, dtype, group_access> class Work, dtype Value, dtype Code, class Run,
-          class ValueByte, class CodeByte>
+/// Runs one of `Works` for these elements.
+template <class Works, dtype Value, dtype Code, class Run, class ValueByte, class CodeByte>
 result<void> run_groups_as(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
                            const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
                            const group_names& names) {
@@ -222,24 +250,23 @@ result<void> run_groups_as(const Run& run, const group_shape& shape, const group
   if (!by) return by.error();
   const group_ends<ValueByte, CodeByte> ends{*in, *out, *by};
   if (in->width == 16 && out->width == bytes)
-    return run.each(Work<Value, Code, group_access::packets>(shape, ends));
-  return run.each(Work<Value, Code, group_access::pieces>(shape, ends));
+    return Works::template start<Value, Code, group_access::packets>(run, shape, ends);
+  return Works::template start<Value, Code, group_access::pieces>(run, shape, ends);
 }
 
-template <template <dtype, dtype, group_access> class Work, dtype Value, class Run, class ValueByte,
-          class CodeByte>
+template <class Works, dtype Value, class Run, class ValueByte, class CodeByte>
 result<void> run_groups_of(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
                            const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
                            const group_names& names) {
   if (codes.element == dtype::int8)
-    return run_groups_as<Work, Value, dtype::int8>(run, shape, values, codes, scales, names);
+    return run_groups_as<Works, Value, dtype::int8>(run, shape, values, codes, scales, names);
   if (codes.element == dtype::fp8_e4m3)
-    return run_groups_as<Work, Value, dtype::fp8_e4m3>(run, shape, values, codes, scales, names);
-  return run_groups_as<Work, Value, dtype::int4>(run, shape, values, codes, scales, names);
+    return run_groups_as<Works, Value, dtype::fp8_e4m3>(run, shape, values, codes, scales, names);
+  return run_groups_as<Works, Value, dtype::int4>(run, shape, values, codes, scales, names);
 }
 
-/// Runs `Work` for the elements that there are, if there is a kernel for them.
-template <template <dtype, dtype, group_access> class Work, class Run, class ValueByte, class CodeByte>
+/// Runs one of `Works` for the elements that there are, if there is a kernel for them.
+template <class Works, class Run, class ValueByte, class CodeByte>
 result<void> run_all_groups(const Run& run, const group_shape& shape, const group_rows<ValueByte>& values,
                             const group_rows<CodeByte>& codes, const group_scales<CodeByte>& scales,
                             const group_names& names) {
@@ -258,10 +285,10 @@ result<void> run_all_groups(const Run& run, const group_shape& shape, const grou
     return failure{errc::out_of_range, 0, shape.elements, 128, names.groups};
   if (shape.rows == 0 || shape.groups == 0) return {};
   if (values.element == dtype::f32)
-    return run_groups_of<Work, dtype::f32>(run, shape, values, codes, scales, names);
+    return run_groups_of<Works, dtype::f32>(run, shape, values, codes, scales, names);
   if (values.element == dtype::bf16)
-    return run_groups_of<Work, dtype::bf16>(run, shape, values, codes, scales, names);
-  return run_groups_of<Work, dtype::f16>(run, shape, values, codes, scales, names);
+    return run_groups_of<Works, dtype::bf16>(run, shape, values, codes, scales, names);
+  return run_groups_of<Works, dtype::f16>(run, shape, values, codes, scales, names);
 }
 
 }  // namespace detail
@@ -270,7 +297,7 @@ template <class Run>
 result<void> quantize_groups(const Run& run, const group_shape& shape,
                              const group_rows<const std::byte>& values, const group_rows<std::byte>& codes,
                              const group_scales<std::byte>& scales) {
-  return detail::run_all_groups<detail::quantize_work>(
+  return detail::run_all_groups<detail::quantize_works>(
       run, shape, values, codes, scales,
       {.groups = "quantize_groups: elements a group, 32, 64 or 128",
        .types = "quantize_groups",
@@ -284,7 +311,7 @@ result<void> dequantize_groups(const Run& run, const group_shape& shape,
                                const group_rows<const std::byte>& codes,
                                const group_scales<const std::byte>& scales,
                                const group_rows<std::byte>& values) {
-  return detail::run_all_groups<detail::dequantize_work>(
+  return detail::run_all_groups<detail::dequantize_works>(
       run, shape, values, codes, scales,
       {.groups = "dequantize_groups: elements a group, 32, 64 or 128",
        .types = "dequantize_groups",
