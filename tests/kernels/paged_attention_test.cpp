@@ -565,7 +565,7 @@ TEST_SUITE("paged_attention") {
 
   TEST_CASE("shares are planned for a device to be busy, and cover what there is") {
     const kv_layout layout{.layers = 1, .heads = 8, .head_dim = 128};
-    CHECK(plan_attention(1, 32, layout, 100) == attention_split{});  // nothing to gain
+    CHECK(plan_attention(1, 32, layout, 32) == attention_split{});   // nothing to gain
     CHECK(plan_attention(1, 32, {}, 100'000) == attention_split{});  // nothing to attend to
     // A row has no more than 31 bits count, whatever is asked for.
     for (const std::uint64_t tokens : {std::uint64_t{1} << 32, std::uint64_t{1} << 36, ~std::uint64_t{0}}) {
@@ -578,13 +578,17 @@ TEST_SUITE("paged_attention") {
     CHECK(plan_attention(4096, 32, layout, 100'000) == attention_split{});  // busy as it is
     const attention_split one = plan_attention(1, 32, layout, 100'000);
     CHECK(one.count > 100);
+    // Where half of the device would have nothing to do, shares may be shorter.
+    CHECK(plan_attention(1, 32, layout, 1024) == attention_split{32, 32});
+    CHECK(plan_attention(1, 32, layout, 8192).tokens < 128);
+    CHECK(plan_attention(64, 32, layout, 1024) == attention_split{128, 8});
     for (const std::uint64_t rows : {1U, 3U, 17U, 128U}) {
       for (const std::uint64_t tokens : {1U, 128U, 129U, 1000U, 65'536U, 1'000'001U}) {
         const attention_split split = plan_attention(rows, 32, layout, tokens, {.multiprocessors = 78});
         CHECK(split.count >= 1);
         if (split.count == 1) continue;
         CHECK(split.tokens % 8 == 0);
-        CHECK(split.tokens >= 128);
+        CHECK(split.tokens >= 32);
         CHECK(std::uint64_t{split.tokens} * split.count >= tokens);
         CHECK(std::uint64_t{split.tokens} * (split.count - 1) < tokens);  // none is empty
       }

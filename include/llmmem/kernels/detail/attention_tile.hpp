@@ -152,17 +152,29 @@ LLMMEM_HD inline void add_up(const Group& group,
   }
 }
 
-/// Joins what eight neighbours have, by something that comes to the same in any order.
+/// Joins what two lanes have whose numbers differ by a bit, by something that has the same bits either way.
+template <class Group, class Join>
+LLMMEM_HD inline void join_pairs(const Group& group, typename Group::template held<float>& values,
+                                 std::uint32_t step, const Join& join) noexcept {
+  typename Group::template held<float> other;
+  group.each([&](std::uint32_t lane) { other[lane] = values[lane]; });
+  group.swap(other, step);
+  group.each([&](std::uint32_t lane) { values[lane] = join(values[lane], other[lane]); });
+}
+/// What eight neighbours have.
 template <class Group, class Join>
 LLMMEM_HD inline void join_eight(const Group& group, typename Group::template held<float>& values,
                                  const Join& join) noexcept {
-  typename Group::template held<float> other;
   LLMMEM_UNROLL
-  for (std::uint32_t step = 1; step < attention_tile; step *= 2) {
-    group.each([&](std::uint32_t lane) { other[lane] = values[lane]; });
-    group.swap(other, step);
-    group.each([&](std::uint32_t lane) { values[lane] = join(values[lane], other[lane]); });
-  }
+  for (std::uint32_t step = 1; step < attention_tile; step *= 2)
+    join_pairs(group, values, step, join);
+}
+/// What all lanes have.
+template <class Group, class Join>
+LLMMEM_HD inline void join_lanes(const Group& group, typename Group::template held<float>& values,
+                                 const Join& join) noexcept {
+  for (std::uint32_t step = 1; step < group.count(); step *= 2)
+    join_pairs(group, values, step, join);
 }
 
 }  // namespace llmmem::inline v0::detail

@@ -21,6 +21,11 @@ namespace detail {
   return std::max(std::bit_ceil(static_cast<std::uint32_t>(longest / attention_pack)), 8U);
 }
 
+/// Lanes that join the shares of a row: of few shares most of them would idle.
+[[nodiscard]] constexpr std::uint32_t merge_lanes(std::uint32_t shares) noexcept {
+  return std::bit_ceil(std::clamp(shares, 8U, host_lanes::most));
+}
+
 /// Query heads that an item takes: one where each has its own, else four, of which some may idle.
 [[nodiscard]] constexpr std::uint32_t attention_heads(std::uint32_t group) noexcept {
   return group == 1 ? 1 : 4;
@@ -204,10 +209,12 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   // Twelve warps are what fits into a multiprocessor beside each other, and twice as many leave no long tail.
   const std::uint64_t wanted =
       std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / detail::attention_lanes(layout));
-  // A shorter share than this costs more to join than it gains.
+  // A shorter share costs more to join than it gains, unless half of the device had nothing to do.
   constexpr std::uint64_t least = 128;
+  constexpr std::uint64_t least_idle = 32;
   const std::uint64_t shares =
-      std::clamp<std::uint64_t>(wanted / items, 1, std::max<std::uint64_t>(most_tokens / least, 1));
+      std::max<std::uint64_t>({1, std::min(wanted / items, most_tokens / least),
+                               std::min(wanted / 2 / items, most_tokens / least_idle)});
   if (shares == 1) return {};
   const std::uint64_t tokens =
       ((most_tokens - 1) / shares / detail::attention_tile + 1) * detail::attention_tile;
@@ -258,7 +265,8 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
     }
   };
   if (auto done = attend(); !done || options.split.count == 1) return done;
-  return run.each(detail::attention_merge_work<Tables>(shape, tables));
+  return run.each(
+      detail::attention_merge_work<Tables>(shape, tables, detail::merge_lanes(options.split.count)));
 }
 
 }  // namespace llmmem::inline v0
