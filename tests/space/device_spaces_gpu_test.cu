@@ -16,6 +16,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/device.cuh"
@@ -91,6 +92,42 @@ void check_refusals() {
   require(space.try_allocate(mib, 2 * mib).has_value(), "and what it has is not", 0);
 }
 
+/// In the mode in which a capture forbids the most: what another thread does must not end it.
+void check_captures() {
+  device_space space(device_pool_source<cuda_runtime>(first), {.budget = 64 * mib});
+  pinned_space staging(pinned_source<cuda_runtime>({.device = first}), {.budget = 64 * mib});
+  device_queue copies(space, first);
+  const auto before = space.try_allocate(mib, 256).value();
+  const auto host = staging.try_allocate(mib, 4096).value();
+  const auto asked = copies.copy_in_async(before, host.span(), {}).value();
+  cudaStream_t stream{};
+  llmmem_tests::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  llmmem_tests::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin a capture");
+  std::thread other([&] {
+    const auto range = space.try_allocate(mib, 256);
+    require(range.has_value(), "memory while another thread captures", 0);
+    space.deallocate(*range);
+    require(space.stats().kept_bytes == 0, "it goes back while another thread captures", 0);
+    space.deallocate(before);
+    require(space.trim().has_value(), "a pool is trimmed while another thread captures", 0);
+    const auto locked = staging.try_allocate(mib, 4096);
+    require(locked.has_value(), "pages are locked while another thread captures", 0);
+    staging.deallocate(*locked);
+    static_cast<void>(asked.ready());
+    asked.wait();
+    require(asked.ready(), "a fence is asked while another thread captures", 0);
+    device_space second(device_pool_source<cuda_runtime>(first), {.budget = mib});
+    device_queue more(second, first, {.depth = 2});
+    more.mark().value().wait();
+  });
+  other.join();
+  cudaGraph_t graph{};
+  llmmem_tests::check(cudaStreamEndCapture(stream, &graph), "end the capture");
+  llmmem_tests::check(cudaGraphDestroy(graph), "destroy the graph");
+  llmmem_tests::check(cudaStreamDestroy(stream), "destroy the stream");
+  require(cudaPeekAtLastError() == cudaSuccess, "no error is left behind by a capture", 0);
+}
+
 void check_virtual_memory() {
   device_virtual_memory memory(device_mapper<cuda_paging>(), {.budget = 64 * mib});
   const std::uint64_t unit = memory.granularity();
@@ -159,6 +196,7 @@ int main() {
   for (std::uint64_t seed = 1; seed <= 50; ++seed)
     check_copies(seed);
   check_refusals();
+  check_captures();
   check_virtual_memory();
   check_batches();
   std::printf("device and pinned memory, queues, fences, virtual memory: as they say\n");

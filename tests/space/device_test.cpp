@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <new>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "support/fake_device.hpp"
@@ -127,6 +128,8 @@ TEST_SUITE("device") {
       CAPTURE(at);
       fake_device device;
       device.refuse_at = at;
+      // A pool that refuses is asked once more: then it refuses again.
+      device.refusals = at == 2 || at == 4 ? 3 : 1;
       if (at < 2) {
         CHECK_THROWS_WITH_AS(fake_pool(device_id{3}, device),
                              at == 0 ? "device_pool_source: device 3: a memory pool: refused by the test (2)"
@@ -136,12 +139,118 @@ TEST_SUITE("device") {
         fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
         const auto first = space.try_allocate(100, 1);
         if (at < 4) CHECK(first.error() == failure{errc::system_refused, fake_device::refused, 100, mib});
-        CHECK(space.try_allocate(100, 1).has_value() == (at != 4 && at != 5));
+        const bool has_more = space.try_allocate(100, 1).has_value();
+        CHECK(has_more == (at != 4 && at != 5));
+        CHECK(space.used() == 256U * ((at < 4 ? 0 : 1) + (has_more ? 1 : 0)));
       }
       CHECK(device.live() == 0);
       CHECK(device.objects() == 0);
       CHECK(device.wrong.empty());
     }
+  }
+
+  TEST_CASE("what the driver does not take back stays charged, and is given back as soon as it takes it") {
+    fake_device device;
+    fake_space space(fake_pool(device_id{0}, device), {.budget = 4 * 4096});
+    const auto first = space.try_allocate(4096, 512).value();
+    const auto second = space.try_allocate(2 * 4096 - 256, 512).value();
+    CHECK(space.used() == 3 * 4096 + 256);
+    device.no_release = 900;
+    space.deallocate(first);
+    space.deallocate(second);
+    CHECK(space.source().last_error() == 900);
+    CHECK(space.used() == 3 * 4096 + 256);  // the pool has it still
+    CHECK(space.stats().kept_bytes == 3 * 4096 + 256);
+    CHECK(space.stats().ranges == 0);
+    CHECK(space.audit().empty());
+    CHECK(space.try_allocate(4096, 1).error() == failure{errc::out_of_bytes, 0, 4096, 4096 - 256});
+    const auto third = space.try_allocate(256, 1).value();
+    CHECK(space.stats().kept_bytes == 3 * 4096 + 256);
+    device.go_on(1000);
+    CHECK(device.live() == 3);
+    device.no_release = 0;
+    space.deallocate(third);  // and what was kept along with it
+    CHECK(space.used() == 0);
+    CHECK(space.stats().kept_bytes == 0);
+    device.go_on(1000);
+    CHECK(device.live() == 0);
+
+    const auto fourth = space.try_allocate(4 * 4096, 1).value();
+    device.no_release = 900;
+    space.deallocate(fourth);
+    device.no_release = 0;
+    CHECK(space.try_allocate(4 * 4096, 1).has_value());
+    CHECK(space.stats().peak == 4 * 4096);
+    CHECK(device.wrong.empty());
+  }
+
+  TEST_CASE("what was kept goes back at the end, or with whom it was moved to") {
+    fake_device device;
+    {
+      fake_pool pool(device_id{0}, device);
+      std::byte* const kept = pool.take(1000, 256);
+      device.no_release = 900;
+      pool.give_back(kept, 1000, 256);
+      fake_pool other(std::move(pool));
+      CHECK(pool.kept_bytes() == 0);
+      CHECK(other.kept_bytes() == 1024);
+      fake_pool third(device_id{0}, device);
+      third = std::move(other);
+      CHECK(other.kept_bytes() == 0);
+      CHECK(third.kept_bytes() == 1024);
+      device.no_release = 0;
+    }
+    CHECK(device.live() == 0);
+    CHECK(device.objects() == 0);
+    CHECK(device.wrong.empty());
+  }
+
+  TEST_CASE("a range that cannot be handed out, nor given back at once, is kept") {
+    fake_device device;
+    fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
+    device.refuse_at = device.calls + 1;  // to wait for it
+    device.no_release = 900;
+    CHECK(space.try_allocate(1000, 512).error() ==
+          failure{errc::system_refused, fake_device::refused, 1000, mib - 1280});
+    CHECK(space.used() == 1280);
+    device.no_release = 0;
+    CHECK(space.try_allocate(mib, 1).has_value());
+    CHECK(space.stats().kept_bytes == 0);
+    CHECK(device.wrong.empty());
+  }
+
+  TEST_CASE("what is on its way back to the pool is waited for before a request is refused") {
+    for (const auto seed : llmmem_tests::seeds(20)) {
+      CAPTURE(seed);
+      fake_device device(seed);
+      device.pool_bytes = 8 * 4096;
+      fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
+      const auto first = space.try_allocate(4 * 4096, 1).value();
+      const auto second = space.try_allocate(4 * 4096, 1).value();
+      space.deallocate(first);
+      space.deallocate(second);
+      CHECK(space.try_allocate(8 * 4096, 1).has_value());
+      CHECK(space.try_allocate(256, 1).error() ==
+            failure{errc::system_refused, fake_device::refused, 256, mib - 8 * 4096});
+      CHECK(device.wrong.empty());
+    }
+  }
+
+  TEST_CASE("a peak's memory goes back to the system when it is asked for, but for what is held or kept") {
+    fake_device device;
+    fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
+    const auto low = space.try_allocate(4096, 1).value();
+    const auto peak = space.try_allocate(16 * 4096, 1).value();
+    space.deallocate(peak);
+    CHECK(device.held() == 17 * 4096);
+    CHECK(space.trim(8 * 4096));
+    CHECK(device.held() == 9 * 4096);
+    CHECK(space.trim());
+    CHECK(device.held() == 4096);
+    CHECK(space.used() == 4096);
+    device.refuse_at = device.calls + 1;  // the driver may refuse that as well
+    CHECK(space.trim().error() == failure{errc::device_failed, fake_device::refused, 0, 0});
+    space.deallocate(low);
   }
 
   TEST_CASE("peers see what the pool gives out, or it is not made") {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "support/fake_device.hpp"
@@ -94,6 +96,42 @@ TEST_SUITE("pinned") {
     CHECK(source.device_address(range.data, 1).has_value());
     device.lost = 77;
     CHECK(source.device_address(range.data, 1).error() == failure{errc::device_failed, 77, 1, 0});
+  }
+
+  TEST_CASE("a registration that drivers refuse whatever there is, is refused first, and names the way out") {
+    constexpr std::uint64_t limit = std::uint64_t{1} << 39;
+    static_assert(fake_pinned::registration_limit == limit);
+    fake_device device;
+    fake_space space(fake_pinned({}, device), {.budget = 4 * limit});
+    for (const std::uint64_t bytes : {limit - 1, limit, 2 * limit}) {  // in whole pages
+      const auto refused = space.try_allocate(bytes, 4096);
+      const std::uint64_t pages = (bytes + 4095) / 4096 * 4096;
+      CHECK(refused.error() == failure{errc::out_of_bytes, 1, pages, limit - 1});
+      CHECK(refused.error().message().find("chunk_bytes") != std::string::npos);
+    }
+    CHECK(space.stats().refusals == 3);
+    CHECK(device.calls == 0);
+    // What is below it is the system's to refuse, and so is the same in chunks.
+    CHECK_FALSE(space.source().refusal(limit - 4096, 4096));
+    CHECK_FALSE(fake_pinned({.chunk_bytes = limit / 2}, device).refusal(2 * limit, 4096));
+    CHECK(fake_pinned({.chunk_bytes = limit}, device).refusal(2 * limit, 4096)->wanted == limit);
+    device.why_none = "there is no driver";
+    CHECK_FALSE(fake_pinned({}, device).refusal(2 * limit, 4096));
+  }
+
+  TEST_CASE("pages are registered by the device that is named, else by the one that is current") {
+    fake_device device;
+    device.current = 3;
+    {
+      fake_space space(fake_pinned({.device = device_id{5}}, device), {.budget = 64 * mib});
+      const auto range = space.try_allocate(mib, 4096).value();
+      CHECK(device.contexts == std::set<std::uint32_t>{5});
+      space.deallocate(range);
+    }
+    fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
+    const auto range = space.try_allocate(mib, 4096).value();
+    CHECK(device.contexts == std::set<std::uint32_t>{3, 5});
+    space.deallocate(range);
   }
 
   TEST_CASE("a chunk that the driver cannot be given is refused") {

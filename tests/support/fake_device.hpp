@@ -5,6 +5,7 @@
 
 #include <llmmem/space/device_runtime.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,6 +49,9 @@ class fake_device {
 
   const char* why_none = nullptr;            ///< there is no device, for that reason
   std::uint64_t refuse_at = ~0ULL;           ///< the call that is refused, counted from 0
+  std::uint64_t refusals = 1;                ///< how many calls from that one on
+  llmmem::device_status no_release = 0;      ///< what a release is refused with, as while others capture
+  std::uint64_t pool_bytes = ~0ULL;          ///< that pools have in all: what is on its way back is not there
   llmmem::device_status lost = 0;            ///< what every question answers once it is set
   std::uint64_t aliased_apart = 0;           ///< addresses from here on are seen elsewhere
   bool is_capturing = false;                 ///< what streams are given becomes a graph
@@ -53,10 +59,13 @@ class fake_device {
   std::uint64_t strided = 0;                 ///< or pieces evenly apart
   std::vector<std::uint32_t> shared_with{};  ///< devices that pools were shared with
   std::uint64_t calls = 0;
-  std::uint64_t waits = 0;           ///< of the host for an event
-  std::vector<std::string> wrong{};  ///< what a driver would not have borne
+  std::uint64_t waits = 0;             ///< of the host for an event
+  std::uint32_t current = 0;           ///< the device that the engine's thread has current
+  std::set<std::uint32_t> contexts{};  ///< devices on which pages were registered
+  std::vector<std::string> wrong{};    ///< what a driver would not have borne
 
   [[nodiscard]] std::size_t live() const { return memory_.size(); }  ///< ranges, until their release is done
+  [[nodiscard]] std::uint64_t held() const { return held_; }         ///< bytes that pools have of the system
   [[nodiscard]] std::size_t registered() const { return locked_.size(); }
   [[nodiscard]] int objects() const { return objects_; }  ///< pools, streams and events that have not ended
 
@@ -86,7 +95,8 @@ class fake_device {
     }
   }
   [[nodiscard]] llmmem::device_status call() {
-    if (calls++ == refuse_at) return refused;
+    const std::uint64_t number = calls++;
+    if (number >= refuse_at && number - refuse_at < refusals) return refused;
     return lost;
   }
 
@@ -94,7 +104,15 @@ class fake_device {
   std::mt19937_64 random_;
   std::map<std::uintptr_t, std::unique_ptr<stream_state>> streams_;
   std::map<std::uintptr_t, std::unique_ptr<event_state>> events_;
+  [[nodiscard]] std::uint64_t taken() const {
+    std::uint64_t bytes = 0;
+    for (const auto& [data, its] : memory_)
+      bytes += its.bytes;
+    return bytes;
+  }
+
   std::map<void*, range> memory_;
+  std::uint64_t held_ = 0;
   std::map<void*, std::size_t> locked_;
   std::uintptr_t made_ = 0;
   int objects_ = 0;
@@ -119,10 +137,18 @@ class fake_runtime {
     device_->shared_with.push_back(to_index(device));
     return 0;
   }
+  llmmem::device_status trim_pool(pool, std::size_t keep) const noexcept {
+    const std::lock_guard held(device_->mutex_);
+    if (const auto status = device_->call(); status != 0) return status;
+    device_->held_ = std::min(device_->held_, device_->taken() + keep);
+    return 0;
+  }
   llmmem::device_status end_pool(pool) const noexcept { return end(); }
   llmmem::device_status allocate(void** bytes, std::size_t count, pool, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;
+    if (count > device_->pool_bytes - device_->taken()) return fake_device::refused;
+    device_->held_ = std::max(device_->held_, device_->taken() + count);
     // At an odd multiple of 256, as a pool may.
     auto* const data = static_cast<std::byte*>(::operator new(count + 512, std::align_val_t{4096}));
     std::memset(data, 0xCD, count + 512);
@@ -137,7 +163,8 @@ class fake_runtime {
   }
   llmmem::device_status release(void* bytes, stream on) const noexcept {
     const std::lock_guard held(device_->mutex_);
-    ++device_->calls;
+    if (const auto status = device_->call(); status != 0) return status;
+    if (device_->no_release != 0) return device_->no_release;
     void* const data = static_cast<std::byte*>(bytes) - 256;
     if (!device_->memory_.contains(data)) {
       device_->wrong.emplace_back("released what is not live");
@@ -245,9 +272,12 @@ class fake_runtime {
   }
   [[nodiscard]] bool takes_many(stream) const noexcept { return !device_->is_capturing; }
   [[nodiscard]] bool is_capturing(stream) const noexcept { return device_->is_capturing; }
-  llmmem::device_status lock_pages(void* bytes, std::size_t count) const noexcept {
+  llmmem::device_status lock_pages(void* bytes, std::size_t count,
+                                   std::optional<llmmem::device_id> by) const noexcept {
     const std::lock_guard held(device_->mutex_);
     if (const auto status = device_->call(); status != 0) return status;
+    if (count >= std::size_t{1} << 39) return fake_device::refused;
+    device_->contexts.insert(by ? to_index(*by) : device_->current);
     if (!device_->locked_.emplace(bytes, count).second) device_->wrong.emplace_back("registered twice");
     return 0;
   }

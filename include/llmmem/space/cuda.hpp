@@ -22,25 +22,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace llmmem::inline v0 {
 
 namespace detail {
 
 /// Makes a device current, and the one before it again. From CUDA 12 on that initialises both: an engine that
-/// wants no context on device 0 makes its own device current first.
+/// wants no context on device 0 makes its own device current first, in each thread that comes here.
 class current_device {
  public:
   explicit current_device(device_id device) noexcept {
     const auto wanted = static_cast<int>(to_index(device));
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+    if (taken(cudaGetDevice(&before_)) != cudaSuccess) before_ = -1;
     if (before_ == wanted) before_ = -1;  // stays so
-    status_ = cudaSetDevice(wanted);
+    status_ = taken(cudaSetDevice(wanted));
   }
   current_device(const current_device&) = delete;
   current_device& operator=(const current_device&) = delete;
   ~current_device() {
-    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+    // It can fail: where that device is exclusive to another process, or is lost.
+    if (before_ >= 0) static_cast<void>(taken(cudaSetDevice(before_)));
   }
   [[nodiscard]] cudaError_t status() const noexcept { return status_; }
 
@@ -81,6 +83,7 @@ struct cuda_runtime {
   }
 
   device_status make_pool(pool* made, device_id device) const noexcept {
+    const detail::beside_captures others;
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location.type = cudaMemLocationTypeDevice;
@@ -94,24 +97,39 @@ struct cuda_runtime {
     return detail::told(status);
   }
   device_status share_pool(pool of, device_id device) const noexcept {
+    const detail::beside_captures others;
     cudaMemAccessDesc how{};
     how.location.type = cudaMemLocationTypeDevice;
     how.location.id = static_cast<int>(to_index(device));
     how.flags = cudaMemAccessFlagsProtReadWrite;
     return detail::told(cudaMemPoolSetAccess(of, &how, 1));
   }
+  device_status trim_pool(pool of, std::size_t keep) const noexcept {
+    const detail::beside_captures others;
+    // What CUDA counts is all that the pool has, not what is free of it.
+    std::uint64_t held = 0;
+    if (const cudaError_t status = cudaMemPoolGetAttribute(of, cudaMemPoolAttrUsedMemCurrent, &held);
+        status != cudaSuccess)
+      return detail::told(status);
+    const std::uint64_t most = ~std::size_t{0};
+    return detail::told(
+        cudaMemPoolTrimTo(of, static_cast<std::size_t>(keep < most - held ? held + keep : most)));
+  }
   device_status end_pool(pool of) const noexcept {
     const detail::beside_captures others;
     return detail::told(cudaMemPoolDestroy(of));
   }
   device_status allocate(void** bytes, std::size_t count, pool from, stream on) const noexcept {
+    const detail::beside_captures others;
     return detail::told(cudaMallocFromPoolAsync(bytes, count, from, on));
   }
   device_status release(void* bytes, stream on) const noexcept {
+    const detail::beside_captures others;
     return detail::told(cudaFreeAsync(bytes, on));
   }
 
   device_status make_stream(stream* made, device_id device) const noexcept {
+    const detail::beside_captures others;
     const detail::current_device now(device);
     if (now.status() != cudaSuccess) return detail::told(now.status());
     return detail::told(cudaStreamCreateWithFlags(made, cudaStreamNonBlocking));
@@ -126,6 +144,7 @@ struct cuda_runtime {
   }
 
   device_status make_event(event* made, device_id device) const noexcept {
+    const detail::beside_captures others;
     const detail::current_device now(device);
     if (now.status() != cudaSuccess) return detail::told(now.status());
     return detail::told(cudaEventCreateWithFlags(made, cudaEventDisableTiming));
@@ -178,13 +197,18 @@ struct cuda_runtime {
   [[nodiscard]] bool takes_many(stream on) const noexcept {
     return on != nullptr && on != cudaStreamLegacy && !is_capturing(on);
   }
+  /// Of the legacy stream it cannot be told while a stream that waits for it is captured
+  /// (cudaErrorStreamCaptureImplicit): what it is given then would end that capture.
   [[nodiscard]] bool is_capturing(stream on) const noexcept {
     cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
-    return detail::told(cudaStreamIsCapturing(on, &now)) == 0 && now != cudaStreamCaptureStatusNone;
+    return detail::told(cudaStreamIsCapturing(on, &now)) != 0 || now != cudaStreamCaptureStatusNone;
   }
   /// For all devices of the process.
-  device_status lock_pages(void* bytes, std::size_t count) const noexcept {
+  device_status lock_pages(void* bytes, std::size_t count, std::optional<device_id> by) const noexcept {
     const detail::beside_captures others;
+    std::optional<detail::current_device> now;
+    if (by) now.emplace(*by);
+    if (now && now->status() != cudaSuccess) return detail::told(now->status());
     return detail::told(cudaHostRegister(bytes, count, cudaHostRegisterPortable | cudaHostRegisterMapped));
   }
   device_status unlock_pages(void* bytes) const noexcept {

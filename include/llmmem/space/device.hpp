@@ -13,6 +13,7 @@
 #include <llmmem/space/pages.hpp>
 #include <llmmem/space/space_stats.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,14 @@ struct device_options {
 /// `take` waits for its own stream alone, so that what it returns is good on every stream at once; work on a
 /// range must be behind its last fence when it is given back.
 ///
+/// What a driver does not take back when it is given is kept, and counted by `kept_bytes()`: it is tried
+/// again in the next `take`, `give_back` and `trim`, and at the end.
+///
+/// A pool can refuse what it has the bytes for while some of them are still on their way back, as it remaps
+/// pages only then (rmm#1245): `take` waits for its stream and asks once more before it refuses.
+///
 /// @par Complexity      a request takes what a pool of the driver takes: microseconds where it has the bytes.
+///      O(ranges) more while something is kept.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `system_error` when there is no such device, with the reason,
 ///                      or when the driver refuses a pool or a stream.
@@ -80,6 +88,7 @@ class device_pool_source {
         has_pool_(std::exchange(other.has_pool_, false)),
         has_stream_(std::exchange(other.has_stream_, false)),
         last_error_(other.last_error_),
+        kept_bytes_(std::exchange(other.kept_bytes_, 0)),
         starts_(std::move(other.starts_)) {}
   device_pool_source& operator=(device_pool_source&& other) noexcept {
     std::swap(runtime_, other.runtime_);
@@ -89,6 +98,7 @@ class device_pool_source {
     std::swap(has_pool_, other.has_pool_);
     std::swap(has_stream_, other.has_stream_);
     std::swap(last_error_, other.last_error_);
+    std::swap(kept_bytes_, other.kept_bytes_);
     std::swap(starts_, other.starts_);
     return *this;
   }
@@ -103,23 +113,50 @@ class device_pool_source {
 
   [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const std::uint64_t count = footprint(bytes, alignment);
+    give_back_kept();
+    last_error_ = 0;
+    if (!starts_.reserve_one()) return nullptr;
     void* data = nullptr;
     last_error_ = runtime_.allocate(&data, static_cast<std::size_t>(count), pool_, stream_);
-    if (last_error_ != 0) return nullptr;
-    last_error_ = runtime_.wait_stream(stream_);
-    if (last_error_ != 0 || !starts_.reserve_one()) {
-      static_cast<void>(runtime_.release(data, stream_));
-      return nullptr;
+    if (last_error_ != 0) {
+      if (runtime_.wait_stream(stream_) != 0) return nullptr;
+      last_error_ = runtime_.allocate(&data, static_cast<std::size_t>(count), pool_, stream_);
+      if (last_error_ != 0) return nullptr;
     }
     auto* const first = static_cast<std::byte*>(data);
     const std::uint64_t over = reinterpret_cast<std::uintptr_t>(first) & (alignment - 1);
     std::byte* const aligned = first + (over == 0 ? 0 : alignment - over);
-    starts_.insert(aligned, bytes, first);
-    return aligned;
+    starts_.insert(aligned, bytes, {first, count});
+    last_error_ = runtime_.wait_stream(stream_);
+    if (last_error_ == 0) return aligned;
+    static_cast<void>(release(aligned));
+    return nullptr;
   }
 
   void give_back(std::byte* data, std::uint64_t, std::uint64_t) noexcept {
-    last_error_ = runtime_.release(starts_.remove(data).payload, stream_);
+    last_error_ = release(data);
+    if (last_error_ == 0) give_back_kept();
+  }
+
+  /// What was given back, and the driver has not taken.
+  [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_bytes_; }
+  /// Tries to give that back.
+  void give_back_kept() noexcept {
+    while (kept_bytes_ != 0) {
+      const auto kept = std::ranges::find_if(starts_, [](const auto& each) { return each.payload.is_kept; });
+      kept_bytes_ -= kept->payload.bytes;
+      if (release(kept->data) != 0) return;
+    }
+  }
+
+  /// Gives the system what its pool has of bytes that nobody holds, all but `keep` of them. Waits for its own
+  /// stream, and the driver may wait for the device.
+  device_status trim(std::uint64_t keep) noexcept {
+    give_back_kept();
+    // Only what has come back is there to be given.
+    last_error_ = runtime_.wait_stream(stream_);
+    if (last_error_ == 0) last_error_ = runtime_.trim_pool(pool_, static_cast<std::size_t>(keep));
+    return last_error_;
   }
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
@@ -128,8 +165,26 @@ class device_pool_source {
   [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
 
  private:
+  /// What lies beneath a range.
+  struct beneath {
+    std::byte* first = nullptr;  // where the pool's own range begins
+    std::uint64_t bytes = 0;     // of it
+    bool is_kept = false;        // given back, and refused
+  };
+
+  /// What is refused keeps its place in the table: nothing is needed for it that might not be had.
+  device_status release(const std::byte* data) noexcept {
+    const auto range = starts_.remove(data);
+    const device_status status = runtime_.release(range.payload.first, stream_);
+    if (status != 0) {
+      starts_.insert(range.data, range.bytes, {range.payload.first, range.payload.bytes, true});
+      kept_bytes_ += range.payload.bytes;
+    }
+    return status;
+  }
   void end() noexcept {
     if (std::exchange(has_stream_, false)) {
+      give_back_kept();
       // What was given back is on its way through the stream.
       static_cast<void>(runtime_.wait_stream(stream_));
       static_cast<void>(runtime_.end_stream(stream_));
@@ -144,7 +199,8 @@ class device_pool_source {
   bool has_pool_ = false;
   bool has_stream_ = false;
   device_status last_error_ = 0;
-  live_ranges<std::byte*> starts_;  // payload: where the pool's own range begins
+  std::uint64_t kept_bytes_ = 0;
+  live_ranges<beneath> starts_;
 };
 
 /// What a memory resource offers, by its shape: `allocate_sync` of CCCL 3.1 and newer and of RMM, or
@@ -232,8 +288,21 @@ class basic_device_space {
     if (!data) return data.error();
     return range_type{*data, bytes};
   }
-  /// Takes back a range as `try_allocate` gave it; an empty one is no change.
+  /// Takes back a range as `try_allocate` gave it; an empty one is no change. What the source cannot give
+  /// back yet stays charged, `stats().kept_bytes`, until it can.
   void deallocate(range_type range) noexcept { ledger_.give_back(range.data, range.bytes); }
+
+  /// After a peak: gives others what the source holds of bytes that are in no range, all but `keep` of them.
+  /// `errc::device_failed` when the driver refuses, index its status.
+  result<void> trim(std::uint64_t keep = 0) noexcept
+    requires requires(Source& source) {
+      { source.trim(keep) } noexcept -> std::same_as<device_status>;
+    }
+  {
+    const device_status status = ledger_.with_source([keep](Source& source) { return source.trim(keep); });
+    if (status == 0) return {};
+    return failure{errc::device_failed, status, 0, 0, ledger_.name()};
+  }
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ledger_.options().budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return ledger_.used(); }

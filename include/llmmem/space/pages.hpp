@@ -29,6 +29,14 @@ namespace llmmem::inline v0 {
 ///   these to its budget.
 /// - `take(bytes, alignment)`: an aligned address, or null. Never throws.
 /// - `give_back(data, bytes, alignment)`: as they were taken.
+///
+/// One whose own giving back can be refused keeps those bytes, and has besides:
+///
+/// - `kept_bytes()`: as `footprint` counts them; the space charges them to its budget.
+/// - `give_back_kept()`: tries again. Neither throws.
+///
+/// One that can tell beforehand that a request is never had may have `refusal(bytes, alignment)`: the
+/// `failure`, or nothing, as `std::optional`.
 template <class S>
 concept byte_source = std::movable<S> && requires(S& source, std::byte* data, std::uint64_t n) {
   { source.footprint(n, n) } noexcept -> std::same_as<std::uint64_t>;

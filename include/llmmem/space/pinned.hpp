@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,8 +26,16 @@ namespace llmmem::inline v0 {
 struct pinned_options {
   /// A driver is given that much at a time, a multiple of 2 MiB; 0: each request whole. Chunks let it do
   /// something else in between, but a copy must not reach from one into the next (sglang#36798).
+  ///
+  /// One registration must stay below `pinned_source::registration_limit`, 2^39 bytes: drivers of R580 refuse
+  /// more with "out of memory", however much there is (open-gpu-kernel-modules#1234, LMCache#5177). Larger
+  /// requests need chunks.
   std::uint64_t chunk_bytes = 0;
   page_options pages{};  ///< `map_from` does not count: every request gets pages of its own
+  /// Whose context registers them; all devices see them. Empty: the one that is current. Of CUDA that device
+  /// is initialised by it: where each process has a device of its own, name it, or each has a context on
+  /// device 0.
+  std::optional<device_id> device{};
 };
 
 /// What became of pages.
@@ -47,24 +56,38 @@ struct pinned_report {
 ///      more. Take few and large ones, once.
 /// @par Thread safety   none; the space holds its lock.
 /// @par Errors          the constructor throws `argument_error` for a chunk that is no multiple of 2 MiB. A
-///      driver that refuses pages refuses the request: nothing stays registered.
+///      driver that refuses pages refuses the request: nothing stays registered. Of a space on it,
+///      `errc::out_of_bytes` with index 1 for a request with a registration of `registration_limit` bytes,
+///      before anything is taken: found = the most that one may have, where = what to set.
 template <device_runtime Runtime>
 class pinned_source {
  public:
+  /// A driver is given less than that at once.
+  static constexpr std::uint64_t registration_limit = std::uint64_t{1} << 39;
+
   explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
       : runtime_(runtime),
         chunk_(options.chunk_bytes == 0 ? max_bytes : options.chunk_bytes),
+        device_(options.device),
         pages_(own_pages(options.pages)) {
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
     if (options.chunk_bytes % unit != 0) {
       throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
                            " is no multiple of 2 MiB");
     }
-    why_no_device_ = runtime_.why_no_device(device_id{0});
+    why_no_device_ = runtime_.why_no_device(device_.value_or(device_id{0}));
   }
 
   [[nodiscard]] std::uint64_t footprint(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
     return pages_.footprint(bytes, alignment);
+  }
+
+  /// Why such a request can never be had, if so: it is not asked for then.
+  [[nodiscard]] std::optional<failure> refusal(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
+    const std::uint64_t once = std::min(chunk_, footprint(bytes, alignment));
+    if (why_no_device_ != nullptr || once < registration_limit) return std::nullopt;
+    return failure{errc::out_of_bytes, 1, once, registration_limit - 1,
+                   "pinned_source: a driver registers less than 512 GiB at once, set chunk_bytes"};
   }
 
   [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
@@ -77,7 +100,8 @@ class pinned_source {
       return data;
     }
     for (std::uint64_t at = 0; at < all; at += std::min(chunk_, all - at)) {
-      last_error_ = runtime_.lock_pages(data + at, static_cast<std::size_t>(std::min(chunk_, all - at)));
+      const auto count = static_cast<std::size_t>(std::min(chunk_, all - at));
+      last_error_ = runtime_.lock_pages(data + at, count, device_);
       if (last_error_ == 0) continue;
       unregister(data, at);
       pages_.give_back(data, bytes, alignment);
@@ -150,6 +174,7 @@ class pinned_source {
 
   Runtime runtime_;
   std::uint64_t chunk_;
+  std::optional<device_id> device_;
   page_source pages_;
   const char* why_no_device_ = nullptr;
   struct nothing {};

@@ -17,6 +17,7 @@ struct space_stats {
   std::uint64_t refusals = 0;        ///< allocations refused
   std::uint64_t misuses = 0;         ///< deallocations refused
   std::uint64_t metadata_bytes = 0;  ///< bytes of bookkeeping, outside the budget
+  std::uint64_t kept_bytes = 0;      ///< of `used`: given back, but what lies beneath has not taken it yet
 };
 
 }  // namespace llmmem::inline v0

@@ -9,6 +9,7 @@
 #include <llmmem/space/space_stats.hpp>
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -18,7 +19,8 @@
 
 namespace llmmem::inline v0::detail {
 
-/// A byte source under a hard budget, with every range recorded. Any number of threads; one mutex.
+/// A byte source under a hard budget, with every range recorded. What a source keeps that could not be given
+/// back yet is charged, too: it takes memory. Any number of threads; one mutex.
 /// @tparam Options  has `budget`, `name`, `on_misuse` and `misuse_context`.
 template <class Source, class Options>
 class space_ledger {
@@ -51,15 +53,22 @@ class space_ledger {
       return failure{.code = code,
                      .index = error,
                      .wanted = wanted,
-                     .found = options_.budget - stats_.used,
+                     .found = options_.budget - charged(),
                      .where = options_.name.c_str()};
     };
     if (bytes == 0) return refuse(errc::zero_bytes, 0);
     if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, alignment);
-    const std::uint64_t left = options_.budget - stats_.used;
+    if constexpr (keeps) source_.give_back_kept();
+    const std::uint64_t left = options_.budget - charged();
     if (bytes > left) return refuse(errc::out_of_bytes, bytes);
     const std::uint64_t charge = source_.footprint(bytes, alignment);
     if (charge > left) return refuse(errc::out_of_bytes, charge);
+    if constexpr (requires { source_.refusal(bytes, alignment); }) {
+      if (const auto never = source_.refusal(bytes, alignment)) {
+        ++stats_.refusals;
+        return *never;
+      }
+    }
     if (!live_.reserve_one()) return refuse(errc::system_refused, bytes);
     std::byte* const data = source_.take(bytes, alignment);
     if (data == nullptr) return refuse(errc::system_refused, bytes, why(source_));
@@ -69,7 +78,7 @@ class space_ledger {
     }
     live_.insert(data, bytes, alignment);
     stats_.used += charge;
-    if (stats_.used > stats_.peak) stats_.peak = stats_.used;
+    if (charged() > stats_.peak) stats_.peak = charged();
     ++stats_.allocations;
     return data;
   }
@@ -98,26 +107,34 @@ class space_ledger {
   }
   [[nodiscard]] std::uint64_t used() const noexcept {
     const std::lock_guard lock(mutex_);
-    return stats_.used;
+    return charged();
   }
   [[nodiscard]] space_stats stats() const noexcept {
     const std::lock_guard lock(mutex_);
     space_stats now = stats_;
     now.ranges = live_.size();
     now.metadata_bytes = live_.metadata_bytes();
+    now.kept_bytes = kept();
+    now.used = charged();
     return now;
+  }
+  /// What a source has besides, called under the lock.
+  template <class Call>
+  auto with_source(Call call) noexcept {
+    const std::lock_guard lock(mutex_);
+    return call(source_);
   }
   [[nodiscard]] std::vector<std::string> audit() {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> found = live_.audit(options_.name.c_str());
-    std::uint64_t charged = 0;
+    std::uint64_t taken = 0;
     for (const auto& live : live_) {
-      charged += source_.footprint(live.bytes, live.payload);
+      taken += source_.footprint(live.bytes, live.payload);
     }
-    if (charged != stats_.used || charged > options_.budget) {
-      found.push_back(options_.name + ": live ranges take " + std::to_string(charged) +
+    if (taken != stats_.used || charged() > options_.budget) {
+      found.push_back(options_.name + ": live ranges take " + std::to_string(taken) +
                       " bytes, the budget of " + std::to_string(options_.budget) + " was charged with " +
-                      std::to_string(stats_.used));
+                      std::to_string(charged()));
     }
     return found;
   }
@@ -134,6 +151,19 @@ class space_ledger {
       return 0;
     }
   }
+
+  static constexpr bool keeps = requires(Source& source) {
+    { source.kept_bytes() } noexcept -> std::same_as<std::uint64_t>;
+    { source.give_back_kept() } noexcept;
+  };
+  [[nodiscard]] std::uint64_t kept() const noexcept {
+    if constexpr (keeps) {
+      return source_.kept_bytes();
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] std::uint64_t charged() const noexcept { return stats_.used + kept(); }
 
   mutable std::mutex mutex_;
   Source source_;
