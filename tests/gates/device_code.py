@@ -64,6 +64,9 @@ def promised_of_items(name):
     attention = re.search(r"::attention_work<\(llmmem::v0::dtype\)(\d+), (\d+)u?,", name)
     if attention is not None:  # eight elements of a key or value, and the floats of a share's sums
         return 8 if attention.group(1) == "4" else 16, 16
+    tensor = re.search(r"::attention_tensor_work<\(llmmem::v0::dtype\)(\d+), ", name)
+    if tensor is not None:
+        return 8 if tensor.group(1) == "4" else 16, 16
     if "attention_merge_work" in name:
         return 16, 16
     if "fill_work" in name:

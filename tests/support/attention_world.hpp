@@ -69,8 +69,9 @@ struct attention_world {
   std::vector<std::int32_t> padded{};
   std::int32_t columns = 0;
 
-  explicit attention_world(std::mt19937_64& random) {
+  explicit attention_world(std::mt19937_64& random, llmmem::attention_arithmetic arithmetic = {}) {
     draw_shape(random);
+    if (arithmetic == llmmem::attention_arithmetic::tensor_cores) draw_tensor_shape(random);
     draw_sequences(random);
     draw_rows(random);
     draw_elements(random);
@@ -229,6 +230,19 @@ struct attention_world {
           each.push_back(static_cast<float>(1 + random() % 8) / 8);
       }
     }
+  }
+
+  void draw_tensor_shape(std::mt19937_64& random) {
+    using namespace llmmem;
+    options.arithmetic = attention_arithmetic::tensor_cores;
+    layout.head_dim = one_of(random, {64, 128});
+    layout.value_dim = 0;
+    if (layout.element == dtype::f32) {
+      layout.element = random() % 2 == 0 ? dtype::bf16 : dtype::f16;
+      options.element = layout.element;
+    }
+    group = one_of(random, {1, 2, 4, 5, 7, 8, 8, 9, 16, 19});
+    options.query_heads = query_heads();
   }
 
   void draw_sequences(std::mt19937_64& random) {

@@ -7,9 +7,11 @@
 #endif
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/tensor_tiles.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
+#include <llmmem/model/dtype.hpp>
 #include <llmmem/result.hpp>
 
 #include <cuda_runtime.h>
@@ -88,6 +90,10 @@ class warp_lanes {
   __device__ void swap(held<float>& values, std::uint32_t step) const noexcept {
     values[0] = __shfl_xor_sync(whole_warp, values[0], static_cast<int>(step));
   }
+  template <class From>
+  __device__ void take_from(held<float>& out, const held<float>& values, const From& from) const noexcept {
+    out[0] = __shfl_sync(whole_warp, values[0], static_cast<int>(from(lane_.lane)));
+  }
   [[nodiscard]] __device__ float of_eight(const held<float>& values, std::uint32_t /*lane*/,
                                           std::uint32_t i) const noexcept {
     return __shfl_sync(whole_warp, values[0], static_cast<int>(i), 8);
@@ -96,6 +102,38 @@ class warp_lanes {
  private:
   group_lane lane_;
 };
+
+/// sum += left x right, by tensor cores. Of compute capability 8.0 and newer.
+template <dtype E>
+  requires tensor_element<E>
+__device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::held<tensor_sum>& sum,
+                                    const warp_lanes::held<tensor_left>& left,
+                                    const warp_lanes::held<tensor_right>& right) noexcept {
+#if __CUDA_ARCH__ >= 800
+  float* const of = sum[0].of;
+  const std::uint32_t* const a = left[0].word;
+  const std::uint32_t* const b = right[0].word;
+  if constexpr (E == dtype::bf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(of[0]), "+f"(of[1]), "+f"(of[2]), "+f"(of[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(of[0]), "+f"(of[1]), "+f"(of[2]), "+f"(of[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#else
+  __trap();
+#endif
+}
+__device__ inline void transpose(const warp_lanes& /*group*/,
+                                 warp_lanes::held<std::uint32_t>& words) noexcept {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(words[0]));
+}
 
 template <lane_work Work>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::threads, Work::blocks)

@@ -163,6 +163,19 @@ template <dtype E>
   }
 }
 
+/// The halves that equal two elements of e4m3, which halves hold all of.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t halves_of_pair(std::uint16_t codes) noexcept {
+#if defined(__CUDA_ARCH__)
+  const __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
+  return std::uint32_t{both.x} | std::uint32_t{both.y} << 16;
+#else
+  const auto half = [](std::uint8_t code) -> std::uint32_t {
+    return nearest_of<dtype::f16>(float_of<dtype::fp8_e4m3>(code));
+  };
+  return half(static_cast<std::uint8_t>(codes)) | half(static_cast<std::uint8_t>(codes >> 8U)) << 16;
+#endif
+}
+
 template <dtype E>
 [[nodiscard]] LLMMEM_HD inline pair_bits<E> nearest_pair(float first, float second) noexcept {
 #if defined(__CUDA_ARCH__)

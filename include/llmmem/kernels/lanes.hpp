@@ -52,6 +52,12 @@ class host_lanes {
     for (std::uint32_t lane = 0; lane < lanes_; ++lane)
       values[lane] = before[lane ^ step];
   }
+  /// Each lane gets what the one has whose number `from(lane)` is.
+  template <class From>
+  LLMMEM_HD void take_from(held<float>& out, const held<float>& values, const From& from) const noexcept {
+    for (std::uint32_t lane = 0; lane < lanes_; ++lane)
+      out[lane] = values[from(lane)];
+  }
   /// What number `i` has of the eight that `lane` is one of. @pre i < 8
   [[nodiscard]] LLMMEM_HD float of_eight(const held<float>& values, std::uint32_t lane,
                                          std::uint32_t i) const noexcept {
@@ -68,7 +74,7 @@ class host_lanes {
 ///
 /// `run(item, group)` is called by each thread that is a lane of the group, or once by a host. What a lane
 /// has stands in a `Group::held<T>`; `group.each(f)` calls `f(lane)` for each lane that the caller is;
-/// between two of them `swap` and `of_eight` are asked by all lanes.
+/// between two of them `swap`, `take_from` and `of_eight` are asked by all lanes.
 ///
 /// A device's warp has several groups, and all of them ask at once. So `run` is also called with an item that
 /// is none, `items()` and above: it asks as if it were one, and reads and writes nothing. A loop with

@@ -39,6 +39,19 @@ struct attention_split {
   friend constexpr bool operator==(const attention_split&, const attention_split&) noexcept = default;
 };
 
+/// Who multiplies.
+enum class attention_arithmetic : std::uint8_t {
+  /// Plain cores: sums of floats in one order, so that hosts and devices come to the same bits. A query head
+  /// costs a device instructions for each key: with more than four for each of the cache's, or fp8 in the
+  /// cache, these take longer than memory does.
+  same_everywhere,
+  /// Tensor cores, of compute capability 8.0 and newer: up to eight query heads for the instructions of one.
+  /// Weights are rounded to the cache's type, of fp8 to halves, and so are queries where they are of another
+  /// one (after they were brought between 1 and 2 by a power of two). The bits are those of a kind of device;
+  /// a host has its own. Of caches of bf16, half or fp8 whose keys and values have 64 elements, or 128.
+  tensor_cores
+};
+
 /// What is attended to, and how.
 struct attention_options {
   std::uint32_t query_heads = 0;  ///< a multiple of the cache's, to be given: MHA has as many, GQA more
@@ -48,6 +61,7 @@ struct attention_options {
   std::uint32_t window = 0;  ///< attends to the last so many tokens of each row; 0: to all
   kv_scales scales{};        ///< of what the cache holds
   attention_split split{};
+  attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity of an empty row, NaN
   /// where a product is none. Null: not told.
   float* log_sum_exp = nullptr;
@@ -59,7 +73,8 @@ struct attention_options {
 /// a host, come to the same bits where all are given the same limits, and not each its own.
 [[nodiscard]] attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads,
                                              const kv_layout& layout, std::uint64_t most_tokens,
-                                             const launch_limits& limits = {}) noexcept;
+                                             const launch_limits& limits = {},
+                                             attention_arithmetic arithmetic = {}) noexcept;
 
 /// Bytes that `paged_attention` needs beside: none for one share; 2^64 - 1 where they are more than that.
 [[nodiscard]] std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layout& layout,
@@ -76,8 +91,9 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// Two launches, one for one share; may be captured in a graph.
 ///
 /// All sums are of floats, in one order that depends on the split alone: hosts and devices, launches of any
-/// size and any permutation of the cache's blocks come to the same bits. A row without tokens gives zeros.
-/// What a table names beyond the cache is left out, and flagged; so is what a length names beyond the table.
+/// size and any permutation of the cache's blocks come to the same bits (by tensor cores all devices of a
+/// kind). A row without tokens gives zeros. What a table names beyond the cache is left out, and flagged; so
+/// is what a length names beyond the table.
 ///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param tables     of the sequences; their lengths are those after the append.
@@ -85,18 +101,20 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// @param out        [rows][query_heads][value_dim]
 /// @param workspace  `attention_workspace_bytes`, aligned to 16.
 /// @pre what is written (`out`, `workspace`, `log_sum_exp`, `out_of_range`) shares no byte with anything else
-/// @return `errc::no_conversion` for an element that does not go with the cache's; `errc::out_of_range` for a
+/// @return `errc::no_conversion` for an element that does not go with the cache's, or a cache's that tensor
+///      cores do not multiply; `errc::out_of_range` for a
 ///      layer that the cache has not, and for vectors of none or more than 256 elements;
 ///      `errc::bad_granularity` for vectors of another number of elements than a multiple of 8, and for
 ///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
 ///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, shares of
-///      another number of tokens than a multiple of 8, and a cache without values;
+///      another number of tokens than a multiple of 8, vectors of other lengths than `tensor_cores` takes,
+///      and a cache without values;
 ///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
 ///      for distances shorter than a vector or, of `out`, that share bytes. Then nothing has begun. Else what
 ///      `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
-///      them (from a cache of the device but for the first); 2 x tokens x query_heads x (head_dim +
-///      value_dim) multiplications and additions.
+///      them, of eight by tensor cores (from a cache of the device but for the first); 2 x tokens x
+///      query_heads x (head_dim + value_dim) multiplications and additions.
 /// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums whose
 ///      maximum is not known; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.
 template <class Run, class Tables>

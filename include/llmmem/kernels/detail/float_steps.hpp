@@ -33,6 +33,24 @@ namespace llmmem::inline v0::detail {
 #endif
 }
 
+/// Without its sign.
+[[nodiscard]] LLMMEM_HD inline float size_of(float x) noexcept {
+  return float_of_bits(bits_of_float(x) & 0x7FFF'FFFFU);
+}
+
+/// A power of two, and what brings numbers of its size between 1 and 2.
+struct float_size {
+  float power = 1;
+  float inverse = 1;
+};
+/// The power of two at or below a positive number: 2^-126 of smaller ones, 2^126 of larger ones, which still
+/// come below 4.
+[[nodiscard]] LLMMEM_HD inline float_size power_of_two_below(float x) noexcept {
+  const std::uint32_t exponent = bits_of_float(x) >> 23U;  // 127 more than it is
+  const std::uint32_t held = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
+  return {float_of_bits(held << 23U), float_of_bits((254 - held) << 23U)};
+}
+
 /// The larger, whichever comes first; of a NaN and a number the number.
 [[nodiscard]] LLMMEM_HD inline float larger_of(float a, float b) noexcept {
   return a >= b || b != b ? a : b;

@@ -2,6 +2,9 @@
 /// What `paged_attention` checks, and the choice of a kernel.
 #pragma once
 
+#include <llmmem/kernels/detail/attention_merge.hpp>
+#include <llmmem/kernels/detail/attention_share.hpp>
+#include <llmmem/kernels/detail/attention_tensor.hpp>
 #include <llmmem/kernels/detail/attention_work.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -64,6 +67,21 @@ struct attention_request {
   attention_options options{};
 };
 
+/// What else they must be for tensor cores.
+[[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
+  if (layout.element == dtype::f32)
+    return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
+                   static_cast<std::uint64_t>(layout.element), "paged_attention: tensor_cores"};
+  const std::uint64_t keys = layout.vector_elements(0);
+  const std::uint64_t values = layout.vector_elements(1);
+  if (keys != 64 && keys != 128)
+    return failure{errc::size_mismatch, 0, keys, 128, "paged_attention: head_dim, of tensor_cores 64 or 128"};
+  if (values != keys)
+    return failure{errc::size_mismatch, 0, values, keys,
+                   "paged_attention: value_dim, of tensor_cores head_dim"};
+  return {};
+}
+
 /// What the layout and the elements must be.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
@@ -91,6 +109,9 @@ struct attention_request {
   if (layout.heads == 0 || queries % layout.heads != 0)
     return failure{errc::size_mismatch, 0, queries, layout.heads,
                    "paged_attention: query_heads is no multiple of the cache's heads"};
+  if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
+    if (auto fits = check_tensor_cores(layout); !fits) return fits;
+  }
   const std::uint64_t unit = std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16);
   if (of.cache.plane_table != nullptr)
     return whole(of.cache.plane_alignment, unit, "paged_attention: cache.plane_alignment");
@@ -175,6 +196,7 @@ struct attention_floats_needed {
   out.heads = layout.heads;
   out.group = of.options.query_heads / layout.heads;
   out.window = of.options.window;
+  out.tiles_in_block = layout.block_tokens % attention_tile == 0;
   out.element = of.options.element;
   const float scale = of.options.scale != 0
                           ? of.options.scale
@@ -191,7 +213,14 @@ struct attention_floats_needed {
 
 template <dtype Element, class Run, class Tables>
 result<void> attend_with(const Run& run, const attention_shape& shape, const Tables& tables,
-                         std::uint32_t lanes) {
+                         attention_arithmetic arithmetic, std::uint32_t lanes) {
+  if constexpr (Element != dtype::f32) {
+    if (arithmetic == attention_arithmetic::tensor_cores) {
+      if (shape.key_packs * attention_pack == 64)
+        return run.each(attention_tensor_work<Element, 64, Tables>(shape, tables));
+      return run.each(attention_tensor_work<Element, 128, Tables>(shape, tables));
+    }
+  }
   if (shape.group == 1) return run.each(attention_work<Element, 1, Tables>(shape, tables, lanes));
   return run.each(attention_work<Element, 4, Tables>(shape, tables, lanes));
 }
@@ -199,16 +228,18 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
 }  // namespace detail
 
 inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_heads, const kv_layout& layout,
-                                      std::uint64_t most_tokens, const launch_limits& limits) noexcept {
+                                      std::uint64_t most_tokens, const launch_limits& limits,
+                                      attention_arithmetic arithmetic) noexcept {
   if (layout.heads == 0) return {};  // which paged_attention refuses
   // A row attends to no more.
   most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
-  const std::uint32_t heads = detail::attention_heads(group);
+  const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
+  const std::uint32_t heads = is_tensor ? detail::tensor_heads : detail::attention_heads(group);
+  const std::uint32_t lanes = is_tensor ? 32 : detail::attention_lanes(layout);
   const std::uint64_t items = std::max<std::uint64_t>(rows, 1) * layout.heads * ((group + heads - 1) / heads);
   // Twelve warps are what fits into a multiprocessor beside each other, and twice as many leave no long tail.
-  const std::uint64_t wanted =
-      std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / detail::attention_lanes(layout));
+  const std::uint64_t wanted = std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / lanes);
   // A shorter share costs more to join than it gains, unless half of the device had nothing to do.
   constexpr std::uint64_t least = 128;
   constexpr std::uint64_t least_idle = 32;
@@ -255,13 +286,13 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
   const auto attend = [&]() -> result<void> {
     switch (cache.layout.element) {
       case dtype::f32:
-        return detail::attend_with<dtype::f32>(run, shape, tables, lanes);
+        return detail::attend_with<dtype::f32>(run, shape, tables, options.arithmetic, lanes);
       case dtype::f16:
-        return detail::attend_with<dtype::f16>(run, shape, tables, lanes);
+        return detail::attend_with<dtype::f16>(run, shape, tables, options.arithmetic, lanes);
       case dtype::fp8_e4m3:
-        return detail::attend_with<dtype::fp8_e4m3>(run, shape, tables, lanes);
+        return detail::attend_with<dtype::fp8_e4m3>(run, shape, tables, options.arithmetic, lanes);
       default:
-        return detail::attend_with<dtype::bf16>(run, shape, tables, lanes);
+        return detail::attend_with<dtype::bf16>(run, shape, tables, options.arithmetic, lanes);
     }
   };
   if (auto done = attend(); !done || options.split.count == 1) return done;

@@ -1,0 +1,247 @@
+/// @file
+/// Shares of rows, as all kernels of `paged_attention` see them.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <numbers>
+
+namespace llmmem::inline v0::detail {
+
+/// What both kernels know. Distances in bytes.
+struct attention_shape {
+  std::uint64_t rows = 0;
+  const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
+  const std::int32_t* lengths = nullptr;    // the same
+  batch_vectors queries{};
+  batch_room out{};
+  kv_plane keys{};
+  kv_plane values{};
+  std::uint64_t blocks = 0;
+  std::uint32_t layer = 0;
+  divider by{};      // tokens a block
+  divider shares{};  // of a row
+  divider share_tokens{};
+  std::uint32_t key_packs = 0;  // of a vector
+  std::uint32_t value_packs = 0;
+  std::uint32_t heads = 0;  // of the cache
+  std::uint32_t group = 0;  // query heads for each
+  std::uint32_t window = 0;
+  bool tiles_in_block = false;  // no eight tokens from a multiple of eight on lie in two
+  dtype element = dtype::bf16;
+  float scale = 1;  // times log2(e)
+  kv_scales scales{};
+  float* sums = nullptr;    // [rows][query heads][shares][value_packs x 8]
+  float* states = nullptr;  // [rows][query heads][shares]: the largest product and the sum of exponentials
+  float* log_sum_exp = nullptr;
+  std::uint32_t* out_of_range = nullptr;
+
+  [[nodiscard]] LLMMEM_HD std::uint32_t query_heads() const noexcept { return heads * group; }
+  [[nodiscard]] LLMMEM_HD float scale_of(const float* of, std::uint32_t head) const noexcept {
+    return of == nullptr ? 1.0F : of[scales.is_by_head ? head : 0];
+  }
+  [[nodiscard]] LLMMEM_HD std::uint64_t element_bytes() const noexcept {
+    return element == dtype::f32 ? 4 : 2;
+  }
+  LLMMEM_HD void flag() const noexcept {
+    if (out_of_range != nullptr) raise_flag(*out_of_range);
+  }
+};
+
+/// A query head of a row, and which of the cache's it reads.
+struct attention_output {
+  std::uint64_t row = 0;
+  std::uint32_t query = 0;
+  std::uint32_t head = 0;
+};
+
+/// What eight elements of weighted values came to, with the largest product and the sum of exponentials.
+struct attention_total {
+  attention_floats sum{};
+  float most = 0;
+  float total = 0;
+};
+
+/// Writes a lane's or a thread's eight elements of an output.
+LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
+                                   std::uint32_t pack, const attention_total& of) noexcept {
+  if (pack == 0 && shape.log_sum_exp != nullptr) {
+    constexpr float ln2 = std::numbers::ln2_v<float>;
+    // Of nothing the largest product is -infinity, and so is this; what is no number stays none.
+    const float told =
+        of.total == of.total ? fused(of.most, ln2, logarithm_of(of.total)) : float_of_bits(0x7FFF'FFFFU);
+    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
+                    {{bits_of_float(told)}});
+  }
+  if (pack >= shape.value_packs) return;
+  const float factor =
+      of.total == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
+  attention_floats values{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    values.of[i] = product_of(of.sum.of[i], factor);
+  write_floats(shape.out.data + at.row * shape.out.token_stride + at.query * shape.out.head_stride +
+                   std::uint64_t{pack} * attention_pack * shape.element_bytes(),
+               shape.element, values);
+}
+
+/// Of a row: a multiple of a tile that 31 bits count.
+inline constexpr std::uint64_t most_attended_tokens = 0x7FFF'FFF0;
+
+/// The tokens of a row: it attends to those from `first` to `end`. Tiles begin at multiples of eight, and
+/// shares at `begin`.
+struct attention_span {
+  std::int32_t sequence = -1;  // negative: padding
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t shares = 0;  // that have tokens
+};
+
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline attention_span span_of(const attention_shape& shape, const Tables& tables,
+                                                      std::uint64_t row) noexcept {
+  attention_span out;
+  const std::int64_t sequence =
+      shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
+  if (sequence < 0) return out;
+  if (sequence >= tables.num_sequences) {
+    shape.flag();
+    return out;
+  }
+  out.sequence = static_cast<std::int32_t>(sequence);
+  const std::int64_t tokens = shape.lengths != nullptr ? shape.lengths[row] : tables.tokens(out.sequence);
+  if (tokens <= 0) {
+    if (tokens < 0) shape.flag();
+    return out;
+  }
+  // A length that no table has room for would be gone through token by token, to no end.
+  const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
+  const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
+  const bool is_beyond = static_cast<std::uint64_t>(tokens) > most;
+  if (is_beyond) shape.flag();
+  if (most == 0) return out;
+  out.end = static_cast<std::uint32_t>(is_beyond ? most : static_cast<std::uint64_t>(tokens));
+  out.first = shape.window != 0 && out.end > shape.window ? out.end - shape.window : 0;
+  out.begin = out.first / attention_tile * attention_tile;
+  const std::uint64_t needed = shape.share_tokens.quotient(out.end - out.begin - 1) + 1;
+  out.shares = static_cast<std::uint32_t>(needed < shape.shares.by() ? needed : shape.shares.by());
+  return out;
+}
+
+/// What a share came to, for `attention_merge_work`, or the output of a row that has but one.
+LLMMEM_HD inline void write_share(const attention_shape& shape, const attention_output& at,
+                                  std::uint32_t share, std::uint32_t shares, std::uint32_t pack,
+                                  const attention_total& of) noexcept {
+  if (shares <= 1) return write_output(shape, at, pack, of);
+  const std::uint64_t part = (at.row * shape.query_heads() + at.query) * shape.shares.by() + share;
+  if (pack < shape.value_packs)
+    raw_of<dtype::f32>(of.sum).store(
+        reinterpret_cast<std::byte*>(shape.sums + (part * shape.value_packs + pack) * attention_pack));
+  if (pack == 0)
+    store_packet<8>(reinterpret_cast<std::byte*>(shape.states + 2 * part),
+                    {{bits_of_float(of.most), bits_of_float(of.total)}});
+}
+
+/// A share of a row, for some of the query heads that share one of the cache's.
+struct attention_place {
+  std::uint64_t row = 0;
+  std::uint32_t share = 0;
+  std::uint32_t head = 0;           // of the cache
+  std::uint32_t first_query = 0;    // head
+  std::uint32_t queries = 0;        // heads: none where there is nothing to do
+  const std::byte* keys = nullptr;  // of the head in the layer
+  const std::byte* values = nullptr;
+  attention_span span{};
+  std::uint32_t from = 0;  // the tokens of the share
+  std::uint32_t to = 0;
+};
+
+/// The shares of all rows as items, each for up to `Heads` query heads. Those that read the same keys and
+/// values are beside each other, and so are neighbours in a cache whose tokens' heads lie side by side.
+template <std::uint32_t Heads>
+class attention_shares {
+ public:
+  explicit attention_shares(const attention_shape& shape) noexcept
+      : chunks_((shape.group + Heads - 1) / Heads), units_(shape.heads * chunks_.by()) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items(const attention_shape& shape) const noexcept {
+    return shape.rows * shape.shares.by() * units_.by();
+  }
+  /// Which share it is, and what of its row that has, if there are such an item and such a share.
+  template <class Tables>
+  [[nodiscard]] LLMMEM_HD attention_place at(std::uint64_t item, const attention_shape& shape,
+                                             const Tables& tables) const noexcept {
+    const std::uint64_t of_row = units_.quotient(item);
+    const std::uint32_t unit = units_.remainder(item);
+    attention_place out;
+    out.row = shape.shares.quotient(of_row);
+    out.share = shape.shares.remainder(of_row);
+    if (out.row < shape.rows) out.span = span_of(shape, tables, out.row);
+    out.head = static_cast<std::uint32_t>(chunks_.quotient(unit));
+    const std::uint32_t chunk = unit - out.head * chunks_.by();
+    out.first_query = out.head * shape.group + chunk * Heads;
+    if (out.span.sequence < 0 || (out.share != 0 && out.share >= out.span.shares)) return out;
+    const std::uint32_t queries = shape.group - chunk * Heads;
+    out.queries = queries < Heads ? queries : Heads;
+    out.keys = plane_base(shape.keys, shape.layer) + out.head * shape.keys.strides.head;
+    out.values = plane_base(shape.values, shape.layer) + out.head * shape.values.strides.head;
+    // Neither is past the end, which 31 bits can count.
+    out.from = out.share == 0 ? out.span.begin : out.span.begin + out.share * shape.share_tokens.by();
+    const bool is_last = out.share + 1 >= out.span.shares;
+    out.to = is_last ? out.span.end : out.from + shape.share_tokens.by();
+    return out;
+  }
+
+ private:
+  divider chunks_;  // of a head's query heads
+  divider units_;   // of a share: heads x chunks
+};
+
+/// The place of a token of a row, or none where it does not count: before its window or past its share, or,
+/// which is flagged, in no block.
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline token_place counted_place(const attention_shape& shape, const Tables& tables,
+                                                         const attention_place& at,
+                                                         std::uint32_t position) noexcept {
+  if (position < at.span.first || position >= at.to) return {};
+  const token_place token = place_within(tables, shape.by, shape.blocks, at.span.sequence, position);
+  if (token.what != token_place::kind::there) shape.flag();
+  return token;
+}
+
+/// The place of the first of eight tokens that all count and lie in one block, or none.
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline token_place whole_tile(const attention_shape& shape, const Tables& tables,
+                                                      const attention_place& at,
+                                                      std::uint32_t tile) noexcept {
+  if (!shape.tiles_in_block || tile < at.span.first || tile >= at.to || tile + attention_tile > at.span.end)
+    return {};
+  return place_within(tables, shape.by, shape.blocks, at.span.sequence, tile);
+}
+
+/// Where a lane's eight elements of a token's key or value lie.
+template <dtype Element>
+[[nodiscard]] LLMMEM_HD inline const std::byte* pack_at(const std::byte* plane, const plane_strides& strides,
+                                                        const token_place& token,
+                                                        std::uint32_t pack) noexcept {
+  return plane + token.block * strides.block + token.token * strides.token +
+         std::uint64_t{pack} * attention_raw<Element>::bytes;
+}
+
+/// Where eight elements of a query lie.
+[[nodiscard]] LLMMEM_HD inline const std::byte* query_at(const attention_shape& shape,
+                                                         const attention_place& at, std::uint32_t query,
+                                                         std::uint32_t pack) noexcept {
+  return shape.queries.data + at.row * shape.queries.token_stride +
+         std::uint64_t{at.first_query + query} * shape.queries.head_stride +
+         std::uint64_t{pack} * attention_pack * shape.element_bytes();
+}
+
+}  // namespace llmmem::inline v0::detail

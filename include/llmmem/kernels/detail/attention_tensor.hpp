@@ -1,0 +1,339 @@
+/// @file
+/// The work of `paged_attention` whose products tensor cores make.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/attention_share.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/tensor_tiles.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/lanes.hpp>
+#include <llmmem/model/dtype.hpp>
+
+#include <cstdint>
+
+namespace llmmem::inline v0::detail {
+
+/// Query heads and tokens of a step: the columns and the rows of a product.
+inline constexpr std::uint32_t tensor_heads = 8;
+inline constexpr std::uint32_t tensor_tokens = 16;
+
+/// Elements of 16 bits that equal a cache's: its own, or halves of fp8.
+template <dtype Element>
+inline constexpr dtype tensor_type = Element == dtype::fp8_e4m3 ? dtype::f16 : Element;
+
+/// Eight elements, two to a word.
+struct tensor_pack {
+  std::uint32_t word[4];
+};
+
+/// Eight elements of a key or value as a tensor core takes them.
+template <dtype Element>
+[[nodiscard]] LLMMEM_HD inline tensor_pack tensor_pack_of(const attention_raw<Element>& raw) noexcept {
+  tensor_pack out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < 4; ++i) {
+    if constexpr (Element == dtype::fp8_e4m3) {
+      out.word[i] = halves_of_pair(element_of<std::uint16_t>(raw.part[0], i));
+    } else {
+      out.word[i] = raw.part[0].words[i];
+    }
+  }
+  return out;
+}
+
+/// A lane's keys and values of a step: of tokens g and g + 8 of it the keys' elements 8t to 8t + 7 of each
+/// 32; of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 the values' elements 8g to 8g + 7 of each 64. Reads of all
+/// lanes are in stretches of 64 elements and 32 at least, and every product finds its factors in its own
+/// lane.
+template <dtype Element, std::uint32_t Dim>
+struct tensor_read {
+  attention_raw<Element> key[2][Dim / 32];
+  attention_raw<Element> value[2][2][Dim / 64];
+  bool counts[2] = {false, false};  // the keys' tokens
+};
+
+/// What a lane keeps while its warp goes through a share. Of its own query heads, 2t and 2t + 1:
+template <std::uint32_t Dim>
+struct tensor_state {
+  tensor_right query[Dim / 16];  // of head g, not of these
+  tensor_sum sum[Dim / 16];      // of elements 8g + 2m and the next of each 64, both heads
+  float scale[2];                // of a product
+  float most[2];
+  float total[2];  // of the exponentials of the lane's own tokens
+};
+
+/// A share for up to eight query heads that share one of the cache's, by a whole warp: keys times queries,
+/// 16 tokens by 8 heads, and values times weights. Bits depend on the split and on the device's kind, not on
+/// where blocks lie.
+///
+/// @par Source   Dao et al., "FlashAttention", 2022, for weights that are multiplied as they come; the order
+///      of elements within a product is free, which spares a way through shared memory.
+template <dtype Element, std::uint32_t Dim, class Tables>
+class attention_tensor_work {
+ public:
+  static constexpr std::uint32_t threads = 128;
+  static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;
+
+  attention_tensor_work(const attention_shape& shape, const Tables& tables) noexcept
+      : shape_(shape), tables_(tables), shares_(shape) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return shares_.items(shape_); }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 32; }
+
+  template <class Group>
+  LLMMEM_HD void run(std::uint64_t item, const Group& group) const noexcept {
+    const attention_place at = shares_.at(item, shape_, tables_);
+    typename Group::template held<tensor_state<Dim>> own;
+    begin(group, at, own);
+    const std::uint32_t own_steps = (at.to - at.from + tensor_tokens - 1) / tensor_tokens;
+    std::uint32_t tile = at.from;
+    for (std::uint32_t left = group.turns(own_steps); left != 0; --left, tile += tensor_tokens) {
+      typename Group::template held<tensor_read<Element, Dim>> read;
+      LLMMEM_UNROLL
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        const token_place first = whole_tile(shape_, tables_, at, tile + half * attention_tile);
+        if (first.what == token_place::kind::there) {
+          group.each([&](std::uint32_t lane) { read_tile(at, first, half, lane, read[lane]); });
+        } else {
+          const std::uint32_t begins = tile + half * attention_tile;
+          group.each([&](std::uint32_t lane) { read_tokens(at, begins, half, lane, read[lane]); });
+        }
+      }
+      take_step(group, read, own);
+    }
+    finish(group, at, own);
+  }
+
+ private:
+  static constexpr dtype type = tensor_type<Element>;
+
+  /// Reads the queries. They are brought between 1 and 2 by a power of two, which scores get back, so that
+  /// halves hold what bf16 or floats are.
+  template <class Group>
+  LLMMEM_HD void begin(const Group& group, const attention_place& at,
+                       typename Group::template held<tensor_state<Dim>>& own) const noexcept {
+    struct query_part {
+      attention_floats of[Dim / 32];
+    };
+    typename Group::template held<query_part> query;
+    typename Group::template held<float> largest;
+    group.each([&](std::uint32_t lane) {
+      const std::uint32_t head = lane / 4;
+      largest[lane] = 0;
+      LLMMEM_UNROLL
+      for (std::uint32_t c = 0; c < Dim / 32; ++c) {
+        query[lane].of[c] = {};
+        if (head < at.queries)
+          query[lane].of[c] = read_floats(query_at(shape_, at, head, c * 4 + lane % 4), shape_.element);
+        LLMMEM_UNROLL
+        for (unsigned i = 0; i < attention_pack; ++i)
+          largest[lane] = larger_of(largest[lane], size_of(query[lane].of[c].of[i]));
+      }
+    });
+    const auto larger = [](float a, float b) { return larger_of(a, b); };
+    join_pairs(group, largest, 1, larger);
+    join_pairs(group, largest, 2, larger);
+    const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
+    group.each([&](std::uint32_t lane) {
+      const float down = power_of_two_below(largest[lane]).inverse;
+      LLMMEM_UNROLL
+      for (std::uint32_t k = 0; k < Dim / 16; ++k) {
+        LLMMEM_UNROLL
+        for (std::uint32_t w = 0; w < 2; ++w) {
+          const float* const of = query[lane].of[k / 2].of + k % 2 * 4 + w * 2;
+          own[lane].query[k].word[w] = nearest_pair<type>(product_of(of[0], down), product_of(of[1], down));
+        }
+      }
+    });
+    LLMMEM_UNROLL
+    for (std::uint32_t h = 0; h < 2; ++h) {
+      typename Group::template held<float> of_head;
+      group.take_from(of_head, largest, [&](std::uint32_t lane) { return (lane % 4 * 2 + h) * 4; });
+      group.each([&](std::uint32_t lane) {
+        own[lane].scale[h] = product_of(scale, power_of_two_below(of_head[lane]).power);
+        own[lane].most[h] = lowest();
+        own[lane].total[h] = 0;
+      });
+    }
+    group.each([&](std::uint32_t lane) {
+      LLMMEM_UNROLL
+      for (tensor_sum& each : own[lane].sum)
+        each = {};
+    });
+  }
+
+  LLMMEM_HD void load_key(const attention_place& at, const token_place& token, std::uint32_t half,
+                          std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
+    LLMMEM_UNROLL
+    for (std::uint32_t c = 0; c < Dim / 32; ++c)
+      read.key[half][c].load(pack_at<Element>(at.keys, shape_.keys.strides, token, c * 4 + lane % 4));
+  }
+  LLMMEM_HD void load_value(const attention_place& at, const token_place& token, std::uint32_t half,
+                            std::uint32_t which, std::uint32_t lane,
+                            tensor_read<Element, Dim>& read) const noexcept {
+    LLMMEM_UNROLL
+    for (std::uint32_t s = 0; s < Dim / 64; ++s)
+      read.value[half][which][s].load(
+          pack_at<Element>(at.values, shape_.values.strides, token, s * 8 + lane / 4));
+  }
+
+  /// Half of a step, eight tokens in one block.
+  LLMMEM_HD void read_tile(const attention_place& at, token_place first, std::uint32_t half,
+                           std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
+    const std::uint64_t begins = first.token;
+    read.counts[half] = true;
+    first.token = begins + lane / 4;
+    load_key(at, first, half, lane, read);
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      first.token = begins + lane % 4 * 2 + i;
+      load_value(at, first, half, i, lane, read);
+    }
+  }
+
+  /// Half of a step of which some tokens may not count, or that lies in several blocks. What is not read is
+  /// zero: no weight of zero makes a number of what is none.
+  LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t begins, std::uint32_t half,
+                             std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
+    LLMMEM_UNROLL
+    for (std::uint32_t c = 0; c < Dim / 32; ++c)
+      read.key[half][c] = {};
+    const token_place key = counted_place(shape_, tables_, at, begins + lane / 4);
+    read.counts[half] = key.what == token_place::kind::there;
+    if (read.counts[half]) load_key(at, key, half, lane, read);
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      LLMMEM_UNROLL
+      for (std::uint32_t s = 0; s < Dim / 64; ++s)
+        read.value[half][i][s] = {};
+      const token_place value = counted_place(shape_, tables_, at, begins + lane % 4 * 2 + i);
+      if (value.what == token_place::kind::there) load_value(at, value, half, i, lane, read);
+    }
+  }
+
+  template <class Group>
+  LLMMEM_HD static void take_step(const Group& group,
+                                  typename Group::template held<tensor_read<Element, Dim>>& read,
+                                  typename Group::template held<tensor_state<Dim>>& own) noexcept {
+    typename Group::template held<tensor_sum> scores;
+    group.each([&](std::uint32_t lane) { scores[lane] = {}; });
+    LLMMEM_UNROLL
+    for (std::uint32_t k = 0; k < Dim / 16; ++k) {
+      typename Group::template held<tensor_left> keys;
+      typename Group::template held<tensor_right> queries;
+      group.each([&](std::uint32_t lane) {
+        const tensor_pack first = tensor_pack_of(read[lane].key[0][k / 2]);
+        const tensor_pack second = tensor_pack_of(read[lane].key[1][k / 2]);
+        const std::uint32_t w = k % 2 * 2;
+        keys[lane] = {{first.word[w], second.word[w], first.word[w + 1], second.word[w + 1]}};
+        queries[lane] = own[lane].query[k];
+      });
+      multiply_add<type>(group, scores, keys, queries);
+    }
+    typename Group::template held<tensor_right> weights;
+    weigh(group, read, scores, own, weights);
+    LLMMEM_UNROLL
+    for (std::uint32_t m = 0; m < Dim / 16; ++m) {
+      typename Group::template held<tensor_left> values;
+      typename Group::template held<tensor_sum> sum;
+      group.each([&](std::uint32_t lane) {
+        LLMMEM_UNROLL
+        for (std::uint32_t half = 0; half < 2; ++half) {
+          // Two tokens of an element, where two elements of a token were.
+          const std::uint32_t a = tensor_pack_of(read[lane].value[half][0][m / 4]).word[m % 4];
+          const std::uint32_t b = tensor_pack_of(read[lane].value[half][1][m / 4]).word[m % 4];
+          values[lane].word[half * 2] = (a & 0xFFFFU) | b << 16;
+          values[lane].word[half * 2 + 1] = a >> 16 | (b & 0xFFFF'0000U);
+        }
+        sum[lane] = own[lane].sum[m];
+      });
+      multiply_add<type>(group, sum, values, weights);
+      group.each([&](std::uint32_t lane) { own[lane].sum[m] = sum[lane]; });
+    }
+  }
+
+  /// From scores to weights, beside the largest score so far; what was summed up is brought beside it, too.
+  template <class Group>
+  LLMMEM_HD static void weigh(const Group& group,
+                              typename Group::template held<tensor_read<Element, Dim>>& read,
+                              typename Group::template held<tensor_sum>& scores,
+                              typename Group::template held<tensor_state<Dim>>& own,
+                              typename Group::template held<tensor_right>& weights) noexcept {
+    LLMMEM_UNROLL
+    for (std::uint32_t h = 0; h < 2; ++h) {
+      typename Group::template held<float> most;
+      group.each([&](std::uint32_t lane) {
+        LLMMEM_UNROLL
+        for (std::uint32_t half = 0; half < 2; ++half) {
+          float& score = scores[lane].of[half * 2 + h];
+          score = read[lane].counts[half] ? product_of(score, own[lane].scale[h]) : lowest();
+        }
+        most[lane] = larger_of(scores[lane].of[h], scores[lane].of[2 + h]);
+      });
+      LLMMEM_UNROLL
+      for (std::uint32_t step = 4; step < 32; step *= 2)
+        join_pairs(group, most, step, [](float a, float b) { return larger_of(a, b); });
+      group.each([&](std::uint32_t lane) {
+        tensor_state<Dim>& mine = own[lane];
+        const float now = larger_of(mine.most[h], most[lane]);
+        const float base = now == lowest() ? 0.0F : now;  // nothing counts so far
+        const float factor = power_of_two(mine.most[h] - base);
+        mine.most[h] = now;
+        float& first = scores[lane].of[h];
+        float& second = scores[lane].of[2 + h];
+        first = power_of_two(first - base);
+        second = power_of_two(second - base);
+        mine.total[h] = fused(mine.total[h], factor, first + second);
+        LLMMEM_UNROLL
+        for (tensor_sum& each : mine.sum) {
+          each.of[h] = product_of(each.of[h], factor);
+          each.of[2 + h] = product_of(each.of[2 + h], factor);
+        }
+      });
+    }
+    LLMMEM_UNROLL
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      typename Group::template held<std::uint32_t> pair;
+      group.each([&](std::uint32_t lane) {
+        pair[lane] = nearest_pair<type>(scores[lane].of[half * 2], scores[lane].of[half * 2 + 1]);
+      });
+      transpose(group, pair);
+      group.each([&](std::uint32_t lane) { weights[lane].word[half] = pair[lane]; });
+    }
+  }
+
+  template <class Group>
+  LLMMEM_HD void finish(const Group& group, const attention_place& at,
+                        typename Group::template held<tensor_state<Dim>>& own) const noexcept {
+    LLMMEM_UNROLL
+    for (std::uint32_t h = 0; h < 2; ++h) {
+      typename Group::template held<float> total;
+      group.each([&](std::uint32_t lane) { total[lane] = own[lane].total[h]; });
+      LLMMEM_UNROLL
+      for (std::uint32_t step = 4; step < 32; step *= 2)
+        join_pairs(group, total, step, [](float a, float b) { return a + b; });
+      group.each([&](std::uint32_t lane) {
+        const std::uint32_t query = lane % 4 * 2 + h;
+        if (query >= at.queries) return;
+        const attention_output output{at.row, at.first_query + query, at.head};
+        LLMMEM_UNROLL
+        for (std::uint32_t s = 0; s < Dim / 64; ++s) {
+          attention_total of{{}, own[lane].most[h], total[lane]};
+          LLMMEM_UNROLL
+          for (std::uint32_t m = 0; m < 4; ++m) {
+            of.sum.of[2 * m] = own[lane].sum[s * 4 + m].of[h];
+            of.sum.of[2 * m + 1] = own[lane].sum[s * 4 + m].of[2 + h];
+          }
+          write_share(shape_, output, at.share, at.span.shares, s * 8 + lane / 4, of);
+        }
+      });
+    }
+  }
+
+  attention_shape shape_;
+  Tables tables_;
+  attention_shares<tensor_heads> shares_;
+};
+
+}  // namespace llmmem::inline v0::detail
