@@ -27,13 +27,15 @@ using llmmem_tests::fake_runtime;
 
 using fake_pool = device_pool_source<fake_runtime>;
 using fake_gpu = basic_streamed_space<fake_pool, fake_runtime>;
+using fake_queue = fake_gpu::queue_type;
 using fake_pinned = basic_host_space<pinned_source<fake_runtime>>;
 static_assert(memory_space<fake_gpu> && copy_queue<fake_gpu, fake_gpu>);
 
 constexpr std::uint64_t page = 4096;
 
 /// Files that a device reads and writes by itself, as far as tiers see it: no host may touch them, and bytes
-/// go straight between them and the device. The host's own ways are there, as every queue's, and are counted.
+/// go straight between them and the device, along its queue or one of their own. The host's own ways are
+/// there, as every queue's, and are counted.
 class straight_files {
  public:
   using range_type = memory_range<straight_files>;
@@ -41,7 +43,8 @@ class straight_files {
   static constexpr bool is_host_accessible = false;
   static constexpr bool leaves_memory = true;
 
-  straight_files(fake_gpu& gpu, std::uint64_t budget) : gpu_(&gpu), bytes_({.budget = budget}) {}
+  straight_files(fake_gpu& gpu, std::uint64_t budget) : straight_files(gpu.queue(), budget) {}
+  straight_files(fake_queue& along, std::uint64_t budget) : along_(&along), bytes_({.budget = budget}) {}
 
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const auto made = bytes_.try_allocate(bytes, alignment);
@@ -56,12 +59,12 @@ class straight_files {
   [[nodiscard]] result<fence_type> copy_from_async(range_type to, fake_gpu::range_type from,
                                                    std::span<const fence_type> after) {
     ++straight;
-    return gpu_->copy_out_async({to.data, static_cast<std::size_t>(to.bytes)}, from, after);
+    return along_->copy_out_async({to.data, static_cast<std::size_t>(to.bytes)}, from, after);
   }
   [[nodiscard]] result<fence_type> copy_to_async(fake_gpu::range_type to, range_type from,
                                                  std::span<const fence_type> after) {
     ++straight;
-    return gpu_->copy_in_async(to, {from.data, static_cast<std::size_t>(from.bytes)}, after);
+    return along_->copy_in_async(to, {from.data, static_cast<std::size_t>(from.bytes)}, after);
   }
   [[nodiscard]] result<fence_type> copy_in_async(range_type, std::span<const std::byte>,
                                                  std::span<const fence_type>) {
@@ -82,7 +85,7 @@ class straight_files {
   int by_host = 0;
 
  private:
-  fake_gpu* gpu_;
+  fake_queue* along_;
   host_space bytes_;
 };
 static_assert(straight_queue<straight_files, fake_gpu> && !straight_queue<fake_gpu, straight_files>);
@@ -119,9 +122,76 @@ void use_chunks(Buffer& buffer, fake_gpu& gpu, std::mt19937_64& random) {
   CHECK(buffer.audit().empty());
 }
 
+/// How a lease ends that a kernel has used.
+enum class ends : std::uint8_t { at_once, followed, waited };
+
+/// A kernel reads a lease, which ends; another chunk takes its place. Whether the kernel saw what it was to.
+template <class Buffer>
+bool reads_its_own(Buffer& buffer, fake_gpu& gpu, fake_queue& compute, ends how) {
+  std::vector<chunk_handle> chunks;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    chunks.push_back(buffer.create(page).value());
+    const auto lease = buffer.write(chunks.back()).value();
+    gpu.copy_in_async(lease.range(), bytes_of_seed(page, i), {}).value().wait();
+  }
+  for (const std::size_t i : {1U, 0U})  // both are clean then, and the first is above
+    static_cast<void>(buffer.read(chunks[i]).value());
+  std::vector<std::byte> seen(page);
+  {
+    const auto lease = buffer.read(chunks[0]).value();
+    gpu.queue().mark().value().hold(compute.stream()).value();
+    static_cast<void>(compute.copy_out_async(seen, lease.range(), {}).value());  // the kernel
+    const std::array used{compute.mark().value()};
+    if (how == ends::followed) gpu.queue().follow(used).value();
+    if (how == ends::waited) used[0].wait();
+  }
+  static_cast<void>(buffer.read(chunks[1]).value());
+  compute.mark().value().wait();
+  return seen == bytes_of_seed(page, 0);
+}
+
 }  // namespace
 
 TEST_SUITE("device_tier") {
+  TEST_CASE(
+      "a lease that a kernel reads ends behind it: else its place is another chunk's under the kernel") {
+    for (const ends how : {ends::at_once, ends::followed, ends::waited}) {
+      std::uint64_t wrong = 0;
+      for (const auto seed : llmmem_tests::seeds(50)) {
+        CAPTURE(seed);
+        fake_device device(seed);
+        fake_gpu gpu(fake_pool(device_id{0}, device), device_id{0}, {.budget = page}, {}, device);
+        fake_queue compute(gpu, device_id{0}, {}, device);
+        host_space host({.budget = 64 * page});
+        tiered_buffer<fake_gpu, host_space> buffer({}, {gpu, page, 16}, {host, 64 * page, 16});
+        wrong += reads_its_own(buffer, gpu, compute, how) ? 0 : 1;
+        CHECK(device.wrong.empty());
+      }
+      CHECK((wrong != 0) == (how == ends::at_once));
+    }
+  }
+
+  TEST_CASE(
+      "to follow the kernel is enough where files are straight along the device's queue, else to wait") {
+    for (const bool is_along : {true, false}) {
+      for (const ends how : {ends::followed, ends::waited}) {
+        std::uint64_t wrong = 0;
+        for (const auto seed : llmmem_tests::seeds(50)) {
+          CAPTURE(seed);
+          fake_device device(seed);
+          fake_gpu gpu(fake_pool(device_id{0}, device), device_id{0}, {.budget = page}, {}, device);
+          fake_queue compute(gpu, device_id{0}, {}, device);
+          fake_queue own(gpu, device_id{0}, {}, device);
+          straight_files files(is_along ? gpu.queue() : own, 64 * page);
+          tiered_buffer<fake_gpu, straight_files> buffer({}, {gpu, page, 16}, {files, 64 * page, 16});
+          wrong += reads_its_own(buffer, gpu, compute, how) ? 0 : 1;
+          CHECK(device.wrong.empty());
+        }
+        CHECK((wrong != 0) == (!is_along && how == ends::followed));
+      }
+    }
+  }
+
   TEST_CASE(
       "chunks on a device, pinned memory and the host beneath: whatever leaves and comes back is whole") {
     for (const auto seed : llmmem_tests::seeds(20)) {

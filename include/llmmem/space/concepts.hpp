@@ -103,6 +103,11 @@ concept copy_queue =
 /// a device reads and writes (GPUDirect Storage), devices with a link. Where the host can touch neither
 /// space, tiers go this way instead of through a ring. Both calls are as those of a `copy_queue`; a machine,
 /// file or range that does not allow it is for the space to refuse, or to take another way for.
+///
+/// Tiers pass nothing in `after`: their ranges wait for no copy. Kernels that used a range of `Other` are
+/// before its copies only if these go along the queue of `Other` (its stream), or wait for a mark of that
+/// queue; a space says whether they do. Else who ran the kernels waits for them, on the host, before leases
+/// end.
 template <class S, class Other>
 concept straight_queue = copy_queue<S, S> && memory_space<Other> &&
                          requires(S& space, typename S::range_type own, typename Other::range_type other,

@@ -24,8 +24,19 @@ namespace llmmem::inline v0 {
 ///     pinned_space host({.budget = b});
 ///     tiered_buffer<streamed_device_space, pinned_space> buffer({}, {gpu, a}, {host, b});
 ///
-/// Before a kernel reads a lease, `queue().mark()` behind the lease is what its stream has to `hold`; before
-/// a lease that a kernel wrote ends, `queue().follow()` the kernel: `tiered_buffer` waits for copies alone.
+/// `tiered_buffer` waits for copies alone, and a lease ends on the host while the kernels that use it may
+/// still run. So:
+///
+/// - Before a kernel uses a lease, its stream has to `hold` a `queue().mark()` made behind the lease.
+/// - Before any lease ends that a kernel has used, read or written, `queue().follow()` a mark behind that
+///   kernel. A copy that was written is stored by this queue, and the place of one that was read is given to
+///   what this queue brings up next: both then come after the kernel, and the host waits for neither.
+///
+///       const auto used = compute.mark().value();          // a device_queue on the kernels' stream
+///       gpu.queue().follow(std::span(&used, 1)).value();   // then the leases may end
+///
+/// - That holds for what goes along this queue. Where the tier beneath moves the bytes itself, as a
+///   `straight_queue`, see there: unless it says otherwise, wait for the kernels before the lease ends.
 ///
 /// @par Thread safety   any number of threads.
 /// @par Errors          as `basic_device_space` and `basic_device_queue`.
