@@ -62,10 +62,10 @@ TEST_SUITE("launch") {
       if (work.packets <= 4 * row_launch::threads) CHECK(4 * lanes >= work.packets);
       std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<std::uint32_t>> seen;
       bool are_lanes_all = true;
-      for (std::uint32_t x = 0; x < launch.row_blocks; ++x) {
-        for (std::uint32_t y = 0; y < launch.part_blocks; ++y) {
+      for (std::uint32_t y = 0; y < launch.row_blocks; ++y) {
+        for (std::uint32_t x = 0; x < launch.part_blocks; ++x) {
           for (std::uint32_t thread = 0; thread < row_launch::threads; ++thread) {
-            const row_share share = share_of(launch, x, y, thread);
+            const row_share share = share_of(launch, y, x, thread);
             are_lanes_all = are_lanes_all && share.lanes == lanes;
             for (std::uint32_t part = share.part; part < work.parts; part += share.parts) {
               for (std::uint64_t row = share.first; row < work.rows; row += share.stride)
@@ -92,9 +92,9 @@ TEST_SUITE("launch") {
     CHECK(plan_launch({.rows = 65536, .parts = 2, .packets = 128}, h200).lane_bits == 5);
     CHECK(plan_launch({.rows = 65536, .parts = 2, .packets = 128}, h200).row_blocks == 65536 / 8);
     CHECK(plan_launch({.rows = std::uint64_t{1} << 62, .parts = 1U << 31, .packets = 1}, h200).part_blocks ==
-          65535);
-    CHECK(plan_launch({.rows = std::uint64_t{1} << 62, .parts = 1U << 31, .packets = 1}, h200).row_blocks ==
           0x7FFF'FFFF);
+    CHECK(plan_launch({.rows = std::uint64_t{1} << 62, .parts = 1U << 31, .packets = 1}, h200).row_blocks ==
+          65535);  // a grid's y has no more
   }
 
   TEST_CASE("rows that end within a packet count it") {

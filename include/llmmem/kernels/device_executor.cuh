@@ -26,7 +26,7 @@ template <unsigned N, access Read, access Write, row_map Map, row_op Op>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_launch::threads)
     move_rows_kernel(const __grid_constant__ Map map, const __grid_constant__ Op op,
                      const __grid_constant__ row_launch launch) {
-  move_rows<N, Read, Write>(map, op, share_of(launch, blockIdx.x, blockIdx.y, threadIdx.x));
+  move_rows<N, Read, Write>(map, op, share_of(launch, blockIdx.y, blockIdx.x, threadIdx.x));
 }
 
 template <item_work Work>
@@ -204,7 +204,7 @@ class device_executor {
       if (elements < N) return start<N / 2, Read, Write>(map, op, launch, elements);
     }
     cudaLaunchConfig_t how{};
-    how.gridDim = dim3(launch.row_blocks, launch.part_blocks);
+    how.gridDim = dim3(launch.part_blocks, launch.row_blocks);
     how.blockDim = dim3(row_launch::threads);
     how.stream = stream_;
     return cudaLaunchKernelEx(&how, detail::move_rows_kernel<N, Read, Write, Map, Op>, map, op, launch);

@@ -68,10 +68,12 @@ struct row_launch {
   const std::uint32_t wanted = is_little ? work.packets : (work.packets + 3) / 4;
   out.lane_bits = static_cast<std::uint32_t>(std::bit_width(std::min(wanted, row_launch::threads) - 1));
   const std::uint32_t rows_a_block = row_launch::threads >> out.lane_bits;
-  constexpr std::uint64_t most_blocks = 0x7FFF'FFFF;
-  constexpr std::uint32_t most_part_blocks = 0xFFFF;
+  // A grid's x, whose blocks follow each other, is parts: heads of the same tokens lie side by side. Its y is
+  // rows, and has no more.
+  constexpr std::uint32_t most_part_blocks = 0x7FFF'FFFF;
+  constexpr std::uint64_t most_row_blocks = 0xFFFF;
   out.part_blocks = std::min(work.parts, most_part_blocks);
-  out.row_blocks = static_cast<std::uint32_t>(std::min((work.rows - 1) / rows_a_block + 1, most_blocks));
+  out.row_blocks = static_cast<std::uint32_t>(std::min((work.rows - 1) / rows_a_block + 1, most_row_blocks));
   if (limits.blocks != 0) {
     out.part_blocks = std::min(out.part_blocks, limits.blocks);
     out.row_blocks = std::min(out.row_blocks, std::max(limits.blocks / out.part_blocks, 1U));
