@@ -16,13 +16,20 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
-# The warnings our own targets are held to, as errors. Link PRIVATE.
-set(llmmem_warning_flags -Wall -Wextra -Wconversion -Wshadow -Wold-style-cast -Werror)
-add_library(llmmem_warnings INTERFACE)
+option(LLMMEM_WERROR "Make the warnings of our own targets errors" ON)
+
+# The warnings our own targets are held to. Link PRIVATE.
+set(llmmem_warning_flags -Wall -Wextra -Wconversion -Wshadow -Wold-style-cast)
 # -Wold-style-cast is no CUDA flag: nvcc's own generated host code casts that way.
+set(llmmem_cuda_warning_flags -Xcompiler=-Wall,-Wextra,-Wshadow)
+if(LLMMEM_WERROR)
+  list(APPEND llmmem_warning_flags -Werror)
+  list(APPEND llmmem_cuda_warning_flags -Xcompiler=-Werror -Werror=all-warnings)
+endif()
+add_library(llmmem_warnings INTERFACE)
 target_compile_options(
   llmmem_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${llmmem_warning_flags}>"
-                            "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wshadow,-Werror;-Werror=all-warnings>")
+                            "$<$<COMPILE_LANGUAGE:CUDA>:${llmmem_cuda_warning_flags}>")
 
 include(FetchContent)
 
