@@ -131,6 +131,10 @@ bool run_step(device_id device, std::uint32_t multiprocessors) {
   const std::uint64_t blocks = pool.physical_blocks();
   block_storage<device_space> storage(gpu, blocks, layout.block_bytes());
   const kv_memory cache{.data = storage.range().data, .blocks = blocks, .layout = layout};
+  // A block moves whole, also where tokens of it have not come yet. An engine need not care what lies there,
+  // which no kernel takes into account; it may fill it as here, in NaNs, so that a kernel that does shows at
+  // once, and compute-sanitizer's initcheck finds nothing in the copies of such blocks.
+  fill_memory(run, storage.range().addresses(), poison_pattern{}).value();
   upload_ring<pinned_space, device_space, device_point> ring(host, gpu, {.slot_bytes = 64 << 10});
 
   space_buffer<pinned_space> staged(host, 1, batch_bytes, 256);  // as the engine's projections would leave it
