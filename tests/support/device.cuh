@@ -8,8 +8,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "support/seeds.hpp"
 
 namespace llmmem_tests {
 
@@ -126,9 +129,25 @@ void launch_or_replay(std::uint64_t seed, cudaStream_t stream, const char* what,
   check(cudaStreamSynchronize(stream), what);
 }
 
-/// A program's whole test: `check_one(seed, stream)` for as many seeds, on a device, if there is one.
+/// LLMMEM_TEST_WORLDS, a whole number from 1 on, where it is set: a tool that watches every access takes many
+/// times longer, and learns no more from the last worlds than from the first. Else `otherwise`.
+[[nodiscard]] inline std::uint64_t wanted_worlds(std::uint64_t otherwise) {
+  try {
+    const std::uint64_t worlds = number_from_environment("LLMMEM_TEST_WORLDS", otherwise);
+    // A test of no worlds would pass whatever the kernels do.
+    if (worlds == 0) throw std::invalid_argument("LLMMEM_TEST_WORLDS: wanted a whole number from 1 on");
+    return worlds;
+  } catch (const std::invalid_argument& wrong) {
+    std::fprintf(stderr, "FAILED: %s\n", wrong.what());
+    std::exit(1);
+  }
+}
+
+/// A program's whole test: `check_one(seed, stream)` for as many seeds, or as many as are wanted, on a
+/// device, if there is one.
 template <class Check>
-void check_worlds(std::uint64_t worlds, const Check& check_one) {
+void check_worlds(std::uint64_t usual, const Check& check_one) {
+  const std::uint64_t worlds = wanted_worlds(usual);
   describe(require_device());
   cudaStream_t stream{};
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
