@@ -488,6 +488,30 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
+  TEST_CASE("a call that ends while NCCL still launches it is aborted: what is being launched is not revoked") {
+    sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
+    fake_world fake;
+    net.run([&](sim_endpoint& end) {
+      side_of side(end);
+      side.join(side.after(second)).value();
+      ranks_of<> ranks(side, nullptr, {}, {fake, end});
+      ranks.join(ranks.after(second)).value();
+      if (to_index(ranks.rank()) == 0) {
+        std::vector<std::byte> bytes(100);
+        CHECK(ranks.recv(bytes, rank_id{1}, 0, ranks.after(0)).code() == errc::peer_timed_out);
+        CHECK(ranks.stats().revoked == 0);
+        CHECK(ranks.stats().aborted == 1);
+      }
+      recover(ranks);
+      CHECK(ranks.stats().fresh == 2);
+      add_up(ranks, ranks.after(second)).value();
+      ranks.agree(1, ranks.after(second)).value();
+      ranks.leave(ranks.after(second)).value();
+    });
+    CHECK(fake.broken_rules == std::vector<std::string>{});
+    CHECK(fake.left() == 0);
+  }
+
   TEST_CASE("a set-up that is cut short is settled by the next agreement") {
     for (const auto seed : llmmem_tests::seeds(40)) {
       CAPTURE(seed);

@@ -186,8 +186,10 @@ class fake_nccl {
   ncclResult_t revoke(ncclComm_t comm) {
     if (world_->fails("revoke")) return ncclInternalError;
     fake_comm& one = use(comm, "revoke");
-    world_->rule(one.now == state::ready || one.now == state::failed,
-                 "ncclCommRevoke twice, or of one that is busy");
+    world_->rule(one.now == state::ready, "ncclCommRevoke twice, or of one that is busy or has failed");
+    // 2.28.9 frees the job of a group that is still being launched, and goes on to use it.
+    world_->rule(one.launching.empty() && !one.is_waiting_child,
+                 "ncclCommRevoke while something is being launched");
     one.now = state::revoking;
     one.looks = world_->revoke_hangs ? ~0U : 3;
     return ncclInProgress;

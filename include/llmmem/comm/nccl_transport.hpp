@@ -94,7 +94,8 @@ struct nccl_stats {
 ///   counts. It must not be captured into a graph.
 /// - **A call that fails ends the epoch**, on all ranks, by `revoke`: NCCL cannot take one message back. It
 ///   returns once NCCL no longer touches memory: its operations are revoked, or the communicator is aborted
-///   where NCCL has no `ncclCommRevoke` (before 2.28.7), or when that takes longer than `stop_ns`.
+///   where NCCL has no `ncclCommRevoke` (before 2.28.7), while it is still launching them or has failed, or
+///   when that takes longer than `stop_ns`.
 /// - **Tags**: NCCL has none. Messages between two ranks are received in the order in which they were sent,
 ///   with the sizes that they were sent with; a tag is not checked. Otherwise both wait, or NCCL fails. A
 ///   rank sends to itself by `exchange` alone. A message without bytes is one byte of NCCL's.
@@ -254,6 +255,7 @@ class nccl_transport {
   std::vector<window> windows_{};  // of `comm_`
   bool is_growing_ = false;
   bool is_stopped_ = false;  // nothing may be put on it any more
+  bool is_put_ = false;      // something may be on the stream, with no event behind it as yet
   bool is_event_out_ = false;
   owes owes_ = owes::nothing;
   std::array<char, 256> trouble_{};

@@ -137,6 +137,7 @@ result<void> nccl_transport<Side, Api>::enqueue_and_wait(const char* name, std::
                                                          std::uint64_t bytes, deadline by, Enqueue enqueue) {
   ncclResult_t status = api_.group_start();
   if (is_error(status)) return trouble("ncclGroupStart", status);
+  is_put_ = true;
   const ncclResult_t put = enqueue();
   status = api_.group_end();  // also when putting failed: groups must balance
   if (is_error(put)) return trouble(name, put);
@@ -149,6 +150,7 @@ result<void> nccl_transport<Side, Api>::enqueue_and_wait(const char* name, std::
         return trouble("cudaEventRecord", api_.text(cuda), static_cast<int>(cuda));
       }
       is_recorded = is_event_out_ = true;
+      is_put_ = false;
     }
     if (is_recorded) {
       const cudaError_t cuda = api_.query(event_);
@@ -186,7 +188,13 @@ void nccl_transport<Side, Api>::stop() {
   if (comm_ == nullptr || std::exchange(is_stopped_, true)) return;
   if constexpr (Api::has_revoke) {
     const deadline by = side_->after(options_.stop_ns);
-    ncclResult_t status = api_.revoke(comm_);
+    // While a group is being launched NCCL 2.28.9 would free its job and go on to use it; and what has failed
+    // is not fit to be shrunk.
+    bool may_revoke = status_of(comm_) == ncclSuccess;
+    // What has reached the stream since the last look has no event behind it as yet.
+    if (may_revoke && is_put_) may_revoke = is_event_out_ = api_.record(event_, stream_) == cudaSuccess;
+    is_put_ = false;
+    ncclResult_t status = may_revoke ? api_.revoke(comm_) : ncclInvalidUsage;
     for (;;) {
       if (is_error(status)) break;
       const bool is_idle = !is_event_out_ || api_.query(event_) != cudaErrorNotReady;
@@ -215,7 +223,7 @@ void nccl_transport<Side, Api>::abort_communicator() noexcept {
 template <nccl_side Side, class Api>
 void nccl_transport<Side, Api>::abort() noexcept {
   is_stopped_ = true;
-  is_event_out_ = false;
+  is_event_out_ = is_put_ = false;
   if (comm_ != nullptr) abort_communicator();
   if (child() != nullptr) {
     static_cast<void>(api_.abort(take_child()));
