@@ -488,7 +488,8 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("a call that ends while NCCL still launches it is aborted: what is being launched is not revoked") {
+  TEST_CASE(
+      "a call that ends while NCCL still launches it is aborted: what is being launched is not revoked") {
     sim_network net({.seats = 2, .seed = 1, .most_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {

@@ -158,7 +158,11 @@ void check_batches() {
     host.data[i] = static_cast<std::byte>(i * 2654435761U >> 13U);
   cudaStream_t stream{};
   llmmem_tests::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  int sees_host = 0;
+  llmmem_tests::check(cudaDeviceGetAttribute(&sees_host, cudaDevAttrCanUseHostPointerForRegisteredMem, 0),
+                      "whether the device sees the host's addresses");
   for (const copy_way wanted : {copy_way::loop, copy_way::batch, copy_way::strided, copy_way::kernel}) {
+    if (sees_host == 0 && follows_host_addresses(wanted, copy_direction::up)) continue;
     batch_copier<cuda_runtime> copies(copy_plan::measured(
         {}, [&](copy_way way, const copy_shape&) { return std::optional(way == wanted ? 1.0 : 1000.0); }));
     const auto kernel = [&](std::span<const copy_task> all) {

@@ -53,6 +53,25 @@ TEST_SUITE("copy_plan") {
     CHECK(choice(4 << 20, 8, all_open) == copy_way::batch);
   }
 
+  TEST_CASE(
+      "where a device does not see the host's addresses, what would follow them is neither measured nor "
+      "taken") {
+    const copy_plan plan =
+        copy_plan::measured({}, [](copy_way way, const copy_shape& shape) -> std::optional<double> {
+          if (follows_host_addresses(way, shape.direction)) return std::nullopt;
+          return way == copy_way::loop ? 1e6 : 1.0;
+        });
+    for (const copy_direction direction : {copy_direction::up, copy_direction::down}) {
+      for (const std::uint64_t count : {1U, 40U, 4000U}) {
+        const copy_shape shape{direction, 4096, count};
+        CHECK(plan.choose(shape, {.batch = true, .kernel = true}) == copy_way::loop);
+        CHECK(plan.choose(shape, all_open) == copy_way::strided);
+      }
+    }
+    CHECK(plan.choose({copy_direction::within, 4096, 40}, {.batch = true}) == copy_way::batch);
+    CHECK(plan.choose({copy_direction::within, 4096, 40}, {.kernel = true}) == copy_way::kernel);
+  }
+
   TEST_CASE("between what was measured times are interpolated, above it they grow, below it they stay") {
     const auto shares = [](copy_way, const copy_shape& shape) -> std::optional<double> {
       const auto bytes = static_cast<double>(shape.bytes);

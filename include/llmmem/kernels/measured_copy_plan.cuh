@@ -52,10 +52,14 @@ class copy_stopwatch {
   copy_stopwatch(device_id device, std::uint64_t bytes)
       : current_(device),
         space_(device_pool_source<cuda_runtime>(device), {.budget = 3 * bytes + 512, .name = "copy plan"}),
-        pinned_(pinned_source<cuda_runtime>(), {.budget = 2 * bytes + 65536, .name = "copy plan"}),
+        pinned_(pinned_source<cuda_runtime>({.device = device}),
+                {.budget = 2 * bytes + 65536, .name = "copy plan"}),
         there_(space_.try_allocate(bytes, 256).value()),
         there_too_(space_.try_allocate(2 * bytes, 256).value()),
         here_(pinned_.try_allocate(2 * bytes, 4096).value()) {
+    check(current_.status());
+    check(cudaDeviceGetAttribute(&sees_host_, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                 static_cast<int>(to_index(device))));
     check(cudaStreamCreateWithFlags(&on_.stream, cudaStreamNonBlocking));
     check(cudaEventCreate(&on_.began));
     check(cudaEventCreate(&on_.ended));
@@ -69,6 +73,7 @@ class copy_stopwatch {
 
   /// The least of three, in nanoseconds.
   [[nodiscard]] std::optional<double> time(copy_way way, const copy_shape& shape) {
+    if (sees_host_ == 0 && follows_host_addresses(way, shape.direction)) return std::nullopt;
     const std::vector<copy_task> pieces = pieces_of(way, shape);
     double least = 0;
     for (int round = 0; round < 4; ++round) {  // the first warms up
@@ -133,6 +138,7 @@ class copy_stopwatch {
   }
 
   current_device current_;
+  int sees_host_ = 0;  // whether pinned memory is at the host's addresses for the device
   device_space space_;
   pinned_space pinned_;
   device_space::range_type there_;
@@ -147,7 +153,9 @@ class copy_stopwatch {
 }  // namespace detail
 
 /// Measures all ways to copy between pinned memory and a device, and inside it: once when an engine starts,
-/// or once a machine, its `text()` kept. On an idle device: what else runs there is measured along.
+/// or once a machine, its `text()` kept. On an idle device: what else runs there is measured along. Where the
+/// device does not see pinned memory at the host's addresses (WSL2), a batch or kernel up or down would fault
+/// by them, and is not measured: see `batch_copier`.
 ///
 /// @param grid  its `most_bytes` are taken three times on the device and twice in pinned memory.
 /// @throws system_error, out_of_memory  without a device, or without that memory.

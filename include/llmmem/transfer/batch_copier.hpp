@@ -118,6 +118,11 @@ struct batch_copy {
 ///       return copy_few(device_executor(stream, {.blocks = 16}), all);      // by nvcc: a kernel as well
 ///     }).value();
 ///
+/// Pieces in pinned memory are given as devices see it, `pinned_source::device_address`, where that is
+/// another address than the host's (CUDA: cudaDevAttrCanUseHostPointerForRegisteredMem is 0, as under WSL2).
+/// By host addresses a batch or a kernel would fault there, and the device be lost to the process;
+/// `measured_copy_plan` measures neither, so that a plan of such a device takes neither up or down.
+///
 /// @par Complexity      O(pieces) on the host; no allocation once as many have been copied before.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          `errc::out_of_range`, before anything is copied, for a piece outside the memory that

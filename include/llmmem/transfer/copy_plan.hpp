@@ -30,6 +30,13 @@ inline constexpr std::size_t copy_ways = 4;
 enum class copy_direction : std::uint8_t { up, down, within };
 inline constexpr std::size_t copy_directions = 3;
 
+/// Whether a copy has the device itself follow addresses of the host. Some devices see pinned memory at the
+/// host's own addresses, of others such a copy is a fault that ends the context: there it takes the addresses
+/// at which they see it. The driver's own copies find that out by themselves.
+[[nodiscard]] constexpr bool follows_host_addresses(copy_way way, copy_direction direction) noexcept {
+  return direction != copy_direction::within && (way == copy_way::batch || way == copy_way::kernel);
+}
+
 /// What is to be copied, as far as the choice depends on it.
 struct copy_shape {
   copy_direction direction = copy_direction::up;
