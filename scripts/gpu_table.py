@@ -1,4 +1,4 @@
-"""gpu_table.py commands < JSON of ctest: each test as its name, a tab, and its command behind @SANITIZER@.
+"""gpu_table.py commands < JSON of ctest: each test as its name, a tab, and its command quoted for a shell.
 gpu_table.py write FOLDER: table.md and results.json of what scripts/gpu left there.
 
 Of `write` the exit status is that of scripts/gpu: 1 when something failed, 3 when nothing failed and something was cut.
@@ -13,7 +13,7 @@ import sys
 def commands():
     for test in json.load(sys.stdin)["tests"]:
         if test.get("command"):
-            print(f"{test['name']}\t@SANITIZER@ {shlex.join(test['command'])}")
+            print(f"{test['name']}\t{shlex.join(test['command'])}")
 
 
 def lines_of(path):
@@ -21,8 +21,8 @@ def lines_of(path):
 
 
 def rows_of(path):
-    """What a benchmark wrote until it ended: its ceiling, 0 where it has none, and its rows."""
-    ceiling = 0
+    """What a benchmark wrote until it ended: its ceilings by name, and its rows."""
+    ceilings = {}
     rows = []
     for line in lines_of(path):
         try:
@@ -32,8 +32,8 @@ def rows_of(path):
         if "what" in found:
             rows.append(found)
         else:
-            ceiling = found.get("ceiling_gb_per_s", 0)
-    return ceiling, rows
+            ceilings[found["ceiling"]] = found["gb_per_s"]
+    return ceilings, rows
 
 
 def read(folder):
@@ -43,35 +43,40 @@ def read(folder):
         phase, name, status, seconds, why = line.split("\t", 4)
         ran.append({"phase": phase, "name": name, "status": status, "seconds": int(seconds), "why": why})
     figures = []
-    ceiling = 0
+    ceilings = {"copy": 0, "read": 0}
     for each in ran:
         if each["phase"] not in ("benchmarks", "twins") or each["status"] == "skipped":
             continue
         its, rows = rows_of(folder / "logs" / (each["name"].replace("/", "_") + ".rows"))
         if not rows and each["status"] == "passed":
             each.update(status="failed", why="it wrote no rows")
-        ceiling = max(ceiling, its)
+        for name, rate in its.items():
+            ceilings[name] = max(ceilings[name], rate)
         figures += [{**row, "from": each["name"]} for row in rows]
-    # One ceiling for all rows: the quickest copy within the device that any program saw.
+    # The same ceilings for all rows: the quickest copy within the device, and the quickest reading, that any program saw.
     for row in figures:
         row["gb_per_s"] = round(row["bytes"] / row["us"] / 1000, 1) if row["bytes"] and row["us"] else None
-        has_share = ceiling and row["gb_per_s"] and row.get("within_device", True)
-        row["share"] = round(row["gb_per_s"] / ceiling, 3) if has_share else None
-    return {"machine": machine, "ceiling_gb_per_s": ceiling, "ran": ran, "rows": figures}
+        ceiling = ceilings.get(row["share_of"])
+        row["share"] = round(row["gb_per_s"] / ceiling, 3) if ceiling and row["gb_per_s"] else None
+        if row["share"] is None:
+            row["share_of"] = None
+    return {"machine": machine, "ceilings_gb_per_s": ceilings, "ran": ran, "rows": figures}
 
 
 def table(results):
     text = ["# What scripts/gpu found", ""]
     text += [f"- {key}: {value}" for key, value in results["machine"].items()]
-    text += [f"- ceiling: {results['ceiling_gb_per_s']} GB/s, read and written, of a copy within the device", ""]
+    ceilings = results["ceilings_gb_per_s"]
+    text += [f"- ceiling `copy`: {ceilings['copy']} GB/s, read and written, of a copy within the device",
+             f"- ceiling `read`: {ceilings['read']} GB/s of a sum over what is there, for rows that only read", ""]
     text += ["| phase | what | how it ended | s |", "|---|---|---|---|"]
     for each in results["ran"]:
         why = f": {each['why']}" if each["why"] else ""
         text.append(f"| {each['phase']} | {each['name']} | {each['status']}{why} | {each['seconds']} |")
-    text += ["", "| what | shape | bytes | us | least to most | GB/s | share |", "|---|---|---|---|---|---|---|"]
+    text += ["", "| what | shape | bytes | us | least to most | GB/s | share of |", "|---|---|---|---|---|---|---|"]
     for row in results["rows"]:
         rate = "" if row["gb_per_s"] is None else row["gb_per_s"]
-        share = "" if row["share"] is None else f"{row['share']:.3f}"
+        share = "" if row["share"] is None else f"{row['share']:.3f} {row['share_of']}"
         text.append(f"| {row['what']} | {row['shape']} | {row['bytes']:.0f} | {row['us']:.2f} "
                     f"| {row['least_us']:.2f} to {row['most_us']:.2f} | {rate} | {share} |")
     return "\n".join(text) + "\n"

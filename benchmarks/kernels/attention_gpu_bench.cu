@@ -1,8 +1,8 @@
-// Decode attention over a paged cache beside what bounds it, a copy within the device, and beside the same
-// kernel over a cache whose sequences lie in one piece each: what reading through block tables costs. Layers
-// of one cache take turns, as a model's do: as many as have twice the bytes of the device's L2 together, each
-// as often as the others, so that none is found there. Each figure is the median of 15 replays of a graph,
-// with the least and the most.
+// Decode attention over a paged cache beside what bounds it, a device that only reads (a sum by CUB), and
+// beside the same kernel over a cache whose sequences lie in one piece each: what reading through block
+// tables costs. Layers of one cache take turns, as a model's do: as many as have twice the bytes of the
+// device's L2 together, each as often as the others, so that none is found there. Each figure is the median
+// of 15 replays of a graph, with the least and the most.
 //
 // LLMMEM_BENCH_GPU_MIB  the largest cache (4096), of which two must fit
 // LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
@@ -15,10 +15,10 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/device.cuh"
@@ -35,7 +35,7 @@ constexpr std::uint32_t least_launches = 20;
 
 /// A model's heads, and the sequences of a decode step.
 struct decode_shape {
-  const char* name;
+  std::string name;
   std::uint32_t query_heads;
   std::uint32_t heads;
   std::uint32_t head_dim;
@@ -85,12 +85,14 @@ struct decode_batch {
   std::uint64_t head_bytes;
   std::uint64_t row_bytes;
 
-  explicit decode_batch(const decode_shape& of)
+  decode_batch(const decode_shape& of, cudaStream_t stream)
       : queries(of.batch * of.query_heads * of.head_dim * 2),
         out(of.batch * of.query_heads * of.head_dim * 2),
         head_bytes(std::uint64_t{of.head_dim} * 2),
         row_bytes(head_bytes * of.query_heads) {
-    check(cudaMemset(queries.data(), 0, queries.size()), "queries");
+    fill_memory(device_executor(stream), {queries.data(), static_cast<std::size_t>(queries.size())},
+                below_two(1))
+        .value();
   }
 };
 
@@ -127,19 +129,18 @@ void measure_shape(stopwatch& watch, device_table& table, const device_bytes& ro
   if (step > room.size()) return;
   const std::uint64_t wanted = std::max<std::uint64_t>(2 * device.l2_bytes / step + 1, 2);
   const auto layers = static_cast<std::uint32_t>(std::min(room.size() / step, wanted));
-  const decode_batch batch(of);
+  const decode_batch batch(of, watch.stream());
   const double bytes = static_cast<double>(of.tokens * of.batch * token_bytes + 2 * batch.queries.size());
-  const std::string shape =
-      std::string(of.name) + ", B " + std::to_string(of.batch) + " x " + std::to_string(of.tokens);
+  const std::string shape = of.name + ", B " + std::to_string(of.batch) + " x " + std::to_string(of.tokens);
   for (const std::uint32_t block_tokens : {16U, 64U}) {
     const decode_tables tables(of, block_tokens, layers);
     table.add("attention, blocks of " + std::to_string(block_tokens), shape, bytes,
-              measure(watch, of, tables, batch, room.data(), device.limits));
+              measure(watch, of, tables, batch, room.data(), device.limits), ceiling::read);
   }
   // A multiple of eight, as a block's tokens are above: the kernel takes the same way.
   const decode_tables whole(of, static_cast<std::uint32_t>((of.tokens + 7) / 8 * 8), layers);
   table.add("attention, in one piece", shape, bytes,
-            measure(watch, of, whole, batch, room.data(), device.limits));
+            measure(watch, of, whole, batch, room.data(), device.limits), ceiling::read);
 }
 
 }  // namespace
@@ -153,27 +154,27 @@ int main() {
   check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device), "the size of L2");
   const measured_device measured{{.multiprocessors = static_cast<std::uint32_t>(multiprocessors)},
                                  static_cast<std::uint64_t>(l2_bytes)};
-  const char* const text = std::getenv("LLMMEM_BENCH_GPU_MIB");
-  const device_bytes room((text == nullptr ? 4096 : std::strtoull(text, nullptr, 10)) * mib);
+  const device_bytes room(largest_buffer(4096));
   const device_bytes other(room.size());
   stopwatch watch;
   device_table table;
   const device_executor run(watch.stream());
-  // Bytes below 0x3C: in bf16 and e4m3 small numbers, and none that is no number.
-  check(cudaMemset(room.data(), 0x31, room.size()), "the cache");
+  fill_memory(run, {room.data(), static_cast<std::size_t>(room.size())}, below_two(0)).value();
   const auto copy = watch.replayed(4, [&](int /*i*/) {
     copy_few(run, std::array{copy_task{room.data(), other.data(), room.size()}}).value();
   });
   const double moved = 2.0 * static_cast<double>(room.size());
-  table.ceiling(moved / copy.us / 1000);
+  table.set(ceiling::copy, moved / copy.us / 1000);
   table.add("copy_few", "one task of " + std::to_string(room.size() / mib) + " MiB", moved, copy);
-  for (const dtype element : {dtype::bf16, dtype::fp8_e4m3}) {
-    const char* const gqa = element == dtype::bf16 ? "bf16, 32 on 8 x 128" : "e4m3, 32 on 8 x 128";
+  measure_read_ceiling(watch, table, 4, room.size(), [&](int /*i*/) { return room.data(); });
+  for (const auto& [element, name] :
+       {std::pair{dtype::bf16, std::string("bf16")}, std::pair{dtype::fp8_e4m3, std::string("e4m3")}}) {
     for (const auto& [batch, tokens] : std::initializer_list<std::pair<std::uint64_t, std::uint64_t>>{
              {1, 1024}, {1, 8192}, {1, 131'072}, {8, 4096}, {32, 4096}, {128, 1024}, {128, 4096}})
-      measure_shape(watch, table, room, {gqa, 32, 8, 128, element, batch, tokens}, measured);
+      measure_shape(watch, table, room, {name + ", 32 on 8 x 128", 32, 8, 128, element, batch, tokens},
+                    measured);
+    measure_shape(watch, table, room, {name + ", 64 on 8 x 128", 64, 8, 128, element, 32, 4096}, measured);
+    measure_shape(watch, table, room, {name + ", 32 on 8 x 64", 32, 8, 64, element, 32, 4096}, measured);
   }
   measure_shape(watch, table, room, {"bf16, 32 on 32 x 128", 32, 32, 128, dtype::bf16, 32, 2048}, measured);
-  measure_shape(watch, table, room, {"bf16, 64 on 8 x 128", 64, 8, 128, dtype::bf16, 32, 4096}, measured);
-  measure_shape(watch, table, room, {"bf16, 32 on 8 x 64", 32, 8, 64, dtype::bf16, 32, 4096}, measured);
 }

@@ -1,8 +1,8 @@
 // Every kernel of the library on one device, beside what bounds it: copies of the device by its own engine
-// and by a kernel with 16-byte accesses, of which the faster is the ceiling; copies to and from pinned
-// memory, of which no share is told; the least that a launch takes. Launches rotate over four sets
-// of buffers, which pass any cache where a set has 16 MiB and more; each figure is the median of 15 replays
-// of a graph, with the least and the most.
+// and by a kernel with 16-byte accesses, of which the faster is the ceiling; a sum by CUB, which is that of
+// kernels that only read; copies to and from pinned memory, of which no share is told; the least that a
+// launch takes. Launches rotate over four sets of buffers, which pass any cache where a set has 16 MiB and
+// more; each figure is the median of 15 replays of a graph, with the least and the most.
 //
 // LLMMEM_BENCH_GPU_MIB  the largest buffers (1024), of which eight must fit
 // LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
@@ -47,11 +47,6 @@ constexpr std::uint64_t mib = 1024 * kib;
 constexpr int sets = 4;
 constexpr int launches = 20;
 
-[[nodiscard]] std::uint64_t largest_bytes() {
-  const char* const text = std::getenv("LLMMEM_BENCH_GPU_MIB");
-  return (text == nullptr ? 1024 : std::strtoull(text, nullptr, 10)) * mib;
-}
-
 [[nodiscard]] std::string size_text(std::uint64_t bytes) {
   return bytes >= mib ? std::to_string(bytes / mib) + " MiB" : std::to_string(bytes / kib) + " KiB";
 }
@@ -85,9 +80,10 @@ void measure_ceilings(stopwatch& watch, device_table& table, const buffers& all,
     copy_few(run, task).value();
   });
   const double moved = 2.0 * static_cast<double>(bytes);
-  table.ceiling(moved / std::min(engine.us, kernel.us) / 1000);
+  table.set(ceiling::copy, moved / std::min(engine.us, kernel.us) / 1000);
   table.add("cudaMemcpyAsync", "D2D " + size_text(bytes), moved, engine);
   table.add("copy_few", "one task of " + size_text(bytes), moved, kernel);
+  measure_read_ceiling(watch, table, launches, bytes, [&](int i) { return all.in(i); });
   const auto floor =
       watch.replayed(launches, [&](int i) { fill_memory(run, {all.out(i), 16}, poison_pattern{}).value(); });
   table.add("launch floor", "16 bytes filled", 0, floor);
@@ -101,11 +97,11 @@ void measure_host_copies(stopwatch& watch, device_table& table, const buffers& a
   const auto up = watch.called(2, [&](int i) {
     check(cudaMemcpyAsync(all.out(i), host.data, bytes, cudaMemcpyHostToDevice, watch.stream()), "up");
   });
-  table.add("pinned to device", size_text(bytes), static_cast<double>(bytes), up, bytes_move::over_link);
+  table.add("pinned to device", size_text(bytes), static_cast<double>(bytes), up, ceiling::none);
   const auto down = watch.called(2, [&](int i) {
     check(cudaMemcpyAsync(host.data, all.in(i), bytes, cudaMemcpyDeviceToHost, watch.stream()), "down");
   });
-  table.add("device to pinned", size_text(bytes), static_cast<double>(bytes), down, bytes_move::over_link);
+  table.add("device to pinned", size_text(bytes), static_cast<double>(bytes), down, ceiling::none);
   cudaEvent_t forked{};
   cudaEvent_t joined{};
   check(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming), "an event");
@@ -119,8 +115,7 @@ void measure_host_copies(stopwatch& watch, device_table& table, const buffers& a
     check(cudaEventRecord(joined, other.stream()), "join");
     check(cudaStreamWaitEvent(watch.stream(), joined, 0), "join");
   });
-  table.add("both ways", size_text(bytes) + " each", 2.0 * static_cast<double>(bytes), both,
-            bytes_move::over_link);
+  table.add("both ways", size_text(bytes) + " each", 2.0 * static_cast<double>(bytes), both, ceiling::none);
   check(cudaEventDestroy(joined), "destroy");
   check(cudaEventDestroy(forked), "destroy");
 }
@@ -236,44 +231,6 @@ void measure_copies(stopwatch& watch, device_table& table, const buffers& all, s
   }
 }
 
-/// K6, K9: numbers in other forms.
-void measure_numbers(stopwatch& watch, device_table& table, const buffers& all, std::uint64_t room) {
-  const device_executor run(watch.stream());
-  constexpr std::uint32_t groups = 32;
-  const std::uint64_t values = std::min(room, 512 * mib) / 2;
-  const group_shape shape{.rows = values / (groups * 128), .groups = groups, .elements = 128};
-  const device_bytes scales(shape.rows * groups * 4);
-  struct form {
-    const char* name;
-    dtype code;
-    std::uint64_t bits;
-  };
-  for (const form& each :
-       {form{"int8", dtype::int8, 8}, form{"e4m3", dtype::fp8_e4m3, 8}, form{"int4", dtype::int4, 4}}) {
-    const std::uint64_t code_stride = groups * 128 * each.bits / 8;
-    const double bytes = static_cast<double>(values * 2 + values * each.bits / 8 + shape.rows * groups * 4);
-    table.add("quantize_groups", std::string("bf16 to ") + each.name + " by 128", bytes,
-              watch.replayed(launches, [&](int i) {
-                quantize_groups(run, shape, {all.in(i), dtype::bf16, groups * 256},
-                                {all.out(i), each.code, code_stride}, {scales.data(), groups * 4})
-                    .value();
-              }));
-    table.add("dequantize_groups", std::string(each.name) + " to bf16 by 128", bytes,
-              watch.replayed(launches, [&](int i) {
-                dequantize_groups(run, shape, {all.in(i), each.code, code_stride},
-                                  {scales.data(), groups * 4}, {all.out(i), dtype::bf16, groups * 256})
-                    .value();
-              }));
-  }
-  const double both = 4.0 * static_cast<double>(values);
-  table.add("split_planes", "bf16, " + size_text(values * 2), both, watch.replayed(launches, [&](int i) {
-    split_planes(run, all.in(i), values, {all.out(i), all.out(i) + values}).value();
-  }));
-  table.add("merge_planes", "bf16, " + size_text(values * 2), both, watch.replayed(launches, [&](int i) {
-    merge_planes(run, {all.in(i), all.in(i) + values}, values, all.out(i)).value();
-  }));
-}
-
 /// K7, K8: what checks and what protects.
 void measure_checks(stopwatch& watch, device_table& table, const buffers& all, std::uint64_t room) {
   const device_executor run(watch.stream());
@@ -289,9 +246,11 @@ void measure_checks(stopwatch& watch, device_table& table, const buffers& all, s
     const double bytes = static_cast<double>(blocks * block_bytes);
     const std::string shape = std::to_string(blocks) + " x " + size_text(block_bytes);
     table.add("crc32c_blocks", shape, bytes,
-              watch.replayed(launches, [&](int i) { crc32c_blocks(run, list(i, false), crcs).value(); }));
+              watch.replayed(launches, [&](int i) { crc32c_blocks(run, list(i, false), crcs).value(); }),
+              ceiling::read);
     table.add("digest_blocks", shape, bytes,
-              watch.replayed(launches, [&](int i) { digest_blocks(run, list(i, false), digests).value(); }));
+              watch.replayed(launches, [&](int i) { digest_blocks(run, list(i, false), digests).value(); }),
+              ceiling::read);
     table.add("copy_and_crc32c", shape, 2 * bytes,
               watch.replayed(launches, [&](int i) { copy_and_crc32c(run, list(i, true), crcs).value(); }));
     table.add("copy_and_digest", shape, 2 * bytes,
@@ -310,9 +269,77 @@ void measure_checks(stopwatch& watch, device_table& table, const buffers& all, s
               xor_delta(run, all.in(i), all.in(i + 1), all.out(i), bytes, words).value();
             }));
   table.add("compare_dirty", size_text(bytes), 2.0 * static_cast<double>(bytes),
-            watch.replayed(launches, [&](int i) {
-              compare_dirty(run, all.in(i), all.in(i + 1), bytes, words).value();
-            }));
+            watch.replayed(
+                launches, [&](int i) { compare_dirty(run, all.in(i), all.in(i + 1), bytes, words).value(); }),
+            ceiling::read);
+  // What the buffers were filled with: nothing differs, and nothing is told.
+  const device_array<mismatch_report> report(std::vector<mismatch_report>(1));
+  table.add("verify_memory", size_text(bytes), static_cast<double>(bytes),
+            watch.replayed(launches,
+                           [&](int i) {
+                             verify_memory(run, {all.in(i), bytes},
+                                           seeded_pattern{.seed = static_cast<std::uint64_t>(i % sets)},
+                                           report.data())
+                                 .value();
+                           }),
+            ceiling::read);
+  if (report.host().front() != mismatch_report{}) {
+    std::fprintf(stderr, "FAILED: verify_memory: the buffers are not what they were filled with\n");
+    std::exit(1);
+  }
+}
+
+/// K6, K9: numbers in other forms. Draws numbers where random bytes were to be read: as bf16 these would be
+/// of any size, so that hardly a code were other than 0, and some none at all, so that groups became NaNs.
+void measure_numbers(stopwatch& watch, device_table& table, const buffers& all, std::uint64_t room) {
+  const device_executor run(watch.stream());
+  constexpr std::uint64_t row_values = 4096;
+  const std::uint64_t rows = std::min(room / 2, 512 * mib) / 2 / row_values;
+  const std::uint64_t values = rows * row_values;
+  for (int i = 0; i < sets; ++i)
+    fill_memory(run, {all.in(i), values * 2}, near_one(static_cast<std::uint64_t>(i))).value();
+  // Each set has its own: a cache would keep those that all share.
+  const std::uint64_t scale_bytes = values / 32 * 4;
+  const device_bytes scales(sets * scale_bytes);
+  struct form {
+    const char* name;
+    dtype code;
+    std::uint64_t bits;
+    std::uint32_t elements;
+  };
+  for (const form& each :
+       {form{"int8", dtype::int8, 8, 128}, form{"int8", dtype::int8, 8, 64}, form{"int8", dtype::int8, 8, 32},
+        form{"e4m3", dtype::fp8_e4m3, 8, 128}, form{"int4", dtype::int4, 4, 128}}) {
+    const auto groups = static_cast<std::uint32_t>(row_values / each.elements);
+    const group_shape shape{.rows = rows, .groups = groups, .elements = each.elements};
+    const std::uint64_t code_stride = row_values * each.bits / 8;
+    const double bytes = static_cast<double>(values * 2 + values * each.bits / 8 + rows * groups * 4);
+    const auto scales_of = [&](int i) {
+      return scales.data() + static_cast<std::uint64_t>(i % sets) * scale_bytes;
+    };
+    const std::string by = " by " + std::to_string(each.elements);
+    table.add("quantize_groups", std::string("bf16 to ") + each.name + by, bytes,
+              watch.replayed(launches, [&](int i) {
+                quantize_groups(run, shape, {all.in(i), dtype::bf16, row_values * 2},
+                                {all.out(i), each.code, code_stride}, {scales_of(i), groups * 4})
+                    .value();
+              }));
+    // What was made above, each set of its numbers.
+    table.add("dequantize_groups", std::string(each.name) + " to bf16" + by, bytes,
+              watch.replayed(launches, [&](int i) {
+                dequantize_groups(run, shape, {all.out(i), each.code, code_stride},
+                                  {scales_of(i), groups * 4},
+                                  {all.out(i) + values * 2, dtype::bf16, row_values * 2})
+                    .value();
+              }));
+  }
+  const double both = 4.0 * static_cast<double>(values);
+  table.add("split_planes", "bf16, " + size_text(values * 2), both, watch.replayed(launches, [&](int i) {
+    split_planes(run, all.in(i), values, {all.out(i), all.out(i) + values}).value();
+  }));
+  table.add("merge_planes", "bf16, " + size_text(values * 2), both, watch.replayed(launches, [&](int i) {
+    merge_planes(run, {all.in(i), all.in(i) + values}, values, all.out(i)).value();
+  }));
 }
 
 /// What it costs to have memory and to give it back, on the host's clock.
@@ -359,15 +386,15 @@ int main() {
   llmmem_tests::describe(llmmem_tests::require_device());
   stopwatch watch;
   device_table table;
-  const std::uint64_t room = largest_bytes();
+  const std::uint64_t room = largest_buffer(1024);
   {
     const buffers all(room, watch.stream());
     measure_ceilings(watch, table, all, room);
     measure_host_copies(watch, table, all, room);
     measure_tokens(watch, table, all, room);
     measure_copies(watch, table, all, room);
-    measure_numbers(watch, table, all, room);
     measure_checks(watch, table, all, room);
+    measure_numbers(watch, table, all, room);
   }
   measure_memory(table);
   std::printf("%s", measured_copy_plan(device_id{0}).text().c_str());

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """torch_twins.py [--self-test]: what a user of torch, or of Triton, would run in place of this library's kernels.
 
-The same shapes and counts of bytes as bench_gpu_kernels and bench_gpu_kernels_attention, whose rows they stand beside;
-each figure is the median of 15 replays of a CUDA graph of 20 launches and more, over four sets of buffers and more, so
-that none is found in the device's L2. Prints a table, and writes its rows to the file that LLMMEM_BENCH_ROWS names, as
-these programs do. Without torch or a device: a line that says so, and exit status 77.
+The same shapes and counts of bytes as bench_gpu_kernels_kernels and bench_gpu_kernels_attention, whose rows they stand
+beside, and random numbers as there; each figure is the median of 15 replays of a CUDA graph of 20 launches and more,
+over four sets of buffers and more, so that none is found in the device's L2. Prints a table, and writes its rows to the
+file that LLMMEM_BENCH_ROWS names, as these programs do. Without torch or a device: a line that says so, and exit
+status 77.
 
 --self-test checks the counts of bytes, without torch.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -18,6 +20,7 @@ KIB = 1024
 MIB = 1024 * KIB
 SETS = 4
 LAUNCHES = 20
+WARM = 2
 REPLAYS = 15
 
 
@@ -70,6 +73,7 @@ def self_test():
     assert launches_over(4) == 20 and launches_over(26) == 26 and launches_over(8) == 24
     assert size_text(4 * KIB) == "4 KiB" and size_text(2 * MIB) == "2 MiB"
     print("the counts of bytes are right")
+    return 0
 
 
 class Table:
@@ -78,17 +82,18 @@ class Table:
         path = os.environ.get("LLMMEM_BENCH_ROWS")
         self.file = open(path, "w", encoding="utf-8") if path else None
 
-    def measure(self, what, shape, size, launch, sets=SETS):
+    def measure(self, what, shape, size, launch, sets=SETS, share_of="copy"):
         """launch(i): a launch over the i-th of `sets`. What it cannot do is told, and left out."""
         torch = self.torch
         try:
             took = self.replayed(launch, sets)
-        except (RuntimeError, NotImplementedError) as failed:
-            print(f"{what}, {shape}: not measured: {str(failed).splitlines()[0]}")
+        except Exception as failed:  # versions of torch differ in what they lack, and in how they say so
+            print(f"{what}, {shape}: not measured: {(str(failed) or repr(failed)).splitlines()[0]}", flush=True)
             torch.cuda.synchronize()
             return
         row = {"what": what, "shape": shape, "bytes": size, "us": round(statistics.median(took), 3),
-               "least_us": round(min(took), 3), "most_us": round(max(took), 3)}
+               "least_us": round(min(took), 3), "most_us": round(max(took), 3),
+               "share_of": share_of}
         print(f"{what:<34} {shape:<34} {size:>12} {row['us']:>10.2f} {size / row['us'] / 1000:>9.1f}", flush=True)
         if self.file:
             print(json.dumps(row), file=self.file, flush=True)
@@ -103,23 +108,34 @@ class Table:
         with torch.cuda.graph(graph):
             for i in range(launches):
                 launch(i % sets)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         took = []
-        for _ in range(REPLAYS + 1):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(WARM + REPLAYS):
+            graph.replay()  # so that the device is busy when it is given what is timed
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
             took.append(begin.elapsed_time(end) * 1000 / launches)
-        return took[1:]
+        return took[WARM:]
+
+
+def drawn(torch, *shape):
+    """Numbers as a model has them: zeros would have the device take less power, and perhaps run faster."""
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+
+def drawn_words(torch, *shape):
+    return torch.randint(-(2**63), 2**63 - 1, shape, dtype=torch.int64, device="cuda")
 
 
 def measure_tokens(torch, table):
     for tokens in (1, 16, 256, 8192, 65536):
         blocks = max(2 * tokens // 16, 64)
         places = torch.randperm(blocks * 16, device="cuda")[:tokens]
-        caches = [torch.zeros(2, blocks * 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
-        batches = [torch.zeros(2, tokens, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+        # In words of 8 bytes, as torch moves an element at a time.
+        caches = [drawn_words(torch, 2, blocks * 16, 256) for _ in range(SETS)]
+        batches = [drawn_words(torch, 2, tokens, 256) for _ in range(SETS)]
         shape = f"bf16 NHD, T {tokens}"
 
         def append(i, caches=caches, batches=batches, places=places):
@@ -138,7 +154,7 @@ def measure_blocks(torch, triton_copy, table, room):
         count = blocks_of(room, block_bytes)
         order = torch.randperm(blocks, device="cuda")[:count]
         targets = order.flip(0)
-        pools = [torch.zeros(2, blocks, block_bytes // 4, dtype=torch.int32, device="cuda") for _ in range(SETS)]
+        pools = [drawn_words(torch, 2, blocks, block_bytes // 8) for _ in range(SETS)]
         shape = f"{count} x {size_text(block_bytes)}"
         size = copy_bytes(count, block_bytes)
         table.measure("torch index_select, index_copy_", shape, size,
@@ -153,7 +169,7 @@ def make_triton_copy():
     try:
         import triton
         import triton.language as tl
-    except ImportError:
+    except (ImportError, OSError):
         print("no Triton: its rows are left out")
         return None
 
@@ -167,7 +183,7 @@ def make_triton_copy():
 
     def launch(to, source, to_blocks, from_blocks):
         words = source.shape[1]
-        tile = min(words, 4096)
+        tile = min(words, 2048)
         copy_blocks[(to_blocks.numel(), triton.cdiv(words, tile))](to, source, to_blocks, from_blocks, words, tile)
 
     return launch
@@ -175,20 +191,25 @@ def make_triton_copy():
 
 def measure_numbers(torch, table, room):
     values = min(room, 512 * MIB) // 2
-    inputs = [torch.ones(values // 128, 128, dtype=torch.bfloat16, device="cuda") for _ in range(SETS)]
+    inputs = [drawn(torch, values // 128, 128) for _ in range(SETS)]
 
     def quantize(x):
         scale = x.abs().amax(dim=1, keepdim=True).float() / 127
         return torch.round(x.float() / scale).to(torch.int8), scale
 
+    def dequantize(codes, scale):
+        return (codes.float() * scale).to(torch.bfloat16)
+
     quantized = [quantize(each) for each in inputs]
-    table.measure("torch (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
-                  lambda i: quantize(inputs[i]))
-    table.measure("torch (dequantize_groups)", "int8 to bf16 by 128", quantize_bytes(values),
-                  lambda i: (quantized[i][0].float() * quantized[i][1]).to(torch.bfloat16))
-    compiled = torch.compile(quantize, dynamic=False)
-    table.measure("torch.compile (quantize_groups)", "bf16 to int8 by 128", quantize_bytes(values),
-                  lambda i: compiled(inputs[i]))
+    size = quantize_bytes(values)
+    there = "bf16 to int8 by 128"
+    back = "int8 to bf16 by 128"
+    table.measure("torch (quantize_groups)", there, size, lambda i: quantize(inputs[i]))
+    table.measure("torch (dequantize_groups)", back, size, lambda i: dequantize(*quantized[i]))
+    # Compiled when it is first called, where what cannot be is left out.
+    compiled = functools.cache(lambda of: torch.compile(of, dynamic=False))
+    table.measure("torch.compile (quantize_groups)", there, size, lambda i: compiled(quantize)(inputs[i]))
+    table.measure("torch.compile (dequantize_groups)", back, size, lambda i: compiled(dequantize)(*quantized[i]))
 
 
 def measure_attention(torch, table):
@@ -198,12 +219,11 @@ def measure_attention(torch, table):
     for batch, tokens in ((1, 1024), (1, 8192), (1, 131072), (8, 4096), (32, 4096), (128, 1024), (128, 4096)):
         size = attention_bytes(batch, tokens)
         sets = sets_beyond(cache_bytes, size, 4096 * MIB)
-        query = torch.ones(batch, 32, 1, 128, dtype=torch.bfloat16, device="cuda")
+        query = drawn(torch, batch, 32, 1, 128)
         # In one piece: torch reads no block tables here.
-        keys, values = ([torch.ones(batch, 8, tokens, 128, dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
-                        for _ in range(2))
+        keys, values = ([drawn(torch, batch, 8, tokens, 128) for _ in range(sets)] for _ in range(2))
         table.measure("torch sdpa, in one piece", f"bf16, 32 on 8 x 128, B {batch} x {tokens}",
-                      size, lambda i, q=query, k=keys, v=values: attend(q, k[i], v[i], enable_gqa=True), sets)
+                      size, lambda i, q=query, k=keys, v=values: attend(q, k[i], v[i], enable_gqa=True), sets, "read")
 
 
 def main():
@@ -213,8 +233,8 @@ def main():
         sys.exit(f"there is no '{sys.argv[1]}'\n{__doc__}")
     try:
         import torch
-    except ImportError:
-        print("SKIPPED: python3 has no torch")
+    except (ImportError, OSError) as failed:  # the latter where a library of its own cannot be loaded
+        print(f"SKIPPED: python3 has no torch: {(str(failed) or repr(failed)).splitlines()[0]}")
         sys.exit(77)
     if not torch.cuda.is_available():
         print("SKIPPED: torch finds no CUDA device")
@@ -222,13 +242,19 @@ def main():
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     table = Table(torch)
     room = 1024 * MIB
-    measure_tokens(torch, table)
-    measure_blocks(torch, make_triton_copy(), table, room)
-    torch.cuda.empty_cache()
-    measure_attention(torch, table)
-    torch.cuda.empty_cache()
-    measure_numbers(torch, table, room)
+    # Quantising last: to compile takes longer than to measure all else.
+    parts = (lambda: measure_tokens(torch, table), lambda: measure_blocks(torch, make_triton_copy(), table, room),
+             lambda: measure_attention(torch, table), lambda: measure_numbers(torch, table, room))
+    status = 0
+    for part in parts:
+        try:
+            part()
+        except Exception as failed:  # what has no room there, say; the others may have
+            print(f"FAILED: {(str(failed) or repr(failed)).splitlines()[0]}", flush=True)
+            status = 1
+        torch.cuda.empty_cache()
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
