@@ -11,8 +11,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
-#include <random>
 #include <vector>
 
 #include "support/attention_world.hpp"
@@ -109,40 +107,6 @@ inline std::uint64_t check(const attention_world& world, const attended& made, d
   CHECK(left == world.out);  // and nothing else was touched
   CHECK(made.flag == 0);
   return seen;
-}
-
-/// The same sequences in other blocks of another size and layout; where there is no token there are NaNs.
-inline attention_world rearranged(const attention_world& world, std::mt19937_64& random) {
-  attention_world other = world;
-  other.layout.block_tokens = static_cast<std::uint32_t>(1 + random() % 40);
-  other.layout.order = static_cast<llmmem::block_order>(random() % llmmem::block_order_count);
-  other.layout.heads_in_block = random() % 2 == 0 ? llmmem::head_order::nhd : llmmem::head_order::hnd;
-  other.tables.clear();
-  std::uint64_t needed = 0;
-  const auto length = [&](std::int32_t tokens) {
-    return (static_cast<std::uint64_t>(tokens) + other.layout.block_tokens - 1) / other.layout.block_tokens;
-  };
-  for (const std::int32_t tokens : other.tokens)
-    needed += length(tokens);
-  other.blocks = needed + 1 + random() % 3;
-  std::vector<std::int32_t> free(other.blocks);
-  std::iota(free.begin(), free.end(), 0);
-  std::shuffle(free.begin(), free.end(), random);
-  for (const std::int32_t tokens : other.tokens) {
-    other.tables.emplace_back(free.end() - static_cast<std::ptrdiff_t>(length(tokens)), free.end());
-    free.resize(free.size() - length(tokens));
-  }
-  other.cache.assign(other.layout.total_bytes(other.blocks), std::byte{0xFF});  // NaNs, where no token is
-  for (std::size_t s = 0; s < other.tables.size(); ++s) {
-    const auto sequence = static_cast<std::int32_t>(s);
-    for (std::int32_t t = 0; t < other.tokens[s]; ++t)
-      for (std::uint32_t p = 0; p < 2; ++p)
-        for (std::uint32_t h = 0; h < other.layout.heads; ++h)
-          std::copy_n(world.cache.data() + world.place(p, sequence, t, h), other.layout.vector_bytes(p),
-                      other.cache.data() + other.place(p, sequence, t, h));
-  }
-  other.flatten();
-  return other;
 }
 
 }  // namespace llmmem_tests

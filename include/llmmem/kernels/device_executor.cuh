@@ -18,6 +18,10 @@
 
 #include <cstdint>
 
+// Kernels are hidden also where what they run has no linkage of its own, as in a namespace without a name.
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1407
+
 namespace llmmem::inline v0 {
 
 namespace detail {
@@ -215,3 +219,5 @@ class device_executor {
 };
 
 }  // namespace llmmem::inline v0
+
+#pragma nv_diagnostic pop
