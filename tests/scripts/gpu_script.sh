@@ -88,6 +88,7 @@ case ${FAKE_TOOL-} in
   silent) echo "========= ERROR SUMMARY: 0 errors"; exit 0 ;;
   dumb) echo "cannot attach" >&2; exit 255 ;;
   slow) sleep 60 ;;
+  warns) echo "========= Warning: leaks are not supported" ;;
   finds) [[ $tool == memcheck && $1 == *probe ]] && echo "========= Invalid __global__ read of size 4 bytes" && exit 86 ;;
   race) [[ $tool == synccheck ]] && echo "a barrier" && exit 86 ;;
 esac
@@ -160,6 +161,8 @@ for way in none silent dumb; do
 done
 gpu 0 FAKE_TOOL=none -- --skip benchmarks --skip twins
 grep -q 'skipped: it does not work here: Error: Device not supported' "$results/table.md" || fail "no reason in table.md"
+gpu 0 FAKE_TOOL=warns -- --skip benchmarks --skip twins
+found "how['memcheck/kernels/one_gpu'] == 'passed'"
 gpu 3 FAKE_TOOL=slow -- --seconds 15 --skip tests --skip benchmarks --skip twins
 found "how['compute-sanitizer'] == 'cut' and not any('check/' in name for name in how)"
 # One that the least of the tests cannot judge is tried.
@@ -180,6 +183,9 @@ found "how['build'] == 'failed' and 'benchmarks' in how and all['rows'] == []"
 gpu 3 FAKE_SLOW=1 -- --seconds 15 --skip sanitizer --skip twins
 found "how['bench_gpu_kernels_kernels'] == 'cut' and how['compute-sanitizer'] == 'skipped'"
 found "[row['what'] for row in all['rows'] if row['from'] == 'bench_gpu_kernels_kernels'] == ['copy']"
+
+gpu 3 -- --seconds 5
+found "how['configure'] == 'cut' and all['rows'] == []"
 
 gpu 0 -- --out other --skip tests --skip sanitizer --skip twins
 [[ -s $work/tree/other/results.json && -s $work/tree/other/table.md ]] || fail "--out other is not where the results are"
