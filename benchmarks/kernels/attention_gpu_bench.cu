@@ -1,8 +1,8 @@
 // Decode attention over a paged cache beside what bounds it, a device that only reads (a sum by CUB), and
 // beside the same kernel over a cache whose sequences lie in one piece each: what reading through block
-// tables costs. Layers of one cache take turns, as a model's do: as many as have twice the bytes of the
-// device's L2 together, each as often as the others, so that none is found there. Each figure is the median
-// of 15 replays of a graph, with the least and the most.
+// tables costs; each by plain and by tensor cores. Layers of one cache take turns, as a model's do: as many
+// as have twice the bytes of the device's L2 together, each as often as the others, so that none is found
+// there. Each figure is the median of 15 replays of a graph, with the least and the most.
 //
 // LLMMEM_BENCH_GPU_MIB  the largest cache (4096), of which two must fit
 // LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
@@ -97,9 +97,10 @@ struct decode_batch {
 };
 
 [[nodiscard]] device_time measure(stopwatch& watch, const decode_shape& of, const decode_tables& tables,
-                                  const decode_batch& batch, std::byte* cache, const launch_limits& limits) {
-  attention_options options{.query_heads = of.query_heads, .element = dtype::bf16};
-  options.split = plan_attention(of.batch, of.query_heads, tables.layout, of.tokens, limits);
+                                  const decode_batch& batch, std::byte* cache, const launch_limits& limits,
+                                  attention_arithmetic arithmetic) {
+  attention_options options{.query_heads = of.query_heads, .element = dtype::bf16, .arithmetic = arithmetic};
+  options.split = plan_attention(of.batch, of.query_heads, tables.layout, of.tokens, limits, arithmetic);
   const device_bytes workspace(
       std::max<std::uint64_t>(attention_workspace_bytes(of.batch, tables.layout, options), 1));
   const device_executor run(watch.stream(), limits);
@@ -132,15 +133,17 @@ void measure_shape(stopwatch& watch, device_table& table, const device_bytes& ro
   const decode_batch batch(of, watch.stream());
   const double bytes = static_cast<double>(of.tokens * of.batch * token_bytes + 2 * batch.queries.size());
   const std::string shape = of.name + ", B " + std::to_string(of.batch) + " x " + std::to_string(of.tokens);
-  for (const std::uint32_t block_tokens : {16U, 64U}) {
-    const decode_tables tables(of, block_tokens, layers);
-    table.add("attention, blocks of " + std::to_string(block_tokens), shape, bytes,
-              measure(watch, of, tables, batch, room.data(), device.limits), ceiling::read);
-  }
-  // A multiple of eight, as a block's tokens are above: the kernel takes the same way.
-  const decode_tables whole(of, static_cast<std::uint32_t>((of.tokens + 7) / 8 * 8), layers);
-  table.add("attention, in one piece", shape, bytes,
-            measure(watch, of, whole, batch, room.data(), device.limits), ceiling::read);
+  const auto add = [&](const std::string& where, const decode_tables& tables) {
+    for (const auto& [arithmetic, name] :
+         {std::pair{attention_arithmetic::same_everywhere, "attention, "},
+          std::pair{attention_arithmetic::tensor_cores, "by tensor cores, "}})
+      table.add(name + where, shape, bytes,
+                measure(watch, of, tables, batch, room.data(), device.limits, arithmetic), ceiling::read);
+  };
+  for (const std::uint32_t block_tokens : {16U, 64U})
+    add("blocks of " + std::to_string(block_tokens), decode_tables(of, block_tokens, layers));
+  // A multiple of eight, as a block's tokens are above: the kernels take the same way.
+  add("in one piece", decode_tables(of, static_cast<std::uint32_t>((of.tokens + 7) / 8 * 8), layers));
 }
 
 }  // namespace

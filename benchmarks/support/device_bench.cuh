@@ -143,10 +143,10 @@ class device_table {
   void add(const std::string& name, const std::string& shape, double bytes, const device_time& took,
            ceiling of = ceiling::copy) {
     if (!std::exchange(has_rows_, true))
-      std::printf("%-26s %-34s %12s %10s %19s %9s %7s\n", "what", "shape", "bytes", "us", "least to most",
+      std::printf("%-30s %-34s %12s %10s %19s %9s %7s\n", "what", "shape", "bytes", "us", "least to most",
                   "GB/s", "share of");
     const double rate = bytes / took.us / 1000;
-    std::printf("%-26s %-34s %12.0f %10.2f %9.2f %9.2f", name.c_str(), shape.c_str(), bytes, took.us,
+    std::printf("%-30s %-34s %12.0f %10.2f %9.2f %9.2f", name.c_str(), shape.c_str(), bytes, took.us,
                 took.least, took.most);
     if (bytes != 0) std::printf(" %9.1f", rate);
     const double most = ceilings_[static_cast<std::size_t>(of)];
