@@ -101,4 +101,32 @@ TEST_SUITE("find_checkpoint, concurrently") {
     posix_storage<> storage(folder.file("run"));
     search_while_writing(storage, [&] { return posix_storage<>(folder.file("run")); }, 150);
   }
+
+  TEST_CASE("a file that goes while it is opened is told as gone") {
+    temporary_folder folder;
+    posix_storage<> storage(folder.file("run"));
+    std::atomic<bool> ends{false};
+    std::thread other([&] {
+      while (!ends.load()) {
+        static_cast<void>(storage.create("file", 1));
+        storage.remove("file");
+      }
+    });
+    std::uint64_t opened = 0;
+    std::uint64_t gone = 0;
+    std::uint64_t wrong = 0;
+    for (std::uint64_t i = 0; i < 20'000 || (i < 200'000 && (opened == 0 || gone == 0)); ++i) {
+      try {
+        static_cast<void>(storage.open("file"));
+        ++opened;
+      } catch (const storage_error& error) {
+        ++(error.number() == ENOENT ? gone : wrong);
+      }
+    }
+    ends.store(true);
+    other.join();
+    CHECK(wrong == 0);
+    CHECK(opened > 0);
+    CHECK(gone > 0);
+  }
 }

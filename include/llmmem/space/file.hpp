@@ -80,6 +80,18 @@ struct file_options {
   std::uint32_t permissions = 0600;  ///< of a file that is made, before the umask
 };
 
+/// A file that the system does not open, or not as asked.
+class file_error : public io_error {
+ public:
+  file_error(const std::string& text, int number) : io_error(text), number_(number) {}
+
+  /// The system's, as `errno` has them.
+  [[nodiscard]] int number() const noexcept { return number_; }
+
+ private:
+  int number_;
+};
+
 namespace detail {
 
 /// fdatasync: the system's error number, or 0.
@@ -100,7 +112,8 @@ namespace detail {
 /// (tmpfs) open files so too, and have nothing to go past.
 ///
 /// @par Thread safety   everything `const` from any threads at once; the system orders the rest.
-/// @par Errors          the constructor throws `io_error` with path and errno; the rest are values.
+/// @par Errors          the constructor throws `file_error` with path and errno, `io_error` where the system
+///      would open it and this does not; the rest are values.
 class io_file {
  public:
   explicit io_file(std::string path, const file_options& options = {});
@@ -249,8 +262,9 @@ class io_file {
 namespace detail {
 
 [[noreturn]] LLMMEM_COLD inline void cannot_open(const std::string& path, const char* what, int error) {
-  throw io_error(path + ": " + what + ": " + std::generic_category().message(error) + " (errno " +
-                 std::to_string(error) + ")");
+  throw file_error(path + ": " + what + ": " + std::generic_category().message(error) + " (errno " +
+                       std::to_string(error) + ")",
+                   error);
 }
 
 [[nodiscard]] inline int open_again(const char* path, int flags, std::uint32_t permissions) noexcept {

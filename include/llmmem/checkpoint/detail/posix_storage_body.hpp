@@ -119,6 +119,9 @@ auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes
   std::unique_ptr<io_file> file;
   try {
     file = std::make_unique<io_file>(whole, file_options{open_mode::update, options_.direct});
+  } catch (const file_error& error) {
+    ::unlink(whole.c_str());
+    throw storage_error(storage_call::create, whole, error.number());
   } catch (const io_error& error) {
     ::unlink(whole.c_str());
     throw storage_error(storage_call::create, whole, 0, error.what());
@@ -144,6 +147,8 @@ auto posix_storage<Engine>::open(const std::string& below) -> input {
     return opened;
   } catch (const storage_error&) {
     throw;
+  } catch (const file_error& error) {  // it may have gone in between
+    throw storage_error(storage_call::open, whole, error.number());
   } catch (const io_error& error) {
     throw storage_error(storage_call::open, whole, 0, error.what());
   }
