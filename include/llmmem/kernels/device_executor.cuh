@@ -87,6 +87,7 @@ class warp_lanes {
     return own;
 #endif
   }
+  __device__ void meet() const noexcept { __syncwarp(); }
   template <class Do>
   __device__ void each(const Do& act) const noexcept {
     act(lane_.lane);

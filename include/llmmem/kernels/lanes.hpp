@@ -40,6 +40,8 @@ class host_lanes {
     return own + idle_turns_;
   }
 
+  /// All lanes are here: before a product, which no lane may come to later than others.
+  LLMMEM_HD void meet() const noexcept {}
   /// Each lane does something.
   template <class Do>
   LLMMEM_HD void each(const Do& act) const noexcept {

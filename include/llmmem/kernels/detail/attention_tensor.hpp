@@ -218,6 +218,7 @@ class attention_tensor_work {
                                   typename Group::template held<tensor_state<Dim>>& own) noexcept {
     typename Group::template held<tensor_sum> scores;
     group.each([&](std::uint32_t lane) { scores[lane] = {}; });
+    group.meet();
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < Dim / 16; ++k) {
       typename Group::template held<tensor_left> keys;
@@ -292,6 +293,7 @@ class attention_tensor_work {
         }
       });
     }
+    group.meet();
     LLMMEM_UNROLL
     for (std::uint32_t half = 0; half < 2; ++half) {
       typename Group::template held<std::uint32_t> pair;

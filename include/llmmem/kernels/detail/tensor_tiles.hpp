@@ -35,7 +35,7 @@ struct tensor_sum {
 template <dtype E>
 concept tensor_element = E == dtype::bf16 || E == dtype::f16;
 
-/// sum += left x right. Products are exact; in which order and to how many bits they are added is a device's
+/// sum += left x right. All lanes have met before. Products are exact; in which order and to how many bits they are added is a device's
 /// own, and here that of a host.
 template <dtype E>
   requires tensor_element<E>
