@@ -123,11 +123,13 @@ enum class errc : std::uint8_t {
   misaligned,     ///< index = part of a kernel's map, wanted = the alignment it promises, found = row without
   lanes_differ,   ///< index = lane of a group that came to another result than lane 0, found = item
   // Of devices
-  device_failed,  ///< a call of the device's runtime or driver, `where` says which: index = its status
+  device_failed,   ///< a call of the device's runtime or driver, `where` says which: index = its status
+  no_device_code,  ///< wanted = the compute capability that a kernel needs, 80 for 8.0, found = that it was
+                   ///< compiled for
 };
 
 /// The last reason there is: what a reader of stored ones holds them to.
-inline constexpr errc last_errc = errc::device_failed;
+inline constexpr errc last_errc = errc::no_device_code;
 
 /// Which table is full, and so which option makes it larger: the index of `errc::table_full`.
 enum class full_table : std::uint32_t {

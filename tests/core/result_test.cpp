@@ -243,9 +243,15 @@ constexpr std::array refusals{
             "order"},
     refusal{
         errc::device_failed, raises::io_error,
-        "kv: the device's runtime refused with status 7 (cudaGetErrorName tells which); it may tell of what "
-        "went wrong before on that device: run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to "
-        "see where"},
+        "kv: the device's runtime refused with status 7 (of CUDA 35 and 100: there is no driver or no "
+        "device; "
+        "209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: cudaGetErrorName); "
+        "it may tell of what went wrong before on that device: run under compute-sanitizer, or with "
+        "CUDA_LAUNCH_BLOCKING=1, to see where"},
+    refusal{
+        errc::no_device_code, raises::argument_error,
+        "kv: the kernel needs compute capability 30 and was compiled for 12; set CMAKE_CUDA_ARCHITECTURES "
+        "(nvcc -arch) to 30 or more"},
 };
 
 }  // namespace

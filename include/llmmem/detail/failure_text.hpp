@@ -300,10 +300,13 @@ namespace detail {
       return "lane {index} has come to another result for item {found} than lane 0; have combine() come to "
              "the same in any order";
     case errc::device_failed:
-      return "the device's runtime refused with status {index} (cudaGetErrorName tells which); it may tell "
-             "of "
-             "what went wrong before on that device: run under compute-sanitizer, or with "
-             "CUDA_LAUNCH_BLOCKING=1, to see where";
+      return "the device's runtime refused with status {index} (of CUDA 35 and 100: there is no driver or no "
+             "device; 209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: "
+             "cudaGetErrorName); it may tell of what went wrong before on that device: run under "
+             "compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see where";
+    case errc::no_device_code:
+      return "the kernel needs compute capability {wanted} and was compiled for {found}; set "
+             "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more";
   }
   return "unknown failure {code}";
 }

@@ -153,15 +153,16 @@ __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::th
 /// it allocates nothing, waits for nothing, and a replay reads tables and scales as they are then.
 ///
 /// @par Thread safety   any number at once.
-/// @par Errors          `errc::device_failed` when a launch was refused, index its `cudaError_t`. What goes
-///      wrong while it runs, the stream tells.
+/// @par Errors          `errc::device_failed` when a launch was refused, index its `cudaError_t`;
+///      `errc::no_device_code` for work that needs a newer compute capability than it was compiled for. What
+///      goes wrong while it runs, the stream tells.
 class device_executor {
  public:
   /// @param limits  `launch_limits{.multiprocessors = ...}` of the device.
   explicit device_executor(cudaStream_t stream, const launch_limits& limits = {}) noexcept
       : stream_(stream), limits_(limits) {}
 
-  template <access Read, access Write, row_map Map, row_op Op>
+  template <access Read = access::passing, access Write = access::kept, row_map Map, row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());
     const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
@@ -179,6 +180,16 @@ class device_executor {
   }
   template <lane_work Work>
   result<void> each(const Work& work) const noexcept {
+    if constexpr (requires { Work::compute_capability; }) {
+      // A program without code for this device is compiled anew by the driver, from what it has for older
+      // ones.
+      cudaFuncAttributes compiled{};
+      if (auto known = told(cudaFuncGetAttributes(&compiled, detail::run_lanes_kernel<Work>)); !known)
+        return known;
+      if (compiled.ptxVersion < Work::compute_capability)
+        return failure{errc::no_device_code, 0, Work::compute_capability,
+                       static_cast<std::uint64_t>(compiled.ptxVersion), "device_executor"};
+    }
     return start_items(detail::run_lanes_kernel<Work>, work, work.lanes(), Work::threads);
   }
 

@@ -19,7 +19,7 @@ namespace llmmem::inline v0 {
 
 /// Work whose items have nothing to do with each other: `run(item)` does one of `items()`. Trivially
 /// copyable; the pointers in it are those of whoever runs it. Neighbours in number should be neighbours in
-/// memory, 16 bytes apart: threads take them side by side.
+/// memory, 16 bytes apart: threads take them side by side. Its members are `LLMMEM_HD`, as a `row_map`'s.
 template <class W>
 concept item_work = std::is_trivially_copyable_v<W> && requires(const W& work, std::uint64_t item) {
   { work.items() } noexcept -> std::same_as<std::uint64_t>;
@@ -35,6 +35,7 @@ struct group_lane {
 /// Work whose items are each for a group of lanes, which have one thing to find out together: a maximum, a
 /// sum, whether anything differs.
 ///
+/// - Its members are `LLMMEM_HD`, as a `row_map`'s.
 /// - `lanes()` is how many: a power of two up to 32. A host takes one for all, so that whatever it is the
 ///   outcome is the same.
 /// - `take(item, lane)` reads a lane's share and holds it; `measure(held)` is what the lane knows by it. What

@@ -42,7 +42,7 @@ class table_front {
   /// What of its tables is null though it is needed; null where nothing is.
   [[nodiscard]] const char* missing() const noexcept {
     if (which_.rows == 0 || tables_.num_sequences <= 0) return nullptr;
-    return which_.cu_seq_lens == nullptr ? "cu_seq_lens" : detail::missing_table(tables_);
+    return which_.cu_seq_lens == nullptr ? "table_front: cu_seq_lens" : detail::missing_table(tables_);
   }
 
   [[nodiscard]] LLMMEM_HD token_place at(std::uint64_t row) const noexcept {

@@ -72,7 +72,7 @@ class host_lanes {
 };
 
 /// Work of which `lanes()` lanes, a power of two from 8 to 32, do an item together. Trivially copyable; the
-/// pointers in it are those of whoever runs it.
+/// pointers in it are those of whoever runs it. Its members are `LLMMEM_HD`, as a `row_map`'s.
 ///
 /// `run(item, group)` is called by each thread that is a lane of the group, or once by a host. What a lane
 /// has stands in a `Group::held<T>`; `group.each(f)` calls `f(lane)` for each lane that the caller is;
@@ -82,6 +82,9 @@ class host_lanes {
 /// is none, `items()` and above: it asks as if it were one, and reads and writes nothing. A loop with
 /// questions in it takes `group.turns(own)` turns, where `own` are those that the group needs: in others it
 /// asks, and nothing comes of it. No branch around a question may depend on the item in any other way.
+///
+/// One that needs more of a device than others has `compute_capability`, 80 for 8.0: kernels that were
+/// compiled for less are not launched.
 ///
 /// `threads` is how many a block of a device's launch has, a multiple of 32, and `blocks` for how many of
 /// them a multiprocessor is to have room: fewer leave each thread more registers.

@@ -27,7 +27,9 @@ struct row_alignment {
 };
 
 /// Where each row comes from and goes to: all indexing of a kernel, by slot mappings, tables, strides, and
-/// what is skipped. Trivially copyable; the pointers in it are those of whoever runs it.
+/// what is skipped. Trivially copyable; the pointers in it are those of whoever runs it. Its members are
+/// `LLMMEM_HD`: without, nvcc warns and a device runs nothing of them, unless told `-Werror
+/// cross-execution-space-call`.
 ///
 /// - `rows()` times `parts()` rows there are; a part is what does not change from row to row: a layer, K or
 ///   V, a head. `longest_row()` is the most elements of any, below 2^31.
@@ -48,7 +50,8 @@ concept row_map =
 ///
 /// - `from_bytes` and `to_bytes` are those of an element at either end.
 /// - `at(part)` is a step: what it reads of scales and the like it reads there, once for all of a part.
-///   `step.template apply<N>(packet<N x from_bytes>)` is a `packet<N x to_bytes>`.
+///   `step.template apply<N>(packet<N x from_bytes>)` is a `packet<N x to_bytes>`: N elements.
+/// - Its members are `LLMMEM_HD`, as a map's.
 template <class O>
 concept row_op = std::is_trivially_copyable_v<O> && requires(const O& op, std::uint32_t part) {
   { O::from_bytes } -> std::convertible_to<unsigned>;

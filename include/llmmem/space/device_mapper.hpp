@@ -60,7 +60,7 @@ class device_mapper {
       : paging_(paging), options_(std::move(options)) {
     if (const char* const why = paging_.why_missing(); why != nullptr)
       throw system_error("device_mapper: no virtual memory management: " + std::string(why) +
-                         "; use device_space, or host_virtual_memory without a device");
+                         "; without a device take host_virtual_memory");
     std::uint64_t unit = 0;
     if (const device_status status = paging_.granularity(&unit, options_.device); status != 0) {
       throw system_error("device_mapper: device " + std::to_string(to_index(options_.device)) +

@@ -72,6 +72,7 @@ struct tensor_state {
 template <dtype Element, std::uint32_t Dim, class Tables>
 class attention_tensor_work {
  public:
+  static constexpr int compute_capability = 80;
   static constexpr std::uint32_t threads = 128;
   static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;
 

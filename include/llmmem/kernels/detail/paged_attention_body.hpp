@@ -71,7 +71,8 @@ struct attention_request {
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
   if (layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
-                   static_cast<std::uint64_t>(layout.element), "paged_attention: tensor_cores"};
+                   static_cast<std::uint64_t>(layout.element),
+                   "paged_attention: tensor_cores, of caches of bf16, f16 or fp8"};
   const std::uint64_t keys = layout.vector_elements(0);
   const std::uint64_t values = layout.vector_elements(1);
   if (keys != 64 && keys != 128)
