@@ -206,6 +206,8 @@ TEST_SUITE("attention_tensor") {
     CHECK(plan(64, 4) == plan(8, 4));  // one warp for a head of the cache either way
     CHECK(plan(72, 4) == plan(64, 8));
     CHECK(plan(64, 10'000) == attention_split{});
-    CHECK(plan(64, 4).count == 3168 / 32);
+    CHECK(plan(64, 4).count == 98);
+    for (const std::uint64_t tokens : {1000U, 1500U, 20'000U})  // whole steps of a warp
+      CHECK(plan_attention(1, 64, layout, tokens, {}, attention_arithmetic::tensor_cores).tokens % 16 == 0);
   }
 }

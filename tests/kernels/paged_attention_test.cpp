@@ -464,6 +464,10 @@ TEST_SUITE("paged_attention") {
     CHECK(plan_attention(4096, 32, layout, 100'000) == attention_split{});  // busy as it is
     const attention_split one = plan_attention(1, 32, layout, 100'000);
     CHECK(one.count > 100);
+    // As many rows or heads as nobody has are no number to divide by that is none.
+    CHECK(plan_attention(std::uint64_t{1} << 61, 64, layout, 1024) == attention_split{});
+    CHECK(plan_attention(1, ~0U, {.layers = 1, .heads = 1, .head_dim = 128}, 1024, {},
+                         attention_arithmetic::tensor_cores) == attention_split{});
     // Where half of the device would have nothing to do, shares may be shorter.
     CHECK(plan_attention(1, 32, layout, 1024) == attention_split{32, 32});
     CHECK(plan_attention(1, 32, layout, 8192).tokens < 128);

@@ -137,7 +137,11 @@ __device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::hel
 }
 __device__ inline void transpose(const warp_lanes& /*group*/,
                                  warp_lanes::held<std::uint32_t>& words) noexcept {
+#if __CUDA_ARCH__ >= 800
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(words[0]));
+#else
+  __trap();
+#endif
 }
 
 template <lane_work Work>

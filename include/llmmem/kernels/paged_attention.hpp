@@ -45,10 +45,12 @@ enum class attention_arithmetic : std::uint8_t {
   /// costs a device instructions for each key: with more than four for each of the cache's, or fp8 in the
   /// cache, these take longer than memory does.
   same_everywhere,
-  /// Tensor cores, of compute capability 8.0 and newer: up to eight query heads for the instructions of one.
+  /// Tensor cores, of devices of compute capability 8.0 and newer, in code that was compiled for these: up to
+  /// eight query heads for the instructions of one.
   /// Weights are rounded to the cache's type, of fp8 to halves, and so are queries where they are of another
   /// one (after they were brought between 1 and 2 by a power of two). The bits are those of a kind of device;
-  /// a host has its own. Of caches of bf16, half or fp8 whose keys and values have 64 elements, or 128.
+  /// a host has its own. The scale comes behind the products, which keys of 2^120 and more make none. Of
+  /// caches of bf16, half or fp8 whose keys and values have 64 elements, or 128.
   tensor_cores
 };
 

@@ -101,6 +101,7 @@ class grid_executor {
     constexpr std::uint32_t most = 32;
     const std::uint32_t lanes = work.lanes();
     const item_share share = share_of(launch, block, thread);
+    static_cast<void>(Work::measure(held_type{}));  // as of lanes without an item beside some that have one
     for (std::uint64_t item = share.first; item < work.items(); item += share.stride) {
       std::array<held_type, most> held{};
       std::array<partial, most> known{};

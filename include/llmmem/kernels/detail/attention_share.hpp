@@ -169,7 +169,7 @@ template <std::uint32_t Heads>
 class attention_shares {
  public:
   explicit attention_shares(const attention_shape& shape) noexcept
-      : chunks_((shape.group + Heads - 1) / Heads), units_(shape.heads * chunks_.by()) {}
+      : chunks_((shape.group - 1) / Heads + 1), units_(shape.heads * chunks_.by()) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items(const attention_shape& shape) const noexcept {
     return shape.rows * shape.shares.by() * units_.by();

@@ -238,7 +238,9 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
   const std::uint32_t heads = is_tensor ? detail::tensor_heads : detail::attention_heads(group);
   const std::uint32_t lanes = is_tensor ? 32 : detail::attention_lanes(layout);
-  const std::uint64_t items = std::max<std::uint64_t>(rows, 1) * layout.heads * ((group + heads - 1) / heads);
+  const std::uint64_t units = std::uint64_t{layout.heads} * ((group - 1) / heads + 1);
+  // More rows than there can be have no use of shares either.
+  const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * units;
   // Twelve warps are what fits into a multiprocessor beside each other, and twice as many leave no long tail.
   const std::uint64_t wanted = std::uint64_t{limits.multiprocessors} * 12 * 2 * (32 / lanes);
   // A shorter share costs more to join than it gains, unless half of the device had nothing to do.
@@ -248,8 +250,8 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
       std::max<std::uint64_t>({1, std::min(wanted / items, most_tokens / least),
                                std::min(wanted / 2 / items, most_tokens / least_idle)});
   if (shares == 1) return {};
-  const std::uint64_t tokens =
-      ((most_tokens - 1) / shares / detail::attention_tile + 1) * detail::attention_tile;
+  const std::uint64_t step = is_tensor ? detail::tensor_tokens : detail::attention_tile;
+  const std::uint64_t tokens = ((most_tokens - 1) / shares / step + 1) * step;
   return {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>((most_tokens - 1) / tokens + 1)};
 }
 

@@ -35,8 +35,8 @@ struct tensor_sum {
 template <dtype E>
 concept tensor_element = E == dtype::bf16 || E == dtype::f16;
 
-/// sum += left x right. All lanes have met before. Products are exact; in which order and to how many bits they are added is a device's
-/// own, and here that of a host.
+/// sum += left x right. All lanes have met before. Products are exact; in which order and to how many bits
+/// they are added is a device's own, and here that of a host.
 template <dtype E>
   requires tensor_element<E>
 LLMMEM_HD void multiply_add(const host_lanes& group, host_lanes::held<tensor_sum>& sum,
