@@ -152,6 +152,18 @@ TEST_SUITE("paged_attention") {
     }
   }
 
+  TEST_CASE("turns in which others of a warp have tokens change no bit, not even a zero's sign") {
+    one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 16);
+    world.query.assign(8, 1.0F);
+    for (std::uint64_t token = 0; token < 16; ++token) {
+      // The first eight sum up to what the weights of the others bring down to -0, and these add -0.
+      std::fill_n(world.key(token), 8, token < 8 ? 0.0F : 1.0F);
+      std::fill_n(world.value(token), 8, token < 8 ? -std::numeric_limits<float>::denorm_min() : -0.0F);
+    }
+    for (const float each : world.attend({.scale = 1}).out)
+      CHECK(std::bit_cast<std::uint32_t>(each) == 0x8000'0000U);
+  }
+
   TEST_CASE("keys whose exponentials pass all floats, and products of any size, keep their weights") {
     // Products from -20,000 to 20,000: without the largest subtracted nothing of it is a number.
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
