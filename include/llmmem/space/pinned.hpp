@@ -68,14 +68,15 @@ class pinned_source {
   explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
       : runtime_(runtime),
         chunk_(options.chunk_bytes == 0 ? max_bytes : options.chunk_bytes),
-        device_(options.device),
+        has_device_(options.device.has_value()),
+        device_(options.device ? *options.device : device_id{0}),
         pages_(own_pages(options.pages)) {
     constexpr std::uint64_t unit = std::uint64_t{2} << 20;
     if (options.chunk_bytes % unit != 0) {
       throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
                            " is no multiple of 2 MiB");
     }
-    why_no_device_ = runtime_.why_no_device(device_.value_or(device_id{0}));
+    why_no_device_ = runtime_.why_no_device(device_);
   }
 
   [[nodiscard]] std::uint64_t footprint(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
@@ -101,7 +102,8 @@ class pinned_source {
     }
     for (std::uint64_t at = 0; at < all; at += std::min(chunk_, all - at)) {
       const auto count = static_cast<std::size_t>(std::min(chunk_, all - at));
-      last_error_ = runtime_.lock_pages(data + at, count, device_);
+      last_error_ =
+          runtime_.lock_pages(data + at, count, has_device_ ? std::optional(device_) : std::nullopt);
       if (last_error_ == 0) continue;
       unregister(data, at);
       pages_.give_back(data, bytes, alignment);
@@ -174,7 +176,9 @@ class pinned_source {
 
   Runtime runtime_;
   std::uint64_t chunk_;
-  std::optional<device_id> device_;
+  // No optional: moved while it is empty, g++ 12 takes it for read before it is written.
+  bool has_device_;
+  device_id device_;
   page_source pages_;
   const char* why_no_device_ = nullptr;
   struct nothing {};
