@@ -243,7 +243,8 @@ TEST_SUITE("kv_gather") {
     fewer.num_sequences = -1;
     CHECK(gather(fewer, cu.data()) == failure{});
     CHECK(std::ranges::count(rows, poison) == 64);
-    CHECK(gather(tables, nullptr).message() == "cu_seq_lens: 1 entries needed, 0 given; make it longer");
+    CHECK(gather(tables, nullptr).message() ==
+          "table_front: cu_seq_lens: 1 entries needed, 0 given; make it longer");
     csr_table_view none = tables;
     none.indptr = nullptr;
     CHECK(gather(none, cu.data()).message() == "tables.indptr: 1 entries needed, 0 given; make it longer");

@@ -136,9 +136,9 @@ template <class Tables>
 }
 
 /// What a share came to, for `attention_merge_work`, or the output of a row that has but one.
-LLMMEM_HD inline void write_share(const attention_shape& shape, const attention_output& at,
-                                  std::uint32_t share, std::uint32_t shares, std::uint32_t pack,
-                                  const attention_total& of) noexcept {
+LLMMEM_HD inline void finish_share(const attention_shape& shape, const attention_output& at,
+                                   std::uint32_t share, std::uint32_t shares, std::uint32_t pack,
+                                   const attention_total& of) noexcept {
   if (shares <= 1) return write_output(shape, at, pack, of);
   const std::uint64_t part = (at.row * shape.query_heads() + at.query) * shape.shares.by() + share;
   if (pack < shape.value_packs)

@@ -328,7 +328,7 @@ class attention_tensor_work {
             of.sum.of[2 * m] = own[lane].sum[s * 4 + m].of[h];
             of.sum.of[2 * m + 1] = own[lane].sum[s * 4 + m].of[2 + h];
           }
-          write_share(shape_, output, at.share, at.span.shares, s * 8 + lane / 4, of);
+          finish_share(shape_, output, at.share, at.span.shares, s * 8 + lane / 4, of);
         }
       });
     }

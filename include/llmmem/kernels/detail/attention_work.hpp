@@ -185,7 +185,7 @@ class attention_work {
       group.each([&](std::uint32_t lane) {
         const attention_output output{at.row, at.first_query + h, at.head};
         const attention_total of{own[lane].sum[h], own[lane].most[h], total[lane]};
-        write_share(shape_, output, at.share, at.span.shares, lane, of);
+        finish_share(shape_, output, at.share, at.span.shares, lane, of);
       });
     }
   }
