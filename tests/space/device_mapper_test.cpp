@@ -152,8 +152,8 @@ TEST_SUITE("device_mapper") {
     driver_state driver;
     driver.why_missing = "there is no driver";
     CHECK_THROWS_WITH_AS(fake_mapper({}, {&driver}),
-                         "device_mapper: no virtual memory management: there is no driver; use device_space, "
-                         "or host_virtual_memory without a device",
+                         "device_mapper: no virtual memory management: there is no driver; without a device "
+                         "take host_virtual_memory",
                          system_error);
     driver.why_missing = nullptr;
     CHECK_THROWS_WITH_AS(fake_mapper({.granularity = 3 * mib}, {&driver}),
