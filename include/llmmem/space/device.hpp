@@ -13,7 +13,6 @@
 #include <llmmem/space/pages.hpp>
 #include <llmmem/space/space_stats.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -143,9 +142,14 @@ class device_pool_source {
   /// Tries to give that back.
   void give_back_kept() noexcept {
     while (kept_bytes_ != 0) {
-      const auto kept = std::ranges::find_if(starts_, [](const auto& each) { return each.payload.is_kept; });
-      kept_bytes_ -= kept->payload.bytes;
-      if (release(kept->data) != 0) return;
+      const std::byte* data = nullptr;
+      for (const auto& each : starts_) {
+        if (!each.payload.is_kept) continue;
+        data = each.data;
+        kept_bytes_ -= each.payload.bytes;
+        break;
+      }
+      if (data == nullptr || release(data) != 0) return;
     }
   }
 

@@ -113,10 +113,10 @@ class attention_merge_work {
       part in[at_once];
       LLMMEM_UNROLL
       for (std::uint32_t k = 0; k < at_once; ++k)
-        in[k] = read(first + i + k * lanes_, pack);
+        in[k] = read(first + i + std::uint64_t{k} * lanes_, pack);
       LLMMEM_UNROLL
-      for (std::uint32_t k = 0; k < at_once; ++k)
-        add(out, in[k], base);
+      for (const part& each : in)
+        add(out, each, base);
     }
     for (; i < shares; i += lanes_)
       add(out, read(first + i, pack), base);

@@ -188,7 +188,7 @@ class attention_tensor_work {
     load_key(at, first, half, lane, read);
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
-      first.token = begins + lane % 4 * 2 + i;
+      first.token = begins + std::uint64_t{lane % 4} * 2 + i;
       load_value(at, first, half, i, lane, read);
     }
   }
@@ -324,9 +324,10 @@ class attention_tensor_work {
         for (std::uint32_t s = 0; s < Dim / 64; ++s) {
           attention_total of{{}, own[lane].most[h], total[lane]};
           LLMMEM_UNROLL
-          for (std::uint32_t m = 0; m < 4; ++m) {
-            of.sum.of[2 * m] = own[lane].sum[s * 4 + m].of[h];
-            of.sum.of[2 * m + 1] = own[lane].sum[s * 4 + m].of[2 + h];
+          for (std::uint32_t e = 0; e < attention_pack; e += 2) {
+            const tensor_sum& both = own[lane].sum[s * 4 + e / 2];
+            of.sum.of[e] = both.of[h];
+            of.sum.of[e + 1] = both.of[2 + h];
           }
           finish_share(shape_, output, at.share, at.span.shares, s * 8 + lane / 4, of);
         }

@@ -60,10 +60,10 @@ template <dtype Element>
   constexpr unsigned a_part = attention_pack / 2 / attention_raw<Element>::accesses;  // pairs
   attention_floats out{};
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < attention_pack / 2; ++i) {
-    const float_pair both = pair_of<Element>(raw.part[i / a_part], i % a_part);
-    out.of[2 * i] = both.first;
-    out.of[2 * i + 1] = both.second;
+  for (unsigned i = 0; i < attention_pack; i += 2) {
+    const float_pair both = pair_of<Element>(raw.part[i / 2 / a_part], i / 2 % a_part);
+    out.of[i] = both.first;
+    out.of[i + 1] = both.second;
   }
   return out;
 }

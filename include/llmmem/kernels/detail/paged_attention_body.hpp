@@ -246,9 +246,9 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   // A shorter share costs more to join than it gains, unless half of the device had nothing to do.
   constexpr std::uint64_t least = 128;
   constexpr std::uint64_t least_idle = 32;
-  const std::uint64_t shares =
-      std::max<std::uint64_t>({1, std::min(wanted / items, most_tokens / least),
-                               std::min(wanted / 2 / items, most_tokens / least_idle)});
+  const std::uint64_t usual = std::min(wanted / items, most_tokens / least);
+  const std::uint64_t idle = std::min(wanted / 2 / items, most_tokens / least_idle);
+  const std::uint64_t shares = std::max({std::uint64_t{1}, usual, idle});
   if (shares == 1) return {};
   const std::uint64_t step = is_tensor ? detail::tensor_tokens : detail::attention_tile;
   const std::uint64_t tokens = ((most_tokens - 1) / shares / step + 1) * step;
