@@ -6,6 +6,7 @@
 //
 // LLMMEM_BENCH_GPU_MIB  the largest buffers (1024), of which eight must fit
 // LLMMEM_BENCH_ROWS     a file for the rows as lines of JSON
+#include <llmmem/device/cuda.hpp>
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
@@ -17,7 +18,6 @@
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
-#include <llmmem/space/cuda.hpp>
 
 #include <cub/device/device_memcpy.cuh>
 

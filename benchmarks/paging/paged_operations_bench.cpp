@@ -22,7 +22,7 @@
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/paged_allocator.hpp>
 #if __has_include(<xxhash.h>)
-#include <llmmem/paging/xxh3.hpp>
+#include <llmmem/hash/xxh3.hpp>
 #endif
 
 #include <benchmark/benchmark.h>

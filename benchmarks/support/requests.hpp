@@ -4,7 +4,7 @@
 #pragma once
 
 #include <llmmem/error.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 
 #include <benchmark/benchmark.h>
 

@@ -2,10 +2,10 @@
 /// Replays a recorded trace through an arena, and finds the smallest budget it survives.
 #pragma once
 
-#include <llmmem/paging/arena.hpp>
-#include <llmmem/paging/caching_split.hpp>
-#include <llmmem/paging/size_class.hpp>
-#include <llmmem/paging/stitched.hpp>
+#include <llmmem/arena/arena.hpp>
+#include <llmmem/arena/caching_split.hpp>
+#include <llmmem/arena/size_class.hpp>
+#include <llmmem/arena/stitched.hpp>
 #include <llmmem/testing/simulated_mapper.hpp>
 
 #include <array>

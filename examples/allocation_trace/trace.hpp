@@ -2,8 +2,8 @@
 /// A recorded run of allocations and frees: in memory, as text, and read back strictly.
 #pragma once
 
+#include <llmmem/arena/arena.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/paging/arena.hpp>
 
 #include <fmt/format.h>
 

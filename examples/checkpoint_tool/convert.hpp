@@ -7,7 +7,7 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <fmt/format.h>
 

@@ -6,9 +6,9 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/sharding/reshard.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <fmt/format.h>
 

@@ -3,6 +3,7 @@
 // same kernels on the host, bit by bit.
 //
 // Exit status: 0, 1 where bits differ or something failed, 77 without a device (and the reason).
+#include <llmmem/device/cuda.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/host_executor.hpp>
@@ -13,7 +14,6 @@
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/upload_ring.hpp>
-#include <llmmem/space/cuda.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,9 +2,9 @@
 /// Where a paged cache lies, and what runs its kernels: a device. As `host_place`.
 #pragma once
 
+#include <llmmem/device/cuda.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/space/buffer.hpp>
-#include <llmmem/space/cuda.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/error.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>

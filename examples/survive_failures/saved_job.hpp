@@ -10,8 +10,8 @@
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/redundancy/part_ownership.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <fmt/format.h>
 

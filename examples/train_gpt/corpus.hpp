@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/error.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -6,10 +6,10 @@
 #include <llmmem/comm/reduce_op.hpp>
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/gather_schedule.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/gather_schedule.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/concepts.hpp>
 

@@ -2,8 +2,8 @@
 /// Training in tiers: the spaces, the buffer over them, and what it reports.
 #pragma once
 
+#include <llmmem/arena/stitched_source.hpp>
 #include <llmmem/eviction/min.hpp>
-#include <llmmem/paging/stitched_source.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/transfer/file_space.hpp>

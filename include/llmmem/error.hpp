@@ -13,7 +13,8 @@
 #include <stdexcept>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The base of everything the library throws.
 class error : public std::runtime_error {
@@ -93,4 +94,5 @@ inline constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;
   return a + b;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

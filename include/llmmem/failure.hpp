@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Why an operation was refused. The object it was refused by is as it was.
 ///
@@ -178,6 +179,7 @@ struct failure {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/detail/failure_text.hpp>

@@ -10,7 +10,8 @@
 #include <new>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Source of metadata memory: the arrays of pools, tables and policies, never the bytes they manage.
 ///
@@ -59,4 +60,5 @@ namespace detail {
 
 }  // namespace detail
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

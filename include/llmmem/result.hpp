@@ -7,7 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A `T` or the `failure` that kept it from being made. Cheap to return: two words more than `T`.
 ///
@@ -83,4 +84,5 @@ class [[nodiscard]] result<void> {
   failure failure_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

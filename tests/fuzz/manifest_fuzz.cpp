@@ -2,7 +2,7 @@
 // can make: refused with format_error, or taken, and then all that is said fits together and is written as it
 // was read.
 #include <llmmem/checkpoint/manifest.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,7 @@
 # format.sh CLANG_FORMAT: every C++ and CUDA source is as .clang-format has it. Run from the root of the checkout.
 set -euo pipefail
 
-mapfile -t sources < <(find include tests benchmarks examples -type f \
+mapfile -t sources < <(find include deprecated tests benchmarks examples -type f \
   \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \) | sort)
 echo "${#sources[@]} sources"
 if ! "$1" --dry-run --Werror "${sources[@]}"; then

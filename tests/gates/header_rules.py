@@ -6,9 +6,11 @@ import sys
 
 ROOT = pathlib.Path("include/llmmem")
 UMBRELLA = ROOT / "llmmem.hpp"
+# One line each, under the name that users look for. The umbrella includes what is behind them.
+DOORS = {"paged_allocator", "tiered_buffer", "prefetch_schedule", "async_checkpointer", "redundant_replica", "sharded_state"}
 FORBIDDEN = {"iostream", "functional", "regex"}
 # Costly to include, or not for a memory library's core: only where the work is about files or threads.
-RESTRICTED = {"filesystem": ("transfer/", "comm/", "checkpoint/", "async_checkpointer"), "thread": ("transfer/", "comm/", "checkpoint/", "async_checkpointer")}
+RESTRICTED = {"filesystem": ("transfer/", "comm/", "checkpoint/"), "thread": ("transfer/", "comm/", "checkpoint/")}
 
 # Macros of others that must be defined before their header is included.
 CONFIGURES = {"XXH_INLINE_ALL", "ZSTD_STATIC_LINKING_ONLY"}
@@ -80,7 +82,11 @@ for path in headers:
             report(path, number, f"<{what}> is for tests and users, no part may include it")
 
     public = path.suffix == ".hpp" and "detail" not in path.parts and not inside.startswith(("testing/", "kernels/"))
-    if public and path != UMBRELLA:
+    if path.parent == ROOT and path.stem in DOORS:
+        behind = re.findall(r"^#include <llmmem/(\w+)/" + path.stem + r"\.hpp>$", raw, re.MULTILINE)
+        if len(behind) != 1 or raw.count("#include") != 1:
+            report(path, 1, "a door includes its room's header and nothing else")
+    elif public and path != UMBRELLA:
         if f"#include <{name}>" not in umbrella and not re.search(rf"^//+ +<{re.escape(name)}> needs llmmem::", umbrella, re.MULTILINE):
             report(UMBRELLA, 1, f"must include <{name}>, or say `// <{name}> needs llmmem::<target>`")
 

@@ -21,7 +21,7 @@ TOOL_LIMITS = {
     "llmmem/transfer/file_space.hpp": 65_000,
     "llmmem/comm/socket_endpoint.hpp": 75_000,
     # Of a training run, once; <condition_variable> alone is 57,000, and a file queue is beneath.
-    "llmmem/async_checkpointer.hpp": 95_000,
+    "llmmem/checkpoint/async_checkpointer.hpp": 95_000,
     "llmmem/checkpoint/comm_coordinator.hpp": 80_000,
     "llmmem/checkpoint/commit_ticket.hpp": 65_000,
     "llmmem/checkpoint/file_coordinator.hpp": 80_000,
@@ -29,22 +29,22 @@ TOOL_LIMITS = {
     "llmmem/checkpoint/mirrored_coordinator.hpp": 85_000,
     "llmmem/checkpoint/posix_storage.hpp": 75_000,
     "llmmem/checkpoint/tiered_view.hpp": 65_000,
-    "llmmem/transfer/persistent_file_space.hpp": 75_000,
+    "llmmem/tiering/persistent_file_space.hpp": 75_000,
     "llmmem/transfer/striped_space.hpp": 65_000,
     # Ranks that are threads: <condition_variable>; and the simulator <thread> and <random> besides.
     "llmmem/comm/thread_network.hpp": 80_000,
     "llmmem/testing/sim_network.hpp": 105_000,
     # Rings between devices bring <mutex>, as the file spaces do that most have beneath.
-    "llmmem/tiered_buffer.hpp": 65_000,
-    "llmmem/tiered_tensors.hpp": 65_000,
-    "llmmem/kept_tensors.hpp": 85_000,
+    "llmmem/tiering/tiered_buffer.hpp": 65_000,
+    "llmmem/tiering/tiered_tensors.hpp": 65_000,
+    "llmmem/tiering/kept_tensors.hpp": 85_000,
     # <algorithm> is 20,000.
     "llmmem/transfer/safetensors_file.hpp": 65_000,
     # The planners with it.
-    "llmmem/prefetch_schedule.hpp": 80_000,
+    "llmmem/schedule/prefetch_schedule.hpp": 80_000,
     # Of a training run: the resharding planner and <atomic>; the planners of schedules and <thread>.
-    "llmmem/sharded_state.hpp": 65_000,
-    "llmmem/gather_schedule.hpp": 80_000,
+    "llmmem/sharding/sharded_state.hpp": 65_000,
+    "llmmem/sharding/gather_schedule.hpp": 80_000,
 }
 
 compiler = sys.argv[1]

@@ -38,6 +38,12 @@ endforeach()
 
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 llmmem_add_gate(header_rules COMMAND Python3::Interpreter "${gates}/header_rules.py")
+llmmem_add_gate(layers COMMAND Python3::Interpreter "${gates}/layers.py")
+llmmem_add_gate(
+  ctags
+  NEEDS ctags
+  DEBIAN universal-ctags
+  COMMAND Python3::Interpreter "${gates}/ctags.py" PROGRAM)
 llmmem_add_gate(mutations_apply COMMAND Python3::Interpreter scripts/mutate.py --check tests/mutations)
 llmmem_add_gate(include_cost COMMAND Python3::Interpreter "${gates}/include_cost.py" "${CMAKE_CXX_COMPILER}")
 llmmem_add_gate(documented_code COMMAND Python3::Interpreter "${gates}/documented_code.py" "${CMAKE_CXX_COMPILER}")

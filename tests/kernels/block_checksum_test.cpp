@@ -1,7 +1,7 @@
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/testing/grid_executor.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,10 +1,10 @@
 // Parity, deltas and checksums on a device, each against the host's run of the same work, and checksums
 // against the processor's own as well: every byte, bit and sum, also replayed from a graph.
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,11 +1,11 @@
+#include <llmmem/device/device.hpp>
+#include <llmmem/device/device_fence.hpp>
+#include <llmmem/device/device_queue.hpp>
+#include <llmmem/device/pinned.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/paging/upload_ring.hpp>
-#include <llmmem/space/device.hpp>
 #include <llmmem/space/host.hpp>
-#include <llmmem/space/pinned.hpp>
-#include <llmmem/transfer/device_fence.hpp>
-#include <llmmem/transfer/device_queue.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 #include <llmmem/eviction/any.hpp>
+#include <llmmem/hash/sha256.hpp>
 #include <llmmem/paged_allocator.hpp>
-#include <llmmem/paging/sha256.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
-#include <llmmem/detail/redundant_replica_rooms.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/redundancy/detail/redundant_replica_rooms.hpp>
 #include <llmmem/redundancy/gf256.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <doctest/doctest.h>
 

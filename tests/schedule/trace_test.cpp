@@ -1,6 +1,6 @@
 #include <llmmem/schedule/cursor.hpp>
-#include <llmmem/schedule/machine.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
 
 #include <doctest/doctest.h>
 

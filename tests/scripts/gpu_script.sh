@@ -62,7 +62,7 @@ double ctest <<END
 case "\$*" in
   *json*)
     [[ \${FAKE_NO_TESTS-} ]] && echo '{"tests": []}' && exit 0
-    echo '{"tests": [{"name": "gpu/device_probe_gpu", "command": ["$work/bin/device_probe"]},'
+    echo '{"tests": [{"name": "device/device_probe_gpu", "command": ["$work/bin/device_probe"]},'
     echo '{"name": "kernels/one_gpu", "command": ["$work/bin/one", "a b", "\$c&"]},'
     echo '{"name": "space/two_gpu", "command": ["$work/bin/two"]}]}'
     ;;

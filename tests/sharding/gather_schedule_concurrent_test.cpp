@@ -1,5 +1,5 @@
-#include <llmmem/gather_schedule.hpp>
 #include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/gather_schedule.hpp>
 
 #include <doctest/doctest.h>
 

@@ -5,7 +5,7 @@
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/search.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,7 @@
 /// each question, in an order that a seed decides. Calls can be refused, and the device lost.
 #pragma once
 
-#include <llmmem/space/device_runtime.hpp>
+#include <llmmem/device/device_runtime.hpp>
 
 #include <algorithm>
 #include <cstddef>

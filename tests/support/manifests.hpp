@@ -4,8 +4,8 @@
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/sharding/element_runs.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -8,7 +8,8 @@
 
 #include <llmmem/redundant_replica.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The one definition of the friend that the library's types declare, for this program.
 struct testing_access {
@@ -49,4 +50,5 @@ struct testing_access {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,10 +6,10 @@
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/sharding/flat_uneven.hpp>
 #include <llmmem/sharding/replicated.hpp>
 #include <llmmem/sharding/split_2d.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -2,8 +2,8 @@
 /// Random small traces, and what brute force makes of them.
 #pragma once
 
-#include <llmmem/schedule/machine.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
 
 #include <algorithm>
 #include <cstdint>

@@ -2,7 +2,7 @@
 /// Random programs on tensors in a tiered buffer, against one vector of bytes a part.
 #pragma once
 
-#include <llmmem/tiered_tensors.hpp>
+#include <llmmem/tiering/tiered_tensors.hpp>
 
 #include <doctest/doctest.h>
 

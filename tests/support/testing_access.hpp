@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The one definition of the friend that the structures declare.
 struct testing_access {
@@ -132,4 +133,5 @@ struct testing_access {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

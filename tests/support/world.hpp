@@ -3,7 +3,7 @@
 /// collides.
 #pragma once
 
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/paged_types.hpp>
 
 #include <cstddef>

@@ -1,13 +1,13 @@
-#include <llmmem/space/device.hpp>
+#include <llmmem/device/device.hpp>
+#include <llmmem/device/streamed_space.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/testing/faulty_io.hpp>
 #include <llmmem/testing/simulated_space.hpp>
 #include <llmmem/testing/virtual_clock.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/posix_io.hpp>
-#include <llmmem/transfer/streamed_space.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 /// What becomes of durability when the system says that a sync failed: it is said once, and forgotten by the
 /// system. The calls are made here, so that they fail when they are told to.
 #include <llmmem/space/file.hpp>
-#include <llmmem/transfer/chunk_index.hpp>
-#include <llmmem/transfer/persistent_file_space.hpp>
+#include <llmmem/tiering/chunk_index.hpp>
+#include <llmmem/tiering/persistent_file_space.hpp>
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>

@@ -1,6 +1,6 @@
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
-#include <llmmem/transfer/model_file_space.hpp>
+#include <llmmem/tiering/model_file_space.hpp>
 #include <llmmem/transfer/safetensors_file.hpp>
 
 #include <doctest/doctest.h>

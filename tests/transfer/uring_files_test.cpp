@@ -1,7 +1,7 @@
 /// Files that a ring was told of: what goes by its table, and what happens when they come and go.
+#include <llmmem/tiering/persistent_file_space.hpp>
 #include <llmmem/transfer/detail/file_table.hpp>
 #include <llmmem/transfer/file_queue.hpp>
-#include <llmmem/transfer/persistent_file_space.hpp>
 #if defined(LLMMEM_TESTS_URING)
 #include <llmmem/transfer/uring_io.hpp>
 #endif

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes of a chunk in 128 bits. A chunk with the digest that it had before is taken to be the same, so that
 /// 128 bits it must be: of 32, one changed chunk in four billion would be lost.
@@ -33,4 +34,5 @@ struct no_chunk_digest {
 
 static_assert(chunk_digest<no_chunk_digest>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A transport of one epoch at a time that tells who has died, and what is on its way. `communicator` is one.
 template <class T>
@@ -179,7 +180,8 @@ class comm_coordinator {
   std::optional<announcement> announced_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/comm_coordinator_body.hpp>
 #include <llmmem/checkpoint/detail/comm_coordinator_commit.hpp>

@@ -16,7 +16,8 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How far a checkpoint has come. All but `pending` are final.
 enum class commit_status : std::uint8_t {
@@ -132,4 +133,5 @@ class commit_ticket {
   std::shared_ptr<detail::commit_record> record_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

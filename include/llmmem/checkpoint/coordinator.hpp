@@ -14,7 +14,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Brings the ranks of a checkpoint together.
 ///
@@ -79,4 +80,5 @@ class solo_coordinator {
   Retention retention_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <concepts>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which generation a copy is.
 enum class copy_generation : std::uint8_t {
@@ -106,6 +107,7 @@ template <checkpoint_storage Storage, copy_watch Watch = unwatched_copy>
 copy_report compact_checkpoint(checkpoint_folder<Storage>& folder, const found_checkpoint& what,
                                copy_options options = {}, Watch&& watch = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/copy_body.hpp>

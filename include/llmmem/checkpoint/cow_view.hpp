@@ -5,11 +5,11 @@
 #include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/cow_range.hpp>
-#include <llmmem/version/detail/history.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The bytes that tensors had at one moment, in `cow_range`s that are written on: their snapshots.
 ///
@@ -173,4 +174,5 @@ class cow_state_view {
 
 static_assert(change_tracking_view<cow_state_view> && is_stable_view<cow_state_view>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

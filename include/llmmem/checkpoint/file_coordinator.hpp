@@ -15,7 +15,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Who takes part, and how long it waits for the others.
 struct file_coordinator_options {
@@ -157,4 +158,5 @@ class file_coordinator {
   Waiter waiter_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

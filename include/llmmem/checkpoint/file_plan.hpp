@@ -16,7 +16,8 @@
 #include <string_view>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A tensor of a state, or the part of it that a rank saves.
 struct state_tensor {
@@ -90,6 +91,7 @@ struct checkpoint_extra {
 [[nodiscard]] file_plan plan_extras(std::span<const checkpoint_extra> extras,
                                     const file_plan_options& options);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/file_plan_body.hpp>

@@ -17,7 +17,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A commit went as far as others may see, and then the system would not say that it lasts, or even that it
 /// is there: after a crash the checkpoint may be there or not, and if so it is whole.
@@ -175,6 +176,7 @@ class checkpoint_folder {
   std::vector<std::string> abandoned_{};    // folders of drafts that could not be removed
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/folder_body.hpp>

@@ -11,7 +11,8 @@
 #include <limits>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Never: an interval of no save at all.
 inline constexpr double never_s = std::numeric_limits<double>::infinity();
@@ -307,4 +308,5 @@ class interval_tuner {
   std::uint8_t saves_seen_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

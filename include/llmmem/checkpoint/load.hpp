@@ -17,7 +17,8 @@
 #include <string_view>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A tensor, or part of one, that somebody wants.
 struct wanted_tensor {
@@ -71,6 +72,7 @@ template <checkpoint_storage Storage>
 [[nodiscard]] std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_checkpoint& from,
                                                                std::uint32_t rank, std::string_view name);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/load_body.hpp>

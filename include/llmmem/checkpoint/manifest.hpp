@@ -13,7 +13,8 @@
 #include <string_view>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Chunks of a checkpoint's file, one behind the other in a stored one.
 struct chunk_run {
@@ -149,6 +150,7 @@ class manifest_merger {
 /// @throws argument_error  when they fill no whole bytes. @throws length_error  past 2^63 - 1.
 [[nodiscard]] std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/manifest_body.hpp>

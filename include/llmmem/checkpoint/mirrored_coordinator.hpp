@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What becomes of a copy that is not done when the coordinator goes.
 enum class mirror_end : std::uint8_t {
@@ -192,6 +193,7 @@ class mirrored_coordinator {
   std::thread copier_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/mirrored_coordinator_body.hpp>

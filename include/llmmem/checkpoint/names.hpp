@@ -11,7 +11,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which checkpoint: the generation counts commits to a folder of checkpoints, whatever the step.
 struct checkpoint_id {
@@ -116,4 +117,5 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   return false;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

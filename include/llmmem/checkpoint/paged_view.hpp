@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The KV blocks that sequences had at one moment: forks of them, which share the blocks. Who appends to a
 /// sequence that shares its last block gets a copy (`append_result::copy`); the others no one writes.
@@ -126,4 +127,5 @@ class paged_state_view {
   detail::shared_part<forks> forks_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -21,7 +21,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What to do where the folder is not there.
 enum class missing_root : std::uint8_t { make, refuse };
@@ -146,6 +147,7 @@ class posix_storage<Engine>::lock_type {
 
 static_assert(checkpoint_storage<posix_storage<>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/posix_storage_body.hpp>

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Ranks did not do in time what others waited for.
 class ranks_missing : public io_error {
@@ -30,4 +31,5 @@ class checkpoint_stopped : public io_error {
   using io_error::io_error;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

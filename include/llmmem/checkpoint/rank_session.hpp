@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Who takes part.
 struct rank_session_options {
@@ -194,7 +195,8 @@ class rank_session {
   std::string trouble_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/rank_session_joining.hpp>
 #include <llmmem/checkpoint/detail/rank_session_messages.hpp>

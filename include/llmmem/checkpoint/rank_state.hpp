@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a partition is made from: names, shapes and bytes an element. Of types under 8 bits, whose elements
 /// have no bytes of their own, 1 is said.
@@ -220,4 +221,5 @@ template <partition P>
   return index_range{first, saved.elements()};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

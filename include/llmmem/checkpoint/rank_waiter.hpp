@@ -7,7 +7,8 @@
 #include <concepts>
 #include <thread>  // with durations and clocks; <chrono> itself brings streams
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a coordinator lets time pass, and tells how much has.
 template <class W>
@@ -26,4 +27,5 @@ struct sleeping_waiter {
 
 static_assert(rank_waiter<sleeping_waiter>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

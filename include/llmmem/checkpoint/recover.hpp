@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A folder that checkpoints of a run may be in.
 template <checkpoint_storage Storage>
@@ -141,6 +142,7 @@ template <checkpoint_storage... Storages>
                                                        checkpoint_source<Storages>... sources)
   requires(sizeof...(Storages) > 0);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/recover_body.hpp>

@@ -18,7 +18,8 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What ranks keep for each other in memory. `redundant_replica` is one. `recover(by)` is called by all ranks
 /// and has one answer for all; `forget()` as well.
@@ -133,6 +134,7 @@ template <transport T, recoverable_replica Replica, checkpoint_storage... Storag
                                                   checkpoint_source<Storages>... sources)
   requires(sizeof...(Storages) > 0);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/replica_source_body.hpp>

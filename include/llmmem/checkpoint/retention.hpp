@@ -8,7 +8,8 @@
 #include <concepts>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Says whether a checkpoint stays. Asked after a commit, of whole checkpoints, the newest first; whatever it
 /// says, the newest two stay.
@@ -30,4 +31,5 @@ struct keep_last_and_every {
 
 static_assert(retention_policy<const keep_last_and_every>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

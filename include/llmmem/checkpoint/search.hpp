@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How much of a checkpoint is looked at before it is believed.
 enum class verification : std::uint8_t {
@@ -62,6 +63,7 @@ template <checkpoint_storage Storage>
 template <checkpoint_storage Storage>
 [[nodiscard]] checkpoint_search find_checkpoint(Storage& storage, verification how = verification::checksums);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/checkpoint/detail/search_body.hpp>

@@ -4,8 +4,8 @@
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/version/detail/history.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -19,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A state whose tensors were described to the checkpointer (`state_tensor`), and whose bytes it copies.
 ///
@@ -189,4 +190,5 @@ class host_state_view {
 
 static_assert(state_view<host_state_view> && !is_stable_view<host_state_view>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,8 @@
 #include <system_error>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A call of a storage, for error texts and fault plans.
 enum class storage_call : std::uint8_t {
@@ -177,4 +178,5 @@ concept checkpoint_storage = storage_output<typename S::output> && storage_input
                                { seen.path(path) } -> std::same_as<std::string>;
                              };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -19,7 +19,8 @@
 #include <string>
 #include <system_error>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Holds a signal back from ending the process, and tells whether it came: schedulers send SIGTERM some time
 /// before they kill, enough for one more checkpoint.
@@ -89,4 +90,5 @@ class termination_request {
   int file_ = -1;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,11 +5,11 @@
 #include <llmmem/checkpoint/detail/shared_part.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
+#include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/tiered_buffer.hpp>
-#include <llmmem/transfer/tiered_types.hpp>
-#include <llmmem/version/detail/history.hpp>
+#include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/tiering/tiered_types.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The bytes that tensors had at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on
 /// write in every tier.
@@ -129,4 +130,5 @@ class tiered_state_view {
   std::uint64_t number_ = 0;  // one more than the buffer's changes were
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

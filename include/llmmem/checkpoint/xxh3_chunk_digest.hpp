@@ -20,7 +20,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// At about the speed of memory. Built against accidents, not against somebody who chooses the state's bytes
 /// so that two chunks have one digest.
@@ -34,4 +35,5 @@ struct xxh3_chunk_digest {
 
 static_assert(chunk_digest<xxh3_chunk_digest>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Half the bytes: floats rounded to bfloat16, to nearest even, and widened again exactly. For state whose
 /// use bears it (activations waiting for the backward pass, weights of inference), never for an optimizer's
@@ -98,4 +99,5 @@ class bf16_cast {
 
 static_assert(codec<bf16_cast>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -18,7 +18,8 @@
 #include <span>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Splits floats into planes of their bytes, the exponent in one, and compresses the planes that shrink.
 ///
@@ -195,4 +196,5 @@ static_assert(codec<byte_plane<dtype::bf16>>);
 static_assert(codec<byte_plane<dtype::f16>>);
 static_assert(codec<byte_plane<dtype::f32>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How far a decoded value may lie from the one that was encoded:
 ///
@@ -147,4 +148,5 @@ template <class Codec>
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

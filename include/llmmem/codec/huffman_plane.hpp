@@ -15,7 +15,8 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Each byte by a prefix code of its own length, the best there is of at most 11 bits. It knows how often
 /// each value occurs, and nothing of order: right for exponents, which hardly repeat in sequences. A byte
@@ -253,4 +254,5 @@ class huffman_plane {
 
 static_assert(plane_compressor<huffman_plane>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes travel and rest as they are: the default of a tier, and right wherever the link is faster than a
 /// codec (docs/codecs.md tells how to reckon).
@@ -59,4 +60,5 @@ class identity_codec {
 
 static_assert(codec<identity_codec>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -22,7 +22,8 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Planes as zstd frames, made with a stride that leaves nearly all to zstd's Huffman coder: exponents hardly
 /// repeat in sequences, and searching for such costs most of the time at level 1. Long runs are still found.
@@ -99,4 +100,5 @@ class zstd_plane {
 
 static_assert(plane_compressor<zstd_plane>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

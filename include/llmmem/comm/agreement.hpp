@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What members have agreed on.
 struct agreed {
@@ -178,6 +179,7 @@ class agreement {
   seat_set agreeing_{};  // have accepted what this coordinator proposes
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/agreement_body.hpp>

@@ -14,7 +14,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// By which way the ranks sum up. n are the bytes, N the ranks.
 enum class reduce_way : std::uint8_t {
@@ -93,6 +94,7 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
 template <transport T>
 result<void> barrier(T& ranks, const collective_call& call);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/collectives_body.hpp>

@@ -17,7 +17,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Whether the bytes of messages carry a checksum beside that of their header.
 enum class payload_check : std::uint8_t {
@@ -264,7 +265,8 @@ class communicator {
   communicator_stats stats_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/communicator_body.hpp>
 #include <llmmem/comm/detail/communicator_data.hpp>

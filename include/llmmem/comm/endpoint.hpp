@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A time on an endpoint's clock, in nanoseconds: nothing waits beyond it.
 struct deadline {
@@ -171,4 +172,5 @@ concept endpoint =
       { end.wake() } noexcept;
     };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

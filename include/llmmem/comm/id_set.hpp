@@ -14,7 +14,8 @@
 #include <optional>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What texts call one of them.
 template <class Id>
@@ -181,4 +182,5 @@ template <class Id>
   return text;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

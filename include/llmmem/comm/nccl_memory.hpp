@@ -18,7 +18,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The owner of memory from NCCL's own allocator, which maps it so that other devices, and switches, can
 /// reach it: what `nccl_transport::register_window` takes. NCCL rounds its size up to its own granularity (2
@@ -75,4 +76,5 @@ class nccl_memory {
   std::uint64_t size_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -29,7 +29,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The channel beside NCCL's, over the host: a `communicator` of any endpoint, or what does as it does. It
 /// knows who lives, passes on that an epoch is over, and carries NCCL's unique ids.
@@ -262,6 +263,7 @@ class nccl_transport {
   nccl_stats stats_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/nccl_transport_body.hpp>

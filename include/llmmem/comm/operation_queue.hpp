@@ -13,7 +13,8 @@
 #include <thread>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Runs operations one after the other, in the order in which they were put in, on one thread of its own. A
 /// transport is for one thread at a time: from its first operation on it is this one's, and who wants
@@ -149,4 +150,5 @@ result<void> operation_queue::run(Work&& work) {
   return wait(one);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// One of the processes that share a model, from 0: its place in a communicator.
 enum class rank_id : std::uint32_t {};
@@ -37,4 +38,5 @@ inline constexpr seat_id no_seat{0xFFFF'FFFF};
   return static_cast<std::uint32_t>(count);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

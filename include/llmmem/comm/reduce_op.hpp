@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Combines elements; known at run time, so that collectives are compiled once a transport and not once a
 /// type as well.
@@ -79,4 +80,5 @@ inline constexpr reduce_op xor_bytes{
         },
     .element_bytes = 1};
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

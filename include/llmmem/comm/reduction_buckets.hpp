@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How tensors are put together.
 struct bucket_options {
@@ -158,4 +159,5 @@ class reduction_buckets {
   collective_call call_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

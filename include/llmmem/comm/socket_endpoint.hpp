@@ -22,7 +22,8 @@
 #include <thread>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// From where a TCP endpoint may be reached. Frames go as they are: whoever sees the network reads them.
 enum class socket_reach : std::uint8_t {
@@ -291,7 +292,8 @@ class socket_endpoint {
   std::thread beats_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/socket_endpoint_body.hpp>
 #include <llmmem/comm/detail/socket_endpoint_deaths.hpp>
@@ -299,8 +301,10 @@ class socket_endpoint {
 #include <llmmem/comm/detail/socket_endpoint_lanes.hpp>
 #include <llmmem/comm/detail/socket_endpoint_setup.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

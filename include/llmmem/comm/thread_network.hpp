@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Thrown out of a call of a `thread_endpoint` that was killed. No `std::exception`, so that nobody takes it
 /// for an error and goes on. Catch it where the rank's thread begins, and return: out of a thread it would
@@ -166,6 +167,7 @@ class thread_endpoint {
 
 static_assert(endpoint<thread_endpoint>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/comm/detail/thread_network_body.hpp>

@@ -13,7 +13,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Ranks that pass messages. See `communicator` for what each call promises; memory is of the kind that the
 /// transport moves: of the host, or of a device.
@@ -112,4 +113,5 @@ rank_group<T>::rank_group(T& beneath, std::span<const rank_id> members)
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

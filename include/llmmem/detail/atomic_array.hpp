@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `fixed_array` whose elements are only reached atomically. Constness is that of the table, not of what
 /// stands in it.
@@ -34,4 +36,6 @@ class atomic_array {
   mutable fixed_array<T> values_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <string_view>
 #include <system_error>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -407,4 +408,5 @@ inline void failure::raise() const {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `count` elements of trivial type `T` from a `metadata_source`; movable, never resized.
 ///
@@ -75,4 +77,6 @@ class fixed_array {
   metadata_source source_{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

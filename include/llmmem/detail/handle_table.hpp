@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Slots with a `Record` each. A slot's generation is odd while it is live, so that a handle of an earlier
 /// life, or one that was never given out, is told from the slot's present owner.
@@ -100,4 +102,6 @@ class handle_table {
   std::uint32_t owner_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

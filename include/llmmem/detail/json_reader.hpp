@@ -11,7 +11,9 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Length of the UTF-8 sequence at the beginning of `text`, 0 where it begins none: overlong forms,
 /// surrogates and what is past U+10FFFF are none (RFC 3629).
@@ -291,4 +293,6 @@ inline void append_json_string(std::string& to, std::string_view text) {
   return shown == name.size() ? text : text + "...";
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

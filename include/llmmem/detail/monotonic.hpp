@@ -8,7 +8,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 [[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
   timespec now{};
@@ -16,4 +18,6 @@ namespace llmmem::inline v0::detail {
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

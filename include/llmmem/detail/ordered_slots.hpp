@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// No slot: the end of an order, or of a list.
 inline constexpr std::uint32_t no_index = 0xFFFF'FFFF;
@@ -161,4 +163,6 @@ class ordered_slots {
   std::uint64_t size_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A tag for handles, never 0, that differs between objects alive at the same time.
 [[nodiscard]] inline std::uint32_t owner_tag(const void* address) noexcept {
@@ -17,4 +19,6 @@ namespace llmmem::inline v0::detail {
   return static_cast<std::uint32_t>(bits >> 32) | 1U;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The digits of a float whose value the smaller format has below its least normal one, shifted to the
 /// nearest of that format's steps; of two equally near, to the even one.
@@ -40,4 +42,6 @@ template <std::uint32_t Digits, std::uint32_t Lift>
   return (exponent + Lift) << 23 | digits << (23U - Digits);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

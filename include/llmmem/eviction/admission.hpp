@@ -13,7 +13,8 @@
 #include <cstdint>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// An entry that could be cached.
 struct admission_request {
@@ -150,4 +151,5 @@ class second_touch {
 
 static_assert(admission_policy<second_touch<>> && admission_policy<second_touch<3>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -25,7 +25,8 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Any `eviction_policy` behind a table of functions: for engines that read the policy's name from a
 /// configuration.
@@ -194,4 +195,5 @@ inline constexpr auto eviction_names = [] {
                        known);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Balances recency against frequency by itself: evicts the least recent entry of those used once, or of
 /// those used again, by which of the two kinds is missed more after it was evicted.
@@ -134,4 +135,5 @@ class arc_eviction {
 
 static_assert(eviction_policy<arc_eviction> && remembers_evictions<arc_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <optional>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A place in a cache of fixed capacity: the index of a block, a chunk, a page.
 enum class slot_id : std::uint32_t {};
@@ -204,4 +205,5 @@ void retain(P& policy, slot_id slot, retention keep) noexcept {
 
 }  // namespace detail
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

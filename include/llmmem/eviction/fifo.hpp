@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts the entry that was inserted first, however often it was used since.
 ///
@@ -44,4 +45,5 @@ static_assert(eviction_policy<fifo_eviction>);
 template <>
 inline constexpr bool ignores_hints<fifo_eviction> = true;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <limits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -97,4 +98,5 @@ class gdsf_eviction : public detail::ranked_eviction<detail::worth> {
 
 static_assert(eviction_policy<gdsf_eviction> && remembers_evictions<gdsf_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts the entry whose next use is least to be expected at this moment, as learned from the traffic.
 ///
@@ -195,4 +196,5 @@ class hazard_eviction {
 
 static_assert(eviction_policy<hazard_eviction> && remembers_evictions<hazard_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

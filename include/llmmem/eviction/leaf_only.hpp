@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts what a `Policy` orders first among leaves: entries without cached children.
 ///
@@ -160,4 +161,5 @@ class leaf_only {
 
 static_assert(eviction_policy<leaf_only<>> && remembers_evictions<leaf_only<>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -68,4 +69,5 @@ class length_aware_eviction : public detail::ranked_eviction<detail::depth> {
 
 static_assert(eviction_policy<length_aware_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

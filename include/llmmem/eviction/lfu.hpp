@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -57,4 +58,5 @@ static_assert(eviction_policy<lfu_eviction>);
 template <>
 inline constexpr bool ignores_hints<lfu_eviction> = true;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,8 @@
 #include <cstddef>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts the entry that has been without a user for longest.
 ///
@@ -54,4 +55,5 @@ static_assert(eviction_policy<lru_eviction>);
 template <>
 inline constexpr bool ignores_hints<lru_eviction> = true;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

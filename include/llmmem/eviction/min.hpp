@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -61,4 +62,5 @@ class min_eviction : public detail::ranked_eviction<detail::distance> {
 
 static_assert(eviction_policy<min_eviction> && expects_uses<min_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -165,4 +166,5 @@ class queue_lookahead {
 static_assert(eviction_policy<queue_lookahead<8>> && expects_uses<queue_lookahead<8>> &&
               keeps_time<queue_lookahead<8>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -114,4 +115,5 @@ class retention_eviction : public detail::ranked_eviction<detail::standing> {
 static_assert(eviction_policy<retention_eviction> && keeps_time<retention_eviction> &&
               retains<retention_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

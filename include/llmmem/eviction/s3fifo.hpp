@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts early what was not used twice soon after it came in; keeps the rest by a clock.
 ///
@@ -202,4 +203,5 @@ class s3fifo_eviction {
 
 static_assert(eviction_policy<s3fifo_eviction> && remembers_evictions<s3fifo_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -95,4 +96,5 @@ class sieve_eviction : public detail::ranked_eviction<detail::sieve_turn> {
 
 static_assert(eviction_policy<sieve_eviction> && remembers_evictions<sieve_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Evicts the least recent entry that was used once; of those used again, only when there is no other.
 ///
@@ -96,4 +97,5 @@ class slru_eviction {
 
 static_assert(eviction_policy<slru_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Keeps what was used more often of late, counting uses from before an entry came in too.
 ///
@@ -138,4 +139,5 @@ class wtinylfu_eviction {
 
 static_assert(eviction_policy<wtinylfu_eviction> && remembers_evictions<wtinylfu_eviction>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,6 +7,7 @@
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/transfer/copy_task.hpp>
 
 #include <algorithm>
 #include <array>
@@ -15,14 +16,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
-
-/// One copy of a batch.
-struct copy_task {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  std::uint64_t bytes = 0;
-};
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -178,4 +173,5 @@ result<void> copy_few(const Run& run, std::span<const copy_task> tasks) {
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

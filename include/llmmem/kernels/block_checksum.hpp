@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 // `Blocks` is `strided_blocks` or `numbered_blocks` for blocks of KV, `few_copies` or `listed_copies` for
 // chunks of any lengths, or a `block_list` of your own. Blocks may have any alignment; an access is 16 bytes
@@ -25,7 +26,7 @@ namespace llmmem::inline v0 {
 // operation, and a launch before that one writes what the sums begin with. Blocks of a list get as many
 // threads as the longest: sort lengths that are far apart into lists of their own.
 
-/// The CRC-32C of each block, which `crc32c(0, bytes)` of <llmmem/transfer/crc32c.hpp> makes on a host.
+/// The CRC-32C of each block, which `crc32c(0, bytes)` of <llmmem/hash/crc32c.hpp> makes on a host.
 ///
 /// @param run   `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param sums  as many as blocks, or more: those beyond are not touched.
@@ -58,6 +59,7 @@ result<void> copy_and_crc32c(const Run& run, const Blocks& blocks, std::span<std
 template <class Run, block_list Blocks>
 result<void> copy_and_digest(const Run& run, const Blocks& blocks, std::span<std::uint64_t> sums);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/block_checksum_body.hpp>

@@ -10,7 +10,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -92,4 +93,5 @@ inline constexpr std::uint64_t digest_length = 0xD1B5'4A32'D192'ED03U;
   return sum;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Blocks by their place in a list: where each is, where it goes if it is copied, and its length. Trivially
 /// copyable; the pointers in it are those of whoever runs it. `longest()` is the most bytes of any: more of
@@ -129,4 +130,5 @@ class numbered_blocks {
 };
 static_assert(block_list<numbered_blocks>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Copies in an order that makes moves of them: waves, one behind the other, in each of which no block is
 /// both read and written.
@@ -66,6 +67,7 @@ result<void> move_kv_blocks(const Run& run, const kv_memory& memory, const block
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/block_moves_body.hpp>

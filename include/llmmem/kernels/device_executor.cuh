@@ -3,7 +3,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "compile this with nvcc; <llmmem/space/cuda.hpp> needs none"
+#error "compile this with nvcc; <llmmem/device/cuda.hpp> needs none"
 #endif
 
 #include <llmmem/config.hpp>
@@ -22,7 +22,8 @@
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1407
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -234,6 +235,7 @@ class device_executor {
   launch_limits limits_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #pragma nv_diagnostic pop

@@ -7,7 +7,8 @@
 #include <bit>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Divides by one number, many times: a multiplication and a shift, where a device would take a hundred
 /// instructions for 64 bits. Trivially copyable.
@@ -53,4 +54,5 @@ class divider {
   std::uint32_t shift_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

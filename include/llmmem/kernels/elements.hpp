@@ -19,7 +19,8 @@
 #include <cuda_fp8.h>
 #endif
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What kernels convert: a small set, so that binaries stay small.
 template <dtype E>
@@ -242,4 +243,5 @@ struct scaling_step {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

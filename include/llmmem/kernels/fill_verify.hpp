@@ -16,7 +16,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What is in each byte of some memory, by its position. `at(position)` are 16 bytes from there on, the
 /// first lowest; any position will do.
@@ -201,4 +202,5 @@ result<void> verify_memory(const Run& run, std::span<const std::byte> memory, co
   return run.each(detail::verify_work<Pattern>(memory, pattern, report));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Work whose items have nothing to do with each other: `run(item)` does one of `items()`. Trivially
 /// copyable; the pointers in it are those of whoever runs it. Neighbours in number should be neighbours in
@@ -178,4 +179,5 @@ LLMMEM_HD inline void join_xor(std::uint32_t& word, std::uint32_t bits) noexcept
 #endif
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

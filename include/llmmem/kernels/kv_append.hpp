@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// By a slot mapping, as vLLM has it: slot = block x block_tokens + token; a negative one is padding.
 class slot_front {
@@ -127,6 +128,7 @@ result<void> append_mla(const Run& run, const Front& front, const batch_vectors&
                         const batch_vectors& rotary, std::uint32_t latent_elements, const kv_memory& cache,
                         std::uint32_t layer, const token_options& options = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/kv_append_body.hpp>

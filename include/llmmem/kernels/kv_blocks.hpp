@@ -19,7 +19,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A block's number in the one memory and in the other: two int64 side by side, as vLLM's block mappings are.
 /// A negative one is padding.
@@ -206,6 +207,7 @@ template <class Run>
 result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::span<const block_move> moves,
                                 const block_copy_options& options = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/kv_blocks_body.hpp>

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The digest of each of some blocks: the `block_digest` of its bytes as `layout.packed()` has them. So it is
 /// the same wherever the block lies, layers or blocks outermost, tokens or heads, in one allocation or
@@ -35,6 +36,7 @@ template <class Run>
 result<void> digest_kv_blocks(const Run& run, const kv_memory& memory, std::span<const std::int32_t> blocks,
                               std::span<std::uint64_t> sums, std::uint32_t* out_of_range = nullptr);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/kv_digest_body.hpp>

@@ -12,7 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which tokens of which sequences come, one sequence behind the other. Pointers are of the memory of whoever
 /// runs it.
@@ -86,6 +87,7 @@ result<void> gather_mla(const Run& run, const Front& front, const batch_room& la
                         const batch_room& rotary, std::uint32_t latent_elements, const kv_memory& cache,
                         std::uint32_t layer, const token_options& options = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/kv_gather_body.hpp>

@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The tokens of a batch, one sequence's behind the other's. Pointers are of the memory of whoever runs it.
 struct batch_tokens {
@@ -254,4 +255,5 @@ result<void> expand_pages(const Run& run, const page_expansion& of, std::span<st
   return run.each(detail::page_work(of, pages.data(), out_of_range));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

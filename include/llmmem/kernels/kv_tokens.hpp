@@ -18,7 +18,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Where a token goes.
 struct token_place {
@@ -352,4 +353,5 @@ class kv_scale_op {
 };
 static_assert(row_op<kv_scale_op<dtype::bf16, dtype::fp8_e4m3, kv_direction::append>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

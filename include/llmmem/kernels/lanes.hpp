@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Lanes on a host: all of a group are one thread's.
 class host_lanes {
@@ -98,4 +99,5 @@ concept lane_work =
       { work.run(item, group) } noexcept -> std::same_as<void>;
     };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

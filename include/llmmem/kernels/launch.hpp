@@ -9,7 +9,8 @@
 #include <bit>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The largest power of two, up to 16, that divides all of these addresses and distances.
 template <std::convertible_to<std::uint64_t>... Numbers>
@@ -94,4 +95,5 @@ struct row_launch {
           .lanes = 1U << launch.lane_bits};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

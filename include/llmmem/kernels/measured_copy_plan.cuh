@@ -3,15 +3,15 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "compile this with nvcc; <llmmem/space/cuda.hpp> needs none"
+#error "compile this with nvcc; <llmmem/device/cuda.hpp> needs none"
 #endif
 
 #include <llmmem/config.hpp>
+#include <llmmem/device/cuda.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/result.hpp>
-#include <llmmem/space/cuda.hpp>
 #include <llmmem/transfer/copy_plan.hpp>
 
 #include <cuda_runtime.h>
@@ -25,7 +25,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -168,4 +169,5 @@ class copy_stopwatch {
                              [&](copy_way way, const copy_shape& shape) { return watch.time(way, shape); });
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <cuda_runtime_api.h>
 #endif
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -126,4 +127,5 @@ LLMMEM_HD constexpr void set_element(packet<Bytes>& out, unsigned i, Element val
                         static_cast<word>(word{value} << (i % per_word * std::size_t{8} * sizeof(Element))));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which tokens each query attends to. A row is the queries of one token: one for each sequence of a decode
 /// step; several of one sequence, each with its own length, for draft tokens or a prompt. Pointers are of the
@@ -126,6 +127,7 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/paged_attention_body.hpp>

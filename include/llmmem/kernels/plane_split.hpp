@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The two planes of bf16 elements, a byte an element in each. The same bytes as of
 /// `byte_plane<dtype::bf16>`: an element's bits rotated left by one, upper and lower byte.
@@ -191,4 +192,5 @@ result<void> merge_planes(const Run& run, const bf16_planes<const std::byte>& pl
   return detail::run_planes<plane_direction::merge>(run, elements, planes, count, "merge_planes");
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

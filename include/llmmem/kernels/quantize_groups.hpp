@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How many groups there are: rows of as many groups each.
 struct group_shape {
@@ -87,6 +88,7 @@ result<void> dequantize_groups(const Run& run, const group_shape& shape,
                                const group_scales<const std::byte>& scales,
                                const group_rows<std::byte>& values);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/quantize_groups_body.hpp>

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Elements that lie side by side at both ends.
 struct row_move {
@@ -148,4 +149,5 @@ LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& s
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

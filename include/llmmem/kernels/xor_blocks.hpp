@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What becomes of the bits that are in a bitmap of dirty pages.
 enum class dirty_mark : std::uint8_t {
@@ -89,6 +90,7 @@ template <class Run>
 result<void> apply_delta(const Run& run, std::byte* target, const std::byte* delta, std::uint64_t bytes,
                          std::span<const std::uint32_t> dirty_bits, const dirty_page_options& options = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/kernels/detail/xor_blocks_body.hpp>

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What the backward pass computes again instead of finding it stored.
 enum class recompute : std::uint8_t {
@@ -77,4 +78,5 @@ struct training_step {
   return total;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The bits of the bfloat16 nearest to the float of these bits; of two equally near, the one with an even
 /// last bit. A NaN becomes a quiet one of the same sign and upper payload; infinities, zeros and their signs
@@ -23,4 +24,5 @@ namespace llmmem::inline v0 {
   return std::uint32_t{bits} << 16;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

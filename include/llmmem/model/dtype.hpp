@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How one element of a weight, activation, moment or KV entry is stored.
 enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, int4, fp4_e2m1 };
@@ -68,4 +69,5 @@ enum class dtype : std::uint8_t { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8,
   return elements / per_byte + (elements % per_byte != 0 ? 1 : 0);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The bits of the half nearest to the float of these bits; of two equally near, the one with an even last
 /// bit. What is too large becomes an infinity, a NaN 0x7FFF, whatever its sign, as in NVIDIA's hardware.
@@ -35,4 +36,5 @@ namespace llmmem::inline v0 {
   return sign | detail::f32_of_parts<10, 112>(exponent, digits);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

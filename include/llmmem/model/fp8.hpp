@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The largest finite e4m3 value. There are no infinities.
 inline constexpr float e4m3_max = 448.0F;
@@ -41,4 +42,5 @@ inline constexpr float e4m3_max = 448.0F;
   return sign | detail::f32_of_parts<3, 120>(exponent, digits);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

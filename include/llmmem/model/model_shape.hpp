@@ -10,7 +10,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Two matrices (up, down), or three (gate, up, down).
 enum class mlp_kind : std::uint8_t { plain, gated };
@@ -246,4 +247,5 @@ constexpr void model_shape::validate() const {
   static_cast<void>(kv_bytes_per_token(dtype::f64));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// One constant a model. Every parameter count is checked against the published checkpoint by
 /// tests/model/presets_test.cpp; docs/model_shapes.md is the table.
@@ -181,4 +182,5 @@ inline constexpr std::array all{gpt2_124m,   llama2_7b,    llama2_13b,  llama2_7
   throw argument_error("find_model: no model is called \"" + std::string(name) + "\"; known are " + known);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

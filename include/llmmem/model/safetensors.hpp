@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Element types of the format, in its own order: a writer puts tensors of later ones first.
 enum class safetensors_type : std::uint8_t {
@@ -129,6 +130,7 @@ struct safetensors_layout {
                                                      safetensors_metadata metadata = {},
                                                      std::uint64_t data_alignment = 4096);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/model/detail/safetensors_body.hpp>

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes that training keeps for each parameter.
 struct bytes_per_parameter {
@@ -60,4 +61,5 @@ struct training_bytes {
           .optimizer = bytes(zero_stage::optimizer, each.optimizer)};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,8 +5,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
@@ -19,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A request of a `batch_scheduler`; a default-constructed one names none.
 struct request_ticket {
@@ -253,6 +254,7 @@ class batch_scheduler {
 template <class Cache, class Client>
 batch_scheduler(Cache&, Client&, scheduler_options) -> batch_scheduler<Cache, Client>;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/batch_scheduler_body.hpp>

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Remembers transitions of blocks.
 ///
@@ -85,4 +86,5 @@ class owner_ring {
 
 static_assert(block_history<owner_ring<>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

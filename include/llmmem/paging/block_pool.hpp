@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a block pool is built.
 struct block_pool_options {
@@ -251,6 +252,7 @@ class block_pool {
   LLMMEM_NO_UNIQUE_ADDRESS History history_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/block_pool_body.hpp>

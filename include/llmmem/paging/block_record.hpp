@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The last thing that happened to a block: what an audit names beside a broken invariant.
 enum class transition : std::uint8_t {
@@ -113,4 +114,5 @@ class block_record {
 
 static_assert(sizeof(block_record) == 8);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

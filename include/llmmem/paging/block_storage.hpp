@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// One range of a space, cut into blocks: block `i` is bytes `i * block_bytes` to `(i + 1) * block_bytes`.
 ///
@@ -80,4 +81,5 @@ class block_storage {
   std::uint64_t block_bytes_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

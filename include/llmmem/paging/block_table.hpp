@@ -14,7 +14,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Block tables of a batch, one behind the other: FlashInfer's `indptr`, `indices`, `last_page_len`.
 ///
@@ -210,4 +211,5 @@ template <block_table_source Cache>
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,8 +5,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 
@@ -17,7 +17,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Tells the time in microseconds from any beginning; never goes back.
 template <class C>
@@ -179,4 +180,5 @@ class cache_metrics {
 
 static_assert(sharing_observer<cache_metrics<>> && moving_observer<cache_metrics<>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <type_traits>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a block is to a compaction.
 enum class block_use : std::uint8_t {
@@ -162,4 +163,5 @@ inline void plan_straightening(const compaction_facts& facts, const compaction_g
   return plan;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

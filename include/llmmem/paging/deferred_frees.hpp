@@ -13,7 +13,8 @@
 #include <span>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A bounded queue of references, in groups, each group behind a fence.
 ///
@@ -116,4 +117,5 @@ class deferred_frees {
   std::uint64_t group_count_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

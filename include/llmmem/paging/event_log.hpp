@@ -5,8 +5,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
@@ -19,7 +19,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What happened to the contents that a key names.
 enum class cache_event_kind : std::uint8_t {
@@ -240,4 +241,5 @@ class event_log {
 static_assert(sharing_observer<event_log> && moving_observer<event_log>);
 static_assert(group_sharing_observer<event_log>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The free blocks of a pool.
 ///
@@ -177,4 +178,5 @@ class ascending_free_list {
 
 static_assert(free_list<ascending_free_list>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

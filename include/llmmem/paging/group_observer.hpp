@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
@@ -17,7 +17,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Told, `noexcept`, which contents of which group become cached and which are given up. `event_log` is
 /// one; `each_group` makes one of any `cache_observer`.
@@ -88,4 +89,5 @@ class each_group {
 
 static_assert(group_sharing_observer<each_group<ignore_cache_events>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A `block_storage` of host-accessible memory with guard bytes before the first block and behind each.
 ///
@@ -135,4 +136,5 @@ class guarded_storage {
   space_buffer<Space> buffer_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
@@ -27,7 +27,8 @@
 #include <type_traits>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A paged KV cache's bookkeeping for models whose layers differ: sliding windows beside full attention,
 /// states beside attention, latents, chunks. Each group of layers has its own blocks and block table, all
@@ -325,6 +326,7 @@ class hybrid_allocator {
   detail::hybrid_counters counters_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/hybrid_allocator_body.hpp>

@@ -4,13 +4,13 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/eviction/lru.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
-#include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/space/fence.hpp>
@@ -21,7 +21,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The policies of a `hybrid_allocator`. Inherit, and shadow what is to be different.
 struct hybrid_traits {
@@ -117,4 +118,5 @@ struct hybrid_stats {
   std::size_t verification_bytes = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,10 +4,12 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/owner_tag.hpp>
+#include <llmmem/hash/block_key.hpp>  // token_id
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Index of a block: which `block_bytes` of the backing memory it is. Same width as the int32 the kernels
 /// read.
@@ -19,9 +21,6 @@ inline constexpr block_id null_block{0};
 /// The most blocks a pool may have: ids fit a non-negative int32, what FlashInfer's and vLLM's kernels index
 /// with.
 inline constexpr std::uint64_t max_blocks = 0x7FFF'FFFE;
-
-/// A token as the tokenizer numbers it.
-using token_id = std::int32_t;
 
 /// The number in the id, to index with.
 [[nodiscard]] constexpr std::uint32_t to_index(block_id block) noexcept {
@@ -63,4 +62,5 @@ struct block_copy {
   friend constexpr bool operator==(const block_copy&, const block_copy&) noexcept = default;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

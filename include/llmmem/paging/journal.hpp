@@ -23,7 +23,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A `paged_allocator` with a journal: the same operations, each recorded with its arguments and its outcome.
 ///
@@ -273,6 +274,7 @@ class journaled {
   interruptible* current_ = nullptr;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/journal_body.hpp>

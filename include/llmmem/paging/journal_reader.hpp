@@ -14,7 +14,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Where a journal ended, and why there.
 struct journal_end {
@@ -109,4 +110,5 @@ class journal_reader {
   std::uint64_t next_offset_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

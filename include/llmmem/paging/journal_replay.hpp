@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Where a replay first differed from its journal.
 struct journal_divergence {
@@ -257,4 +258,5 @@ template <class Make>
   return replayed<cache_type>(bytes, make, records);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

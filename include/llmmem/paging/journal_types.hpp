@@ -18,7 +18,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a record is of. The numbers are the format's.
 enum class journal_op : std::uint8_t {
@@ -170,4 +171,5 @@ struct callback_journal {
 
 static_assert(journal_sink<callback_journal>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,10 +4,10 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/eviction/any.hpp>
-#include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/detail/what_if_run.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,8 @@
 #include <type_traits>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The policies of the caches that `what_if` runs; inherit to change all but eviction and fence.
 struct what_if_traits : paged_traits {
@@ -104,4 +105,5 @@ template <class Traits = what_if_traits>
   return out;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,8 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/model/dtype.hpp>
-#include <llmmem/paging/siphash.hpp>
 
 #include <array>
 #include <cstddef>
@@ -13,7 +13,8 @@
 #include <cstring>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What varies slowest inside a block of one layer.
 enum class head_order : std::uint8_t {
@@ -345,4 +346,5 @@ inline void copy_kv_block(const kv_memory& to, std::uint64_t to_block, const kv_
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

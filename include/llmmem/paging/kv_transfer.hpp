@@ -5,12 +5,12 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/paging/paged_types.hpp>
-#include <llmmem/paging/siphash.hpp>
 #include <llmmem/result.hpp>
 
 #include <array>
@@ -22,7 +22,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Takes bytes: `bool sink(std::span<const std::byte>) noexcept`, false to stop.
 template <class S>
@@ -253,4 +254,5 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   return imported_sequence{.sequence = *sequence, .tokens = tokens.size(), .reused_tokens = reused};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

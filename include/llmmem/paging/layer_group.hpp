@@ -15,7 +15,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The most groups an allocator may serve.
 inline constexpr std::size_t max_layer_groups = 16;
@@ -214,4 +215,5 @@ class hit_scan {
   bool hopeless_ = false;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

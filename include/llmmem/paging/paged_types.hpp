@@ -4,8 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/eviction/concepts.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 
 #include <concepts>
@@ -17,7 +17,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// No limit, where an option has one.
 inline constexpr std::uint64_t unlimited = ~std::uint64_t{0};
@@ -256,4 +257,5 @@ class observers {
 
 static_assert(sharing_observer<observers<ignore_cache_events, ignore_cache_events>>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

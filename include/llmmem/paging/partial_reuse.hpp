@@ -11,7 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a match does with a cached block of which only the first tokens are wanted.
 enum class partial_source : std::uint8_t {
@@ -137,4 +138,5 @@ using steal_partial_blocks = partial_blocks<partial_source::steal>;
 static_assert(partial_reuse_policy<copy_partial_blocks>);
 static_assert(partial_reuse_policy<steal_partial_blocks>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/verification.hpp>
@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A trie of token chunks of equal length. A node stands for its chunk and all before it, and names for each
 /// group the block that caches what the group keeps there, if any does.
@@ -185,4 +186,5 @@ class prefix_chain {
   std::uint32_t chunk_tokens_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

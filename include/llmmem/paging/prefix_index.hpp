@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/detail/tag_chunk.hpp>
 #include <llmmem/paging/ids.hpp>
 
@@ -15,7 +15,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A map from `block_key` to block, and back, of fixed capacity: each block has at most one key, each key one
 /// block.
@@ -171,4 +172,5 @@ class prefix_index {
   std::uint64_t size_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <string_view>
 #include <type_traits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A label of every sample: `engine="0"`. The value may hold any UTF-8.
 struct prometheus_label {
@@ -216,4 +217,5 @@ void write_prometheus(const paged_stats& stats, std::uint32_t block_tokens,
   out.gauge("llmmem_kv_block_sample_one_in", "Of how many blocks one is measured.", histograms.sample_one_in);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which part of a `sharded_free_list` a thread works on first: the number of the thread, say. Any number
 /// will do; threads that name the same one only meet more often.
@@ -175,4 +176,5 @@ class basic_sharded_free_list {
 /// The free list that is not a test's.
 using sharded_free_list = basic_sharded_free_list<>;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,15 +5,15 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/atomic_array.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/detail/shared_index.hpp>
 #include <llmmem/paging/detail/shared_state.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/sharded_free_list.hpp>
-#include <llmmem/paging/siphash.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/result.hpp>
 
@@ -25,7 +25,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What `commit` holds while it runs: `std::mutex`, a spin lock of the engine's, or nothing.
 template <class M>
@@ -316,6 +317,7 @@ class shared_prefix_cache {
   std::atomic<std::uint64_t> duplicates_{0};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/shared_prefix_cache_body.hpp>

@@ -12,7 +12,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The most blocks that a super-page may hold.
 inline constexpr std::uint64_t max_page_blocks = 32'768;
@@ -142,4 +143,5 @@ struct page_choice {
   return best;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -23,7 +23,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Makes a policy of so many slots: for those chosen at run time.
 template <class F, class Eviction>
@@ -261,6 +262,7 @@ class super_page_pool {
   std::array<std::optional<Eviction>, max_layer_groups> evictions_by_group_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/super_pages_body.hpp>

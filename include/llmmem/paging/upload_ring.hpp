@@ -18,7 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How an `upload_ring` is built.
 struct upload_ring_options {
@@ -176,4 +177,5 @@ class upload_ring {
   std::uint32_t next_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

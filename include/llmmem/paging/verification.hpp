@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 
 #include <concepts>
@@ -13,7 +13,8 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Identity of a block's cached contents: the block, and how often it had been cached. Unlike a key
 /// it cannot collide. The root of every chain is the null block.
@@ -169,4 +170,5 @@ class trust_hash {
 
 static_assert(block_verification<trust_hash>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

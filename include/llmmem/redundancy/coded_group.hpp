@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Stripes of a state are whole units of as many bytes, so that all but the last begin on a cache line.
 inline constexpr std::uint64_t stripe_unit = 64;
@@ -89,4 +90,5 @@ class coded_group {
   code_shape shape_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

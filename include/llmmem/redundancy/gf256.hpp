@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// x^8 + x^4 + x^3 + x^2 + 1, of which x (2) generates all bytes but 0.
 ///
@@ -134,4 +135,5 @@ inline result<void> gf256_multiply_into(std::span<std::byte> destination, std::s
                                                      "gf256_multiply_into");
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A matrix of coefficients over GF(2^8), times sources. Every engine gives the same bytes.
 ///
@@ -96,4 +97,5 @@ class portable_gf_engine {
 
 static_assert(gf_engine<portable_gf_engine>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

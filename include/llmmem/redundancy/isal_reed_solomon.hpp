@@ -17,7 +17,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// ISA-L's erasure code, which takes the best instructions of x86-64 or aarch64 by itself. The same bytes as
 /// `portable_gf_engine`; `reed_solomon`'s matrix is that of `gf_gen_cauchy1_matrix`.
@@ -97,4 +98,5 @@ class isal_gf_engine {
 
 static_assert(gf_engine<isal_gf_engine>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

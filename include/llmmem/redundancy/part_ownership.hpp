@@ -16,7 +16,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A part of the state of all ranks: the shard of one, a layer, an expert, a sequence's blocks. It is owned
 /// by one rank at a time, which may own several.
@@ -125,6 +126,7 @@ struct ownership_plan {
                                             const membership_change& change,
                                             const damaged_places& damaged = {});
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/redundancy/detail/part_ownership_body.hpp>

@@ -17,7 +17,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Makes a map for a scheme and a world, and is a plain value. It throws `argument_error` for what cannot be
 /// placed, with what could.
@@ -108,6 +109,7 @@ static_assert(replica_placement<failure_domains>);
 [[nodiscard]] std::vector<domain_id> fatal_domains(const replica_map& map,
                                                    std::span<const domain_id> domains);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/redundancy/detail/placement_body.hpp>

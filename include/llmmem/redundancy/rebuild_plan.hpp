@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A piece of a k+m code: data pieces are 0 to k - 1, parity pieces k to k + m - 1.
 enum class piece_id : std::uint32_t {};
@@ -196,4 +197,5 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
   return plan_rebuild_from(shape, sources, lost);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

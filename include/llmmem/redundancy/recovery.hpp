@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a range of a lost state comes back.
 enum class recovery_kind : std::uint8_t {
@@ -263,4 +264,5 @@ inline recovery_plan plan_recovery(const replica_map& map, const rank_set& faile
   return detail::recovery_planner(map, failed, state_bytes, damaged).plan();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

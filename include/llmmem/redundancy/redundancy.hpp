@@ -13,7 +13,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What is kept beside a rank's own state.
 enum class redundancy_kind : std::uint8_t {
@@ -211,4 +212,5 @@ inline redundancy_scheme redundancy_scheme::parse(std::string_view text) {
   return *scheme;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A systematic Reed-Solomon code by a Cauchy matrix (`code_coefficient`): data pieces stay as they are, and
 /// any k of the k + m pieces give the others back.
@@ -153,4 +154,5 @@ class reed_solomon {
   typename Engine::matrix matrix_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What becomes of states when ranks fail.
 struct survival {
@@ -127,6 +128,7 @@ class replica_map {
   std::vector<place> place_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/redundancy/detail/replica_map_body.hpp>

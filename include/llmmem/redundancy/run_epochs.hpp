@@ -11,7 +11,8 @@
 #include <concepts>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How something went, for this rank.
 enum class went : std::uint8_t {
@@ -120,4 +121,5 @@ template <epoch_ranks T, epoch_job J>
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A set of instructions. All give the same bytes. It is a value: what computes takes one, so that every path
 /// of a machine can be tested on it.
@@ -81,4 +82,5 @@ inline simd_path checked_simd_path(simd_path path) {
   return path;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 // Pieces of any alignment and length: a shorter one counts as if zeros followed it, up to the destination's
 // length. A piece may be the destination itself, or share no byte with it. None of these allocates, and
@@ -157,4 +158,5 @@ inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std:
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

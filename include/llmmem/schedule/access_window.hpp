@@ -6,12 +6,13 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/schedule/access.hpp>
+#include <llmmem/tiering/access.hpp>
 
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What came up to tier 0 in a window of accesses, and what had to.
 struct access_regret {
@@ -113,6 +114,7 @@ class access_window {
 
 static_assert(access_observer<access_window>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/access_window_body.hpp>

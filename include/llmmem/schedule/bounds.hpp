@@ -3,13 +3,14 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/schedule/machine.hpp>
-#include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a bound holds for.
 enum class bounded_iteration : std::uint8_t {
@@ -57,6 +58,7 @@ enum class bounded_iteration : std::uint8_t {
 [[nodiscard]] plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
                                      bounded_iteration of);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/bounds_body.hpp>

@@ -15,7 +15,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Work to be put into a device's bubbles: an offload copy, a checkpoint's write, the neighbour's forward
 /// pass computed a second time (Bamboo, Thorpe et al., NSDI 2023).
@@ -186,4 +187,5 @@ struct bubble_plan {
   return plan;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

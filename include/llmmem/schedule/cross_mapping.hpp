@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The most devices that `cross_mapping` takes: it may have to look at each of their n! orders.
 inline constexpr std::uint32_t max_cross_mapping_devices = 10;
@@ -117,4 +118,5 @@ struct device_mapping {
   return best;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What to do when the program does something else than was recorded.
 enum class on_divergence : std::uint8_t {
@@ -106,4 +107,5 @@ inline cursor_step schedule_cursor::call(trace_call what, chunk_id chunk, access
   return {diverged_ ? cursor_verdict::diverged : cursor_verdict::inserted, next_};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

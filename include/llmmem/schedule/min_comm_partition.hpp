@@ -15,7 +15,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What is known of one layer. Times are of one micro-batch.
 struct swap_layer {
@@ -226,4 +227,5 @@ inline swap_problem checked_swap(std::span<const swap_layer> layers, const swap_
   return price_partition(layers, devices, micro_batches, waves);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Runs a trace over two tiers on demand: what is missing is fetched when it is asked for, and `policy` names
 /// what leaves, one chunk after another until it fits; what is dirty is written back first. A chunk is the
@@ -90,4 +91,5 @@ template <eviction_policy Policy>
   return all;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

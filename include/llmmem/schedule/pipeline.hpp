@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which way a micro-batch goes.
 enum class pipeline_pass : std::uint8_t { forward, backward };
@@ -184,4 +185,5 @@ template <class TaskAt>
   return order;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

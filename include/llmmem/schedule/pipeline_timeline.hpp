@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What tasks and sends take, in nanoseconds. One entry a stage, see `pipeline_shape`.
 struct pipeline_costs {
@@ -221,4 +222,5 @@ inline void check_costs(const pipeline_shape& shape, const pipeline_costs& costs
   return uses;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Where attention over KV that is not on the device is computed.
 enum class away_attention : std::uint8_t {
@@ -146,6 +147,7 @@ struct chunked_placement {
                                                        const placement& fractional,
                                                        const chunk_counts& chunks);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/placement_body.hpp>

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/schedule/plan.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The version that `write_plan` writes and `read_plan` reads.
 inline constexpr std::uint32_t plan_text_version = 1;
@@ -44,6 +45,7 @@ inline constexpr std::uint32_t plan_text_version = 1;
 ///                         steps can be executed is for `simulate` to tell.
 [[nodiscard]] schedule_plan read_plan(std::string_view text);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/plan_text_body.hpp>

@@ -4,14 +4,15 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/schedule/machine.hpp>
-#include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <concepts>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Whether the iteration is repeated for ever, or runs once.
 enum class plan_span : std::uint8_t {
@@ -62,6 +63,7 @@ struct next_use {
 
 static_assert(schedule_planner<on_demand> && schedule_planner<lookahead> && schedule_planner<next_use>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/planners_body.hpp>

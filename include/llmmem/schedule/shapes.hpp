@@ -14,7 +14,9 @@
 #include <vector>
 
 /// Makers of traces. Each is a pure function of its arguments.
-namespace llmmem::inline v0::shapes {
+namespace llmmem {
+inline namespace v0 {
+namespace shapes {
 
 /// One pass over `layers` that only reads: weights streamed for inference.
 /// @param bytes  of each layer; `compute_ns` that each takes.
@@ -174,4 +176,6 @@ namespace llmmem::inline v0::shapes {
   return record.freeze();
 }
 
-}  // namespace llmmem::inline v0::shapes
+}  // namespace shapes
+}  // namespace v0
+}  // namespace llmmem

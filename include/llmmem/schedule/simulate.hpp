@@ -4,16 +4,17 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/schedule/machine.hpp>
-#include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Times of all iterations count from the first one's beginning.
 struct simulation {
@@ -32,6 +33,7 @@ struct simulation {
 [[nodiscard]] simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
                                   std::size_t iterations = 2, timeline_detail detail = timeline_detail::none);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/simulate_body.hpp>

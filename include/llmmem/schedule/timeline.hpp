@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// `run` in the Trace Event format that chrome://tracing and ui.perfetto.dev read: one track for the program
 /// with its stalls, named by cause, and one for each edge and direction with its transfers, named by chunk.
@@ -169,4 +170,5 @@ inline std::string write_timeline_svg(const simulation& run, const timeline_svg_
   return text;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/schedule/access.hpp>
+#include <llmmem/tiering/access.hpp>
 #include <llmmem/transfer/flow.hpp>
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a stretch of a time line shows.
 enum class span_kind : std::uint8_t { compute, stall, transfer };
@@ -30,4 +31,5 @@ struct timeline_span {
 /// Whether a simulation keeps its time line.
 enum class timeline_detail : std::uint8_t { none, full };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

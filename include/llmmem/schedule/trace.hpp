@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/schedule/access.hpp>
+#include <llmmem/tiering/access.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What happens to a chunk at an event.
 enum class trace_call : std::uint8_t {
@@ -136,6 +137,7 @@ class trace_recorder {
   std::uint64_t pending_ns_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/schedule/detail/trace_body.hpp>

@@ -3,14 +3,15 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/schedule/access.hpp>
+#include <llmmem/tiering/access.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Counts uses by iteration, and foresees each chunk's next one: what a plan cannot know of routed experts,
 /// whose draw is another in every batch though the same ones are popular.
@@ -92,4 +93,5 @@ class use_forecast {
   std::uint64_t iterations_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Gives each item whole to one rank: the largest first, each to the rank that writes least so far (LPT;
 /// Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
@@ -62,6 +63,7 @@ struct write_share {
                                                   std::span<const std::uint64_t> already,
                                                   std::uint64_t alignment = 1);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/sharding/detail/balance_body.hpp>

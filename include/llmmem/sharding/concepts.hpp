@@ -11,7 +11,8 @@
 #include <concepts>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Says who holds which part of each tensor of a catalogue. Answers index maps only: no bytes, no transport,
 /// no I/O, so that a plan made of two partitions can be checked without either.
@@ -69,4 +70,5 @@ constexpr void check_world(rank_count world, std::uint64_t tensors, const char* 
 
 }  // namespace detail
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

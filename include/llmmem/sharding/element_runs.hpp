@@ -10,7 +10,8 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// `count` indices from `first` on.
 struct index_range {
@@ -170,4 +171,5 @@ constexpr void intersect(const element_runs& a, const element_runs& b, Visit&& v
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// One of the experts of a layer, from 0.
 enum class expert_id : std::uint32_t {};
@@ -126,4 +127,5 @@ class expert_parallel {
 
 static_assert(partition<expert_parallel>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The elements of all tensors, in the order of their ids, are one flat space; each rank holds one contiguous
 /// range of it. What a rank holds of a tensor is a flat range, often none, whatever the shape.
@@ -122,4 +123,5 @@ class flat_uneven {
 
 static_assert(partition<flat_uneven>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a tensor is in Y = X W + b on a grid of q1 rows, q2 columns and depth d.
 enum class grid_role : std::uint8_t {
@@ -124,6 +125,7 @@ class grid25d : public grid_partition {
 static_assert(partition<grid2d>);
 static_assert(partition<grid25d>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/sharding/detail/grid_body.hpp>

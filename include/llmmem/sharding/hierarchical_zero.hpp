@@ -15,7 +15,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The weights of ZeRO++'s hpZ (Wang et al. 2023, arXiv 2306.10209): every rank owns a *primary* shard, one
 /// of the world's, and holds a *secondary* one, one of its node's. The ranks of a node hold all weights
@@ -161,4 +162,5 @@ class hierarchical_zero {
 
 static_assert(partition<hierarchical_zero>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

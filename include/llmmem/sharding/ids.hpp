@@ -4,11 +4,12 @@
 
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/paging/chunk_mapping.hpp>
+#include <llmmem/tiering/chunk_mapping.hpp>
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Who holds a stored piece: a file of a checkpoint by its index, or a live rank by its number.
 enum class holder_id : std::uint32_t {};
@@ -21,4 +22,5 @@ inline constexpr holder_id no_holder{0xFFFF'FFFF};
   return static_cast<std::uint32_t>(holder);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A plan between live ranks. Rank r of the old partition is rank r of the new one; with a larger world the
 /// last ranks join, with a smaller one they leave once they have given what they had.
@@ -86,4 +87,5 @@ template <partition From, partition To>
   return result;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -68,4 +69,5 @@ template <partition P>
   return detail::bytes_of(p, tensors, "owned_bytes", [&](tensor_id tensor) { return p.owned(tensor, rank); });
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

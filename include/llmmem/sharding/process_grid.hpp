@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Where a rank is in a grid.
 struct grid_place {
@@ -94,4 +95,5 @@ class process_grid {
   std::uint32_t depth_ = 1;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

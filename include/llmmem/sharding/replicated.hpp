@@ -13,7 +13,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Every rank holds all of every tensor, as data parallelism has it. Each element still has one owner, so
 /// that a checkpoint holds it once: the bytes of all tensors, end to end, are cut evenly between the ranks
@@ -59,4 +60,5 @@ class replicated {
 
 static_assert(partition<replicated>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

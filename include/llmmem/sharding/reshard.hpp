@@ -13,7 +13,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The most runs a plan is made over for one tensor whose pieces do not share one row length.
 inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
@@ -96,6 +97,7 @@ template <partition To>
   return pieces;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/sharding/detail/reshard_body.hpp>

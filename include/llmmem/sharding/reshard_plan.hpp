@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A piece that exists: in a file, or in the memory of a live rank.
 struct stored_piece {
@@ -117,4 +118,5 @@ inline std::string to_text(const reshard_plan& plan) {
   return text;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

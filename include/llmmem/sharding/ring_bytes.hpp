@@ -10,7 +10,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Collectives that a ring does in world - 1 steps, or twice as many for the last one.
 enum class ring_collective : std::uint8_t {
@@ -52,4 +53,5 @@ enum class ring_collective : std::uint8_t {
   return scattered + gathered;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a tensor is to sequence parallelism.
 enum class sequence_role : std::uint8_t {
@@ -93,4 +94,5 @@ class sequence_split {
 
 static_assert(partition<sequence_split>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

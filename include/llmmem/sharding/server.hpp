@@ -15,7 +15,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What becomes of one key range when servers are lost, or come back.
 struct range_change {
@@ -161,6 +162,7 @@ class key_servers {
 
 static_assert(partition<key_servers>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/sharding/detail/server_body.hpp>

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Along what a tensor is split. Rows and columns are those of the matrix **as it is stored**, row-major.
 enum class split_axis : std::uint8_t {
@@ -144,4 +145,5 @@ class split_2d {
 
 static_assert(partition<split_2d>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

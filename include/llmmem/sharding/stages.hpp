@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The layer that a tensor belongs to, or the two layers that share it.
 struct layer_place {
@@ -195,4 +196,5 @@ class pipeline_stages {
 
 static_assert(partition<pipeline_stages>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

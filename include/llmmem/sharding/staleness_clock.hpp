@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bounded delay (Li et al., OSDI '14, section 3.5): with bound T, a worker may start iteration t once all
 /// workers have finished all iterations before t - T. So it sees all updates but those of the last T
@@ -77,4 +78,5 @@ class staleness_clock {
   std::uint32_t at_slowest_ = 0;  // workers that have finished no more than that
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The matrices of C = A B: A is m x k, B is k x n.
 struct product_shape {
@@ -172,4 +173,5 @@ struct summa_traffic {
   return traffic;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A row-major tensor as rows x columns: the first dimension, and the product of all others.
 ///
@@ -77,4 +78,5 @@ struct tensor_facts {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

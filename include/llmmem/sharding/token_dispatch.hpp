@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Who comes first where an expert has not room for all.
 enum class dispatch_order : std::uint8_t {
@@ -257,4 +258,5 @@ inline result<void> token_dispatch::plan(std::span<const expert_id> chosen) noex
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

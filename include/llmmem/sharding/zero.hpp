@@ -15,7 +15,8 @@
 #include <span>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The three that training keeps for each parameter.
 enum class state_kind : std::uint8_t { weights, gradients, optimizer };
@@ -183,4 +184,5 @@ using zero2 = zero_state_at<zero_stage::gradients>;
 /// Stage 3: weights, too.
 using zero3 = zero_state_at<zero_stage::weights>;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The owner of a range; `range()` is its trivially copyable view. The space outlives it.
 ///
@@ -76,4 +77,5 @@ class space_buffer {
   range_type range_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <span>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes inside a `Space`: an address in that space's own terms, and a length. Trivially copyable, owns
 /// nothing, and a range of one space does not convert to a range of another.
@@ -120,4 +121,5 @@ concept straight_queue = copy_queue<S, S> && memory_space<Other> &&
                            } -> std::same_as<result<typename S::fence_type>>;
                          };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

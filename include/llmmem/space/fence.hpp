@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A point in some timeline that, once passed, stays passed. Cheap to copy: every copy is the same point.
 ///
@@ -142,4 +143,5 @@ inline void host_fence::wait() const noexcept {
   if (timeline_ != nullptr) timeline_->wait_for(point_);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

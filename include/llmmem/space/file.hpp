@@ -24,7 +24,8 @@
 #include <system_error>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a file is opened.
 enum class open_mode : std::uint8_t {
@@ -408,4 +409,5 @@ inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uin
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

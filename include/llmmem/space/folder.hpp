@@ -18,7 +18,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Returns once the names in the folder of `path` are on the device: files made, renamed and removed there.
 ///
@@ -86,4 +87,5 @@ class open_folder {
   int folder_ = -1;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

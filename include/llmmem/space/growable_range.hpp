@@ -13,7 +13,8 @@
 #include <type_traits>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// An array of `T` in a virtual memory: addresses for `capacity()` elements are reserved at once, memory
 /// comes and goes behind them in steps as `resize` asks. Pointers to elements stay valid as long as these are
@@ -149,4 +150,5 @@ class growable_range {
   std::uint64_t size_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,10 +5,10 @@
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
-#include <llmmem/space/detail/space_ledger.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/pages.hpp>
+#include <llmmem/space/space_ledger.hpp>
 #include <llmmem/space/space_stats.hpp>
 
 #include <concepts>
@@ -21,7 +21,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a host space is set up.
 struct host_options {
@@ -125,4 +126,5 @@ using host_space = basic_host_space<page_source>;
 static_assert(memory_space<host_space>);
 static_assert(copy_queue<host_space, host_space>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

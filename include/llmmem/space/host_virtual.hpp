@@ -19,7 +19,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// When physical memory is taken from the system.
 enum class backing : std::uint8_t {
@@ -184,4 +185,5 @@ using host_virtual_memory = basic_virtual_memory<host_mapper>;
 static_assert(page_mapper<host_mapper>);
 static_assert(virtual_memory<host_virtual_memory>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

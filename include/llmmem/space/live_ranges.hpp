@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A deallocation that cannot be right: a bug in the caller, found before any memory was touched.
 struct misuse {
@@ -201,4 +202,5 @@ class live_ranges {
   std::vector<entry> entries_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -18,7 +18,8 @@
 #include <cstdint>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes of a page, as the system tells.
 [[nodiscard]] inline std::uint64_t system_page_bytes() noexcept {
@@ -126,4 +127,5 @@ class memory_file {
   return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

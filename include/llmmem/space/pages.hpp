@@ -21,7 +21,8 @@
 #include <optional>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What lies beneath a host space.
 ///
@@ -202,4 +203,5 @@ class page_source {
 
 static_assert(byte_source<page_source>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <memory_resource>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A `byte_source` over a memory resource, which it does not own and which outlives it. A resource that
 /// throws has refused; no exception passes.
@@ -52,4 +53,5 @@ using pmr_space = basic_host_space<pmr_source>;
 static_assert(memory_space<pmr_space>);
 static_assert(copy_queue<pmr_space, pmr_space>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

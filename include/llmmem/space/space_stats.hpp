@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Counters of a space.
 struct space_stats {
@@ -20,4 +21,5 @@ struct space_stats {
   std::uint64_t kept_bytes = 0;      ///< of `used`: given back, but what lies beneath has not taken it yet
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// What a system answers: a value, or the number of its error (`errno`, a `CUresult`), 0 for none.
 struct mapper_answer {
@@ -251,6 +252,7 @@ class basic_virtual_memory {
   virtual_stats stats_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/space/detail/virtual_memory_body.hpp>

@@ -11,7 +11,8 @@
 #include <span>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Reserved addresses. Trivially copyable, owns nothing; the handle in it goes stale when it is released.
 struct virtual_range {
@@ -130,4 +131,5 @@ template <virtual_memory V>
   return range;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

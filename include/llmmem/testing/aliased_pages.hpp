@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// One piece of simulated device memory. The address handed out stays PROT_NONE for good, so that there is no
 /// moment at which a stray host access goes unseen; the alias is readable and writable.
@@ -52,4 +54,6 @@ struct aliased_pages {
   }
 };
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

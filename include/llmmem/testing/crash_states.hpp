@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// How far to go through the states after one crash.
 struct crash_limits {
@@ -250,4 +252,6 @@ power_cut_sweep sweep_power_cuts(const simulated_storage& start, Run&& run, Chec
   return sweep;
 }
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

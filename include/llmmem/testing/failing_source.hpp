@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <utility>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// Passes on to `Source`, but refuses calls `first`, `first + every`, `first + 2 every`... of `take`, counted
 /// from 1. Run the code under test once for each `first` until nothing was refused: then every request has
@@ -56,4 +58,6 @@ class failing_source {
 
 static_assert(byte_source<failing_source<>>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

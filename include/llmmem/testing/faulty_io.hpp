@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// What goes wrong with a request.
 enum class io_fault : std::uint8_t {
@@ -190,4 +192,6 @@ class faulty_io {
   Engine engine_;
 };
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// Which blocks of a launch somebody walks: all, unless several threads take some each, as a device's
 /// multiprocessors do. A race between them is one between the blocks of a device.
@@ -150,4 +152,6 @@ class grid_executor {
   block_share share_;
 };
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

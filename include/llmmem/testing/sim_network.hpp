@@ -21,7 +21,9 @@
 #include <thread>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// Thrown out of an endpoint's call when its process is killed. No `std::exception`, so that nobody takes it
 /// for an error and goes on: between two calls a killed process does nothing any more.
@@ -252,6 +254,8 @@ class sim_network {
 
 static_assert(endpoint<sim_endpoint>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/testing/detail/sim_network_body.hpp>

@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// How a simulated mapper behaves.
 struct simulated_mapper_options {
@@ -208,4 +210,6 @@ using simulated_virtual_memory = basic_virtual_memory<simulated_mapper>;
 static_assert(page_mapper<simulated_mapper>);
 static_assert(virtual_memory<simulated_virtual_memory>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -22,7 +22,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// A copy that touches bytes another copy has not finished with: the text names both, the bytes and the
 /// times.
@@ -221,6 +223,8 @@ class simulated_space {
 static_assert(memory_space<simulated_space>);
 static_assert(copy_queue<simulated_space, simulated_space>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/testing/detail/simulated_space_body.hpp>

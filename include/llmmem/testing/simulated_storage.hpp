@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 namespace detail {
 struct simulated_disk;
@@ -234,6 +236,8 @@ class simulated_storage::lock_type {
 
 static_assert(checkpoint_storage<simulated_storage>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/testing/detail/simulated_storage_body.hpp>

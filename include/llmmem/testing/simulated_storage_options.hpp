@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// Thrown by every call once the power is off. No `llmmem::error` and no `std::exception`, so that a handler
 /// of errors does not take it for one and run on: nothing runs on.
@@ -68,4 +70,6 @@ struct simulated_storage_options {
   std::uint64_t seed = 1;  ///< of nonces, and of the order of lists
 };
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 /// Nanoseconds since a virtual clock was made.
 struct virtual_time {
@@ -126,4 +128,6 @@ class virtual_fence {
 
 static_assert(fence<virtual_fence>);
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 using llmmem::link_model;
 using llmmem::transfer_ns;
@@ -54,4 +56,6 @@ class virtual_link {
   std::uint64_t busy_ns_ = 0;
 };
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -6,11 +6,11 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>
 
@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a bounce queue is set up.
 struct bounce_options {
@@ -215,6 +216,7 @@ class bounce_queue {
   bounce_stats stats_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/transfer/detail/bounce_queue_body.hpp>

@@ -15,7 +15,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A way to copy many pieces.
 enum class copy_way : std::uint8_t {
@@ -148,6 +149,7 @@ class copy_plan {
   std::vector<double> times_{};  // nanoseconds; 0: not measured
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/transfer/detail/copy_plan_body.hpp>

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes that go to the system in one request, and how.
 struct io_span {
@@ -39,4 +40,5 @@ struct io_span {
   return {once / block * block, true};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

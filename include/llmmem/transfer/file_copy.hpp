@@ -13,7 +13,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A run of bytes between a file and host memory. Any offset, any length, any address; whole pages at aligned
 /// offsets and addresses go past the page cache where the file can.
@@ -95,4 +96,5 @@ struct file_queue_stats {
   std::uint64_t metadata_bytes = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

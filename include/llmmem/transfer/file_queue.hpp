@@ -28,7 +28,8 @@
 #include <thread>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Runs file copies on an `io_engine`.
 ///
@@ -463,4 +464,5 @@ void file_queue<Engine>::run() noexcept {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -19,7 +19,8 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a file space is set up.
 struct file_space_options {
@@ -233,4 +234,5 @@ result<transfer_fence> file_space<Engine>::copy_within_async(range_type to, rang
   return transfer_fence{};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Why a program had to wait.
 enum class stall_cause : std::uint8_t {
@@ -69,4 +70,5 @@ struct link_flow {
   friend constexpr bool operator==(const link_flow&, const link_flow&) noexcept = default;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

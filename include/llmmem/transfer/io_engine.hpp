@@ -12,7 +12,8 @@
 #include <span>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which way bytes go: out of a file, or into it.
 enum class io_direction : std::uint8_t { read, write };
@@ -106,4 +107,5 @@ concept registers_files = requires(E& engine, int descriptor) {
   { engine.forget_files() } noexcept;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// How a device is asked: requests under way at once, and most bytes of each.
 struct io_setting {
@@ -199,4 +200,5 @@ inline void io_tuner::rest(double speed) noexcept {
   if (--rest_left_ == 0) look();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which way bytes go over a link: `onboard` towards the faster memory, `offload` away from it.
 enum class link_direction : std::uint8_t { onboard, offload };
@@ -71,4 +72,5 @@ constexpr void check_link(const link_model& link, const char* who) {
     refuse(link.offload_bytes_per_second);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

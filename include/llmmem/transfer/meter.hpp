@@ -13,7 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Tells a meter the time, in nanoseconds from any beginning, never going back.
 template <class C>
@@ -116,4 +117,5 @@ class meter {
   meter_stats<Links> stats_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -67,4 +68,5 @@ class posix_io {
 
 static_assert(io_engine<posix_io>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

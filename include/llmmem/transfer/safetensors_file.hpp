@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A safetensors file, whole in the address space; pages come when they are touched.
 ///
@@ -142,4 +143,5 @@ class safetensors_file {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Most members of a striped space.
 inline constexpr std::uint32_t max_stripe_members = 8;
@@ -161,4 +162,5 @@ class stripe_weights {
   std::array<double, max_stripe_members> speeds_{};
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A copy over several members: the fences of its parts. 136 bytes, trivially copyable.
 ///
@@ -479,4 +480,5 @@ result<striped_fence> striped_space<Engine>::copy_within_async(range_type to, ra
   return striped_fence{};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,8 @@
 #include <cstdint>
 #include <mutex>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 class transfer_board;
 
@@ -245,4 +246,5 @@ inline void transfer_fence::wait() const {
 
 static_assert(fence<transfer_fence>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

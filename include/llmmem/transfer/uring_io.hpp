@@ -22,7 +22,8 @@
 #include <string_view>
 #include <system_error>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Which threads call a `uring_io`.
 enum class uring_issuer : std::uint8_t {
@@ -374,4 +375,5 @@ inline result<void> uring_io::register_memory(std::span<const std::span<std::byt
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

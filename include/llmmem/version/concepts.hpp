@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Number of a version: 1 for the first that is published, then one more each time, never used twice.
 enum class version_id : std::uint64_t {};
@@ -109,4 +110,5 @@ concept retain_policy = requires(typename R::template state<T>& state,
   { seen.audit() } -> std::same_as<std::vector<std::string>>;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

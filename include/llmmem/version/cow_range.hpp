@@ -3,12 +3,12 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/detail/cow_pages.hpp>
-#include <llmmem/version/detail/history.hpp>
 
 #include <atomic>
 #include <concepts>
@@ -22,7 +22,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 class cow_range;
 
@@ -508,4 +509,5 @@ inline void cow_snapshot::release() noexcept {
   if (range_ != nullptr) std::exchange(range_, nullptr)->unpin(version_);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

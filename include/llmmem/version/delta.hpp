@@ -19,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -233,4 +234,5 @@ class delta_state : public version_slots<T, delta> {
 
 static_assert(retain_policy<delta, int>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

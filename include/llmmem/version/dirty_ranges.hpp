@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Bytes `[begin, end)`.
 struct byte_interval {
@@ -104,4 +105,5 @@ class dirty_ranges {
   std::uint8_t count_ = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Two slots: the published version, and the one that is filled next, which readers of the version before may
 /// still hold.
@@ -30,4 +31,5 @@ struct double_buffer {
 
 static_assert(retain_policy<double_buffer, int>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

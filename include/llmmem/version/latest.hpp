@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Keeps the newest version and every pinned one; a version that is neither is gone at once.
 ///
@@ -31,4 +32,5 @@ struct latest {
 
 static_assert(retain_policy<latest, int>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

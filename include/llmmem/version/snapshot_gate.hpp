@@ -12,7 +12,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 class snapshot_gate;
 
@@ -152,4 +153,5 @@ class guarded {
   T value_;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Versions that stage `stage` of `stages` keeps, counted from 0: `stages - stage`, because under 1F1B that
 /// many micro-batches are between their forward and backward pass there at most (weight stashing: Narayanan
@@ -67,4 +68,5 @@ stash(std::uint32_t) -> stash<0>;
 static_assert(retain_policy<stash<3>, int>);
 static_assert(retain_policy<stash<>, int>);
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,8 @@
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/latest.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// A piece of state with versions, of which `Retain` says which stay:
 ///
@@ -26,4 +27,5 @@ template <class T, class Retain = latest>
   requires retain_policy<Retain, T>
 using versioned = typename Retain::template state<T>;
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

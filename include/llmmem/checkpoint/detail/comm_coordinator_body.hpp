@@ -14,7 +14,8 @@
 #include <span>
 #include <string_view>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 comm_coordinator<S, T, R, W>::comm_coordinator(S& storage, T& ranks, const comm_coordinator_options& options,
@@ -299,4 +300,5 @@ std::string comm_coordinator<S, T, R, W>::tidy() {
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

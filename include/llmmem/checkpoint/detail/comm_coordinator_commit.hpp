@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 // Committing
 // ---------------------------------------------------------------------------------------------------------
@@ -248,4 +249,5 @@ auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> s
   return std::nullopt;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,7 +4,7 @@
 
 #include <llmmem/checkpoint/copy.hpp>
 #include <llmmem/checkpoint/detail/file_chunks.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +12,8 @@
 #include <span>
 #include <string>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline checkpoint_manifest folded_manifest(const checkpoint_manifest& what) {
   checkpoint_manifest folded = what;
@@ -161,4 +162,5 @@ copy_report compact_checkpoint(checkpoint_folder<Storage>& folder, const found_c
   return copy_checkpoint(folder.storage(), what, folder, options, watch);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The first of `[0, end)` that no range has. @param ranges  from and to.
 [[nodiscard]] inline std::optional<std::uint64_t> first_gap(
@@ -67,4 +69,6 @@ inline void check_complete(const checkpoint_manifest& manifest, const std::strin
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

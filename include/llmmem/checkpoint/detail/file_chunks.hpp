@@ -6,8 +6,8 @@
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/space/pages.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Memory that files can be read into past the page cache, in huge pages where there are any: reading into
 /// small ones costs the system about as much again as the copy.
@@ -169,4 +171,6 @@ class file_chunks {
   std::vector<stored_input> stored_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

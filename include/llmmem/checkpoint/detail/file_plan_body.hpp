@@ -10,7 +10,8 @@
 #include <algorithm>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline std::string extra_name(std::uint32_t rank, std::string_view name) {
   return "rank." + std::to_string(rank) + "/" + std::string(name);
@@ -224,4 +225,5 @@ inline file_plan plan_extras(std::span<const checkpoint_extra> extras, const fil
   return plan;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <new>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <checkpoint_storage Storage>
 checkpoint_folder<Storage>::checkpoint_folder(Storage& storage)
@@ -401,4 +402,5 @@ void checkpoint_folder<Storage>::hint_at(const checkpoint_id& id) {
   if (renames) storage_->replace(path, latest);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// What a chunk has besides its checksum.
 using chunk_digest_value = std::array<std::uint64_t, 2>;
@@ -75,4 +77,6 @@ class run_list {
   return file + ".changes";
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,8 @@
 #include <thread>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -327,4 +328,5 @@ std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_c
   return std::nullopt;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,7 @@
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/detail/json_reader.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,8 @@
 #include <span>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -330,4 +331,5 @@ inline checkpoint_manifest read_manifest(std::string_view text, const std::strin
   return manifest;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

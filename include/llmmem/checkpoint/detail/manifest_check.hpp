@@ -4,7 +4,7 @@
 
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/detail/json_reader.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -322,4 +323,5 @@ inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest&
   into = std::move(all).finish(what);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <algorithm>
 #include <exception>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -333,4 +334,5 @@ void mirrored_coordinator<C, D, R, O>::tidy_durable() noexcept {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

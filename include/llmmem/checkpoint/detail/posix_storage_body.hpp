@@ -16,7 +16,8 @@
 #include <cerrno>
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -319,4 +320,5 @@ bool posix_storage<Engine>::lock_type::is_held() const noexcept {
          ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,9 @@
 #include <string_view>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A kind, numbers and a text. As a file has it: a line with the first two, the text, and a CRC-32C of all
 /// that, so that half a message, or a damaged one, is none.
@@ -98,4 +100,6 @@ inline constexpr std::string_view rank_message_format = "llmmem-rank-1 ";
   return text;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <cstddef>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <checkpoint_storage Storage>
 rank_session<Storage>::rank_session(Storage& storage, const rank_session_options& options)
@@ -131,4 +132,5 @@ void rank_session<Storage>::leave() noexcept {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

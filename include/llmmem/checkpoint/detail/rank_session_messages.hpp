@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <checkpoint_storage Storage>
 std::string rank_session<Storage>::name_of(std::string_view kind, std::uint64_t number) const {
@@ -164,4 +165,5 @@ void rank_session<Storage>::forget_before(std::uint64_t number, const std::vecto
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <checkpoint_storage Storage>
 auto rank_session<Storage>::current(const checkpoint_draft& draft, const char* call) -> round& {
@@ -304,4 +305,5 @@ std::string rank_session<Storage>::abandon(const checkpoint_draft& draft, const 
   return stopped;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// "ranks 1 and 2 have died, or are not heard any more".
 [[nodiscard]] inline std::string death_text(const std::vector<std::uint32_t>& ranks) {
@@ -21,4 +23,6 @@ namespace llmmem::inline v0::detail {
   return " within " + std::to_string(ns / 1'000'000) + " ms";
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

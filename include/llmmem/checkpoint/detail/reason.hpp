@@ -8,7 +8,9 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The text, or a short one where there is no memory for it: that takes none of the heap.
 [[nodiscard]] inline std::string reason(std::string_view text) noexcept {
@@ -31,4 +33,6 @@ namespace llmmem::inline v0::detail {
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,8 @@
 #include <algorithm>
 #include <exception>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -163,4 +164,5 @@ checkpoint_recovery<Storages...> recover(verification how, checkpoint_source<Sto
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,8 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -192,4 +193,5 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
   return recovered;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

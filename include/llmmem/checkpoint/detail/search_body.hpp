@@ -11,7 +11,8 @@
 #include <exception>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline std::string checkpoint_search::message() const {
   std::string text = found ? found->folder : "no checkpoint";
@@ -118,4 +119,5 @@ checkpoint_search find_checkpoint(Storage& storage, verification how) {
   return search;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

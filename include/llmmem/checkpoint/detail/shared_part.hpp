@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A `T` that goes with the last of those who hold it, in that one's thread. Null when moved from.
 template <class T>
@@ -48,4 +50,6 @@ class shared_part {
   counted* held_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

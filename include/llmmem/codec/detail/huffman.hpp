@@ -11,7 +11,9 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// No code is longer: what one look into a table of 2^11 entries decodes.
 inline constexpr std::uint32_t longest_code = 11;
@@ -167,4 +169,6 @@ inline void fill_decoding_table(const std::array<prefix_code, 256>& codes, std::
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

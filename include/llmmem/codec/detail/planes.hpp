@@ -13,7 +13,9 @@
 #include <span>
 #include <tuple>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Where the planes of `Bytes` bytes an element lie, the one of the exponents last.
 template <std::size_t Bytes>
@@ -160,4 +162,6 @@ void merge_planes(const const_plane_pointers<Bytes>& planes, std::size_t count, 
   return equal_pairs * 512 > pairs * 5;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

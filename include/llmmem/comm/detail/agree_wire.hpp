@@ -11,7 +11,9 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Room for any message that is told: an agreement's has four sets of seats.
 using told_bytes = std::array<std::byte, 1024>;
@@ -51,4 +53,6 @@ static_assert(sizeof(told_bytes) <= max_told_bytes && sizeof(told_bytes) >= 40 +
   return message;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline std::uint32_t agreement::quorum() const noexcept {
   if ((suspected_ | estranged_).empty()) return 1;
@@ -218,4 +219,5 @@ inline std::optional<agreed> agreement::take_outcome() noexcept {
   return std::exchange(outcome_, std::nullopt);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -354,4 +355,5 @@ result<void> barrier(T& ranks, const collective_call& call) {
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

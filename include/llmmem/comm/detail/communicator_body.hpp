@@ -8,7 +8,8 @@
 #include <array>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <endpoint E>
 communicator<E>::communicator(E& end, const communicator_options& options)
@@ -374,4 +375,5 @@ void communicator<E>::admit(const agreed& outcome) {
   tell_welcome(outcome.joining);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <endpoint E>
 failure communicator<E>::refuse(errc code, rank_id rank, std::uint64_t wanted,
@@ -173,4 +174,5 @@ result<std::uint64_t> communicator<E>::probe(rank_id from, std::uint32_t tag, de
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,7 @@
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// How a message came.
 struct message_outcome {
@@ -235,4 +237,6 @@ class inbox {
   message_outcome outcome_{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

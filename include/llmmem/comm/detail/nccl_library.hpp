@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/space/detail/cuda_calls.hpp>
+#include <llmmem/device/cuda_calls.hpp>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -17,7 +17,8 @@
 #error "llmmem/comm/nccl_transport.hpp needs NCCL 2.28 or newer."
 #endif
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The calls of NCCL and CUDA that an `nccl_transport` makes, one by one and unchanged.
 struct nccl_library {
@@ -139,4 +140,5 @@ struct nccl_library {
   }
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <nccl_side Side, class Api>
 nccl_transport<Side, Api>::nccl_transport(Side& side, cudaStream_t stream, const nccl_options& options,
@@ -612,4 +613,5 @@ result<void> nccl_transport<Side, Api>::leave(deadline by) {
   return {};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

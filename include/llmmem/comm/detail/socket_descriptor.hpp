@@ -10,7 +10,9 @@
 #include <system_error>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A descriptor, closed when it goes.
 class descriptor {
@@ -42,4 +44,6 @@ class descriptor {
   return ": " + std::generic_category().message(number) + " (errno " + std::to_string(number) + ")";
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline seat_id socket_endpoint::seat_of(const peer& at) const noexcept {
   return seat_id{static_cast<std::uint32_t>(&at - peers_.data())};
@@ -263,4 +264,5 @@ inline socket_stats socket_endpoint::stats() const noexcept {
   return all;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,7 +4,8 @@
 
 #include <llmmem/comm/socket_endpoint.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Says so; what came before is taken first, so that nothing is concluded here.
 inline void socket_endpoint::evidence_of_death(peer& of, peer::evidence why) noexcept {
@@ -217,4 +218,5 @@ inline void socket_endpoint::run_timers(const handler_ref& handler) {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

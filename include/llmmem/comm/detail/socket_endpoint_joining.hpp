@@ -8,7 +8,8 @@
 #include <cerrno>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline void socket_endpoint::accept_some() noexcept {
   for (int i = 0; i < 16; ++i) {
@@ -419,4 +420,5 @@ inline void socket_endpoint::promote(peer& of, const handler_ref& handler) {
   handler.on_came(handler.object, seat_of(of));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

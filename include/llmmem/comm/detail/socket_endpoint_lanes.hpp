@@ -11,7 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Whether there may be more.
 inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
@@ -204,4 +205,5 @@ inline void socket_endpoint::put_told(detail::told_writer& out, detail::frame_so
   out.sent.bytes += bytes.size();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

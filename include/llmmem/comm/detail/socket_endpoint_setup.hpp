@@ -11,7 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline socket_endpoint::socket_endpoint(socket_options options)
     : options_(std::move(options)),
@@ -190,4 +191,5 @@ inline void socket_endpoint::beat() noexcept {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -21,7 +21,9 @@
 #include <cstring>
 #include <string>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The process that holds the lock of an open file, as far as the system tells it; otherwise 0.
 [[nodiscard]] inline pid_t lock_holder(const descriptor& file) {
@@ -72,4 +74,6 @@ namespace llmmem::inline v0::detail {
   return folder;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// One side of a handshake: caller's hello, listener's hello, caller's proof, listener's answer with its own.
 ///
@@ -168,4 +170,6 @@ class socket_handshake {
   bool is_caller_ = false;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -17,7 +17,9 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A frame handler without its type, so that what calls it is compiled once.
 struct frame_handler_ref {
@@ -297,4 +299,6 @@ class waiting_bytes {
   std::size_t begin_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// How long data of a dead process may be on their way through a machine's TCP.
 inline constexpr std::uint64_t drain_ns = 20'000'000;
@@ -124,4 +126,6 @@ struct half_open {
   socket_handshake shaking;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -32,7 +32,9 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
 [[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {
@@ -283,4 +285,6 @@ inline void remove_stale(const socket_address& address) {
   return made;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

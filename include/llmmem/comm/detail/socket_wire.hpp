@@ -3,12 +3,12 @@
 /// anything behind it is read.
 #pragma once
 
-#include <llmmem/comm/detail/hmac_sha256.hpp>
 #include <llmmem/comm/detail/wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/hmac_sha256.hpp>
 
 #include <array>
 #include <cstddef>
@@ -16,7 +16,9 @@
 #include <optional>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The two connections between two seats.
 enum class socket_lane : std::uint8_t { data, told };
@@ -204,4 +206,6 @@ using wire_proof = std::array<std::byte, wire_proof_bytes>;
   return to_bytes(secret.of(label, caller, listener, said));
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

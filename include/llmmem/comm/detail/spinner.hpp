@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Who waits may look again and again, and offer the core in between to whoever is to do what it waits for:
 /// that is quicker than to be put to sleep and woken. It is of no use where what is awaited takes longer, and
@@ -58,4 +60,6 @@ class spinner {
   std::uint32_t sleeps_ = 0;  // so many waits do not look
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <cstring>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline thread_network::thread_network(std::uint32_t seats, const thread_network_options& options)
     : options_(options), places_(seats), lanes_(std::size_t{seats} * seats) {
@@ -317,4 +318,5 @@ bool thread_endpoint::poll(deadline by, Handler& handler) {
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

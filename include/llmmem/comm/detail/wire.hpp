@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Writes one behind the other, into room that is known to be enough.
 class wire_writer {
@@ -91,4 +93,6 @@ class wire_reader {
   bool is_bad_ = false;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A count-min sketch of four 4-bit counters for each content (Cormode and Muthukrishnan 2005), halved as it
 /// ages (Einziger, Friedman and Manes, "TinyLFU", 2017). Never counts too little but for the halving; counts
@@ -78,4 +80,6 @@ class frequency_sketch {
   std::size_t aged_ = 0;  // the word that is halved next
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

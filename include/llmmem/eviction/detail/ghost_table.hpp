@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `lists` queues of contents over one hash table of fixed capacity; contents are in at most one queue.
 ///
@@ -141,4 +143,6 @@ class ghost_table {
   fixed_array<bucket> buckets_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

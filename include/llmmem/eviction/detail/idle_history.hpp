@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A ring of the last `length` periods, numbered from 1 as they begin: a period's age is how many began
 /// since.
@@ -113,4 +115,6 @@ class idle_history {
   fixed_array<std::uint32_t> table_;  // by content: the low bits of a period's number
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit moves
 /// every output bit.
@@ -16,4 +18,6 @@ namespace llmmem::inline v0::detail {
   return x ^ (x >> 31);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,9 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `sets` sets of slots in one order, that of their places. A slot takes the newest place by `renew` and
 /// keeps it, in a set or in none, until `forget`; it is in at most one set, and its owner knows in which.
@@ -181,4 +183,6 @@ class place_sets {
   std::uint32_t next_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <optional>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The candidates of a policy whose victim is the one with the smallest rank. A policy derives from it and
 /// adds what decides the rank: `insert`, `touch` and `unpin`.
@@ -30,4 +32,6 @@ class ranked_eviction {
   slot_heap<Rank> candidates_;  // smallest rank first
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <numbers>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The rate of reuse of an idle entry: a curve over its age, the same for all, times a factor of its class.
 ///
@@ -148,4 +150,6 @@ class reuse_model {
   double factor_[classes]{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,9 @@
 #include <optional>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The slots that are candidates, the one with the smallest rank first. A rank is kept for slots outside too,
 /// so that a pinned entry comes back with the rank it had.
@@ -116,4 +118,6 @@ class slot_heap {
   std::uint32_t size_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

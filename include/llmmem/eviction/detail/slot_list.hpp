@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Slots in an order of the owner's choosing; a slot is in the list at most once.
 ///
@@ -70,4 +72,6 @@ class slot_list {
   fixed_array<node> nodes_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

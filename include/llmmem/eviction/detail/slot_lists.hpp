@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <optional>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `lists` orders of slots, numbered from 0; a slot is in at most one of them, and its owner knows in which.
 ///
@@ -79,4 +81,6 @@ class slot_lists {
   std::array<ends, lists> ends_{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Eight elements of an output of a row with several shares, for a group of lanes: each joins every so
 /// many-th share in their order, and what they come to is joined by pairs of lanes.
@@ -131,4 +133,6 @@ class attention_merge_work {
   std::uint32_t lanes_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <numbers>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// What both kernels know. Distances in bytes.
 struct attention_shape {
@@ -244,4 +246,6 @@ template <dtype Element>
          std::uint64_t{pack} * attention_pack * shape.element_bytes();
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

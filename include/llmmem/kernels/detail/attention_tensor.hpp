@@ -12,7 +12,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Query heads and tokens of a step: the columns and the rows of a product.
 inline constexpr std::uint32_t tensor_heads = 8;
@@ -340,4 +342,6 @@ class attention_tensor_work {
   attention_shares<tensor_heads> shares_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Tokens of a tile, and elements of a vector that a lane has.
 inline constexpr std::uint32_t attention_tile = 8;
@@ -177,4 +179,6 @@ LLMMEM_HD inline void join_lanes(const Group& group, typename Group::template he
     join_pairs(group, values, step, join);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

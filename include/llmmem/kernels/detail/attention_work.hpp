@@ -12,7 +12,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// What a lane keeps while its group goes through a share.
 template <unsigned Heads>
@@ -196,4 +198,6 @@ class attention_work {
   std::uint32_t lanes_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

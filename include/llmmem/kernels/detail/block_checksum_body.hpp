@@ -14,7 +14,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -170,4 +171,5 @@ result<void> copy_and_digest(const Run& run, const Blocks& blocks, std::span<std
                                                                                  "copy_and_digest");
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -164,4 +165,5 @@ inline block_move_plan plan_block_moves(std::span<const block_pair> moves, std::
   return plan;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Whether what is read goes somewhere.
 enum class checksum_use : std::uint8_t { looked_at, copied };
@@ -182,4 +184,6 @@ struct digest_sum {
   }
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 // Of a polynomial over two elements the square has the same coefficients: P(x)^32 = P(x^32). So with
 // y = x^32, P(y) is a multiple of P(x), and what is modulo P(y) is known modulo P(x). A message of 32-bit
@@ -146,4 +148,6 @@ class crc32c_powers {
   std::uint32_t power_[digits][16]{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

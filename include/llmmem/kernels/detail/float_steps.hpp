@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <numbers>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// -infinity.
 [[nodiscard]] LLMMEM_HD inline float lowest() noexcept {
@@ -94,4 +96,6 @@ struct float_size {
   return fused(exponent, std::numbers::ln2_v<float>, product_of(series, s));
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 template <dtype E>
 concept group_value = E == dtype::f32 || E == dtype::bf16 || E == dtype::f16;
@@ -133,4 +135,6 @@ template <dtype Value, dtype Code>
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -5,7 +5,8 @@
 #include <llmmem/kernels/detail/kv_tokens_run.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,
@@ -25,4 +26,5 @@ result<void> append_mla(const Run& run, const Front& front, const batch_vectors&
       {cache, layer, options, &detail::append_mla_names});
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <array>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <block_pairs Pairs>
 block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs,
@@ -229,4 +230,5 @@ result<void> copy_few_kv_blocks(const Run& run, const kv_memory& memory, std::sp
   return detail::copy_asked(run, memory, moves, options);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <limits>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// What the parts of a paged memory are called.
 struct memory_names {
@@ -113,4 +115,6 @@ inline constexpr token_names gather_mla_names{
      {"gather_mla: rotary", "gather_mla: rotary.token_stride"}},
     "gather_mla: bits of latent_elements, which must be whole bytes"};
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <cstdint>
 #include <limits>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -281,4 +282,5 @@ result<void> digest_kv_blocks(const Run& run, const kv_memory& memory, std::span
   return detail::run_kv_digest<1>(run, memory, numbers, *tiles, sums.data());
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

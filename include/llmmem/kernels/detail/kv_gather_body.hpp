@@ -5,7 +5,8 @@
 #include <llmmem/kernels/detail/kv_tokens_run.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Run, token_front Front>
 result<void> gather_kv(const Run& run, const Front& front, const batch_room& keys, const batch_room& values,
@@ -24,4 +25,5 @@ result<void> gather_mla(const Run& run, const Front& front, const batch_room& la
       {cache, layer, options, &detail::gather_mla_names});
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

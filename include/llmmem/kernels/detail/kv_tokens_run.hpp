@@ -9,7 +9,9 @@
 #include <array>
 #include <limits>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// One end of a plane in a batch.
 struct batch_plane {
@@ -237,4 +239,6 @@ result<void> move_halves(const Run& run, const Front& front, const std::array<ba
   return move_segments<Direction>(run, front, segments, of, true);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

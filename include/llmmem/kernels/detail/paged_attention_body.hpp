@@ -14,7 +14,8 @@
 #include <limits>
 #include <numbers>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -303,4 +304,5 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
       detail::attention_merge_work<Tables>(shape, tables, detail::merge_lanes(options.split.count)));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

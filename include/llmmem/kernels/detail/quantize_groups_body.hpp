@@ -10,7 +10,8 @@
 
 #include <bit>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -320,4 +321,5 @@ result<void> dequantize_groups(const Run& run, const group_shape& shape,
        .scales = "dequantize_groups: scales"});
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 // Lane 4 g + t, with g below 8 and t below 4, has of a product of 16 x 16 by 16 x 8 elements of 16 bits, two
 // to a word and the first in its lower half:
@@ -76,4 +78,6 @@ LLMMEM_HD inline void transpose(const host_lanes& group, host_lanes::held<std::u
   });
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

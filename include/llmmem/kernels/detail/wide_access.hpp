@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Reads 16 bytes by accesses of N. @pre `from` is aligned to N
 template <unsigned N, access How>
@@ -84,4 +86,6 @@ template <class Start>
   return start(std::integral_constant<unsigned, 1>{});
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

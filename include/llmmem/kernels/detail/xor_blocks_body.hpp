@@ -13,7 +13,8 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -145,4 +146,5 @@ result<void> apply_delta(const Run& run, std::byte* target, const std::byte* del
   });
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The most shards of one `xor_parity`: their addresses travel with the launch.
 inline constexpr std::uint32_t most_parity_shards = 16;
@@ -252,4 +253,5 @@ static_assert(item_work<clear_words_work>);
 
 }  // namespace detail
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <array>
 #include <tuple>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -283,4 +284,5 @@ inline safetensors_layout lay_out_safetensors(std::vector<safetensors_tensor> te
   return made;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,7 +4,8 @@
 
 #include <llmmem/paging/batch_scheduler.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -420,4 +421,5 @@ std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 std::string block_pool<Eviction, FreeList, History>::last_of(block_id block) const {
@@ -86,4 +87,5 @@ std::vector<std::string> block_pool<Eviction, FreeList, History>::audit() const 
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

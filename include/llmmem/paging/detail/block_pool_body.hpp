@@ -7,7 +7,8 @@
 #include <array>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -146,7 +147,8 @@ std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t cou
   return done;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/block_pool_audit.hpp>
 #include <llmmem/paging/detail/block_pool_references.hpp>

@@ -5,7 +5,8 @@
 
 #include <llmmem/paging/block_pool.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 result<void> block_pool<Eviction, FreeList, History>::check(block_id block) const noexcept {
@@ -147,4 +148,5 @@ inline void block_pool<Eviction, FreeList, History>::push_free(block_id block) n
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

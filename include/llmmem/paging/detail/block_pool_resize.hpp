@@ -6,7 +6,8 @@
 
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 void block_pool<Eviction, FreeList, History>::relocate(std::span<const block_move> moves) noexcept {
@@ -50,4 +51,5 @@ result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint6
   return retiring_;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,7 +4,8 @@
 
 #include <llmmem/paging/hybrid_allocator.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 std::vector<std::string> hybrid_allocator<Traits>::audit() const {
@@ -75,4 +76,5 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

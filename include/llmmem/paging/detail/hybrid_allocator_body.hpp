@@ -9,7 +9,8 @@
 #include <optional>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -213,7 +214,8 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .verification_bytes = chain_.verification_bytes()};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/hybrid_allocator_audit.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_cache.hpp>

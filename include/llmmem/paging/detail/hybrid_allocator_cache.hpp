@@ -7,7 +7,8 @@
 #include <cstring>
 #include <optional>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
@@ -207,4 +208,5 @@ std::uint64_t hybrid_allocator<Traits>::drop_idle() noexcept {
   return dropped;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// The first group that cannot be cut to `tokens`, or `group_count_`.
 template <class Traits>
@@ -86,4 +87,5 @@ void hybrid_allocator<Traits>::drop_contents(block_id block) noexcept {
   pool_.unmark_cached(block);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::read_until(sequence_id sequence, const fence_type& after) noexcept {
@@ -100,4 +101,5 @@ void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t le
   counters_.released_early += blocks;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

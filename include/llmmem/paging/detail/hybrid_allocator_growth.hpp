@@ -6,7 +6,8 @@
 
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::check_length(std::uint32_t slot, std::uint64_t count) const noexcept {
@@ -224,4 +225,5 @@ hybrid_cost hybrid_allocator<Traits>::cost(std::span<const token_id> tokens,
   return out;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

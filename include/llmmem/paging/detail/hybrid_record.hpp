@@ -3,13 +3,15 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/layer_group.hpp>
 
 #include <array>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// @tparam Place  of the prefix chain.
 template <class Place, class Fence>
@@ -53,4 +55,6 @@ struct hybrid_counters {
   std::uint64_t copies = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// An operation while it runs. One that throws has changed nothing, and is not recorded.
 template <class Cache, journal_sink Sink, fence Fence>
@@ -67,4 +68,5 @@ bool journaled<Cache, Sink, Fence>::on_pressure(void* context, const block_short
   return again;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/transfer/crc32c.hpp>
+#include <llmmem/hash/crc32c.hpp>
 
 #include <array>
 #include <bit>
@@ -15,7 +15,9 @@
 #include <string>
 #include <string_view>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Counts what would be written.
 class byte_counter {
@@ -191,4 +193,6 @@ class byte_cursor {
   bool ran_out_ = false;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

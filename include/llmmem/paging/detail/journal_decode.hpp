@@ -14,7 +14,9 @@
 #include <cstdint>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The version is looked at before anything behind it.
 inline void decode_header(byte_cursor& in, journal_header& out) {
@@ -192,4 +194,6 @@ class record_decoder {
   owned_record* out_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

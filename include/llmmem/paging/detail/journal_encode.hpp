@@ -15,7 +15,9 @@
 #include <span>
 #include <string_view>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 template <class Writer>
 void encode_header(Writer& out, const paged_options& options, std::string_view configuration) noexcept {
@@ -162,4 +164,6 @@ class record_encoder {
   std::uint32_t owner_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

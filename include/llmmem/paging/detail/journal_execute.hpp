@@ -3,17 +3,19 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
-#include <llmmem/paging/siphash.hpp>
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// 64 bits of counts, blocks, keys and the order of free blocks: equal for caches that the same operations
 /// made. O(blocks).
@@ -167,4 +169,6 @@ template <class Cache>
   return {};
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

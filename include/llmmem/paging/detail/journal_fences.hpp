@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A ring of fences in the order they were given, each a point; points pass in order.
 template <fence Fence>
@@ -57,4 +59,6 @@ class journal_fences {
   std::uint64_t issued_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

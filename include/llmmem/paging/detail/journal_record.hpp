@@ -15,7 +15,9 @@
 #include <string_view>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Owners in a journal, where the real one means nothing: of no object, of the journal's cache, of another.
 /// Real ones are odd, so `foreign_owner` is nobody's.
@@ -187,4 +189,6 @@ struct owned_record {
   std::vector<block_move> moves;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,9 @@
 #include <string_view>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Writes a header and then records, until the sink refuses bytes: what comes later is counted only.
 template <journal_sink Sink>
@@ -76,4 +78,6 @@ class journal_writer {
   std::uint64_t unrecorded_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `lists` lists over items 0 to `items` - 1. Every operation O(1); 8 bytes an item and 8 a list.
 class page_lists {
@@ -52,4 +54,6 @@ class page_lists {
   fixed_array<node> ends_;  // next: the first, previous: the last
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -2,12 +2,13 @@
 /// Bodies of paged_allocator.hpp: the proof of its invariants. Included by it alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 std::vector<std::string> paged_allocator<Traits>::audit() const {
@@ -123,4 +124,5 @@ std::string paged_allocator<Traits>::owners(block_id block) const {
   return names.empty() ? "nobody" : names;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -3,9 +3,10 @@
 /// Included by it alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch,
@@ -136,4 +137,5 @@ std::uint64_t paged_allocator<Traits>::expect(const keyed_blocks& prompt, const 
   return tokens;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

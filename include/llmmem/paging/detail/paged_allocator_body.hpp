@@ -2,12 +2,13 @@
 /// Bodies of paged_allocator.hpp: construction, the life of a sequence, growth. Included by it alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
 #include <cstring>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -407,7 +408,8 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/paged_allocator_audit.hpp>
 #include <llmmem/paging/detail/paged_allocator_batch.hpp>

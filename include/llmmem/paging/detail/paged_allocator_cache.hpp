@@ -2,12 +2,13 @@
 /// Bodies of paged_allocator.hpp: what is cached and found. Included by it alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
 #include <array>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
@@ -397,4 +398,5 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .verification_bytes = verification_.metadata_bytes()};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -2,9 +2,10 @@
 /// Bodies of paged_allocator.hpp: moving blocks that are in use. Included by it alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 compaction_facts paged_allocator<Traits>::compaction_facts_now() const {
@@ -107,4 +108,5 @@ void paged_allocator<Traits>::relocate(std::span<const block_move> moves,
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -3,12 +3,13 @@
 /// alone.
 #pragma once
 
-#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/paged_allocator.hpp>
 
 #include <array>
 #include <cstring>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Adds the longest beginning of `rest` that a cached block has, if there is a block for it.
 template <class Traits>
@@ -190,4 +191,5 @@ void paged_allocator<Traits>::ask_on(record& sequence, std::uint64_t end, HintAt
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/verification.hpp>
 
@@ -11,7 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -84,4 +85,5 @@ struct paged_counters {
   std::uint64_t copies = 0;
 };
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -5,8 +5,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/atomic_array.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
-#include <llmmem/paging/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 
 #include <atomic>
@@ -14,7 +14,9 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A hash table of cache lines: seven words, each 32 bits of a key and a block, and the number of blocks that
 /// went on to a later line because this one was full. A word never moves: it is set once and cleared once, so
@@ -133,4 +135,6 @@ class shared_index {
   atomic_array<std::uint64_t> words_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

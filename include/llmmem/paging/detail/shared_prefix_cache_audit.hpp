@@ -4,7 +4,8 @@
 
 #include <llmmem/paging/shared_prefix_cache.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Traits>
 shared_stats shared_prefix_cache<Traits>::stats() const noexcept {
@@ -79,4 +80,5 @@ std::vector<std::string> shared_prefix_cache<Traits>::audit() const {
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

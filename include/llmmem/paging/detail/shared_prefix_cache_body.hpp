@@ -7,7 +7,8 @@
 
 #include <array>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -298,7 +299,8 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
   return out;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/shared_prefix_cache_audit.hpp>
 #include <llmmem/paging/detail/shared_prefix_cache_eviction.hpp>

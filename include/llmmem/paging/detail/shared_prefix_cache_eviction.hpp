@@ -6,7 +6,8 @@
 
 #include <array>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 // Eviction
 
@@ -149,4 +150,5 @@ result<void> shared_prefix_cache<Traits>::allocate(std::span<block_id> out, shar
   }
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// References, whether the contents are cached, when it was last used, and which life it is in. A value:
 /// threads load it, derive the next one, and exchange the two.
@@ -67,4 +69,6 @@ class shared_state {
   std::uint64_t word_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <array>
 #include <bit>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <eviction_policy Eviction>
 bool super_page_pool<Eviction>::shortage(std::span<const std::uint64_t> wanted,
@@ -164,4 +165,5 @@ bool super_page_pool<Eviction>::evict_one(std::size_t group, OnEvict&& on_evict)
   return victim.has_value();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// Goes through a pool once, counts anew, and collects where the two differ.
 template <eviction_policy Eviction>
@@ -240,4 +241,5 @@ std::vector<std::string> super_page_pool<Eviction>::audit() const {
   return auditor(*this).run();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <bit>
 #include <numeric>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -230,7 +231,8 @@ super_page_stats super_page_pool<Eviction>::stats() const noexcept {
   return all;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem
 
 #include <llmmem/paging/detail/super_pages_allocation.hpp>
 #include <llmmem/paging/detail/super_pages_audit.hpp>

@@ -4,7 +4,8 @@
 
 #include <llmmem/paging/super_pages.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <eviction_policy Eviction>
 typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
@@ -120,4 +121,5 @@ void super_page_pool<Eviction>::free_block(block_id block, transition why) noexc
   page.free_block = static_cast<std::uint32_t>(layout_.index_of(block));
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,9 @@
 #include <emmintrin.h>
 #endif
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Sixteen bytes, to be compared with one all at once.
 using tag_bytes = std::array<std::uint8_t, 16>;
@@ -126,4 +128,6 @@ class alignas(64) tag_chunk {
 
 static_assert(sizeof(tag_chunk) == 64);
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/paging/block_key.hpp>
+#include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/detail/journal_execute.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/journal_replay.hpp>
@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// When each key is matched, in matches counted from 1: what MIN has to know.
 class key_uses {
@@ -301,4 +303,6 @@ class what_if_run {
   std::uint64_t requested_tokens_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,9 @@
 #include <arm_neon.h>
 #endif
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A coefficient as its products with what a nibble of a byte can be, each table twice so that 32 bytes take
 /// one load, and as the affine map of bits that `gf2p8affineqb` takes.
@@ -275,4 +277,6 @@ inline void gf_run_all(simd_path path, gf_job job, std::size_t destinations, std
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Sets of failed members of a group, by their size: those that lose a state, and those that do not.
 struct loss_counts {
@@ -93,4 +95,6 @@ struct loss_counts {
   return counts;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -173,4 +174,5 @@ inline ownership_plan plan_ownership(const kept_layout& layout, const std::optio
   return detail::ownership_planner(layout, map, change, damaged).plan();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

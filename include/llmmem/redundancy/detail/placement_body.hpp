@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -159,4 +160,5 @@ inline std::vector<domain_id> fatal_domains(const replica_map& map, std::span<co
   return fatal;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

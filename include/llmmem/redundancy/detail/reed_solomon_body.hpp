@@ -12,7 +12,9 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 inline constexpr std::size_t code_block = 2048;
 inline constexpr std::size_t code_spans = 256;
@@ -114,4 +116,6 @@ inline std::size_t code_verify(const Engine& engine, const typename Engine::matr
   return first;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

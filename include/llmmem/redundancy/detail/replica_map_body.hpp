@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -214,4 +215,5 @@ inline loss_chance replica_map::loss_probability(std::uint32_t failures,
   return {share, chance_method::sampled, detail::root(share * (1 - share) / samples)};
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

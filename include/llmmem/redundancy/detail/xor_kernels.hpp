@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 // Anywhere in memory, over bytes of any type. Deduced types (`auto`) would lose that.
 using xor_16 [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
@@ -158,4 +160,6 @@ inline void xor_fold(simd_path path, std::byte* to, const std::byte* const* from
   }
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

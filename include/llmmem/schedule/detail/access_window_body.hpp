@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline access_window::access_window(std::uint32_t events, const metadata_source& metadata)
     : events_(events, metadata, "access_window: events") {
@@ -96,4 +97,5 @@ inline access_regret access_window::regret(std::uint64_t budget) const {
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -159,4 +160,5 @@ inline plan_bound lower_bound(const schedule_trace& trace, const schedule_machin
   return bound;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

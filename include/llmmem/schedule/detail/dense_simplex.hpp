@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// `sum of coefficients[j] x[j] <= bound`.
 struct linear_row {
@@ -154,4 +156,6 @@ class dense_simplex {
   std::vector<double> gain_;            // of each column, for the objective
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

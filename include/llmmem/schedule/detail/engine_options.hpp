@@ -4,13 +4,15 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/schedule/plan.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// How an engine decides.
 struct engine_options {
@@ -55,4 +57,6 @@ class engine_goal {
   std::vector<bool> home_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

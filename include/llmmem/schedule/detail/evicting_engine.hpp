@@ -7,7 +7,7 @@
 #include <llmmem/schedule/detail/engine_options.hpp>
 #include <llmmem/schedule/detail/executor.hpp>
 #include <llmmem/schedule/detail/use_table.hpp>
-#include <llmmem/schedule/plan.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <algorithm>
 #include <compare>
@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The half of a planner's engine that makes room: candidates in the order they leave, and the steps by which
 /// they do. A position counts events over all iterations.
@@ -264,4 +266,6 @@ class evicting_engine {
   plan_moment when_ = plan_moment::ahead;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/schedule/plan.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Why a step cannot be done.
 enum class refusal : std::uint8_t {
@@ -53,4 +55,6 @@ struct issued {
   });
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

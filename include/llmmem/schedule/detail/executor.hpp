@@ -6,10 +6,10 @@
 #include <llmmem/error.hpp>
 #include <llmmem/schedule/detail/execution_types.hpp>
 #include <llmmem/schedule/detail/tier_room.hpp>
-#include <llmmem/schedule/machine.hpp>
-#include <llmmem/schedule/plan.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/machine.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Tiers, links and the program's clock.
 ///
@@ -372,4 +374,6 @@ class executor {
   std::vector<timeline_span> spans_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <limits>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Which gaps cost their bytes when they are not kept.
 enum class gap_kind : std::uint8_t {
@@ -156,4 +158,6 @@ class fractional_min {
   std::uint64_t given_up_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 /// From `start_ns` up to, but not at, `finish_ns`.
 struct time_gap {
@@ -237,4 +238,5 @@ class item_subsets {
 
 }  // namespace detail
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <string>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The last moment there is, in nanoseconds: 292 years.
 inline constexpr std::uint64_t max_ns = (std::uint64_t{1} << 63) - 1;
@@ -51,4 +53,6 @@ inline constexpr std::uint64_t max_link_bytes_per_second = std::uint64_t{1} << 5
   return add_ns(latency_ns, whole + (rest != 0 ? 1 : 0), who);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

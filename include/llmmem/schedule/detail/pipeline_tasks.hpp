@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 [[nodiscard]] inline std::string task_text(const pipeline_task& task) {
   return std::string(task.pass == pipeline_pass::forward ? "forward" : "backward") + " of micro-batch " +
@@ -103,4 +105,6 @@ struct task_inputs {
   }
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

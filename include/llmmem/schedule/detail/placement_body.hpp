@@ -19,7 +19,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 inline constexpr std::size_t placed_kinds = 3;  // weights, KV, activations
 inline constexpr std::size_t step_parts = 5;    // in the order of `placement_times`
@@ -353,9 +355,12 @@ class chunk_search {
   std::optional<candidate> best_{};
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 [[nodiscard]] inline placement solve_placement(const placement_facts& facts) {
   const auto costs = detail::priced(facts, "solve_placement");
@@ -385,4 +390,5 @@ namespace llmmem::inline v0 {
   return detail::chunk_search(facts, fractional, chunks).run();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -4,8 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/schedule/plan_text.hpp>
-#include <llmmem/transfer/crc32c.hpp>
 
 #include <array>
 #include <charconv>
@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -338,4 +339,5 @@ inline schedule_plan read_plan(std::string_view text) {
   return plan;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/schedule/detail/evicting_engine.hpp>
-#include <llmmem/schedule/plan.hpp>
+#include <llmmem/tiering/plan.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Lives through iterations: what it serves, what it brings in ahead, and how it ends them.
 class planner_engine : private evicting_engine {
@@ -324,4 +326,6 @@ class planner_engine : private evicting_engine {
   std::vector<std::uint64_t> computed_ns_;  // by event: computing before it
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -204,4 +205,5 @@ inline schedule_plan next_use::operator()(const schedule_trace& trace,
   return detail::bounded(std::move(best), trace, span);
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

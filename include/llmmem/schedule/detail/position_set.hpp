@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Numbers from 0 up to a bound, a bit each, under levels of one bit for 64 below: every operation looks at
 /// one word a level, of which a billion numbers need five.
@@ -57,4 +59,6 @@ class position_set {
   std::vector<std::vector<std::uint64_t>> levels_;  // the numbers' own bits first
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -137,4 +138,5 @@ inline simulation simulate(const schedule_trace& trace, const schedule_plan& pla
   return all;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// One stage, or the worst in each respect of the stages of a wave.
 struct stage_peaks {
@@ -282,4 +284,6 @@ struct found_waves {
   return search_waves(problem, ways_kept::unbeaten, swap_slack(problem, good.step_ns)).ends;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A time that is not known yet.
 inline constexpr std::uint64_t unresolved = ~std::uint64_t{0};
@@ -97,4 +99,6 @@ class tier_room {
   std::size_t first_ = 0;  // of those to come
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

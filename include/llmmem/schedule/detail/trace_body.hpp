@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -151,4 +152,5 @@ inline schedule_trace schedule_trace::repeated(std::size_t times) const {
   return record.freeze();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The next acquire after each acquire, and the first of each chunk. O(events).
 class use_table {
@@ -42,4 +44,6 @@ class use_table {
   std::vector<std::uint32_t> first_;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

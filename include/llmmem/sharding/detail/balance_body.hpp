@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -141,4 +142,5 @@ inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
   return shares;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

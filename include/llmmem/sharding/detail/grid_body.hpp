@@ -17,7 +17,8 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline grid_partition::grid_partition(std::span<const tensor_facts> tensors, std::span<const grid_role> roles,
                                       const process_grid& grid)
@@ -145,4 +146,5 @@ inline bool grid_partition::is_replicated(tensor_id tensor) const noexcept {
   return true;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

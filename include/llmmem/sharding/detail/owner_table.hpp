@@ -13,7 +13,9 @@
 #include <span>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Shares by item, then element. A rank has at most one share of an item: its stretch is contiguous.
 class owner_table {
@@ -53,4 +55,6 @@ class owner_table {
   std::vector<std::size_t> begins_;  // of each item's shares, and behind the last
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

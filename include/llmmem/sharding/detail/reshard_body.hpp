@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -409,4 +410,5 @@ inline reshard_plan make_reshard(std::span<const tensor_facts> tensors, std::spa
   return detail::reshard_planner(tensors, stored, wanted).plan();
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

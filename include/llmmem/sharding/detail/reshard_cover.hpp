@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A stretch of a run, and whose it is.
 struct run_fragment {
@@ -77,4 +79,6 @@ class cover_list {
   std::vector<std::size_t> furthest_;  // of the fragments up to this one
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

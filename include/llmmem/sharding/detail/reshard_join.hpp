@@ -11,7 +11,9 @@
 #include <tuple>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 [[nodiscard]] inline bool is_same_pair(const reshard_copy& a, const reshard_copy& b) noexcept {
   return a.source == b.source && a.destination == b.destination;
@@ -70,4 +72,6 @@ inline void join_copies(std::vector<reshard_copy>& copies) {
   copies.resize(kept);
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,8 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 inline std::vector<rank_id> key_servers::replicas(tensor_id range) const {
   std::vector<rank_id> chain;
@@ -114,4 +115,5 @@ inline server_change key_servers::rejoin(rank_id server) {
   return change;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

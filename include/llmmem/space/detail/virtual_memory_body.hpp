@@ -4,7 +4,8 @@
 
 #include <llmmem/space/virtual_memory.hpp>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <page_mapper Mapper>
 result<virtual_range> basic_virtual_memory<Mapper>::try_reserve(std::uint64_t bytes) noexcept {
@@ -221,4 +222,5 @@ std::vector<std::string> basic_virtual_memory<Mapper>::audit() const {
   return found;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -12,7 +12,9 @@
 #include <string>
 #include <utility>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 namespace detail {
 
@@ -589,4 +591,6 @@ bool sim_endpoint::poll(deadline by, Handler& handler) {
   }
 }
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -20,7 +20,10 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
+namespace detail {
 
 /// A write of which `finish_write` is still to come.
 struct simulated_flight {
@@ -283,4 +286,7 @@ struct simulated_disk {
   std::uint64_t users = 1;  ///< storages, outputs, inputs and locks
 };
 
-}  // namespace llmmem::inline v0::testing::detail
+}  // namespace detail
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

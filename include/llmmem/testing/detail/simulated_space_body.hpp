@@ -7,7 +7,9 @@
 #include <bit>
 #include <cstring>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 inline result<simulated_space::range_type> simulated_space::try_allocate(std::uint64_t bytes,
                                                                          std::uint64_t alignment) noexcept {
@@ -162,4 +164,6 @@ inline void simulated_space::finish(std::uint64_t number) noexcept {
   }
 }
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

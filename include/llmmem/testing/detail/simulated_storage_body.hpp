@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
 
 namespace detail {
 
@@ -588,4 +590,6 @@ inline bool simulated_storage::lock_type::is_held() const {
   }
 }
 
-}  // namespace llmmem::inline v0::testing
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

@@ -14,7 +14,10 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::testing::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace testing {
+namespace detail {
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection, so counted inputs never meet.
 [[nodiscard]] constexpr std::uint64_t spread(std::uint64_t x) noexcept {
@@ -158,4 +161,7 @@ struct simulated_tree {
   return needs;
 }
 
-}  // namespace llmmem::inline v0::testing::detail
+}  // namespace detail
+}  // namespace testing
+}  // namespace v0
+}  // namespace llmmem

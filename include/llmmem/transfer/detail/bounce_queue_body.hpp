@@ -3,11 +3,12 @@
 #pragma once
 
 #include <llmmem/transfer/bounce_queue.hpp>
-#include <llmmem/transfer/detail/settle.hpp>
+#include <llmmem/transfer/settle.hpp>
 
 #include <time.h>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 template <class Upper, class Lower, memory_space Staging>
   requires(copy_queue<Upper, Upper> && copy_queue<Lower, Lower> && Staging::is_host_accessible)
@@ -352,4 +353,5 @@ bounce_stats bounce_queue<Upper, Lower, Staging>::stats() const noexcept {
   return now;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -6,7 +6,8 @@
 
 #include <algorithm>
 
-namespace llmmem::inline v0 {
+namespace llmmem {
+inline namespace v0 {
 
 namespace detail {
 
@@ -217,4 +218,5 @@ inline copy_plan copy_plan::parsed(std::string_view text) {
   return made;
 }
 
-}  // namespace llmmem::inline v0
+}  // namespace v0
+}  // namespace llmmem

@@ -8,7 +8,9 @@
 #include <array>
 #include <cstdint>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Descriptors on their way into an engine's table and out of it. Anybody names them; the engine hears of it
 /// from the thread that calls it anyway, before its next request, as some hear no other.
@@ -91,4 +93,6 @@ class file_table {
   bool has_changes_ = false;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -18,7 +18,9 @@
 #include <span>
 #include <utility>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 // Without <algorithm>, which costs every reader of this header 12,000 lines.
 template <class T>
@@ -588,4 +590,6 @@ inline void transfer_core::promote(std::uint32_t slot, urgency how) noexcept {
       [&](std::uint32_t i) { append(copies_, ready_[static_cast<std::size_t>(how)], i); });
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

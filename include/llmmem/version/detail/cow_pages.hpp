@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// A copied page that is none.
 inline constexpr std::uint32_t no_copy = 0xFFFF'FFFF;
@@ -207,4 +209,6 @@ void runs_of(std::uint64_t pages, const IsIn& is_in, Visit& visit) {
   return pages;
 }
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// The newest `retain.kept()` versions, and what is pinned, in `retain.slots()` values of `T`.
 ///
@@ -324,4 +326,6 @@ class version_slots {
   }
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -11,7 +11,9 @@
 #include <cstring>
 #include <span>
 
-namespace llmmem::inline v0::detail {
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
 
 /// Calls `visit(begin, end)` for the runs in which `a` and `b` differ, in order. Runs that fewer equal bytes
 /// lie between than a record's head has are one. O(bytes), eight at a time while they are equal.
@@ -140,4 +142,6 @@ class xor_deltas {
   std::uint64_t count_ = 0;
 };
 
-}  // namespace llmmem::inline v0::detail
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

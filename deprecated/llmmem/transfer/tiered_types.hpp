@@ -1,0 +1,5 @@
+/// @file
+/// Deprecated: include <llmmem/tiering/tiered_types.hpp>. This path goes with version 0.2.
+#pragma once
+
+#include <llmmem/tiering/tiered_types.hpp>

@@ -1,0 +1,186 @@
+/// @file
+/// Bodies of stitched.hpp: what is mapped, runs side by side and new chunks at home. Included by it alone.
+#pragma once
+
+#include <llmmem/arena/stitched.hpp>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Several runs as one range; idle ranges make room for it where tables, or the system's, are full.
+template <virtual_memory Memory>
+auto stitched_arena<Memory>::join(std::uint32_t chunks) noexcept -> result<place> {
+  const auto full = [](std::uint64_t wanted, std::uint64_t found) {
+    return failure{.code = errc::table_full, .wanted = wanted, .found = found};
+  };
+  take_apart_broken();
+  while (mapped_chunks_ + chunks > options_.max_stitched_chunks) {
+    if (!evict()) return full(chunks, options_.max_stitched_chunks - mapped_chunks_);
+  }
+  std::uint32_t slot = stitched_.begin();
+  while (slot == none) {
+    if (!evict()) return full(1, 0);
+    slot = stitched_.begin();
+  }
+  while (!gather(slot, chunks)) {
+    stitched_.end(slot);
+    if (!evict()) return full(1, 0);
+    slot = stitched_.begin();
+  }
+  for (;;) {
+    const result<void> mapped = map_parts(slot);
+    if (mapped) break;
+    if (stitched_[slot].now == condition::broken) return mapped.error();
+    if (!evict()) {
+      stitched_.end(slot);
+      return mapped.error();
+    }
+  }
+  ++counts_.stitched;
+  stitched_.each_part(slot, [&](const run_of_chunks& run) { runs_.use(run); });
+  stitched_.set(slot, condition::live);
+  return place{kind::stitched, slot};
+}
+
+/// Lists free runs of `chunks` in all: the longest first, and as soon as one is enough for the rest the
+/// shortest such. False when the table of parts is full. @pre that many are free, no run is long enough.
+template <virtual_memory Memory>
+bool stitched_arena<Memory>::gather(std::uint32_t slot, std::uint32_t chunks) noexcept {
+  std::uint32_t rest = chunks;
+  for (run_of_chunks run = runs_.longest(); rest != 0; run = runs_.shorter(run)) {
+    if (run.count >= rest) {
+      // Those listed are longer, or as long and behind: the shortest that is enough is not among them.
+      const run_of_chunks last = runs_.best(rest);
+      return stitched_.append(slot, {last.first, rest});
+    }
+    if (!stitched_.append(slot, run)) return false;
+    rest -= run.count;
+  }
+  return true;
+}
+
+/// Maps the parts side by side at new addresses: all, or none. What can neither be finished nor undone is
+/// marked broken.
+template <virtual_memory Memory>
+result<void> stitched_arena<Memory>::map_parts(std::uint32_t slot) noexcept {
+  const std::uint64_t bytes = stitched_[slot].chunks * chunk_;
+  const result<virtual_range> range = memory_->try_reserve(bytes);
+  if (!range) return range.error();
+  std::uint64_t offset = 0;
+  result<void> mapped;
+  stitched_.each_part(slot, [&](const run_of_chunks& run) {
+    if (!mapped) return;
+    mapped = memory_->map(*range, offset, handles(run));
+    if (mapped) offset += run.count * chunk_;
+  });
+  if (mapped) {
+    stitched_.set_range(slot, *range);
+    mapped_chunks_ += stitched_[slot].chunks;
+    return {};
+  }
+  const bool undone = offset == 0 || memory_->unmap(*range, 0, offset).has_value();
+  if (!undone || !memory_->release(*range)) {
+    stitched_.set_range(slot, *range);
+    stitched_.set(slot, condition::broken);
+    mapped_chunks_ += stitched_[slot].chunks;  // as many at most
+  }
+  return mapped;
+}
+
+/// Unmaps a range that no allocation has, and forgets it. False when the system refused.
+template <virtual_memory Memory>
+bool stitched_arena<Memory>::take_apart(std::uint32_t slot) noexcept {
+  const detail::stitched_ranges::stitched s = stitched_[slot];
+  std::uint64_t mapped = s.range.bytes;
+  if (s.now == condition::broken) {  // only its beginning is mapped
+    mapped = 0;
+    while (mapped != s.range.bytes && memory_->mapped_at(s.range, mapped))
+      mapped += chunk_;
+  }
+  if (mapped != 0 && !memory_->unmap(s.range, 0, mapped)) return false;
+  static_cast<void>(memory_->release(s.range));
+  if (s.now == condition::idle) stitched_.set(slot, condition::building);
+  stitched_.end(slot);
+  mapped_chunks_ -= s.chunks;
+  return true;
+}
+
+/// Takes the idle range apart that was used longest ago. False when there is none, or the system refused.
+template <virtual_memory Memory>
+bool stitched_arena<Memory>::evict() noexcept {
+  const std::uint32_t oldest = stitched_.oldest();
+  if (oldest == none || !take_apart(oldest)) return false;
+  ++counts_.evicted;
+  return true;
+}
+
+template <virtual_memory Memory>
+void stitched_arena<Memory>::take_apart_broken() noexcept {
+  if (stitched_.broken() == 0) return;
+  std::uint32_t found = none;
+  do {
+    found = none;
+    stitched_.each([&](std::uint32_t slot, const detail::stitched_ranges::stitched& s) {
+      if (s.now == condition::broken) found = slot;
+    });
+  } while (found != none && take_apart(found));
+}
+
+/// New chunks at home, in the first places that have none: all, or none. `uncreate_fresh` undoes it.
+template <virtual_memory Memory>
+result<void> stitched_arena<Memory>::create(std::uint32_t chunks) noexcept {
+  const std::uint64_t left = memory_->capacity() - memory_->used();
+  if (chunks * chunk_ > left) {
+    return failure{.code = errc::out_of_bytes, .wanted = chunks * chunk_, .found = left};
+  }
+  first_fresh_ = none;
+  std::uint32_t from = 0;
+  for (std::uint32_t missing = chunks; missing != 0;) {
+    const run_of_chunks gap = runs_.absent(from, missing);
+    run_of_chunks made{gap.first, 0};
+    result<void> done;
+    for (; made.count != gap.count; ++made.count) {
+      const result<physical_handle> one = memory_->try_create(chunk_);
+      if (!one) {
+        done = one.error();
+        break;
+      }
+      handles_[made.first + made.count] = *one;
+    }
+    if (done) done = memory_->map(home_, made.first * chunk_, handles(made));
+    for (std::uint32_t at = made.first; at != made.first + made.count; ++at) {
+      // Refused where the mapping was refused and could not be undone either: then it is here to stay.
+      if (!done && memory_->destroy(handles_[at])) continue;
+      next_fresh_[at] = first_fresh_;
+      first_fresh_ = at;
+      runs_.add({at, 1});
+      ledger_.reserved_more(chunk_);
+    }
+    if (!done) {
+      uncreate_fresh();
+      return done;
+    }
+    missing -= made.count;
+    from = made.first + made.count;
+  }
+  return {};
+}
+
+/// Gives the chunks of the last `create` back. @pre they are free.
+template <virtual_memory Memory>
+void stitched_arena<Memory>::uncreate_fresh() noexcept {
+  for (std::uint32_t at = first_fresh_; at != none; at = next_fresh_[at])
+    uncreate({at, 1});
+  first_fresh_ = none;
+}
+
+/// Gives free chunks back; those whose mapping the system does not let go stay free.
+template <virtual_memory Memory>
+void stitched_arena<Memory>::uncreate(const run_of_chunks& these) noexcept {
+  if (!memory_->decommit(home_, these.first * chunk_, these.count * chunk_)) return;
+  runs_.remove(these);
+  ledger_.reserved_less(these.count * chunk_);
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,172 @@
+/// @file
+/// `stitched_arena`: free pieces that lie apart are mapped side by side, so that what is free can be used.
+#pragma once
+
+#include <llmmem/arena/arena.hpp>
+#include <llmmem/arena/detail/arena_ledger.hpp>
+#include <llmmem/arena/detail/chunk_runs.hpp>
+#include <llmmem/arena/detail/split_blocks.hpp>
+#include <llmmem/arena/detail/stitched_ranges.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/handle_table.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/virtual_range.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// How a stitched arena is set up.
+struct stitched_options {
+  arena_options arena{};          ///< `max_segments` is not used
+  std::uint64_t chunk_bytes = 0;  ///< of one physical piece, a multiple of the granularity; 0: 2 MiB or that
+  std::uint32_t max_stitched = 1024;          ///< stitched ranges, live and idle
+  std::uint32_t max_parts = 16384;            ///< runs in all of them together
+  std::uint32_t max_stitched_chunks = 65536;  ///< mappings in all of them together
+};
+
+/// How a stitched arena came by its allocations. The states are those of GMLake.
+struct stitched_counts {
+  std::uint64_t exact = 0;          ///< S1: a free run of just that length
+  std::uint64_t reused = 0;         ///< S1: an idle stitched range of just that length
+  std::uint64_t split = 0;          ///< S2: the first part of a longer free run
+  std::uint64_t stitched = 0;       ///< S3: several free runs, mapped side by side
+  std::uint64_t grown = 0;          ///< S4: new physical chunks first, then one of the above as well
+  std::uint64_t refused = 0;        ///< S5: out of memory
+  std::uint64_t little = 0;         ///< out of a chunk shared with others
+  std::uint64_t evicted = 0;        ///< idle stitched ranges taken apart to make room
+  std::uint64_t ranges = 0;         ///< stitched ranges now, live and idle
+  std::uint64_t idle = 0;           ///< of these, idle
+  std::uint64_t mapped_chunks = 0;  ///< mappings in them now
+};
+
+/// Virtual memory stitching, after GMLake (Guo et al., ASPLOS 2024, arXiv 2401.08156).
+///
+/// Physical memory comes in chunks of one size. Each has a home: its place in one large reservation, where
+/// it is mapped as long as it exists. A request of more than half a chunk takes whole chunks, by the first of
+/// these that can be: a free run of just that length at home, or an idle stitched range of it (S1); the
+/// first part of the shortest longer run (S2); several runs, the longest first and a fitting one last, mapped
+/// side by side at new addresses (S3); the chunks that are missing created first (S4). It is refused only
+/// when chunks are missing and the budget has none (S5). A stitched range that is freed stays mapped, idle,
+/// until its tables are needed: a loop that asks for the same sizes again maps nothing. Smaller requests
+/// share chunks, cut as `caching_split_arena` cuts its small segments; a chunk that falls empty is free
+/// again.
+///
+/// It differs from the paper in that splitting maps nothing (a part of a run is at home already), and free
+/// neighbours at home become one run again.
+///
+/// What is lost: rounding to chunks, and the free parts of shared chunks. What it costs: mapping calls in S3
+/// and S4, one a chunk; with CUDA these wait for nothing, but take microseconds each.
+///
+/// @par Complexity      S1, S2 and `free` O(log n + chunks); S3 and S4 a mapping call a chunk besides.
+/// @par Thread safety   one thread at a time. An allocation's last use is over before it is freed.
+/// @par Errors          see `arena_policy`; the constructor throws `length_error`, `out_of_memory`, and what
+///                      a refused reservation of the whole budget's addresses calls for.
+template <virtual_memory Memory>
+class stitched_arena {
+ public:
+  /// @param memory  outlives the arena; others may use it too. Its tables must hold a handle and a mapping
+  ///                for each chunk of its budget, and `max_stitched_chunks` mappings more.
+  explicit stitched_arena(Memory& memory, stitched_options options = {})
+      : memory_(&memory),
+        options_(std::move(options)),
+        ledger_(options_.arena.name),
+        chunk_(checked_chunk()),
+        handles_(checked_chunks(), physical_handle{}, options_.arena.metadata, "stitched_arena: chunks"),
+        next_fresh_(checked_chunks(), options_.arena.metadata, "stitched_arena: fresh chunks"),
+        runs_(checked_chunks(), options_.arena.metadata, "stitched_arena: runs"),
+        stitched_(options_.max_stitched, options_.max_parts, options_.arena.metadata,
+                  "stitched_arena: stitched ranges"),
+        small_(options_.arena.max_blocks, options_.arena.metadata, "stitched_arena: small blocks"),
+        allocations_(options_.arena.max_blocks, options_.arena.metadata, "stitched_arena: allocations") {
+    home_ = memory.try_reserve(checked_chunks() * chunk_).value();
+  }
+
+  stitched_arena(const stitched_arena&) = delete;
+  stitched_arena& operator=(const stitched_arena&) = delete;
+
+  /// Gives everything back, whatever is live.
+  ~stitched_arena();
+
+  [[nodiscard]] result<arena_allocation> allocate(std::uint64_t bytes) noexcept;
+  [[nodiscard]] result<void> free(const arena_handle& handle) noexcept;
+
+  /// Takes idle stitched ranges apart and gives free chunks back; the bytes. O(chunks).
+  std::uint64_t trim() noexcept;
+
+  [[nodiscard]] arena_stats stats() const noexcept;
+  [[nodiscard]] stitched_counts counts() const noexcept;
+  [[nodiscard]] std::uint64_t chunk_bytes() const noexcept { return chunk_; }
+  /// Free runs at home; 1 at most when nothing is live.
+  [[nodiscard]] std::uint64_t free_runs() const noexcept { return runs_.runs(); }
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend struct testing_access;  // tests damage an arena on purpose, to see audit() name it
+
+  static constexpr std::uint32_t none = detail::no_index;
+  class auditor;
+  using run_of_chunks = detail::run_of_chunks;
+  using condition = detail::stitched_ranges::condition;
+
+  enum class kind : std::uint8_t { run, stitched, little };
+  struct allocation {
+    std::uint64_t requested = 0;
+    std::uint64_t granted = 0;
+    kind what = kind::run;
+    std::uint32_t where = 0;  // first chunk, stitched range, or small block
+  };
+  struct place {
+    kind what = kind::run;
+    std::uint32_t where = 0;
+  };
+
+  [[nodiscard]] std::uint64_t checked_chunk() const;
+  [[nodiscard]] std::uint64_t checked_chunks() const;
+
+  [[nodiscard]] result<place> find(std::uint32_t chunks) noexcept;
+  [[nodiscard]] result<place> find_free(std::uint32_t chunks) noexcept;
+  [[nodiscard]] result<place> join(std::uint32_t chunks) noexcept;
+  [[nodiscard]] result<place> find_small(std::uint64_t rounded, std::uint64_t bytes) noexcept;
+  [[nodiscard]] result<void> create(std::uint32_t chunks) noexcept;
+  void uncreate(const run_of_chunks& these) noexcept;
+  void uncreate_fresh() noexcept;
+  [[nodiscard]] bool gather(std::uint32_t slot, std::uint32_t chunks) noexcept;
+  [[nodiscard]] result<void> map_parts(std::uint32_t slot) noexcept;
+  [[nodiscard]] bool take_apart(std::uint32_t slot) noexcept;
+  [[nodiscard]] bool evict() noexcept;
+  void take_apart_broken() noexcept;
+
+  [[nodiscard]] std::byte* address(std::uint32_t chunk) const noexcept { return home_.data + chunk * chunk_; }
+  [[nodiscard]] std::span<const physical_handle> handles(const run_of_chunks& run) const noexcept {
+    return {&handles_[run.first], run.count};
+  }
+
+  Memory* memory_;
+  stitched_options options_;
+  detail::arena_ledger ledger_;
+  std::uint64_t chunk_;
+  virtual_range home_{};
+  detail::fixed_array<physical_handle> handles_;   // of each chunk that is not absent
+  detail::fixed_array<std::uint32_t> next_fresh_;  // of chunks of the last `create`: a list
+  std::uint32_t first_fresh_ = none;
+  detail::chunk_runs runs_;
+  detail::stitched_ranges stitched_;
+  detail::split_blocks small_;
+  detail::handle_table<arena_handle, allocation> allocations_;
+  std::uint64_t mapped_chunks_ = 0;  // in stitched ranges
+  stitched_counts counts_;
+};
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/arena/detail/stitched_body.hpp>

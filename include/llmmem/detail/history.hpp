@@ -1,0 +1,54 @@
+/// @file
+/// Which object version numbers are of: numbers begin anew in each, and a new one may lie where an old one
+/// did.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every bit depends on every other.
+[[nodiscard]] constexpr std::uint64_t mixed(std::uint64_t x) noexcept {
+  x += 0x9E37'79B9'7F4A'7C15ULL;
+  x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
+  return x ^ (x >> 31);
+}
+
+/// A number of an object's own, among all of a process: no two lie in one place at one time.
+[[nodiscard]] inline std::uint64_t number_of_its_own(const void* object) noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const std::uint64_t at =
+      static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  return mixed(mixed(at) ^ reinterpret_cast<std::uintptr_t>(object));
+}
+
+/// What the numbers of a view's tags are counted from: another number for each history, by the identities of
+/// what its bytes lie in and where. Tags are not 0, and those of two histories do not meet, but for a chance
+/// of versions / 2^62.
+class history_tag {
+ public:
+  constexpr void add(std::uint64_t fact) noexcept { mixed_ = mixed(mixed_ ^ fact); }
+
+  [[nodiscard]] constexpr std::uint64_t tag(std::uint64_t number) const noexcept { return first() + number; }
+  /// The number of a tag of this history; of another one's tag a number that there was not.
+  [[nodiscard]] constexpr std::uint64_t number(std::uint64_t tag) const noexcept { return tag - first(); }
+
+ private:
+  [[nodiscard]] constexpr std::uint64_t first() const noexcept {
+    return (mixed_ >> 2) | (std::uint64_t{1} << 63);
+  }
+
+  std::uint64_t mixed_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,207 @@
+/// @file
+/// `device_fence`: the fence of what a device's streams do, and the events behind it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/device/device_runtime.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <device_runtime Runtime>
+class device_events;
+
+/// A point of a stream that has passed once all is done that the stream was given before. Sixteen bytes,
+/// trivially copyable.
+///
+/// @par Thread safety   any number of threads may ask and wait on copies of one fence.
+template <device_runtime Runtime>
+class device_fence {
+ public:
+  /// Has passed.
+  constexpr device_fence() noexcept = default;
+
+  /// Whether the point has passed, or never will because the device is lost: `wait` tells. One question to
+  /// the driver until it has passed.
+  [[nodiscard]] bool ready() const noexcept {
+    return events_ == nullptr || events_->status_of(slot_, generation_) != Runtime::not_ready;
+  }
+
+  /// Blocks the calling thread until the point has passed.
+  /// @throws system_error  when the device reports an error: then nothing that it did can be relied on.
+  void wait() const {
+    if (events_ == nullptr) return;
+    if (const device_status status = events_->wait(slot_, generation_); status != 0) events_->fail(status);
+  }
+
+  /// Has a stream, of this device or another, wait for the point; the host does not. `errc::device_failed`
+  /// when the driver refuses, index its status, and for a stream that is being captured, unless the point has
+  /// passed: hold it before the capture begins.
+  result<void> hold(typename Runtime::stream stream) const noexcept {
+    if (events_ == nullptr) return {};
+    const device_status status = events_->hold(stream, slot_, generation_);
+    if (status == 0) return {};
+    return failure{errc::device_failed, status, 0, 0,
+                   status == Runtime::not_ready
+                       ? "device_fence: the stream is being captured, have it wait before that begins"
+                       : "device_fence: a stream is to wait"};
+  }
+
+  friend constexpr bool operator==(const device_fence&, const device_fence&) noexcept = default;
+
+ private:
+  friend class device_events<Runtime>;
+  constexpr device_fence(device_events<Runtime>* events, std::uint32_t slot,
+                         std::uint32_t generation) noexcept
+      : events_(events), slot_(slot), generation_(generation) {}
+
+  device_events<Runtime>* events_ = nullptr;
+  std::uint32_t slot_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
+/// A fixed number of events, and so the most points that can be on their way: whoever asks for one more waits
+/// for the oldest. (A fence kept for 2^32 later points of its slot is taken for the last of them.)
+///
+/// @par Complexity      `mark` one call of the driver, or two where all are on their way.
+/// @par Thread safety   any number of threads. It outlives its fences.
+/// @par Errors          the constructor throws `length_error` without events, and `system_error` when the
+///                      driver refuses one.
+template <device_runtime Runtime>
+class device_events {
+ public:
+  device_events(device_id device, std::uint32_t most, Runtime runtime = {}) : runtime_(runtime) {
+    if (most == 0) throw length_error("device_events: 0 events; at least 1 is needed");
+    if (const char* const why = runtime_.why_no_device(device); why != nullptr)
+      throw system_error("device_events: no device: " + std::string(why));
+    slots_.reserve(most);
+    for (std::uint32_t i = 0; i < most; ++i) {
+      typename Runtime::event event{};
+      if (const device_status status = runtime_.make_event(&event, device); status != 0) {
+        end();
+        throw system_error("device_events: device " + std::to_string(to_index(device)) +
+                           ": an event: " + runtime_.text(status) + " (" + std::to_string(status) + ")");
+      }
+      slots_.push_back({event, 0, false});
+    }
+  }
+  device_events(const device_events&) = delete;
+  device_events& operator=(const device_events&) = delete;
+  ~device_events() { end(); }
+
+  /// The point of a stream that it has come to by now. Refused while the stream is being captured: mark it
+  /// behind the launch of the graph.
+  [[nodiscard]] result<device_fence<Runtime>> mark(typename Runtime::stream stream) noexcept {
+    // An event in a graph is no point that passes.
+    if (runtime_.is_capturing(stream))
+      return failure{errc::device_failed, Runtime::not_ready, 0, 0,
+                     "device_events: the stream is being captured, mark it behind the graph's launch"};
+    std::unique_lock lock(mutex_);
+    while (slots_[next_].is_on_its_way)
+      wait_for_oldest(lock);
+    const std::uint32_t at = next_;
+    slot& its = slots_[at];
+    if (const device_status status = lost_ != 0 ? lost_ : runtime_.record(its.event, stream); status != 0)
+      return failure{errc::device_failed, status, 0, 0, "device_events: record"};
+    its.is_on_its_way = true;
+    next_ = (at + 1) % static_cast<std::uint32_t>(slots_.size());
+    return device_fence<Runtime>(this, at, ++its.generation);
+  }
+
+  /// Whether `mark` would not wait now. Another thread may take the place before this one does.
+  [[nodiscard]] bool has_room() noexcept {
+    const std::lock_guard lock(mutex_);
+    slot& oldest = slots_[next_];
+    return !oldest.is_on_its_way || note(oldest, runtime_.query(oldest.event)) != Runtime::not_ready;
+  }
+
+  /// How many points may be on their way.
+  [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(slots_.size()); }
+
+ private:
+  friend class device_fence<Runtime>;
+  struct slot {
+    typename Runtime::event event{};
+    std::uint32_t generation = 0;
+    bool is_on_its_way = false;
+  };
+
+  /// Outside of the lock, so that others can ask meanwhile. Somebody else may give the event to a later point
+  /// before this returns.
+  void wait_for_oldest(std::unique_lock<std::mutex>& lock) noexcept {
+    slot& oldest = slots_[next_];
+    const std::uint32_t generation = oldest.generation;
+    lock.unlock();
+    const device_status status = runtime_.wait_event(oldest.event);
+    lock.lock();
+    if (oldest.generation == generation) static_cast<void>(note(oldest, status));
+  }
+  /// Of a point: 0 once it has passed, `not_ready`, or what the device reports.
+  [[nodiscard]] device_status status_of(std::uint32_t at, std::uint32_t generation) noexcept {
+    const std::lock_guard lock(mutex_);
+    slot& its = slots_[at];
+    if (its.generation != generation || !its.is_on_its_way) return lost_;
+    const device_status status = runtime_.query(its.event);
+    return note(its, status);
+  }
+  [[nodiscard]] device_status wait(std::uint32_t at, std::uint32_t generation) noexcept {
+    typename Runtime::event event{};
+    {
+      const std::lock_guard lock(mutex_);
+      const slot& its = slots_[at];
+      if (its.generation != generation || !its.is_on_its_way) return lost_;
+      event = its.event;
+    }
+    // Outside of the lock. The event may be given to a later point meanwhile, which passes after this one.
+    const device_status status = runtime_.wait_event(event);
+    const std::lock_guard lock(mutex_);
+    if (slots_[at].generation == generation) return note(slots_[at], status);
+    lose(status);
+    return status;
+  }
+  /// `not_ready` for a stream that is being captured: a wait for what is not in its graph would end that.
+  [[nodiscard]] device_status hold(typename Runtime::stream stream, std::uint32_t at,
+                                   std::uint32_t generation) noexcept {
+    const std::lock_guard lock(mutex_);
+    const slot& its = slots_[at];
+    if (its.generation != generation || !its.is_on_its_way) return lost_;
+    if (runtime_.is_capturing(stream)) return Runtime::not_ready;
+    return runtime_.stream_waits(stream, its.event);
+  }
+  [[noreturn]] void fail(device_status status) const {
+    throw system_error("device_fence: the device reports " + std::string(runtime_.text(status)) + " (" +
+                       std::to_string(status) + "): nothing it has done since can be relied on");
+  }
+
+  device_status note(slot& its, device_status status) noexcept {
+    if (status == Runtime::not_ready) return status;
+    its.is_on_its_way = false;
+    lose(status);
+    return status;
+  }
+  void lose(device_status status) noexcept {
+    if (lost_ == 0) lost_ = status;
+  }
+  void end() noexcept {
+    for (const slot& each : slots_)
+      static_cast<void>(runtime_.end_event(each.event));
+    slots_.clear();
+  }
+
+  Runtime runtime_;
+  std::mutex mutex_;
+  std::vector<slot> slots_;
+  std::uint32_t next_ = 0;
+  device_status lost_ = 0;  // the first error of the device: what comes after is no better
+};
+
+}  // namespace v0
+}  // namespace llmmem

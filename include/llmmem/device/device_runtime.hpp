@@ -1,0 +1,81 @@
+/// @file
+/// `device_runtime`: what spaces and queues of a device ask of the library that drives it. CUDA's is
+/// `cuda_runtime` of device/cuda.hpp.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// What a call of a device's library returned; 0 is success. Of CUDA: a `cudaError_t`.
+using device_status = std::uint32_t;
+
+/// Which device of a process, as its library counts them.
+enum class device_id : std::uint32_t {};
+
+/// A number for which an explicit conversion is more noise than help.
+[[nodiscard]] constexpr std::uint32_t to_index(device_id device) noexcept {
+  return static_cast<std::uint32_t>(device);
+}
+
+/// The calls of a device's library, one by one. Cheap to copy: it owns nothing. No call depends on which
+/// device is current, or leaves another one current than it found; nor does it end a graph that another
+/// thread captures. (Of CUDA, the stream handles 0, 1 and 2 name no stream by themselves: which one they mean
+/// depends on the device that is current, and for 2, cudaStreamPerThread, on the thread. Hand over streams
+/// that were made.)
+///
+/// - `why_no_device(device)`: null where the device can be used, else why not, as text that stays.
+/// - `text(status)` names a status.
+/// - `not_ready`: what `query` returns for an event that has not passed, or of which it cannot be told now.
+/// - A `pool` gives out memory of its device, in the order of a stream: `allocate(&bytes, count, pool,
+///   stream)`; `release(bytes, stream)`. It keeps what is given back for the next request, until
+///   `trim_pool(pool, keep)`, which gives the system all that is free but `keep` bytes. A release can be
+///   refused: then the bytes are as before. `share_pool(pool, device)`: another device may read and write all
+///   of it from now on.
+/// - An `event` passes when what its stream was given before `record` is done: `query`, `wait_event` on the
+///   host, `stream_waits` on a device.
+/// - `is_capturing(stream)`: whether what it is given now becomes a graph, and is not done. True where that
+///   cannot be told: the default stream while another one is captured.
+/// - `copy(to, from, count, stream)`: either end in memory of the host or of any device.
+/// - `lock_pages(bytes, count, device)` makes host memory such that devices copy from and to it themselves,
+///   all of them; `device` is the one whose context does it, empty: the one that is current.
+///   `device_address(&there, bytes)` is where devices see it.
+template <class R>
+concept device_runtime =
+    std::copyable<R> && requires(const R& run, device_id device, device_status status, typename R::pool pool,
+                                 typename R::stream stream, typename R::event event, void* bytes,
+                                 const void* from, std::size_t count) {
+      { run.why_no_device(device) } noexcept -> std::same_as<const char*>;
+      { run.text(status) } noexcept -> std::same_as<const char*>;
+      { R::not_ready } -> std::convertible_to<device_status>;
+      { run.make_pool(&pool, device) } noexcept -> std::same_as<device_status>;
+      { run.share_pool(pool, device) } noexcept -> std::same_as<device_status>;
+      { run.trim_pool(pool, count) } noexcept -> std::same_as<device_status>;
+      { run.end_pool(pool) } noexcept -> std::same_as<device_status>;
+      { run.allocate(&bytes, count, pool, stream) } noexcept -> std::same_as<device_status>;
+      { run.release(bytes, stream) } noexcept -> std::same_as<device_status>;
+      { run.make_stream(&stream, device) } noexcept -> std::same_as<device_status>;
+      { run.end_stream(stream) } noexcept -> std::same_as<device_status>;
+      { run.wait_stream(stream) } noexcept -> std::same_as<device_status>;
+      { run.make_event(&event, device) } noexcept -> std::same_as<device_status>;
+      { run.end_event(event) } noexcept -> std::same_as<device_status>;
+      { run.record(event, stream) } noexcept -> std::same_as<device_status>;
+      { run.query(event) } noexcept -> std::same_as<device_status>;
+      { run.wait_event(event) } noexcept -> std::same_as<device_status>;
+      { run.stream_waits(stream, event) } noexcept -> std::same_as<device_status>;
+      { run.is_capturing(stream) } noexcept -> std::same_as<bool>;
+      { run.copy(bytes, from, count, stream) } noexcept -> std::same_as<device_status>;
+      { run.lock_pages(bytes, count, std::optional(device)) } noexcept -> std::same_as<device_status>;
+      { run.unlock_pages(bytes) } noexcept -> std::same_as<device_status>;
+      { run.device_address(&bytes, bytes) } noexcept -> std::same_as<device_status>;
+    };
+
+}  // namespace v0
+}  // namespace llmmem

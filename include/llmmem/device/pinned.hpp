@@ -1,0 +1,192 @@
+/// @file
+/// Host memory that a device copies from and to by itself. Needs no CUDA; `pinned_space` of device/cuda.hpp
+/// is the one over CUDA.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/device/device_runtime.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/live_ranges.hpp>
+#include <llmmem/space/pages.hpp>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// How a `pinned_source` takes memory.
+struct pinned_options {
+  /// A driver is given that much at a time, a multiple of 2 MiB; 0: each request whole. Chunks let it do
+  /// something else in between, but a copy must not reach from one into the next (sglang#36798).
+  ///
+  /// One registration must stay below `pinned_source::registration_limit`, 2^39 bytes: drivers of R580 refuse
+  /// more with "out of memory", however much there is (open-gpu-kernel-modules#1234, LMCache#5177). Larger
+  /// requests need chunks.
+  std::uint64_t chunk_bytes = 0;
+  page_options pages{};  ///< `map_from` does not count: every request gets pages of its own
+  /// Whose context registers them; all devices see them. Empty: the one that is current. Of CUDA that device
+  /// is initialised by it: where each process has a device of its own, name it, or each has a context on
+  /// device 0.
+  std::optional<device_id> device{};
+};
+
+/// What became of pages.
+struct pinned_report {
+  std::uint64_t registered_bytes = 0;  ///< that a device copies itself, live
+  std::uint64_t locked_bytes = 0;      ///< without a device: held in memory by the system (`mlock`), live
+  std::uint64_t unlocked_bytes = 0;  ///< without a device: neither, as the system would not (RLIMIT_MEMLOCK)
+  int last_errno = 0;                ///< of the last `mlock` that was refused
+};
+
+/// A `byte_source` of pages that a driver knows and holds in memory. Where there is no device they are
+/// locked, as far as the system allows, and all goes on: `why_no_device()` tells.
+///
+///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
+///     bytes});
+///
+/// @par Complexity      a request: pages from the system, each touched and registered: milliseconds a GiB and
+///      more. Take few and large ones, once.
+/// @par Thread safety   none; the space holds its lock.
+/// @par Errors          the constructor throws `argument_error` for a chunk that is no multiple of 2 MiB. A
+///      driver that refuses pages refuses the request: nothing stays registered. Of a space on it,
+///      `errc::out_of_bytes` with index 1 for a request with a registration of `registration_limit` bytes,
+///      before anything is taken: found = the most that one may have, where = what to set.
+template <device_runtime Runtime>
+class pinned_source {
+ public:
+  /// A driver is given less than that at once.
+  static constexpr std::uint64_t registration_limit = std::uint64_t{1} << 39;
+
+  explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
+      : runtime_(runtime),
+        chunk_(options.chunk_bytes == 0 ? max_bytes : options.chunk_bytes),
+        has_device_(options.device.has_value()),
+        device_(options.device ? *options.device : device_id{0}),
+        pages_(own_pages(options.pages)) {
+    constexpr std::uint64_t unit = std::uint64_t{2} << 20;
+    if (options.chunk_bytes % unit != 0) {
+      throw argument_error("pinned_source: chunk_bytes of " + std::to_string(chunk_) +
+                           " is no multiple of 2 MiB");
+    }
+    why_no_device_ = runtime_.why_no_device(device_);
+  }
+
+  [[nodiscard]] std::uint64_t footprint(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
+    return pages_.footprint(bytes, alignment);
+  }
+
+  /// Why such a request can never be had, if so: it is not asked for then.
+  [[nodiscard]] std::optional<failure> refusal(std::uint64_t bytes, std::uint64_t alignment) const noexcept {
+    const std::uint64_t once = std::min(chunk_, footprint(bytes, alignment));
+    if (why_no_device_ != nullptr || once < registration_limit) return std::nullopt;
+    return failure{errc::out_of_bytes, 1, once, registration_limit - 1,
+                   "pinned_source: a driver registers less than 512 GiB at once, set chunk_bytes"};
+  }
+
+  [[nodiscard]] std::byte* take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    last_error_ = 0;
+    std::byte* const data = pages_.take(bytes, alignment);
+    if (data == nullptr) return nullptr;
+    const std::uint64_t all = footprint(bytes, alignment);
+    if (why_no_device_ != nullptr) {
+      lock(data, all);
+      return data;
+    }
+    for (std::uint64_t at = 0; at < all; at += std::min(chunk_, all - at)) {
+      const auto count = static_cast<std::size_t>(std::min(chunk_, all - at));
+      last_error_ =
+          runtime_.lock_pages(data + at, count, has_device_ ? std::optional(device_) : std::nullopt);
+      if (last_error_ == 0) continue;
+      unregister(data, at);
+      pages_.give_back(data, bytes, alignment);
+      return nullptr;
+    }
+    report_.registered_bytes += all;
+    return data;
+  }
+
+  void give_back(std::byte* data, std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    const std::uint64_t all = footprint(bytes, alignment);
+    if (why_no_device_ == nullptr) {
+      unregister(data, all);
+      report_.registered_bytes -= all;
+    } else {
+      const bool was_locked = locked_.holding(data, all) != nullptr;
+      if (was_locked) locked_.remove(data);
+      (was_locked ? report_.locked_bytes : report_.unlocked_bytes) -= all;
+    }
+    pages_.give_back(data, bytes, alignment);
+  }
+
+  /// Null where pages are registered with a device; else why not.
+  [[nodiscard]] const char* why_no_device() const noexcept { return why_no_device_; }
+  [[nodiscard]] const pinned_report& report() const noexcept { return report_; }
+  /// Of the driver, when it refused the last request.
+  [[nodiscard]] device_status last_error() const noexcept { return last_error_; }
+
+  /// Where kernels see bytes of a live range, which need not be where the host does.
+  /// `errc::device_failed` when the driver knows no such bytes, index its status; `errc::not_mapped` when it
+  /// sees the chunks of them apart: then ask for parts.
+  [[nodiscard]] result<std::byte*> device_address(std::byte* data, std::uint64_t bytes) const noexcept {
+    constexpr const char* who = "pinned_source: device_address";
+    void* first = nullptr;
+    if (const device_status status = runtime_.device_address(&first, data); status != 0)
+      return failure{errc::device_failed, status, bytes, 0, who};
+    auto* const there = static_cast<std::byte*>(first);
+    // Wherever a chunk may begin, and at the end.
+    constexpr std::uint64_t unit = std::uint64_t{2} << 20;
+    const std::uint64_t step = chunk_ == max_bytes ? bytes : unit;
+    for (std::uint64_t at = 0; at < bytes; at += std::min(step, bytes - at)) {
+      const std::uint64_t last = std::min(step, bytes - at) + at - 1;
+      void* seen = nullptr;
+      if (const device_status status = runtime_.device_address(&seen, data + last); status != 0)
+        return failure{errc::device_failed, status, bytes, 0, who};
+      if (static_cast<std::byte*>(seen) != there + last)
+        return failure{errc::not_mapped, 0, bytes, chunk_, who};
+    }
+    return there;
+  }
+
+ private:
+  [[nodiscard]] static page_options own_pages(page_options options) noexcept {
+    options.map_from = 0;
+    return options;
+  }
+  void unregister(std::byte* data, std::uint64_t bytes) noexcept {
+    for (std::uint64_t at = 0; at < bytes; at += std::min(chunk_, bytes - at))
+      static_cast<void>(runtime_.unlock_pages(data + at));
+  }
+  void lock(std::byte* data, std::uint64_t bytes) noexcept {
+    if (locked_.reserve_one() && ::mlock(data, static_cast<std::size_t>(bytes)) == 0) {
+      locked_.insert(data, bytes, {});
+      report_.locked_bytes += bytes;
+    } else {
+      report_.last_errno = errno;
+      report_.unlocked_bytes += bytes;
+    }
+  }
+
+  Runtime runtime_;
+  std::uint64_t chunk_;
+  // No optional: moved while it is empty, g++ 12 takes it for read before it is written.
+  bool has_device_;
+  device_id device_;
+  page_source pages_;
+  const char* why_no_device_ = nullptr;
+  struct nothing {};
+  live_ranges<nothing> locked_;  // without a device
+  pinned_report report_;
+  device_status last_error_ = 0;
+};
+
+}  // namespace v0
+}  // namespace llmmem

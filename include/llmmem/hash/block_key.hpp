@@ -1,0 +1,74 @@
+/// @file
+/// What names the contents of a block in the prefix index, and what a hash policy is.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// A token as the tokenizer numbers it.
+using token_id = std::int32_t;
+
+/// 128 bits that stand for a block's tokens *and all before them*: key = hash(parent's key, tokens).
+///
+/// The index takes the top 32 bits of `high` as they are, so keys must be evenly distributed: hash policies
+/// are, and `key_from_id` makes them so for ids that a trace or another service brings.
+struct block_key {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+
+  friend constexpr bool operator==(const block_key&, const block_key&) noexcept = default;
+};
+
+/// What must be equal, besides the tokens, for two sequences to share blocks.
+///
+/// Sequences in different contexts never share. Content that tokens do not show (images, audio) is told apart
+/// either by an extra key for the whole sequence or, finer, by giving its placeholder positions token ids
+/// drawn from a digest of the content, as SGLang does.
+struct prefix_context {
+  std::array<std::uint64_t, 2> salt{};  ///< the tenant: a UUID, or 128 bits of a digest of its salt string
+  std::array<std::uint64_t, 2> extra_keys{};  ///< the adapter (LoRA) id, and one for the engine's own use
+
+  friend constexpr bool operator==(const prefix_context&, const prefix_context&) noexcept = default;
+};
+
+/// The secret that keys a hash. The default makes runs repeatable; a service whose tenants distrust each
+/// other draws it at random at start-up, so that nobody can prepare colliding prompts.
+struct hash_seed {
+  std::uint64_t low = 0x6C6C'6D6D'656D'2030ULL;
+  std::uint64_t high = 0x626C'6F63'6B20'6B65ULL;
+};
+
+/// Makes the keys of a hash chain. Stateless beyond its seed, `noexcept`, safe to call from several threads.
+///
+///     root(context)          the key before the first block
+///     chain(parent, tokens)  the key of a block that follows `parent`
+template <class H>
+concept block_hash = std::constructible_from<H, hash_seed> && std::copyable<H> &&
+                     requires(const H& hash, const prefix_context& context, const block_key& parent,
+                              std::span<const token_id> tokens) {
+                       { hash.root(context) } noexcept -> std::same_as<block_key>;
+                       { hash.chain(parent, tokens) } noexcept -> std::same_as<block_key>;
+                     };
+
+/// A key for an id that already names a block's contents and all before it, such as a trace's `hash_ids`.
+///
+/// A bijection of the id in each half (the finaliser of SplitMix64, by Steele, Lea and Flood 2014), so
+/// different ids get different keys. Not keyed: ids from hostile clients belong through a hash policy.
+[[nodiscard]] constexpr block_key key_from_id(std::uint64_t id) noexcept {
+  const auto mix = [](std::uint64_t x) noexcept {
+    x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
+    return x ^ (x >> 31);
+  };
+  return {.low = mix(id), .high = mix(id + 0x9E37'79B9'7F4A'7C15ULL)};
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,415 @@
+/// @file
+/// `paged_allocator`: sequences of tokens in blocks of fixed size, shared by prefix, copied on write, evicted
+/// by policy.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/admission.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/siphash.hpp>
+#include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/compaction.hpp>
+#include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/sequence_record.hpp>
+#include <llmmem/paging/free_list.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/partial_reuse.hpp>
+#include <llmmem/paging/prefix_index.hpp>
+#include <llmmem/paging/verification.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The policies of a `paged_allocator`. Inherit, and shadow what is to be different:
+///
+///     struct my_traits : llmmem::paged_traits { using eviction = llmmem::lfu_eviction; };
+///     llmmem::paged_allocator<my_traits> cache({.blocks = 4096});
+struct paged_traits {
+  using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
+  using admission = admit_all;         ///< `admission_policy`: what is cached at all
+  using history = no_history;          ///< `block_history`: what audits tell of a block's past
+  using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
+  using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
+  using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
+  using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
+  using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for
+  using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
+};
+
+/// A paged KV cache's bookkeeping: which blocks hold the tokens of which sequence.
+///
+/// It deals in block ids; the keys and values live wherever the engine keeps `physical_blocks()` blocks, on a
+/// GPU or in a `block_storage`. A sequence grows by `append`, shares what is cached by `match`, splits by
+/// `fork` (copy on write), shrinks by `truncate` and ends by `release`. `commit` says that the KV of what was
+/// appended has been written: from then on its full blocks are found by `match`, and outlive the sequence
+/// until they are evicted.
+///
+///     llmmem::paged_allocator<> cache({.blocks = 4096, .block_tokens = 16});
+///     auto seq = cache.create().value();
+///     auto hit = cache.match(seq, prompt).value();             // blocks of equal prefixes, shared
+///     auto rest = cache.append(seq, prompt.subspan(hit.tokens)).value();
+///     ...                                                      // compute the KV of `rest`
+///     cache.commit(seq).value();                               // now others may share it
+///     auto twin = cache.fork(seq).value();                     // no copy until one of them writes
+///     cache.release(seq).value();                              // cached blocks stay, evictable
+///
+/// @tparam Traits  the policies, see `paged_traits`.
+///
+/// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
+///      allocation after construction, `compact` and `audit` apart. Metadata: 59 bytes a block with the
+///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
+///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
+///      token, reported apart). Tables and tokens take memory as used.
+/// @par Thread safety   one writer at a time; const calls may run together.
+/// @par Moves   handles, tables and fences go along; a moved-from allocator may only be destroyed or assigned
+/// to.
+/// @par Waits   nothing waits. `release_after` queues behind a fence; `append` collects what has passed when
+/// short.
+/// @par Errors   the constructor throws `length_error` and `out_of_memory`. Every other call but `audit`
+///      and those of compaction is `noexcept`; what can be refused returns a `result`, and a refusal leaves
+///      sequences and references as they were (a shortage may have collected deferred frees). A handle that
+///      is null, stale or from another allocator is named, never followed.
+/// @par Sources   block tables, hash chain and queue order: vLLM (Kwon et al., SOSP 2023) and its v1 block
+/// pool.
+template <class Traits = paged_traits>
+class paged_allocator {
+ public:
+  using eviction_type = typename Traits::eviction;
+  using admission_type = typename Traits::admission;
+  using free_list_type = typename Traits::free_list;
+  using partial_type = typename Traits::partial;
+  using history_type = typename Traits::history;
+  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
+  static_assert(block_history<history_type>, "Traits::history must be a block_history");
+  using pool_type = block_pool<eviction_type, free_list_type, history_type>;
+  using hash_type = typename Traits::hash;
+  using verification_type = typename Traits::verification;
+  using fence_type = typename Traits::fence;
+  using observer_type = typename Traits::observer;
+
+  static_assert(admission_policy<admission_type>, "Traits::admission must be an admission_policy");
+  static_assert(partial_reuse_policy<partial_type>, "Traits::partial must be a partial_reuse_policy");
+  static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
+  static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
+  static_assert(fence<fence_type>, "Traits::fence must be a fence");
+  static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
+  static_assert(partial_type::source == partial_source::none || verification_type::keeps_tokens,
+                "partial reuse compares tokens: take a verification that keeps them");
+
+  explicit paged_allocator(paged_options options, observer_type observer = {});
+
+  /// For policies chosen at run time: `eviction` must hold a slot for each block that there may ever be and
+  /// the null block, all unknown.
+  paged_allocator(paged_options options, eviction_type eviction, observer_type observer = {});
+
+  // Sequences
+
+  /// A new sequence without tokens. Only sequences of equal `context` share blocks.
+  result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept;
+
+  /// A sequence with the same tokens in the same blocks. Whichever of the two writes into a block both hold
+  /// gets a copy of its own first, see `append_result::copy`. A fork that is merely kept pins what it holds
+  /// against eviction. O(blocks).
+  result<sequence_id> fork(sequence_id parent) noexcept;
+
+  /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, the others become free,
+  /// to be reused first.
+  result<void> release(sequence_id sequence) noexcept;
+
+  /// Ends a sequence whose blocks may still be read until `after` has passed. The handle is stale at once;
+  /// the blocks come back by `collect`, or when `append` runs short.
+  result<void> release_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  /// Returns the blocks of ended sequences whose fences have passed; says how many references that were.
+  std::uint64_t collect() noexcept;
+
+  // Contents
+
+  /// Shares the longest cached prefix of `tokens` with a sequence that has none yet: full blocks, and where
+  /// `Traits::partial` allows it the beginning of one more, if there is a block to be had for it.
+  ///
+  /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
+  result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
+  /// The same by precomputed keys, one for each block, the last of which may be partial.
+  result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept;
+
+  /// Adds tokens, allocating what blocks they need, or nothing.
+  result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
+  /// Adds `count` tokens whose values are not told. Blocks from there on are shared by `fork` and by key
+  /// only.
+  result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
+
+  /// Grows many sequences or none: a batch's next step. `out[i]` is what `batch[i]` would have got by
+  /// `append`, in the order of the batch. Before anything is changed the whole is counted, copies on write
+  /// included, so a batch that is refused has cost no eviction and no copy.
+  /// @param leave  blocks that have to be available afterwards: a watermark for sequences that grow later.
+  /// @return `errc::out_of_blocks` with what the whole batch needs (`leave` included),
+  ///         `errc::sequence_full` for the first that grows too long, `errc::listed_twice`,
+  ///         `errc::size_mismatch` if `out` is not as long as `batch`, and what `check` says of a handle.
+  result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
+                            std::uint64_t leave = 0) noexcept;
+
+  /// What a prompt of `tokens` would need if it came now. Changes nothing: for admission.
+  [[nodiscard]] prompt_cost cost(std::span<const token_id> tokens,
+                                 const prefix_context& context = {}) const noexcept;
+
+  /// Keeps the first `tokens` tokens, releasing the blocks behind them at once: no kernel may still use them.
+  /// After a cut into committed blocks the next `commit` looks at all blocks of the sequence again.
+  result<void> truncate(sequence_id sequence, std::uint64_t tokens) noexcept;
+
+  /// The same while kernels may still use the blocks behind: they come back once `after` has passed. The last
+  /// block that stays is the sequence's to write at once; order what writes it behind those kernels.
+  result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const fence_type& after) noexcept;
+
+  /// Declares the KV of all tokens written: full blocks become cached, for `match` to find. Says how many
+  /// did; where equal contents are cached already, the sequence keeps its own block, uncached. O(1) a new
+  /// block; all are looked at again where cached contents that they build on may have gone.
+  result<std::uint64_t> commit(sequence_id sequence) noexcept;
+
+  /// The same for the first `written` tokens, for engines that append a step's tokens before the step before
+  /// it has ended.
+  result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
+
+  /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
+  /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
+  /// nothing to do. A block has one key: where forks share one, the first commit names it, and a later commit
+  /// of the other kind leaves it unfound by its own.
+  result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
+
+  /// Gives the sequence's own blocks back where equal contents are cached elsewhere, and takes those instead;
+  /// says how many. The block table changes: upload it again before the next kernel. For `..._after`, the
+  /// blocks given back may be read until the fence has passed.
+  result<std::uint64_t> deduplicate(sequence_id sequence) noexcept;
+  result<std::uint64_t> deduplicate_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  // What is worth keeping
+
+  /// Sets how much the sequence's blocks that hold tokens of `range` are worth keeping: those cached already
+  /// at once, those to come when they are committed. Of two ranges that meet in a block, the later set holds;
+  /// a sequence remembers the last `max_retained_ranges`. Nothing happens under a policy that does not
+  /// retain.
+  result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
+
+  /// Tells the eviction policy the time, for `retention::until`. It never goes back.
+  void advance(std::uint64_t now) noexcept { pool_.advance(now); }
+
+  /// Tells the eviction policy that a waiting request will read these tokens, or that it will not after all
+  /// (`access_hint::never`). Says how many of the tokens are cached.
+  std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
+  std::uint64_t expect(const keyed_blocks& prompt, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
+
+  /// How many leading tokens of `tokens` are cached. Changes nothing: for schedulers and routers.
+  [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
+                                            const prefix_context& context = {}) const noexcept;
+
+  /// Gives up the contents of all idle blocks; says how many. Blocks in use keep theirs.
+  std::uint64_t drop_idle() noexcept;
+
+  // What a sequence holds
+
+  /// Whether the handle names a living sequence of this allocator.
+  [[nodiscard]] result<void> check(sequence_id sequence) const noexcept;
+
+  /// Tokens of a sequence; 0 for a handle that `check` refuses.
+  [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;
+
+  /// Its block table, in order; empty for a handle that `check` refuses. Valid until the sequence is next
+  /// changed.
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept;
+
+  // The whole
+
+  /// Makes `blocks` blocks usable from now on, 1 to `most_blocks`; see `block_pool::resize`.
+  /// @return how many blocks above the new end are still in use: the memory there is nobody's when
+  ///         `stats().retiring_blocks` is 0.
+  result<std::uint64_t> resize(std::uint64_t blocks) noexcept;
+
+  // Compaction
+
+  /// What a plan is made from: see `plan_compaction`. O(blocks + table entries); allocates.
+  [[nodiscard]] compaction_facts compaction_facts_now() const;
+
+  /// Moves blocks that are in use, a group at a time: `copy` carries the group's contents over, then every
+  /// table and all that is cached names the new places. Between groups all is as it should be, so when `copy`
+  /// says no it simply ends there. No kernel may use the cache meanwhile, nor blocks that wait for a fence:
+  /// those are moved too. Tables have to be uploaded again. Contents, keys and tokens do not change, only
+  /// block ids: handles of sequences stay good.
+  ///
+  ///     auto plan = plan_compaction(cache.compaction_facts_now(), {});
+  ///     const auto move_kv = [&](std::span<const block_move> moves) noexcept { ... return true; };
+  ///     cache.compact(plan.moves, move_kv).value();
+  ///
+  /// @param group  how many moves at a time; 0: all.
+  /// @return moves made. `errc::stale_plan` if a source is in use no more or a destination not free any more:
+  ///         then nothing was moved.
+  /// @par Complexity   O(blocks + table entries) for each group.
+  /// @par Errors   `out_of_memory` for 4 bytes a block, before anything is changed.
+  template <move_copier Copy>
+  result<std::uint64_t> compact(std::span<const block_move> moves, Copy&& copy, std::size_t group = 0);
+
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
+  /// The longest a sequence may become.
+  [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
+  /// Blocks the backing memory must have: the usable ones and the null block. Retiring blocks lie above and
+  /// are not in it: memory that may be resized has `most_physical_blocks()`, or keeps what is above until
+  /// none is.
+  [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
+  /// The same for the most blocks that `resize` may ask for.
+  [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
+  [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
+  [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
+  [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
+  /// To set what an observer works with, its clock say.
+  [[nodiscard]] observer_type& observer() noexcept { return observer_; }
+
+  [[nodiscard]] paged_stats stats() const noexcept;
+
+  /// Proves every invariant: those of the pool and the index, and that each block has exactly the references
+  /// that sequences and deferred frees hold. One sentence for each violation, naming block, owners and last
+  /// transition; none means proven. O(blocks + table entries); allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend struct testing_access;
+  using record = detail::sequence_record;
+  struct need {
+    std::uint64_t blocks = 0;
+    bool copies = false;
+  };
+
+  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+                                            std::uint64_t found) const noexcept {
+    return {code, index, wanted, found, name().c_str()};
+  }
+  // Where a call that changes something begins.
+  [[nodiscard]] result<void> begin(sequence_id sequence) noexcept {
+    pool_.act_for(sequence.slot);
+    return check(sequence);
+  }
+  [[nodiscard]] record& at(sequence_id sequence) noexcept { return records_[sequence.slot]; }
+  [[nodiscard]] const record& at(sequence_id sequence) const noexcept { return records_[sequence.slot]; }
+  // A row is one entry longer than a table may be: room for the block that a copy on write brings.
+  [[nodiscard]] block_id* row(std::uint32_t slot) noexcept {
+    return rows_.data() + slot * (max_table_blocks_ + 1);
+  }
+  [[nodiscard]] const block_id* row(std::uint32_t slot) const noexcept {
+    return rows_.data() + slot * (max_table_blocks_ + 1);
+  }
+  [[nodiscard]] token_id* tail(std::uint32_t slot) noexcept {
+    return tails_.data() + std::size_t{slot} * block_tokens_;
+  }
+
+  [[nodiscard]] auto forget_evicted() noexcept {
+    return [this](std::span<const block_id> blocks) noexcept {
+      for (const block_id block : blocks) {
+        observer_.on_dropped(block, index_.key(block));
+        partial_.unlink(block);
+      }
+      index_.erase(blocks);
+    };
+  }
+  result<void> defer(std::uint32_t slot, std::span<const block_id> blocks, const fence_type& after) noexcept;
+  void end(std::uint32_t slot) noexcept;
+  void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  void trim_idle() noexcept;
+  [[nodiscard]] result<void> check_length(std::uint32_t slot, std::uint64_t count) const noexcept;
+  [[nodiscard]] need needed_for(std::uint32_t slot, std::uint64_t count) const noexcept;
+  LLMMEM_COLD bool relieve(std::uint64_t needed) noexcept;
+  void warn_if_low(std::uint64_t before) noexcept {
+    if (before >= pressure_.low && pool_.available() < pressure_.low) [[unlikely]]
+      warn();
+  }
+  LLMMEM_COLD void warn() noexcept;
+  result<need> make_room(sequence_id sequence, std::uint64_t count) noexcept;
+  result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& room) noexcept;
+  [[nodiscard]] result<std::uint64_t> count_batch(std::span<const growth> batch) noexcept;
+  template <class Visit>
+  void walk(std::span<const token_id> tokens, const prefix_context& context, Visit&& visit) const noexcept;
+  void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;
+  template <class GiveBack>
+  result<std::uint64_t> replace_duplicates(std::uint32_t slot, GiveBack&& give_back) noexcept;
+  [[nodiscard]] result<void> check_moves(std::span<const block_move> moves,
+                                         detail::fixed_array<block_id>& seen) const noexcept;
+  void relocate(std::span<const block_move> moves, const detail::fixed_array<block_id>& moved_to) noexcept;
+  [[nodiscard]] retention kept(const record& sequence, std::uint64_t block) const noexcept;
+  static constexpr bool asks_admission = !std::is_same_v<admission_type, admit_all>;
+  [[nodiscard]] bool admits(record& sequence, const access_hint& hint, std::uint64_t part) noexcept;
+  template <class HintAt>
+  void ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept;
+  void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
+  void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
+  void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
+
+  [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;
+  [[nodiscard]] result<void> check_keys(const keyed_blocks& blocks) const noexcept;
+  static constexpr access_hint nothing_told{};
+  [[nodiscard]] static const access_hint& hint_of(const keyed_blocks& blocks, std::size_t i) noexcept {
+    return blocks.hints.empty() ? nothing_told : blocks.hints[i];
+  }
+  [[nodiscard]] access_hint placed(const access_hint& told, const record& sequence, block_id holder,
+                                   block_id parent, std::uint64_t position,
+                                   std::uint64_t chain) const noexcept;
+  bool take(std::uint32_t slot, block_id found, const access_hint& hint, std::uint64_t chain) noexcept;
+  match_result found_so_far(std::uint32_t slot, match_result out, std::uint64_t before) noexcept;
+  struct adoption {
+    bool is_new = false;
+    block_id holder = null_block;  // null_block: the admission policy did not let it in
+  };
+  adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
+  void forget_tokens(record& sequence) noexcept;
+  void look_anew_if_stale(record& sequence) noexcept;
+  void register_block(const record& owner, stored_block stored, block_id parent,
+                      const access_hint& hint) noexcept;
+  void unregister(block_id block) noexcept;
+  void drop_contents(block_id block) noexcept;
+  void audit_blocks(const std::vector<std::uint64_t>& held, std::vector<std::string>& found) const;
+  [[nodiscard]] std::string owners(block_id block) const;
+
+  pool_type pool_;
+  prefix_index index_;
+  verification_type verification_;
+  hash_type hash_;
+  LLMMEM_NO_UNIQUE_ADDRESS admission_type admission_;
+  LLMMEM_NO_UNIQUE_ADDRESS partial_type partial_;
+  LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
+  std::uint32_t block_tokens_;
+  std::uint64_t max_table_blocks_;
+  std::uint64_t max_sequence_tokens_;
+  std::uint64_t max_idle_blocks_;
+  pressure_callback pressure_;
+  metadata_source metadata_;
+  detail::fixed_array<record> records_;  // by slot
+  detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
+  detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot
+  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; none for a policy that does not retain
+  detail::fixed_array<std::uint32_t> free_slots_;          // a stack
+  std::uint32_t free_slot_count_;
+  std::uint32_t owner_;
+  std::uint64_t batches_ = 0;
+  std::uint64_t cuts_ = 0;  // contents given up while somebody held them
+  deferred_frees<fence_type> deferred_;
+  paged_counters counters_;
+};
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/paging/detail/paged_allocator_body.hpp>

@@ -1,0 +1,500 @@
+/// @file
+/// The bodies of `sharded_state`: how it is set up, and who sends what to whom.
+#pragma once
+
+#include <llmmem/sharding/live_reshard.hpp>
+#include <llmmem/sharding/partition_bytes.hpp>
+#include <llmmem/sharding/sharded_state.hpp>
+
+#include <cstring>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+sharded_state<Partition, Transport, Space>::sharded_state(const Partition& who,
+                                                          std::span<const tensor_facts> tensors,
+                                                          Transport& ranks, Space& space,
+                                                          sharded_options options)
+    : who_(who),
+      facts_(tensors.begin(), tensors.end()),
+      ranks_(&ranks),
+      space_(&space),
+      options_(std::move(options)) {
+  detail::check_catalogue(who_, facts_, options_.name.c_str());
+  if (to_number(who_.world()) > to_number(ranks.world())) {
+    throw argument_error(options_.name + ": a partition of " + std::to_string(to_number(who_.world())) +
+                         " ranks over a transport of " + std::to_string(to_number(ranks.world())) +
+                         "; each of the partition's must be one of the transport's");
+  }
+  if (options_.segment_bytes == 0) {
+    throw argument_error(options_.name + ": sharded_options::segment_bytes is 0; a message has some bytes");
+  }
+  std::uint64_t bytes = 0;
+  for (std::uint32_t t = 0; t < facts_.size(); ++t) {
+    const std::uint64_t width = facts_[t].element_bytes;
+    if (width == 0) {
+      throw argument_error(options_.name + ": tensor '" + facts_[t].name + "' has elements of 0 bytes");
+    }
+    static_cast<void>(facts_[t].bytes());
+    const tensor_id tensor{t};
+    local_.push_back(is_member() ? who_.local(tensor, rank()) : element_runs{});
+    owned_.push_back(is_member() ? who_.owned(tensor, rank()) : element_runs{});
+    const element_runs& mine = owned_.back();
+    if (!mine.empty() &&
+        local_.back().position_of(mine.end() - 1) + 1 - local_.back().position_of(mine.begin) !=
+            mine.elements()) {
+      throw argument_error(options_.name + ": what rank " + std::to_string(to_index(rank())) +
+                           " owns of tensor '" + facts_[t].name +
+                           "' does not lie together in its piece; split the tensor in two");
+    }
+    bytes = detail::next_multiple(bytes, width, options_.name.c_str());
+    offsets_.push_back(bytes);
+    bytes = checked_add(bytes, local_.back().elements() * width, options_.name.c_str());
+  }
+  pieces_.take(space, bytes, options_.alignment).value();
+  if (bytes != 0) std::memset(pieces_.data(), 0, bytes);
+  stats_.local_bytes = bytes;
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+sharded_stats sharded_state<Partition, Transport, Space>::stats() const noexcept {
+  sharded_stats told = stats_;
+  told.whole_bytes = wholes_.now.load(std::memory_order_relaxed);
+  told.peak_whole_bytes = wholes_.peak.load(std::memory_order_relaxed);
+  return told;
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space>::check(
+    std::span<const tensor_id> scope) const noexcept {
+  if (!is_member()) {
+    return refuse(errc::out_of_range, 0, to_index(rank()), std::uint64_t{to_number(who_.world())} - 1);
+  }
+  for (const tensor_id each : scope) {
+    if (to_index(each) >= facts_.size())
+      return refuse(errc::no_such_tensor, to_index(each), to_index(each), facts_.size());
+  }
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::room_for(
+    std::span<const tensor_id> scope) {
+  if (auto fits = check(scope); !fits) return fits.error();
+  whole made;
+  made.scope_.assign(scope.begin(), scope.end());
+  std::uint64_t bytes = 0;
+  for (const tensor_id each : scope) {
+    if (has_all(each)) continue;
+    bytes = detail::next_multiple(bytes, facts_[to_index(each)].element_bytes, options_.name.c_str());
+    bytes += facts_[to_index(each)].bytes();
+  }
+  if (auto had = made.buffer_.take(*space_, bytes, options_.alignment, &wholes_); !had) return had.error();
+  bytes = 0;
+  for (const tensor_id each : scope) {
+    if (has_all(each)) {
+      made.tensors_.push_back(piece(each));
+      continue;
+    }
+    bytes = detail::next_multiple(bytes, facts_[to_index(each)].element_bytes, options_.name.c_str());
+    made.tensors_.emplace_back(made.buffer_.data() + bytes, facts_[to_index(each)].bytes());
+    bytes += facts_[to_index(each)].bytes();
+  }
+  return result<whole>(std::move(made));
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+void sharded_state<Partition, Transport, Space>::copy_own(const whole& into) noexcept {
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    const tensor_id tensor = into.scope_[i];
+    if (has_all(tensor)) continue;
+    const element_runs& mine = local_[to_index(tensor)];
+    const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
+    const std::byte* from = piece(tensor).data();
+    for (std::uint64_t run = 0; run < mine.count; ++run) {
+      std::memcpy(into.tensors_[i].data() + (mine.begin + run * mine.stride) * width, from, mine.run * width);
+      from += mine.run * width;
+    }
+  }
+}
+
+// Operations
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather(
+    std::span<const tensor_id> scope) {
+  return gather_among(
+      *ranks_, to_number(who_.world()), scope,
+      [this](tensor_id tensor, std::uint32_t rank) { return who_.owned(tensor, rank_id{rank}); },
+      [this](tensor_id tensor, std::uint32_t rank) { return who_.local(tensor, rank_id{rank}); });
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_within(
+    rank_group<Transport>& node, std::span<const tensor_id> scope) {
+  if (auto fits = check(scope); !fits) return fits.error();
+  if (auto fits = check_group(node, scope); !fits) return fits.error();
+  const auto held = [&](tensor_id tensor, std::uint32_t rank) {
+    return who_.local(tensor, node.beneath(rank_id{rank}));
+  };
+  return gather_among(node, to_number(node.world()), scope, held, held);
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space>::check_group(rank_group<Transport>& node,
+                                                                     std::span<const tensor_id> scope) const {
+  const std::uint32_t members = to_number(node.world());
+  for (std::uint32_t m = 0; m < members; ++m) {
+    const std::uint32_t beneath = to_index(node.beneath(rank_id{m}));
+    if (beneath >= to_number(who_.world()))
+      return refuse(errc::out_of_range, 0, beneath, std::uint64_t{to_number(who_.world())} - 1);
+  }
+  for (const tensor_id each : scope) {
+    const std::uint64_t all = facts_[to_index(each)].shape.elements();
+    const auto held = [&](std::uint32_t m) { return who_.local(each, node.beneath(rank_id{m})); };
+    std::uint64_t sum = 0;
+    std::uint64_t twice = 0;
+    bool has_each_all = true;
+    for (std::uint32_t m = 0; m < members; ++m) {
+      sum += held(m).elements();
+      has_each_all = has_each_all && held(m).elements() == all;
+      for (std::uint32_t other = 0; other < m; ++other)
+        intersect(held(m), held(other), [&](std::uint64_t, std::uint64_t count) { twice += count; });
+    }
+    if (has_each_all) continue;
+    if (sum - twice != all || twice != 0)
+      return refuse(errc::size_mismatch, to_index(each), all, sum - twice);
+  }
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+template <class Ranks, class From, class Has>
+result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_among(
+    Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
+  auto made = room_for(scope);
+  if (!made) {
+    // Others are about to wait for this one; but what all find wrong with their arguments ends nothing.
+    if (world > 1 && made.code() != errc::no_such_tensor && made.code() != errc::out_of_range) ranks.revoke();
+    return made.error();
+  }
+  copy_own(*made);
+  ++stats_.gathers.calls;
+  const std::uint32_t self = to_index(ranks.rank());
+  const auto fill_out = [&](std::uint32_t to) {
+    for (const tensor_id each : scope) {
+      detail::without(from(each, self), has(each, to), [&](std::uint64_t first, std::uint64_t count) {
+        add_from_piece(out_, each, first, count);
+      });
+    }
+  };
+  const auto fill_in = [&](std::uint32_t source) {
+    for (std::size_t i = 0; i < scope.size(); ++i) {
+      detail::without(from(scope[i], source), has(scope[i], self),
+                      [&](std::uint64_t first, std::uint64_t count) {
+                        add_from_whole(in_, scope[i], made->tensor(i), first, count);
+                      });
+    }
+  };
+  if (auto done = trade(ranks, world, stats_.gathers, fill_out, fill_in); !done) return done.error();
+  return made;
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space>::refresh(std::span<const tensor_id> scope) {
+  if (auto fits = check(scope); !fits) return fits;
+  ++stats_.refreshes.calls;
+  const auto fill_out = [&](std::uint32_t to) {
+    for (const tensor_id each : scope) {
+      intersect(owned_[to_index(each)], who_.local(each, rank_id{to}),
+                [&](std::uint64_t first, std::uint64_t count) { add_from_piece(out_, each, first, count); });
+    }
+  };
+  const auto fill_in = [&](std::uint32_t source) {
+    for (const tensor_id each : scope) {
+      intersect(who_.owned(each, rank_id{source}), local_[to_index(each)],
+                [&](std::uint64_t first, std::uint64_t count) { add_from_piece(in_, each, first, count); });
+    }
+  };
+  return trade(*ranks_, to_number(who_.world()), stats_.refreshes, fill_out, fill_in);
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space>::reduce_scatter(
+    std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
+    const reduce_op& op) {
+  if (auto fits = check(scope); !fits) return fits;
+  if (scope.size() != contribution.size())
+    return refuse(errc::size_mismatch, 0, scope.size(), contribution.size());
+  const std::uint32_t world = to_number(who_.world());
+  for (std::size_t i = 0; i < scope.size(); ++i) {
+    const tensor_facts& facts = facts_[to_index(scope[i])];
+    if (facts.element_bytes != op.element_bytes)
+      return refuse(errc::size_mismatch, to_index(scope[i]), op.element_bytes, facts.element_bytes);
+    if (facts.bytes() != contribution[i].size())
+      return refuse(errc::size_mismatch, to_index(scope[i]), facts.bytes(), contribution[i].size());
+  }
+  ++stats_.reduces.calls;
+  own_.clear();
+  in_.clear();
+  for (std::size_t i = 0; i < scope.size(); ++i) {
+    const std::span<std::byte> into = owned_piece(scope[i]);
+    if (world == 1) {  // who is alone owns all of it
+      if (!into.empty()) std::memmove(into.data(), contribution[i].data(), into.size());
+      continue;
+    }
+    in_.add(into.data(), into.size());
+    intersect(owned_[to_index(scope[i])], owned_[to_index(scope[i])],
+              [&](std::uint64_t first, std::uint64_t count) {
+                add_from_whole(own_, scope[i], contribution[i], first, count);
+              });
+  }
+  if (world == 1) return {};
+  const std::uint64_t whole_elements = options_.segment_bytes / op.element_bytes;
+  const std::uint64_t step = (whole_elements == 0 ? 1 : whole_elements) * op.element_bytes;
+  std::uint64_t most = 0;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    std::uint64_t bytes = 0;
+    for (const tensor_id each : scope)
+      bytes += who_.owned(each, rank_id{rank}).elements() * op.element_bytes;
+    if (bytes > most) most = bytes;
+  }
+  const deadline by = ranks_->after(options_.patience_ns);
+  for (std::uint64_t at = 0; at < most; at += step) {
+    if (auto done = sum_window(at, own_.left(at, step), step, scope, contribution, op, by); !done) {
+      end_stage();
+      return done;
+    }
+  }
+  end_stage();
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space>::sum_window(
+    std::uint64_t at, std::uint64_t bytes, std::uint64_t step, std::span<const tensor_id> scope,
+    std::span<const std::span<std::byte>> contribution, const reduce_op& op, deadline by) {
+  const std::uint32_t world = to_number(who_.world());
+  const std::uint32_t self = to_index(rank());
+  const auto room = stage(in_stage_, world * bytes);  // the others' parts, and the sum
+  if (!room) return room.error();
+  for (std::uint32_t d = 1; d < world; ++d) {
+    const std::uint32_t to = (self + d) % world;
+    out_.clear();
+    for (std::size_t i = 0; i < scope.size(); ++i) {
+      const element_runs theirs = who_.owned(scope[i], rank_id{to});
+      intersect(theirs, theirs, [&](std::uint64_t first, std::uint64_t count) {
+        add_from_whole(out_, scope[i], contribution[i], first, count);
+      });
+    }
+    const std::uint64_t sent = out_.left(at, step);
+    std::byte* goes = sent == 0 ? nullptr : out_.together(at, sent);
+    if (goes == nullptr && sent != 0) {
+      const auto packed = stage(out_stage_, out_.left(0, step));
+      if (!packed) return packed.error();
+      out_.copy_to(goes = *packed, at, sent);
+    }
+    const std::span<std::byte> into(*room + (d - 1) * bytes, bytes);
+    if (auto done = swap(*ranks_, {goes, sent}, to, into, (self + world - d) % world, by, stats_.reduces);
+        !done)
+      return done;
+  }
+  if (bytes == 0) return {};
+  std::byte* mine = own_.together(at, bytes);
+  if (mine == nullptr) {
+    const auto packed = stage(own_stage_, bytes);
+    if (!packed) return packed.error();
+    own_.copy_to(mine = *packed, at, bytes);
+  }
+  const auto part = [&](std::uint32_t rank) {
+    return rank == self ? mine : *room + ((self + world - rank) % world - 1) * bytes;
+  };
+  std::byte* const sum = *room + (world - 1) * bytes;
+  std::memcpy(sum, part(0), bytes);
+  for (std::uint32_t rank = 1; rank < world; ++rank)
+    op.combine(sum, part(rank), bytes);
+  in_.copy_from(sum, at, bytes);
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+template <partition To, memory_space S>
+result<void> sharded_state<Partition, Transport, Space>::reshard_to(
+    sharded_state<To, Transport, S>& next) const {
+  const std::uint32_t old_world = to_number(who_.world());
+  const std::uint32_t new_world = to_number(next.who_.world());
+  const std::uint32_t world = old_world > new_world ? old_world : new_world;
+  if (old_world > to_number(next.ranks_->world())) {
+    throw argument_error(options_.name + ": resharding from " + std::to_string(old_world) +
+                         " ranks over a transport of " + std::to_string(to_number(next.ranks_->world())) +
+                         "; all that hold something must be there");
+  }
+  const live_reshard plan = reshard(facts_, who_, next.who_);
+  for (std::uint32_t t = 0; t < facts_.size(); ++t) {
+    if (facts_[t].element_bytes == next.facts_[t].element_bytes) continue;
+    throw argument_error(options_.name + ": tensor '" + facts_[t].name + "' has elements of " +
+                         std::to_string(facts_[t].element_bytes) + " bytes here and of " +
+                         std::to_string(next.facts_[t].element_bytes) + " there; convert it before");
+  }
+  const std::uint32_t self = to_index(next.rank());
+  if (self >= world) return {};
+  ++next.stats_.reshards.calls;
+  const auto holder = [&](const reshard_copy& copy) {
+    return to_index(plan.stored[to_index(copy.source)].holder);
+  };
+  const auto taker = [&](const reshard_copy& copy) {
+    return to_index(plan.wanted[to_index(copy.destination)].rank);
+  };
+  const auto from = [&](const reshard_copy& copy, std::uint64_t element) {
+    return pieces_.data() + offsets_[to_index(copy.tensor)] +
+           element * facts_[to_index(copy.tensor)].element_bytes;
+  };
+  const auto to = [&](const reshard_copy& copy, std::uint64_t element) {
+    return next.pieces_.data() + next.offsets_[to_index(copy.tensor)] +
+           element * facts_[to_index(copy.tensor)].element_bytes;
+  };
+  for (const reshard_copy& copy : plan.kept) {
+    if (holder(copy) != self) continue;
+    copy.each_run([&](std::uint64_t source, std::uint64_t destination, std::uint64_t count) {
+      std::memcpy(to(copy, destination), from(copy, source),
+                  count * facts_[to_index(copy.tensor)].element_bytes);
+    });
+  }
+  const auto fill_out = [&](std::uint32_t other) {
+    for (const reshard_copy& copy : plan.moves.copies) {
+      if (holder(copy) != self || taker(copy) != other) continue;
+      copy.each_run([&](std::uint64_t source, std::uint64_t, std::uint64_t count) {
+        next.out_.add(from(copy, source), count * facts_[to_index(copy.tensor)].element_bytes);
+      });
+    }
+  };
+  const auto fill_in = [&](std::uint32_t other) {
+    for (const reshard_copy& copy : plan.moves.copies) {
+      if (holder(copy) != other || taker(copy) != self) continue;
+      copy.each_run([&](std::uint64_t, std::uint64_t destination, std::uint64_t count) {
+        next.in_.add(to(copy, destination), count * facts_[to_index(copy.tensor)].element_bytes);
+      });
+    }
+  };
+  return next.trade(*next.ranks_, world, next.stats_.reshards, fill_out, fill_in);
+}
+
+// Messages
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+template <class Ranks, class FillOut, class FillIn>
+result<void> sharded_state<Partition, Transport, Space>::trade(Ranks& ranks, std::uint32_t world,
+                                                               moved_bytes& counted, const FillOut& fill_out,
+                                                               const FillIn& fill_in) {
+  const std::uint32_t self = to_index(ranks.rank());
+  const deadline by = ranks.after(options_.patience_ns);
+  // The n-th message of distance d is the same for who sends and who receives it: nobody waits in a circle.
+  for (std::uint32_t d = 1; d < world; ++d) {
+    const std::uint32_t to = (self + d) % world;
+    const std::uint32_t from = (self + world - d) % world;
+    out_.clear();
+    fill_out(to);
+    in_.clear();
+    fill_in(from);
+    const std::uint64_t most = out_.bytes() > in_.bytes() ? out_.bytes() : in_.bytes();
+    for (std::uint64_t at = 0; at < most; at += options_.segment_bytes) {
+      if (auto done = trade_window(ranks, at, to, from, by, counted); !done) {
+        end_stage();
+        return done;
+      }
+    }
+  }
+  end_stage();
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+template <class Ranks>
+result<void> sharded_state<Partition, Transport, Space>::trade_window(Ranks& ranks, std::uint64_t at,
+                                                                      std::uint32_t to, std::uint32_t from,
+                                                                      deadline by, moved_bytes& counted) {
+  const std::uint64_t sent = out_.left(at, options_.segment_bytes);
+  const std::uint64_t received = in_.left(at, options_.segment_bytes);
+  std::byte* goes = sent == 0 ? nullptr : out_.together(at, sent);
+  std::byte* comes = received == 0 ? nullptr : in_.together(at, received);
+  const bool is_unpacked = comes == nullptr && received != 0;
+  if (goes == nullptr && sent != 0) {
+    const auto packed = stage(out_stage_, out_.left(0, options_.segment_bytes));
+    if (!packed) return packed.error();
+    out_.copy_to(goes = *packed, at, sent);
+  }
+  if (is_unpacked) {
+    const auto packed = stage(in_stage_, in_.left(0, options_.segment_bytes));
+    if (!packed) return packed.error();
+    comes = *packed;
+  }
+  if (auto done = swap(ranks, {goes, sent}, to, {comes, received}, from, by, counted); !done) return done;
+  if (is_unpacked) in_.copy_from(comes, at, received);
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+template <class Ranks>
+result<void> sharded_state<Partition, Transport, Space>::swap(Ranks& ranks, std::span<const std::byte> out,
+                                                              std::uint32_t to, std::span<std::byte> into,
+                                                              std::uint32_t from, deadline by,
+                                                              moved_bytes& counted) {
+  result<void> done;
+  if (!out.empty() && !into.empty()) {
+    done = ranks.exchange(out, rank_id{to}, into, rank_id{from}, options_.tag, by);
+  } else if (!out.empty()) {
+    done = ranks.send(out, rank_id{to}, options_.tag, by);
+  } else if (!into.empty()) {
+    done = ranks.recv(into, rank_id{from}, options_.tag, by);
+  }
+  if (!done) {
+    ranks.revoke();
+    return done;
+  }
+  counted.sent += out.size();
+  counted.received += into.size();
+  return done;
+}
+
+/// Room of the space for the length of an operation; who has none ends the operation for all.
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+result<std::byte*> sharded_state<Partition, Transport, Space>::stage(detail::held_range<Space>& room,
+                                                                     std::uint64_t bytes) {
+  if (room.bytes() >= bytes) return room.data();
+  if (auto had = room.take(*space_, bytes, options_.alignment); !had) {
+    ranks_->revoke();
+    return had.error();
+  }
+  const std::uint64_t now = out_stage_.bytes() + in_stage_.bytes() + own_stage_.bytes();
+  if (now > stats_.peak_stage_bytes) stats_.peak_stage_bytes = now;
+  return room.data();
+}
+
+template <partition Partition, transport Transport, memory_space Space>
+  requires(Space::is_host_accessible)
+void sharded_state<Partition, Transport, Space>::end_stage() noexcept {
+  out_stage_.reset();
+  in_stage_.reset();
+  own_stage_.reset();
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,59 @@
+/// @file
+/// What a program touches, and how: the two types that schedules and tiered buffers share.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The index of a chunk, from 0: a piece of model state that moves between tiers as a whole.
+enum class chunk_id : std::uint32_t {};
+
+/// What an access does to a chunk's contents.
+enum class access_mode : std::uint8_t {
+  read,        ///< as they are, and left so: nothing need be taken back
+  write,       ///< all of them are written anew: nothing need be brought in
+  read_write,  ///< as they are, and some or all of them change
+};
+
+/// The number in a strong type, to index with.
+[[nodiscard]] constexpr std::uint32_t to_index(chunk_id chunk) noexcept {
+  return static_cast<std::uint32_t>(chunk);
+}
+
+/// Whether an access of this kind needs the contents, and whether it changes them.
+[[nodiscard]] constexpr bool reads(access_mode mode) noexcept {
+  return mode != access_mode::write;
+}
+[[nodiscard]] constexpr bool writes(access_mode mode) noexcept {
+  return mode != access_mode::read;
+}
+
+/// Is told what a tier 0 holds and who uses it, in the order in which it happens: see `access_window`. It
+/// must not call back.
+template <class O>
+concept access_observer =
+    std::movable<O> && requires(O& observer, chunk_id chunk, std::uint64_t bytes, access_mode mode) {
+      { observer.on_leased(chunk, bytes, mode) } noexcept;
+      { observer.on_released(chunk, bytes) } noexcept;
+      { observer.on_arrived(chunk, bytes) } noexcept;
+      { observer.on_made(chunk, bytes) } noexcept;
+      { observer.on_left(chunk, bytes) } noexcept;
+    };
+
+/// Costs nothing.
+struct ignore_accesses {
+  void on_leased(chunk_id, std::uint64_t, access_mode) const noexcept {}
+  void on_released(chunk_id, std::uint64_t) const noexcept {}
+  void on_arrived(chunk_id, std::uint64_t) const noexcept {}
+  void on_made(chunk_id, std::uint64_t) const noexcept {}
+  void on_left(chunk_id, std::uint64_t) const noexcept {}
+};
+static_assert(access_observer<ignore_accesses>);
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,330 @@
+/// @file
+/// One tier of a `tiered_buffer`: its range, how it is carved, and who leaves next.
+#pragma once
+
+#include <llmmem/arena/range_arena.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/detail/ordered_slots.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/tiering/tier.hpp>
+#include <llmmem/version/dirty_ranges.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// How far a tier has a copy of a chunk.
+enum class residence : std::uint8_t {
+  absent,    ///< no copy; in the last tier the place is kept all the same
+  reserved,  ///< it has a place, and nothing on its way there
+  arriving,  ///< a transfer fills it
+  valid,     ///< as it was when last written or brought; the topmost such copy is the newest
+};
+
+/// A chunk's copy in a tier.
+struct tier_copy {
+  arena_handle place{};
+  std::byte* data = nullptr;
+  std::uint64_t granted = 0;
+  residence at = residence::absent;
+  bool has_checksum = false;
+  bool awaited = false;        // asked for in advance, and not yet leased
+  bool passing = false;        // not admitted: leaves when the next tier has it
+  std::uint32_t checksum = 0;  // of the bytes as they rest here
+  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
+  std::uint32_t pins = 0;      // leases and transfers
+  dirty_ranges dirty;          // what the next copy beneath does not have
+
+  [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
+};
+
+/// Whether a space gives out ranges of any size for as long as their sum fits.
+template <class Space>
+[[nodiscard]] consteval bool never_fragments() noexcept {
+  if constexpr (requires { Space::source_type::never_fragments; }) {
+    return Space::source_type::never_fragments;
+  } else {
+    return false;
+  }
+}
+
+/// Whether many chunks may lie in a space already, each in its place.
+template <class Space>
+[[nodiscard]] consteval bool names_places() noexcept {
+  if constexpr (requires { Space::is_read_only; }) {
+    return Space::is_read_only;
+  } else {
+    return keeps_chunks<Space>();
+  }
+}
+
+/// How much of a tier is taken.
+struct room_stats {
+  std::uint64_t capacity = 0;
+  std::uint64_t used = 0;
+  std::uint64_t peak = 0;
+  std::uint64_t places = 0;
+  std::uint64_t lost = 0;         ///< of `used`: retired places
+  std::uint64_t lost_places = 0;  ///< of `places`
+  std::uint64_t metadata_bytes = 0;
+};
+
+/// How many pieces a tier may have to keep account of: no two gaps lie side by side, and no piece is less
+/// than a unit. Beside the chunks there may be two being moved, and some that a device never gave back.
+template <class Space>
+[[nodiscard]] std::uint32_t pieces_of(const tier_place<Space>& place, std::uint64_t chunks) noexcept {
+  constexpr std::uint64_t spare = 66;
+  if (place.max_pieces != 0) return place.max_pieces;
+  const std::uint64_t units = place.granularity == 0 ? 0 : place.budget / place.granularity;
+  const std::uint64_t most = 2 * (chunks + spare) + 1;
+  const std::uint64_t pieces = units < most ? units : most;
+  return pieces > 0xFFFF'FFF0U ? 0xFFFF'FFF0U : static_cast<std::uint32_t>(pieces == 0 ? 1 : pieces);
+}
+
+/// Room for copies: one range of the space, carved by best fit.
+template <class Space>
+class chunk_room {
+ public:
+  chunk_room(const tier_place<Space>& place, std::uint64_t chunks, std::string name,
+             const metadata_source& metadata)
+      : slab_(*place.space, place.budget, place.granularity),
+        arena_(slab_.range().data, slab_.bytes(), place.granularity,
+               {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata},
+               names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
+  /// With a retired place in it the range stays with the space's account, for nobody to be given.
+  ~chunk_room() {
+    if (lost_places_ != 0) static_cast<void>(slab_.release());
+  }
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const result<arena_allocation> had = arena_.allocate(bytes);
+    if (!had) return told(had.error());
+    copy.place = had->handle;
+    copy.data = had->data;
+    copy.granted = had->granted;
+    return {};
+  }
+  /// The place that begins at `data`, as it did before the space was closed.
+  [[nodiscard]] result<void> take_at(tier_copy& copy, std::byte* data, std::uint64_t bytes) noexcept {
+    const result<arena_allocation> had = arena_.allocate_at(data, bytes);
+    if (!had) return told(had.error());
+    copy.place = had->handle;
+    copy.data = had->data;
+    copy.granted = had->granted;
+    return {};
+  }
+  /// The place of that many bytes from there on, in the range as a whole.
+  [[nodiscard]] std::byte* address_of(std::uint64_t offset) const noexcept {
+    return slab_.range().data + offset;
+  }
+  void give_back(tier_copy& copy) noexcept {
+    static_cast<void>(arena_.free(copy.place));
+    copy = {};
+  }
+  /// Never gives the place out again: a device may still write to it.
+  void retire(tier_copy& copy) noexcept {
+    lost_ += copy.granted;
+    ++lost_places_;
+    copy = {};
+  }
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return arena_.granted_for(bytes);
+  }
+  [[nodiscard]] const char* name() const noexcept { return arena_.name(); }
+  [[nodiscard]] room_stats stats() const noexcept {
+    const arena_stats s = arena_.stats();
+    return {arena_.capacity(), s.granted, s.peak_granted, s.live, lost_, lost_places_, s.metadata_bytes};
+  }
+  void audit(std::vector<std::string>& found) const {
+    for (std::string& each : arena_.audit())
+      found.push_back(std::move(each));
+  }
+
+ private:
+  /// The arena does not know what its table is called here.
+  [[nodiscard]] static failure told(failure why) noexcept {
+    if (why.code == errc::table_full) why.index = static_cast<std::uint32_t>(full_table::pieces);
+    return why;
+  }
+
+  space_buffer<Space> slab_;
+  range_arena arena_;
+  std::uint64_t lost_ = 0;
+  std::uint64_t lost_places_ = 0;
+};
+
+/// Room for copies in a space that never fragments: a range for each.
+template <class Space>
+  requires(never_fragments<Space>())
+class chunk_room<Space> {
+ public:
+  chunk_room(const tier_place<Space>& place, std::uint64_t, std::string name, const metadata_source&)
+      : space_(place.space), unit_(checked(place.granularity, name)), name_(std::move(name)) {
+    stats_.capacity = place.budget;
+  }
+  chunk_room(const chunk_room&) = delete;
+  chunk_room& operator=(const chunk_room&) = delete;
+
+  [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
+    const std::uint64_t taken = granted_for(bytes);
+    if (taken > stats_.capacity - stats_.used) {
+      return failure{.code = errc::out_of_bytes,
+                     .wanted = taken,
+                     .found = stats_.capacity - stats_.used,
+                     .where = name_.c_str()};
+    }
+    const auto had = space_->try_allocate(taken, unit_);
+    if (!had) return had.error();
+    copy.data = had->data;
+    copy.granted = taken;
+    stats_.used += taken;
+    if (stats_.used > stats_.peak) stats_.peak = stats_.used;
+    ++stats_.places;
+    return {};
+  }
+  void give_back(tier_copy& copy) noexcept {
+    space_->deallocate({copy.data, copy.granted});
+    stats_.used -= copy.granted;
+    --stats_.places;
+    copy = {};
+  }
+  /// Never gives the place out again: a device may still write to it. The space keeps it.
+  void retire(tier_copy& copy) noexcept {
+    stats_.lost += copy.granted;
+    ++stats_.lost_places;
+    copy = {};
+  }
+  /// What the space charges: whole pieces of its source.
+  [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
+    return space_->source().footprint(bytes, unit_);
+  }
+  [[nodiscard]] const char* name() const noexcept { return name_.c_str(); }
+  [[nodiscard]] room_stats stats() const noexcept { return stats_; }
+  void audit(std::vector<std::string>&) const noexcept {}
+
+ private:
+  [[nodiscard]] static std::uint64_t checked(std::uint64_t granularity, const std::string& name) {
+    if (granularity == 0 || (granularity & (granularity - 1)) != 0) {
+      throw argument_error(name + ": granularity " + std::to_string(granularity) +
+                           "; it must be a power of two");
+    }
+    return granularity;
+  }
+
+  Space* space_;
+  std::uint64_t unit_;
+  std::string name_;
+  room_stats stats_;
+};
+
+/// A place that no chunk has yet, given back unless one takes it.
+template <class Space>
+class spare_place {
+ public:
+  explicit spare_place(chunk_room<Space>& room) noexcept : room_(room) {}
+  spare_place(const spare_place&) = delete;
+  spare_place& operator=(const spare_place&) = delete;
+  ~spare_place() {
+    if (place_.granted != 0) room_.give_back(place_);
+  }
+  [[nodiscard]] tier_copy& place() noexcept { return place_; }
+  [[nodiscard]] tier_copy release() noexcept { return std::exchange(place_, tier_copy{}); }
+  void retire() noexcept { room_.retire(place_); }
+
+ private:
+  chunk_room<Space>& room_;
+  tier_copy place_;
+};
+
+/// A chunk as its handle names it: one of those that share a record.
+struct chunk_name {
+  std::uint32_t record = no_index;
+  std::uint32_t leases = 0;       // of this one
+  std::uint32_t next = no_index;  // those with that record are a ring
+  std::uint32_t previous = no_index;
+};
+
+/// The key of a chunk that outlives the process.
+struct kept_chunk {
+  chunk_key key{};
+  std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
+  bool indexed = false;           // the last tier's index has it as it rests there
+  bool was_there = false;         // when the buffer was built
+};
+/// What stands for it where no space keeps chunks.
+struct nothing_kept {};
+struct no_keys {
+  no_keys(std::uint64_t, const metadata_source&) noexcept {}
+  [[nodiscard]] static constexpr std::size_t metadata_bytes() noexcept { return 0; }
+};
+
+/// One tier: its room, and who leaves it next.
+template <class Tier>
+struct tier_state {
+  using space_type = typename Tier::space_type;
+  using range_type = typename space_type::range_type;
+
+  struct setup {
+    const tier_place<space_type>& place;
+    std::size_t index;
+    const std::string& name;
+    std::uint32_t max_chunks;
+    std::uint64_t largest_chunk_bytes;
+    std::uint32_t staging_slots;
+    const metadata_source& metadata;
+  };
+
+  using codec_type = typename Tier::codec_type;
+  static constexpr bool encodes = !std::is_same_v<codec_type, identity_codec>;
+
+  explicit tier_state(const setup& s)
+      : space(s.place.space),
+        room(s.place, std::uint64_t{s.max_chunks} + s.staging_slots,
+             s.name + ": tier " + std::to_string(s.index), s.metadata),
+        eviction(slot_count{s.max_chunks}, s.metadata),
+        admission(slot_count{s.max_chunks}, s.metadata),
+        codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
+        granularity(s.place.granularity) {}
+
+  /// Bytes of the place of a chunk of `bytes`.
+  [[nodiscard]] static constexpr std::uint64_t place_bytes(std::uint64_t bytes) noexcept {
+    return codec_type::worst_case_bytes(bytes);
+  }
+  /// `bytes` in whole units of this tier.
+  [[nodiscard]] std::uint64_t rounded(std::uint64_t bytes) const noexcept {
+    return (bytes + granularity - 1) / granularity * granularity;
+  }
+
+  /// The chunk's bytes as the space names them.
+  [[nodiscard]] static range_type range(const tier_copy& copy, std::uint64_t bytes) noexcept {
+    return {copy.data, bytes};
+  }
+
+  space_type* space;
+  chunk_room<space_type> room;
+  typename Tier::eviction_type eviction;
+  typename Tier::admission_type admission;
+  codec_type codec;
+  std::uint64_t granularity;
+  std::uint64_t drops = 0;
+  std::uint64_t write_backs = 0;
+  std::uint64_t demotions = 0;
+  std::uint64_t refusals = 0;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

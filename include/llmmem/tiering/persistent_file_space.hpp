@@ -1,0 +1,173 @@
+/// @file
+/// `persistent_file_space`: a file space whose chunks are there again after a restart.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/folder.hpp>
+#include <llmmem/tiering/chunk_index.hpp>
+#include <llmmem/transfer/file_space.hpp>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// What to do with a file that holds chunks of another layout.
+enum class other_layout : std::uint8_t {
+  refuse,      ///< it is an error, and the file stays as it is
+  start_over,  ///< what it holds is given up
+};
+
+/// How a persistent file space is set up.
+struct persistent_file_options {
+  file_space_options space{};  ///< its budget is taken on the device at once
+  /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
+  std::uint64_t layout = 0;
+  other_layout on_other_layout = other_layout::refuse;
+  /// With a key, at once. Not less than the buffer's, which takes more all the same: those are not kept, and
+  /// `persist` is refused.
+  std::uint32_t max_chunks = 4096;
+};
+
+/// What became of what an earlier process left.
+struct tier_recovery {
+  bool is_new = false;          ///< there was no file
+  bool started_over = false;    ///< it was of another layout, and is begun anew
+  bool header_damaged = false;  ///< it could not be told what it was; begun anew
+  bool index_missing = false;   ///< its index was not there, or empty; begun anew
+  index_recovery index{};
+  std::uint64_t kept = 0;        ///< chunks that are there again
+  std::uint64_t other_form = 0;  ///< chunks given up: another codec encoded them, or they are too large
+  std::uint64_t misplaced = 0;   ///< chunks given up: past the budget, or in the way of others
+  std::uint64_t unplaced = 0;    ///< chunks given up: more than the buffer's `max_chunks`
+  std::uint64_t damaged = 0;     ///< chunks given up: their bytes are not those that were written
+
+  /// All of it in one sentence.
+  [[nodiscard]] std::string message() const;
+};
+
+/// A `file_space` for the last tier of a `tiered_buffer` that survives a restart: beside the file lies an
+/// index (`path` + ".index") of the chunks in it that have a key.
+///
+///     using kv_file = persistent_file_space<uring_io>;
+///     kv_file disk("kv.tier", {.space = {.budget = 1 << 30}, .layout = fingerprint});
+///     tiered_buffer<host_space, kv_file> buffer({}, {host, 1 << 28}, {disk, 1 << 30});
+///     log(disk.recovery().message());
+///     if (auto block = buffer.find(key)) ...  // written by an earlier process
+///
+/// - **Bounded.** The file is 64 KiB longer than the budget, the index as `chunk_index` says.
+/// - **Refused**: a file that another process has open so, one that is no such file, one of another layout.
+/// - **Given up, and said so** (`recovery()`): what the index cannot vouch for, what does not fit any more.
+///   Bytes are held to their checksum when they are read.
+/// - **When the process is killed** every chunk whose store had ended, and been noted by a call of the buffer
+///   (`progress`, `flush`), is there again; one that was being overwritten is not. Power may take what was
+///   written since the last `sync`; `tiered_buffer::persist` ends in one.
+///
+/// All of it is one range, for one tier.
+///
+/// @par Thread safety   copies as `file_space`; the index, and everything else, one thread at a time.
+/// @par Errors          the constructor throws `io_error` with the reason, and what `file_space` does.
+/// @tparam Engine  an `io_engine`.
+template <io_engine Engine = posix_io>
+class persistent_file_space : public file_space<Engine> {
+ public:
+  using base = file_space<Engine>;
+  using range_type = typename base::range_type;
+  /// A tiered buffer keeps an index of its chunks here.
+  static constexpr bool keeps_chunks = true;
+
+  template <class... Args>
+  persistent_file_space(std::string path, persistent_file_options options, Args&&... engine)
+      : base(std::move(path), options.space, std::forward<Args>(engine)...), options_(std::move(options)) {
+    this->file().lock().value();
+    open_header();
+    index_.emplace(index_path(), chunk_index_options{.file_id = file_id_,
+                                                     .max_chunks = options_.max_chunks,
+                                                     .name = this->file().path() + ": index",
+                                                     .metadata = options_.space.queue.metadata});
+    recovery_.index = index_->recovery();
+    take_whole();
+  }
+
+  persistent_file_space(const persistent_file_space&) = delete;
+  persistent_file_space& operator=(const persistent_file_space&) = delete;
+  /// The next one may lock the file at once, unless a request was never answered.
+  ~persistent_file_space() {
+    if (this->queue().stats().lost == 0) this->file().unlock_at_end();
+  }
+
+  /// The beginning of the one range there is; its bytes are what they were.
+  [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
+    const std::uint64_t left = is_given_ ? 0 : whole_.bytes;
+    const char* const where = this->file().path().c_str();
+    if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+      return failure{.code = errc::bad_alignment, .wanted = alignment, .where = where};
+    }
+    if (const std::uint64_t begin = base::offset_of(whole_.data); begin % alignment != 0) {
+      return failure{.code = errc::bad_granularity, .wanted = begin, .found = alignment, .where = where};
+    }
+    if (bytes > left) return failure{errc::out_of_bytes, 0, bytes, left, where};
+    is_given_ = true;
+    return range_type{whole_.data, bytes};
+  }
+  /// What is in it stays.
+  void deallocate(range_type) noexcept { is_given_ = false; }
+
+  /// Drawn when the file was begun: what lies beside it says by this that it is of this file.
+  [[nodiscard]] const chunk_key& file_id() const noexcept { return file_id_; }
+  [[nodiscard]] chunk_index& index() noexcept { return *index_; }
+  [[nodiscard]] const chunk_index& index() const noexcept { return *index_; }
+  [[nodiscard]] const tier_recovery& recovery() const noexcept { return recovery_; }
+  [[nodiscard]] tier_recovery& recovery() noexcept { return recovery_; }
+
+  /// Returns once the device has the chunks' bytes, and then their index. When the bytes' sync has failed
+  /// once the system may have dropped any of them, and tells nobody again: from then on it is always refused.
+  result<void> sync() {
+    const result<void> data = this->file().sync();
+    return data ? index_->sync() : data;
+  }
+
+ private:
+  static constexpr std::size_t header_bytes = 48;
+  static constexpr std::uint64_t range_alignment =
+      65536;  // of its place in the file: tiers of coarse granularity
+  static constexpr std::uint64_t mark = 0x7265'6974'6D6C'6C6D;
+  static constexpr std::uint64_t version = 1;
+  using header = std::array<std::byte, header_bytes>;
+
+  [[nodiscard]] std::string index_path() const { return this->file().path() + ".index"; }
+  void open_header();
+  void begin_anew();
+  void write_header();
+  void take_whole();
+
+  persistent_file_options options_;
+  chunk_key file_id_{};
+  std::optional<chunk_index> index_;
+  range_type whole_{};
+  bool is_given_ = false;
+  tier_recovery recovery_;
+};
+
+static_assert(memory_space<persistent_file_space<>>);
+static_assert(copy_queue<persistent_file_space<>, persistent_file_space<>>);
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/tiering/detail/persistent_file_space_body.hpp>

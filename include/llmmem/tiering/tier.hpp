@@ -1,0 +1,145 @@
+/// @file
+/// What a tier of a `tiered_buffer` is made of: its space, who is dropped from it, when what was written goes
+/// down, and in what form.
+#pragma once
+
+#include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/identity.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/eviction/admission.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/space/concepts.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// When what was written to a tier's copy goes to the tier beneath. The names are SGLang HiCache's.
+template <class W>
+concept write_policy = requires(std::uint32_t uses) {
+  { W::writes_at(uses) } noexcept -> std::same_as<bool>;
+};
+
+/// When the copy has to leave, or is flushed: what is overwritten before is never moved.
+struct write_back {
+  /// Whether a copy goes down now that its lease ends, the chunk having been leased `uses` times.
+  [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return false; }
+};
+
+/// Whenever a lease that wrote ends: a copy that has to leave is clean by then.
+struct write_through {
+  [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return true; }
+};
+
+/// As `write_through` from the n-th lease of a chunk on: what is used once is not worth the write.
+template <std::uint32_t N>
+struct write_through_selective {
+  [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept { return uses >= N; }
+};
+
+/// As `Write`, and what is clean is *demoted* when room for another is needed here, or it is evicted: where
+/// the next tier has lost its copy and would admit it, it is stored there before it leaves, whole. The next
+/// tier is then a victim cache: what was used last in this one is found there and not further down. For links
+/// that are much faster than those beneath them.
+///
+/// It is no reason to wait for room: the next tier gives it what lies free, or what clean copies leave. Where
+/// that is not enough, or the store fails, the copy is dropped, as it always can be. Above the last tier,
+/// which has all that is clean, it changes nothing; nor does it change the `drop` of a plan.
+///
+/// Source: Wong and Wilkes, "My cache or yours? Making storage more exclusive", USENIX ATC 2002, for DEMOTE.
+template <write_policy Write = write_back>
+struct demoting {
+  static constexpr bool demotes = true;
+  [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept {
+    return Write::writes_at(uses);
+  }
+};
+
+static_assert(write_policy<write_back> && write_policy<write_through> &&
+              write_policy<write_through_selective<2>> && write_policy<demoting<>>);
+
+/// A tier. A bare space stands for `tier<Space>`.
+///
+/// @tparam Space     where its bytes live; the queue of its own copies, too.
+/// @tparam Eviction  who leaves when it is full. Not asked of the last tier, where every chunk has its place.
+/// @tparam Write     when what was written here goes down.
+/// @tparam Codec     the form in which chunks rest here.
+/// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each
+///                   passage: when a chunk comes up through the tier, or down without having come up since
+///                   it was last asked, and the tier has no copy of it. What is refused has its room while
+///                   it passes: the copy leaves as soon as the next tier has all of it. On its way down it
+///                   goes on by itself, as written through.
+template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
+          codec Codec = identity_codec, admission_policy Admission = admit_all>
+  requires copy_queue<Space, Space>
+struct tier {
+  using space_type = Space;
+  using eviction_type = Eviction;
+  using write_type = Write;
+  using codec_type = Codec;
+  using admission_type = Admission;
+};
+
+namespace detail {
+
+template <class T>
+struct lifted_tier {
+  using type = tier<T>;
+};
+template <class Space, class Eviction, class Write, class Codec, class Admission>
+struct lifted_tier<tier<Space, Eviction, Write, Codec, Admission>> {
+  using type = tier<Space, Eviction, Write, Codec, Admission>;
+};
+template <class T>
+using lifted_tier_t = typename lifted_tier<T>::type;
+
+/// Whether what is clean goes to the next tier before it leaves.
+template <write_policy Write>
+[[nodiscard]] consteval bool demotes() noexcept {
+  if constexpr (requires { Write::demotes; }) {
+    return Write::demotes;
+  } else {
+    return false;
+  }
+}
+
+/// Whether what a space holds is out of this process's memory, so that it is verified when it comes back.
+template <class Space>
+[[nodiscard]] consteval bool leaves_memory() noexcept {
+  if constexpr (requires { Space::leaves_memory; }) {
+    return Space::leaves_memory;
+  } else {
+    return false;
+  }
+}
+
+/// Whether a space has an index of the chunks in it, for another process to find them.
+template <class Space>
+[[nodiscard]] consteval bool keeps_chunks() noexcept {
+  if constexpr (requires { Space::keeps_chunks; }) {
+    return Space::keeps_chunks;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// The space of a tier, and how much of it the tier may take.
+template <memory_space Space>
+struct tier_place {
+  Space* space = nullptr;
+  std::uint64_t budget = 0;          ///< bytes, resident and in flight together
+  std::uint64_t granularity = 4096;  ///< chunks begin at, and take, multiples of this
+  /// Chunks and gaps it can keep account of, some 94 bytes each; 0: as many as `max_chunks` can come to.
+  std::uint32_t max_pieces = 0;
+
+  tier_place(Space& where, std::uint64_t bytes, std::uint64_t unit = 4096) noexcept
+      : space(&where), budget(bytes), granularity(unit) {}
+};
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,312 @@
+/// @file
+/// `tiered_tensors`: tensors of any size on a `tiered_buffer`, leased one by one, while what moves are chunks
+/// of a size that moves well.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/tiering/access.hpp>
+#include <llmmem/tiering/chunk_mapping.hpp>
+#include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/version/dirty_ranges.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Buffer>
+class kept_tensors;
+
+/// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
+/// the leases of their chunks.
+template <class T>
+concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, patience wait,
+                               typename T::update_lease& update, typename T::write_lease& write) {
+  typename T::top_range;
+  { store.create(bytes) } -> std::same_as<result<chunk_handle>>;
+  { store.remove(chunk) } -> std::same_as<result<void>>;
+  { store.discard(chunk) } -> std::same_as<result<void>>;
+  { store.tier_of(chunk) } -> std::same_as<result<std::size_t>>;
+  { store.read(chunk, wait) } -> std::same_as<result<typename T::template lease<access_mode::read>>>;
+  { store.write(chunk, wait) } -> std::same_as<result<typename T::write_lease>>;
+  { store.update(chunk, bytes, bytes, wait) } -> std::same_as<result<typename T::update_lease>>;
+  { update.also_changes(bytes, bytes) } -> std::same_as<result<void>>;
+  { write.range() } -> std::same_as<typename T::top_range>;
+  { write.end() };
+  { store.prefetch(chunk) } -> std::same_as<result<void>>;
+  { store.evict(chunk) } -> std::same_as<result<void>>;
+  { store.flush(chunk) } -> std::same_as<result<void>>;
+};
+
+/// What tensors in a buffer come to.
+struct tiered_tensors_stats {
+  std::uint32_t tensors = 0;
+  std::uint64_t parts = 0;
+  std::uint64_t chunks = 0;
+  std::uint64_t shared_chunks = 0;   ///< of these, with more than one tensor
+  std::uint64_t tensor_bytes = 0;    ///< what was asked for
+  std::uint64_t padding_bytes = 0;   ///< bytes of chunks beyond it
+  std::uint64_t leases = 0;          ///< of tensors, given out
+  std::uint64_t chunk_leases = 0;    ///< that were taken of the buffer for them
+  std::uint64_t metadata_bytes = 0;  ///< beside the buffer's
+};
+
+/// Tensors of 4 bytes to many GiB on a buffer whose chunks are a few MiB: small ones share a chunk, large
+/// ones are several (`map_to_chunks`).
+///
+///     tiered_tensors weights(buffer, map_to_chunks(sizes));
+///     auto gain = weights.update(norm).value();       // 4 KiB, whose chunk holds others as well
+///     scale(gain.span());
+///     weights.for_each_part<access_mode::read>(embedding, [&](auto& lease, const tensor_part& part) {
+///       use(lease.span(), part.begin);                // the next part is on its way meanwhile
+///     }).value();
+///
+/// - **A lease** is of one part of a tensor: of all of it, where it has one. Its bytes stay where they are
+///   until it ends. Any number of `read` of a part, or one `write` or `update`.
+/// - **Tensors that share a chunk do not hinder each other**: one may be read while another is written, in
+///   any number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively: a
+///   first lease waits for the chunk's own write-back, if one is under way, though it only reads, and nothing
+///   else can flush, evict, clone or write through the chunk meanwhile.
+/// - **Only bytes that a lease may change are dirty**, whatever shares the chunk. A `write` keeps the
+///   neighbours' contents and so brings the chunk in, unless no neighbour has any: then nothing is brought
+///   in, and all of the chunk is dirty.
+/// - **Contents** are a tensor's own: one that was never written, or was discarded, is `errc::no_contents`
+///   though its chunk has some. The chunk's are given up with those of its last tensor.
+/// - **Movement** is of chunks: to prefetch, evict or flush a tensor does so to its neighbours.
+///
+/// It owns its chunks, and removes them with itself; `kept_tensors` are there again in the next process.
+/// Others of the same buffer may be used beside it.
+///
+/// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
+/// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
+/// @par Thread safety   as the buffer: one thread at a time; leased memory is the lease holder's to share.
+/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was.
+///                      A tensor that is not there is `errc::no_such_tensor`, a part `errc::no_such_part`.
+///                      What the buffer refuses passes through, with its name and its chunk.
+template <class Buffer>
+class tiered_tensors {
+  static_assert(chunk_store<Buffer>, "tensors stand on a tiered_buffer, or a prefetch_schedule over one");
+
+ public:
+  using top_range = typename Buffer::top_range;
+
+  /// Holds a part of a tensor in tier 0 for as long as it lives. Movable. The tensors outlive it.
+  template <access_mode Mode>
+  class lease {
+   public:
+    using byte_type = std::conditional_t<Mode == access_mode::read, const std::byte, std::byte>;
+
+    lease() noexcept = default;
+    lease(lease&& other) noexcept
+        : owner_(std::exchange(other.owner_, nullptr)),
+          part_(other.part_),
+          range_(std::exchange(other.range_, top_range{})),
+          alone_(std::move(other.alone_)) {}
+    lease& operator=(lease&& other) noexcept {
+      if (this != &other) {
+        end();
+        owner_ = std::exchange(other.owner_, nullptr);
+        part_ = other.part_;
+        range_ = std::exchange(other.range_, top_range{});
+        alone_ = std::move(other.alone_);
+      }
+      return *this;
+    }
+    ~lease() { end(); }
+
+    /// Ends it now.
+    void end() noexcept {
+      range_ = {};
+      alone_.end();
+      if (owner_ != nullptr) std::exchange(owner_, nullptr)->end_lease(part_, Mode);
+    }
+
+    /// The part's bytes and no others, where the host may touch tier 0; none when it has ended, or was moved
+    /// from.
+    [[nodiscard]] std::span<byte_type> span() const noexcept
+      requires requires(const top_range& range) { range.span(); }
+    {
+      return range_.span();
+    }
+    /// The same in tier 0's own terms.
+    [[nodiscard]] top_range range() const noexcept { return range_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return owner_ != nullptr; }
+
+   private:
+    friend class tiered_tensors;
+    using chunk_lease = typename Buffer::template lease<Mode>;
+
+    tiered_tensors* owner_ = nullptr;
+    std::uint32_t part_ = 0;
+    top_range range_{};
+    chunk_lease alone_;  // of a chunk that no other tensor is in
+  };
+  using read_lease = lease<access_mode::read>;
+  using write_lease = lease<access_mode::write>;
+  using update_lease = lease<access_mode::read_write>;
+
+  /// Creates the chunks. @param buffer  outlives the tensors.
+  tiered_tensors(Buffer& buffer, chunk_mapping mapping, std::string name = "tiered_tensors")
+      : tiered_tensors(without_chunks{}, buffer, std::move(mapping), std::move(name)) {
+    create_chunks();
+  }
+  tiered_tensors(const tiered_tensors&) = delete;
+  tiered_tensors& operator=(const tiered_tensors&) = delete;
+  /// Removes the chunks. @pre no lease is held.
+  ~tiered_tensors() { remove_chunks(); }
+
+  /// @name Tensors
+  /// @{
+  [[nodiscard]] const chunk_mapping& mapping() const noexcept { return mapping_; }
+  [[nodiscard]] result<std::uint64_t> bytes(tensor_id tensor) const noexcept;
+  [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
+  /// Whether all of it was written, and not discarded since. The answer is the `value()`: the result itself
+  /// only converts to whether there is one.
+  [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
+  /// The same of one part.
+  [[nodiscard]] result<bool> has_contents(tensor_id tensor, std::uint32_t part) const noexcept;
+  /// The buffer's chunk that a part lies in: for `expect`, or to `clone` it. Lease it through the tensors
+  /// alone.
+  [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
+  /// Makes the contents worthless. `errc::chunk_leased` while any of it is leased.
+  result<void> discard(tensor_id tensor);
+  /// @}
+
+  /// @name Leases
+  /// Of a tensor in one part; `errc::tensor_in_parts` for another. `errc::no_contents` when it was never
+  /// written, `errc::chunk_leased` when a lease of the same part is in the way; and what the buffer refuses.
+  /// @{
+  result<read_lease> read(tensor_id tensor, patience wait = wait_complete) {
+    return whole<access_mode::read>(tensor, wait);
+  }
+  /// All of it will be written; until then its contents are anything.
+  result<write_lease> write(tensor_id tensor, patience wait = wait_complete) {
+    return whole<access_mode::write>(tensor, wait);
+  }
+  /// Any of it may change.
+  result<update_lease> update(tensor_id tensor, patience wait = wait_complete) {
+    return whole<access_mode::read_write>(tensor, wait);
+  }
+  /// @}
+
+  /// @name Leases of one part, counted from 0
+  /// @{
+  result<read_lease> read(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+    return lease_part<access_mode::read>(tensor, part, wait);
+  }
+  result<write_lease> write(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+    return lease_part<access_mode::write>(tensor, part, wait);
+  }
+  result<update_lease> update(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+    return lease_part<access_mode::read_write>(tensor, part, wait);
+  }
+  /// Only the bytes `changed`, counted from the part's first, change: no others are moved down for it. The
+  /// span is the whole part. `errc::past_the_bytes`.
+  result<update_lease> update(tensor_id tensor, std::uint32_t part, byte_interval changed,
+                              patience wait = wait_complete);
+  /// @}
+
+  /// Leases one part after another and calls `f(lease, part)` with it, a `lease<Mode>&` and its
+  /// `tensor_part`; the part behind it is brought up meanwhile. Ends with the first lease that is refused,
+  /// for that reason: the parts before it are done.
+  template <access_mode Mode, class F>
+  result<void> for_each_part(tensor_id tensor, F&& f, patience wait = wait_complete);
+
+  /// @name Movement   as the buffer's, of all chunks that the tensor is in; goes on after a failure, and
+  /// gives the first
+  /// @{
+  /// Of the parts that have contents. `errc::no_contents` when there are none.
+  result<void> prefetch(tensor_id tensor);
+  /// `errc::chunk_leased` while a part of it, or a neighbour in its chunk, is leased.
+  result<void> evict(tensor_id tensor);
+  /// `errc::chunk_leased` while a part of it is written, or anything in a chunk that it shares is leased.
+  result<void> flush(tensor_id tensor);
+  /// @}
+
+  [[nodiscard]] tiered_tensors_stats stats() const noexcept;
+  /// One sentence for each broken invariant, the buffer's own excepted. O(parts + chunks).
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  friend class kept_tensors<Buffer>;
+  static constexpr std::uint32_t none = ~std::uint32_t{0};
+  struct without_chunks {};
+
+  struct part_state {
+    std::uint32_t leases = 0;
+    bool writing = false;
+    bool filled = false;
+  };
+  struct chunk_state {
+    chunk_handle handle;
+    std::uint32_t shared = none;  // in `shared_`
+    std::uint32_t filled = 0;     // parts in it that have contents
+  };
+  /// The one lease of a chunk that several tensors are in, under all of theirs.
+  struct shared_chunk {
+    typename Buffer::write_lease anew;   // what nobody had written before
+    typename Buffer::update_lease kept;  // or this one
+    std::uint32_t leases = 0;
+
+    [[nodiscard]] top_range range() const noexcept { return anew ? anew.range() : kept.range(); }
+  };
+
+  tiered_tensors(without_chunks, Buffer& buffer, chunk_mapping mapping, std::string name);
+  void create_chunks();
+  /// The part's contents are there from now on.
+  void fill(std::uint32_t part) noexcept {
+    if (!std::exchange(parts_[part].filled, true)) ++chunk_of(part).filled;
+  }
+  [[nodiscard]] result<void> check_free(tensor_id tensor);
+
+  [[nodiscard]] failure about(errc code, tensor_id tensor, std::uint64_t wanted,
+                              std::uint64_t found) const noexcept {
+    return {code, to_index(tensor), wanted, found, name_.c_str()};
+  }
+  /// `errc::ok` where nothing is wrong.
+  [[nodiscard]] failure check(tensor_id tensor) const noexcept;
+  [[nodiscard]] chunk_state& chunk_of(std::uint32_t part) noexcept {
+    return chunks_[to_index(mapping_.parts()[part].chunk)];
+  }
+  [[nodiscard]] const chunk_state& chunk_of(std::uint32_t part) const noexcept {
+    return chunks_[to_index(mapping_.parts()[part].chunk)];
+  }
+  template <access_mode Mode>
+  [[nodiscard]] result<lease<Mode>> whole(tensor_id tensor, patience wait);
+  template <access_mode Mode>
+  [[nodiscard]] result<lease<Mode>> lease_part(tensor_id tensor, std::uint32_t part, patience wait);
+  template <access_mode Mode>
+  [[nodiscard]] result<lease<Mode>> begin_lease(tensor_id tensor, std::uint32_t part, byte_interval changed,
+                                                patience wait);
+  template <access_mode Mode>
+  [[nodiscard]] result<typename Buffer::template lease<Mode>> take(chunk_handle chunk, byte_interval changed,
+                                                                   patience wait);
+  [[nodiscard]] result<void> join(std::uint32_t part, access_mode mode, byte_interval changed, patience wait);
+  void end_lease(std::uint32_t part, access_mode mode) noexcept;
+  /// Calls `f` with each part's number, and keeps the first failure.
+  template <class F>
+  result<void> each_part(tensor_id tensor, F&& f);
+  void remove_chunks() noexcept;
+
+  Buffer* buffer_;
+  chunk_mapping mapping_;
+  std::string name_;
+  std::vector<part_state> parts_;
+  std::vector<chunk_state> chunks_;
+  std::vector<shared_chunk> shared_;
+  std::uint64_t leases_ = 0;
+  std::uint64_t chunk_leases_ = 0;
+};
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/tiering/detail/tiered_tensors_body.hpp>

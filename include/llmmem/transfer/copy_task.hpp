@@ -1,0 +1,21 @@
+/// @file
+/// `copy_task`: one copy of a batch, as batched copies and kernels take it.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// One copy of a batch.
+struct copy_task {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,78 @@
+/// @file
+/// What copies over any queue need: to begin with an urgency where the queue knows one, to go on where it
+/// only does when asked, to end with an outcome where the fence has one, and not to wait for room.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/space/fence.hpp>
+#include <llmmem/transfer/file_copy.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Of an engine that failed with requests under way nobody will hear what became of them: the device may go
+/// on for as long as it likes, as with one whose answer was lost.
+[[nodiscard]] inline result<void> or_lost(const result<void>& outcome) noexcept {
+  if (outcome.code() != errc::engine_failed) return outcome;
+  failure why = outcome.error();
+  why.code = errc::completion_lost;
+  return why;
+}
+
+/// Waits for a copy, and says how it went where its fence can tell.
+template <fence F>
+[[nodiscard]] result<void> settle(const F& fence) {
+  if constexpr (requires { fence.conclude(); }) {
+    return or_lost(fence.conclude());
+  } else if constexpr (requires { fence.settled(); }) {
+    return or_lost(fence.settled());
+  } else {
+    fence.wait();
+    return {};
+  }
+}
+
+/// Lets a queue that only goes on when asked go on.
+template <class Queue>
+void poll_queue(Queue& queue) noexcept {
+  if constexpr (requires { queue.queue().poll(); }) queue.queue().poll();
+}
+
+/// Whether a copy would begin at once. Queues that do not tell refuse what they have no room for.
+template <class Queue>
+[[nodiscard]] bool has_room(Queue& queue) noexcept {
+  if constexpr (requires { queue.queue().has_room(); }) {
+    return queue.queue().has_room();
+  } else {
+    return true;
+  }
+}
+
+template <class Queue, class Range>
+[[nodiscard]] result<typename Queue::fence_type> copy_in(Queue& queue, Range to,
+                                                         std::span<const std::byte> from, urgency how) {
+  if constexpr (requires { queue.copy_in_async(to, from, {}, how); }) {
+    return queue.copy_in_async(to, from, {}, how);
+  } else {
+    return queue.copy_in_async(to, from, {});
+  }
+}
+template <class Queue, class Range>
+[[nodiscard]] result<typename Queue::fence_type> copy_out(Queue& queue, std::span<std::byte> to, Range from,
+                                                          urgency how) {
+  if constexpr (requires { queue.copy_out_async(to, from, {}, how); }) {
+    return queue.copy_out_async(to, from, {}, how);
+  } else {
+    return queue.copy_out_async(to, from, {});
+  }
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
