@@ -168,9 +168,14 @@ template <checkpoint_storage S, watched_transport T, retention_policy R, rank_wa
 void comm_coordinator<S, T, R, W>::hear_zero(const detail::rank_message& message) {
   const std::vector<std::uint64_t>& numbers = message.numbers;
   if (message.kind == "draft" && numbers.size() == 3) {
-    announced_ = announcement{numbers[0], {{numbers[1], numbers[2]}, message.text}, {}};
+    announcement& draft = announced_.emplace();
+    draft.number = numbers[0];
+    draft.draft = {{numbers[1], numbers[2]}, message.text};
   } else if (message.kind == "refusal" && numbers.size() == 2) {
-    announced_ = announcement{numbers[0], {{numbers[1], 0}, {}}, message.text};
+    announcement& refusal = announced_.emplace();
+    refusal.number = numbers[0];
+    refusal.draft.id.step = numbers[1];
+    refusal.stopped = message.text;
   } else if (message.kind == "outcome" && announced_ && announced_->number == numbers[0]) {
     announced_->stopped = message.text;
   }
