@@ -184,8 +184,11 @@ auto redundant_replica<T, Place>::find(std::span<const presence> all, const pres
   const auto holds = [&](const presence& each) { return each.world != 0 && each.is_of(newest); };
   // One that was left out of the last commit, and came back: what it holds is stale.
   if (!holds(all[to_index(ranks_->rank())])) committed_.is_there = false;
-  found_version found{.about = {.version = newest.version},
-                      .change = {.home = homes_now(), .world = to_number(ranks_->world())}};
+  // Assigned one by one: of members left to their defaults beside designated ones g++ 12 warns at -O3.
+  found_version found;
+  found.about.version = newest.version;
+  found.change.home = homes_now();
+  found.change.world = to_number(ranks_->world());
   const auto from = rank_id{static_cast<std::uint32_t>(&newest - all.data())};
   if (auto learnt = learn(found.about, from, newest.world, by); !learnt) return learnt.error();
   found.change.now.resize(newest.world);
