@@ -68,7 +68,7 @@ struct cluster {
 
 /// Waits for the death, and for a fresh process in that seat.
 void bring_back(ranks_of& ranks, std::uint32_t seats) {
-  if (ranks.end().self() == victim) ranks.end().work(2 * dies_at);  // within which it is killed
+  if (ranks.endpoint().self() == victim) ranks.endpoint().work(2 * dies_at);  // within which it is killed
   do {
     ranks.admit(ranks.agree(0, ranks.after(500 * second)).value());
   } while (to_number(ranks.world()) < seats);
@@ -98,7 +98,7 @@ double from_memory(const cluster& simulated, const redundancy_scheme& scheme) {
   for (std::uint32_t i = 0; i < simulated.ranks; ++i)
     homes.push_back(seat_id{i});
   return seconds_to_recover(simulated, [&](ranks_of& ranks, bool is_first) {
-    const std::uint32_t seat = to_index(ranks.end().self());
+    const std::uint32_t seat = to_index(ranks.endpoint().self());
     const part_id part{seat};
     const std::vector<std::byte> state(simulated.state_bytes, static_cast<std::byte>(seat + 1));
     redundant_replica<ranks_of> replica(ranks, scheme, sizes, homes);
@@ -120,8 +120,8 @@ double from_storage(const cluster& simulated) {
   virtual_link storage({.bytes_per_second = simulated.storage_rate});
   return seconds_to_recover(simulated, [&](ranks_of& ranks, bool is_first) {
     if (is_first) bring_back(ranks, simulated.ranks);
-    const std::uint64_t now = ranks.end().now_ns();
-    ranks.end().work(storage.schedule({now}, simulated.state_bytes).finish.ns - now);
+    const std::uint64_t now = ranks.endpoint().now_ns();
+    ranks.endpoint().work(storage.schedule({now}, simulated.state_bytes).finish.ns - now);
   });
 }
 

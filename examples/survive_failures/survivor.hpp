@@ -131,10 +131,10 @@ class survivor {
 
   void tell(event_kind kind, std::uint64_t value = 0, double loss = 0, std::string_view text = {}) {
     job_event event{.kind = kind,
-                    .seat = to_index(ranks_->end().self()),
+                    .seat = to_index(ranks_->endpoint().self()),
                     .epoch = ranks_->epoch(),
                     .step = step_,
-                    .at_ns = ranks_->end().now_ns(),
+                    .at_ns = ranks_->endpoint().now_ns(),
                     .value = value,
                     .loss = loss};
     for (const llmmem::seat_id seat : ranks_->seats())
@@ -230,7 +230,7 @@ class survivor {
     for (std::uint32_t i = 0; i < gradients_.size(); ++i) {
       gradients_[i].resize(plan_.elements());
       losses_[i] = model_.compute(step_, self() + i * world(), gradients_[i]);
-      let_time_pass(ranks_->end());
+      let_time_pass(ranks_->endpoint());
       ranks_->poll();  // others may wait for an answer
     }
   }

@@ -72,7 +72,7 @@ struct process {
         stored(&of) {
     ranks.join(ranks.after(20 * second)).value();
   }
-  [[nodiscard]] simulated_storage& local() { return stored->local[to_index(ranks.end().self())]; }
+  [[nodiscard]] simulated_storage& local() { return stored->local[to_index(ranks.endpoint().self())]; }
   [[nodiscard]] auto recovered(verification how = verification::checksums) {
     return recover(how, replica_source("peers", ranks, replica, ranks.after(60 * second)),
                    checkpoint_source("local", local()), checkpoint_source("durable", stored->durable));

@@ -286,7 +286,7 @@ TEST_SUITE("collectives") {
       std::uint32_t there = 0;  // one thread at a time runs
       in_world(world, world, [&](ranks_of& ranks, std::uint32_t self) {
         for (std::uint32_t round = 1; round <= 3; ++round) {
-          ranks.end().work(self * round * 1'000'000);
+          ranks.endpoint().work(self * round * 1'000'000);
           ++there;
           barrier(ranks, {.by = ranks.after(second)}).value();
           CHECK(there >= world * round);

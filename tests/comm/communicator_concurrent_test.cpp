@@ -62,7 +62,7 @@ std::vector<std::byte> received(ranks_of& ranks, rank_id from, std::uint32_t tag
 }
 
 void end_of_a_while(ranks_of& ranks) {
-  ranks.end().work(millisecond);
+  ranks.endpoint().work(millisecond);
   ranks.poll();
 }
 
@@ -271,12 +271,12 @@ TEST_SUITE("communicator") {
         // And what nobody asks for any more.
         ranks.send(bytes_of_seed(3000, 3), other, 2, ranks.after(second)).value();
       } else {
-        ranks.end().work(20 * millisecond);
-        const std::uint64_t before = ranks.end().now_ns();
+        ranks.endpoint().work(20 * millisecond);
+        const std::uint64_t before = ranks.endpoint().now_ns();
         std::vector<std::byte> nothing(8);
         const auto none = ranks.recv(nothing, other, 4, ranks.after(millisecond));
         CHECK(none.error() == failure{errc::peer_timed_out, 0, 8, 0});
-        CHECK(ranks.end().now_ns() >= before + millisecond);
+        CHECK(ranks.endpoint().now_ns() >= before + millisecond);
         CHECK(received(ranks, other, 1, 60'000) == bytes_of_seed(60'000, 2));
         CHECK(received(ranks, other, 2, 3000) == bytes_of_seed(3000, 3));
       }

@@ -102,7 +102,9 @@ class communicator {
   communicator(const communicator&) = delete;
   communicator& operator=(const communicator&) = delete;
 
-  [[nodiscard]] E& end() noexcept { return *end_; }
+  /// What it sends and receives by.
+  [[nodiscard]] E& endpoint() noexcept { return *end_; }
+  [[nodiscard, deprecated("call endpoint()")]] E& end() noexcept { return *end_; }
   /// The time `ns` from now.
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept;
 

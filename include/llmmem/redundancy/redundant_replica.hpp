@@ -158,7 +158,7 @@ class redundant_replica {
   /// @param sizes  bytes of each part.
   /// @param homes  the seat of each part. While nobody sits there, another rank owns the part.
   /// @throws argument_error  when these two differ in number, or a home is no seat of the job, where the
-  ///      transport knows: `ranks.end().seats()`, as a communicator does.
+  ///      transport knows: `ranks.endpoint().seats()`, as a communicator does.
   redundant_replica(T& ranks, const redundancy_scheme& scheme, std::span<const std::uint64_t> sizes,
                     std::span<const seat_id> homes, Place place = Place(),
                     const replica_options& options = {});

@@ -19,8 +19,8 @@ namespace detail {
 /// How many seats there are, members or not, where the transport can tell.
 template <class T>
 [[nodiscard]] std::optional<std::uint32_t> seats_of_job(T& ranks) {
-  if constexpr (requires { ranks.end().seats(); }) {
-    return static_cast<std::uint32_t>(ranks.end().seats());
+  if constexpr (requires { ranks.endpoint().seats(); }) {
+    return static_cast<std::uint32_t>(ranks.endpoint().seats());
   } else {
     return std::nullopt;
   }
