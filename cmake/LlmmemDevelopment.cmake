@@ -31,6 +31,16 @@ target_compile_options(
   llmmem_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${llmmem_warning_flags}>"
                             "$<$<COMPILE_LANGUAGE:CUDA>:${llmmem_cuda_warning_flags}>")
 
+# In a tree that does not optimise: programs that run for longer than they take to optimise.
+set(LLMMEM_OPTIMISED
+    ""
+    CACHE STRING "Programs of tests and examples to compile with -Og")
+function(llmmem_optimise_if_listed target)
+  if(target IN_LIST LLMMEM_OPTIMISED)
+    target_compile_options(${target} PRIVATE -Og)
+  endif()
+endfunction()
+
 include(FetchContent)
 
 # llmmem_dependency(<name> VERSION <v> DEBIAN <package> URL <url> SHA256 <hash>)

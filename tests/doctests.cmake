@@ -14,6 +14,9 @@ target_link_libraries(llmmem_doctest_main PUBLIC doctest::doctest PRIVATE llmmem
 
 option(LLMMEM_TESTS_ALONE "Makes a program of each test file, alone_<folder>_<header>: scripts/mutate builds one at a time"
        OFF)
+set(LLMMEM_TESTS_WITHOUT
+    ""
+    CACHE STRING "Folders whose unit and concurrent tests this tree leaves to another")
 set(LLMMEM_TESTS_TOGETHER
     0
     CACHE STRING "KiB of a folder's test files that one translation unit compiles; 0: each file by itself")
@@ -69,10 +72,7 @@ function(llmmem_doctest_program target folder)
     target_link_libraries(${target} PRIVATE llmmem::nccl)
     target_compile_definitions(${target} PRIVATE LLMMEM_TESTS_NCCL)
   endif()
-  # Most programs take longer to optimise than to run. These loop.
-  if(target IN_LIST LLMMEM_OPTIMISED)
-    target_compile_options(${target} PRIVATE -O1)
-  endif()
+  llmmem_optimise_if_listed(${target})
 endfunction()
 
 function(llmmem_add_doctests target folder label)
@@ -111,6 +111,7 @@ endif()
 set(folders ${sources})
 list(TRANSFORM folders REPLACE "/.*$" "")
 list(REMOVE_DUPLICATES folders)
+list(REMOVE_ITEM folders ${LLMMEM_TESTS_WITHOUT})
 foreach(folder IN LISTS folders)
   set(concurrent ${sources})
   list(FILTER concurrent INCLUDE REGEX "^${folder}/")
