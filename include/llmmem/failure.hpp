@@ -4,8 +4,11 @@
 
 #include <llmmem/config.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -157,14 +160,88 @@ enum class seat_absence : std::uint32_t {
   in_epoch         ///< its process is a member of an epoch that has begun without this one
 };
 
-/// A refusal: its reason, the two numbers that show it, and who refused.
+/// The name of the object that refused, or the path of its file: a copy, so that it outlives the object.
+///
+/// A name of more than `max_size` bytes is shortened when it is copied: its first third, `...`, and its end
+/// stay, which of a path are the folder it begins with and the file.
+///
+/// @par Complexity   an empty name writes one byte, any other as many as it has; never allocates.
+class failure_name {
+ public:
+  /// Bytes of a name that are kept, without the zero behind them.
+  static constexpr std::size_t max_size = 95;
+
+  constexpr failure_name() noexcept : kept_(nothing()) {}
+  constexpr failure_name(const char* name) noexcept
+      : kept_(copy_of(name == nullptr ? std::string_view() : std::string_view(name))) {}
+  constexpr failure_name(const std::string& name) noexcept : kept_(copy_of(name)) {}
+  constexpr failure_name(std::string_view name) noexcept : kept_(copy_of(name)) {}
+
+  [[nodiscard]] constexpr bool empty() const noexcept { return kept_.text[0] == '\0'; }
+  [[nodiscard]] constexpr const char* c_str() const noexcept { return kept_.text; }
+  [[nodiscard]] constexpr std::string_view view() const noexcept { return kept_.text; }
+  constexpr operator std::string_view() const noexcept { return view(); }
+
+  friend constexpr bool operator==(const failure_name& a, const failure_name& b) noexcept {
+    return a.view() == b.view();
+  }
+
+ private:
+  static constexpr std::string_view gap = "...";
+
+  struct letters {
+    char text[max_size + 1];
+
+    constexpr std::size_t append(std::size_t at, std::string_view part) noexcept {
+      part.copy(text + at, part.size());
+      return at + part.size();
+    }
+    /// A constant must have a value in each byte; an object that is made while the program runs need not.
+    constexpr void end_at(std::size_t at) noexcept {
+      text[at] = '\0';
+      if (std::is_constant_evaluated()) {
+        for (; at <= max_size; ++at)
+          text[at] = '\0';
+      }
+    }
+  };
+
+  [[nodiscard]] static constexpr letters nothing() noexcept {
+    letters out;
+    out.end_at(0);
+    return out;
+  }
+  [[nodiscard]] LLMMEM_COLD LLMMEM_OUTLINED static constexpr letters copy_of(std::string_view name) noexcept {
+    letters out;
+    if (name.size() <= max_size) {
+      out.end_at(out.append(0, name));
+      return out;
+    }
+    std::size_t head = max_size / 3;
+    while (head != 0 && is_inside_character(name[head]))
+      --head;
+    std::size_t tail = name.size() - (max_size - head - gap.size());
+    while (tail != name.size() && is_inside_character(name[tail]))
+      ++tail;
+    out.end_at(out.append(out.append(out.append(0, name.substr(0, head)), gap), name.substr(tail)));
+    return out;
+  }
+  /// Whether `byte` continues a character of UTF-8, which must not be cut.
+  [[nodiscard]] static constexpr bool is_inside_character(char byte) noexcept {
+    return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U;
+  }
+
+  letters kept_;
+};
+
+/// A refusal: its reason, the two numbers that show it, and who refused. A value: it may be kept, copied and
+/// handed up after the object that refused is gone.
 struct failure {
   errc code = errc::ok;
   std::uint32_t index = 0;   ///< block or sequence slot, where the reason names one
   std::uint64_t wanted = 0;  ///< see `errc`
   std::uint64_t found = 0;   ///< see `errc`
-  const char* where = "";    ///< name given to the object at construction; valid until that is moved from or
-                             ///< destroyed: take `message()` before
+  failure_name where = {};   ///< the name given to the object at construction, or the path of a file
 
   /// One sentence for a person: who, what, how much, and how to mend it. Allocates: not for hot paths.
   [[nodiscard]] LLMMEM_COLD std::string message() const;
@@ -178,6 +255,8 @@ struct failure {
     return a.code == b.code && a.index == b.index && a.wanted == b.wanted && a.found == b.found;
   }
 };
+
+static_assert(std::is_trivially_copyable_v<failure>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -10,7 +10,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `T` or the `failure` that kept it from being made. Cheap to return: two words more than `T`.
+/// A `T` or the `failure` that kept it from being made. Success costs a few words more than `T`: the bytes of
+/// the name in `failure` are written by a refusal alone.
 ///
 ///     if (auto sequence = cache.create()) use(*sequence);
 ///     else log(sequence.error().message());
@@ -23,6 +24,29 @@ class [[nodiscard]] result {
 
   constexpr result(T value) noexcept : value_(std::move(value)) {}
   constexpr result(const failure& why) noexcept : failure_(why) {}
+  constexpr result(const result& other) noexcept(std::is_nothrow_copy_constructible_v<T>)
+    requires std::is_copy_constructible_v<T>
+      : value_(other.value_) {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result(result&& other) noexcept : value_(std::move(other.value_)) {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result& operator=(const result& other) noexcept(std::is_nothrow_copy_assignable_v<T>)
+    requires std::is_copy_assignable_v<T>
+  {
+    value_ = other.value_;
+    assign(other);
+    return *this;
+  }
+  constexpr result& operator=(result&& other) noexcept(std::is_nothrow_move_assignable_v<T>)
+    requires std::is_move_assignable_v<T>
+  {
+    value_ = std::move(other.value_);
+    assign(other);
+    return *this;
+  }
+  constexpr ~result() = default;
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
@@ -57,6 +81,14 @@ class [[nodiscard]] result {
   constexpr void check() const {
     if (!has_value()) failure_.raise();
   }
+  /// Copies of a success leave the bytes of a name alone, too.
+  constexpr void assign(const result& other) noexcept {
+    if (!other.has_value()) {
+      failure_ = other.failure_;
+    } else if (!has_value()) {
+      failure_ = failure{};
+    }
+  }
 
   T value_{};
   failure failure_{};
@@ -66,8 +98,21 @@ class [[nodiscard]] result {
 template <>
 class [[nodiscard]] result<void> {
  public:
-  constexpr result() noexcept = default;
+  // Not defaulted: `return {};` would then set all bytes of the name to zero first.
+  constexpr result() noexcept {}  // NOLINT(modernize-use-equals-default)
   constexpr result(const failure& why) noexcept : failure_(why) {}
+  constexpr result(const result& other) noexcept {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result& operator=(const result& other) noexcept {
+    if (!other.has_value()) {
+      failure_ = other.failure_;
+    } else if (!has_value()) {
+      failure_ = failure{};
+    }
+    return *this;
+  }
+  constexpr ~result() = default;
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }

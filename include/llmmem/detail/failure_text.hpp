@@ -338,7 +338,7 @@ namespace detail {
 }  // namespace detail
 
 inline std::string failure::message() const {
-  std::string text = where[0] == '\0' ? "llmmem" : where;
+  std::string text(where.empty() ? std::string_view("llmmem") : where.view());
   text += ": ";
   std::string_view left = detail::sentence_of(*this);
   while (!left.empty()) {

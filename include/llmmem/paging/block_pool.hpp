@@ -228,6 +228,9 @@ class block_pool {
   // Brings the free list to `count` blocks, evicting what is missing.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
+  /// Whether a record goes by that name now; it may have no references.
+  [[nodiscard]] bool is_named_by(block_id block) const noexcept;
+  [[nodiscard]] bool is_named_by(block_handle handle) const noexcept;
   template <class Name>
   result<void> share_all(std::span<const Name> names) noexcept;
   template <class Name>
