@@ -75,7 +75,7 @@ class [[nodiscard]] result {
 
   /// Why there is no value; `errc::ok` when there is one.
   [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
-  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+  [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:
   constexpr void check() const {
@@ -123,7 +123,7 @@ class [[nodiscard]] result<void> {
   }
 
   [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
-  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+  [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:
   failure failure_{};

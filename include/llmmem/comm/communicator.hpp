@@ -6,6 +6,7 @@
 #include <llmmem/comm/detail/agree_wire.hpp>
 #include <llmmem/comm/detail/inbox.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/config.hpp>
@@ -225,7 +226,7 @@ class communicator {
   void leave_behind(const seat_set& failed) noexcept;
   void wait_once(deadline by);
 
-  [[nodiscard]] failure refuse(errc code, rank_id rank, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
   [[nodiscard]] result<void> may_talk(rank_id with) const noexcept;
   [[nodiscard]] result<void> send_frames(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag,

@@ -213,7 +213,7 @@ class block_pool {
  private:
   friend struct testing_access;  // tests corrupt a pool on purpose, to see audit() name it
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name_.c_str()};
   }

@@ -295,7 +295,7 @@ class paged_allocator {
     bool copies = false;
   };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name().c_str()};
   }

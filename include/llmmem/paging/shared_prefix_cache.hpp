@@ -259,7 +259,7 @@ class shared_prefix_cache {
     block_id parent = null_block;
   };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name_.c_str()};
   }

@@ -6,6 +6,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>

@@ -274,7 +274,7 @@ class redundant_replica {
 
   [[nodiscard]] std::optional<replica_map> place(std::span<const seat_id> seats) const;
   [[nodiscard]] collective_call call(deadline by) const;
-  [[nodiscard]] failure refuse(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
 
   [[nodiscard]] std::uint32_t setup_digest() const;

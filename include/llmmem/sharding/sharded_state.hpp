@@ -231,7 +231,7 @@ class sharded_state {
   [[nodiscard]] bool has_all(tensor_id tensor) const noexcept {
     return local_[to_index(tensor)].elements() == facts_[to_index(tensor)].shape.elements();
   }
-  [[nodiscard]] failure refuse(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                std::uint64_t found) const noexcept {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
   }

@@ -192,7 +192,7 @@ class token_dispatch {
 }
 
 inline result<void> token_dispatch::check(std::span<const expert_id> chosen) const noexcept {
-  const auto refuse = [&](errc code, std::uint64_t wanted, std::uint64_t found) {
+  const auto refuse = [&](error_code code, std::uint64_t wanted, std::uint64_t found) {
     return failure{.code = code, .wanted = wanted, .found = found, .where = options_.name};
   };
   const std::uint64_t whole = chosen.size() / options_.choices * options_.choices;

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 
 #if !defined(__linux__)

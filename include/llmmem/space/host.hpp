@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/pages.hpp>

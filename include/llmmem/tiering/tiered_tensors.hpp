@@ -267,7 +267,7 @@ class tiered_tensors {
   }
   [[nodiscard]] result<void> check_free(tensor_id tensor);
 
-  [[nodiscard]] failure about(errc code, tensor_id tensor, std::uint64_t wanted,
+  [[nodiscard]] failure about(error_code code, tensor_id tensor, std::uint64_t wanted,
                               std::uint64_t found) const noexcept {
     return {code, to_index(tensor), wanted, found, name_.c_str()};
   }

@@ -6,6 +6,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/transfer/file_queue.hpp>

@@ -6,7 +6,9 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/live_ranges.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 

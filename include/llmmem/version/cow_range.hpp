@@ -9,6 +9,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/detail/cow_pages.hpp>
+#include <llmmem/version/errors.hpp>
 
 #include <atomic>
 #include <concepts>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {

@@ -2,7 +2,10 @@
 /// Chunks of a `tiered_buffer`: how they are made, resized, discarded and removed.
 #pragma once
 
+#include <llmmem/space/errors.hpp>
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {
@@ -126,7 +129,8 @@ failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const n
 /// What is wrong with a chunk, by one of its names.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted,
+failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(error_code code, std::uint32_t slot,
+                                                        std::uint64_t wanted,
                                                         std::uint64_t found) const noexcept {
   return {code, chunks_[slot].name, wanted, found, options_.name.c_str()};
 }

@@ -2,6 +2,7 @@
 /// How leases of tensors become leases of chunks.
 #pragma once
 
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_tensors.hpp>
 
 namespace llmmem {
