@@ -48,7 +48,16 @@ class [[nodiscard]] result {
   }
   constexpr ~result() = default;
 
-  [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
+  /// Whether there is a value. Not of a `result<bool>`, where it would read as the answer: ask `has_value()`,
+  /// then `value()`.
+  [[nodiscard]] constexpr explicit operator bool() const noexcept
+    requires(!std::is_same_v<T, bool>)
+  {
+    return failure_.code == errc::ok;
+  }
+  explicit operator bool() const
+    requires std::is_same_v<T, bool>
+  = delete;
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
 
   /// The value. @pre `has_value()`.
