@@ -113,9 +113,9 @@ class failure_name {
   constexpr failure_name(std::string_view name) noexcept : kept_(copy_of(name)) {}
 
   [[nodiscard]] constexpr bool empty() const noexcept { return kept_.text[0] == '\0'; }
-  [[nodiscard]] constexpr const char* c_str() const noexcept { return kept_.text; }
-  [[nodiscard]] constexpr std::string_view view() const noexcept { return kept_.text; }
-  constexpr operator std::string_view() const noexcept { return view(); }
+  [[nodiscard]] constexpr const char* c_str() const noexcept LLMMEM_LIFETIMEBOUND { return kept_.text; }
+  [[nodiscard]] constexpr std::string_view view() const noexcept LLMMEM_LIFETIMEBOUND { return kept_.text; }
+  constexpr operator std::string_view() const noexcept LLMMEM_LIFETIMEBOUND { return view(); }
 
   friend constexpr bool operator==(const failure_name& a, const failure_name& b) noexcept {
     return a.view() == b.view();

@@ -2,6 +2,7 @@
 /// `result<T>`: what a `noexcept` operation returns, a value or a `failure` with the shortage in it.
 #pragma once
 
+#include <llmmem/config.hpp>
 #include <llmmem/failure.hpp>
 
 #include <type_traits>
@@ -61,18 +62,18 @@ class [[nodiscard]] result {
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
 
   /// The value. @pre `has_value()`.
-  [[nodiscard]] constexpr T& operator*() & noexcept { return value_; }
-  [[nodiscard]] constexpr const T& operator*() const& noexcept { return value_; }
-  [[nodiscard]] constexpr T&& operator*() && noexcept { return std::move(value_); }
-  [[nodiscard]] constexpr T* operator->() noexcept { return &value_; }
-  [[nodiscard]] constexpr const T* operator->() const noexcept { return &value_; }
+  [[nodiscard]] constexpr T& operator*() & noexcept LLMMEM_LIFETIMEBOUND { return value_; }
+  [[nodiscard]] constexpr const T& operator*() const& noexcept LLMMEM_LIFETIMEBOUND { return value_; }
+  [[nodiscard]] constexpr T&& operator*() && noexcept LLMMEM_LIFETIMEBOUND { return std::move(value_); }
+  [[nodiscard]] constexpr T* operator->() noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
+  [[nodiscard]] constexpr const T* operator->() const noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
 
   /// The value, or an exception with the failure's text. May be called for the exception alone.
-  constexpr T& value() & {
+  constexpr T& value() & LLMMEM_LIFETIMEBOUND {
     check();
     return value_;
   }
-  constexpr const T& value() const& {
+  constexpr const T& value() const& LLMMEM_LIFETIMEBOUND {
     check();
     return value_;
   }
@@ -83,7 +84,7 @@ class [[nodiscard]] result {
   }
 
   /// Why there is no value; `errc::ok` when there is one.
-  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
+  [[nodiscard]] constexpr const failure& error() const noexcept LLMMEM_LIFETIMEBOUND { return failure_; }
   [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:
@@ -131,7 +132,7 @@ class [[nodiscard]] result<void> {
     if (!has_value()) failure_.raise();
   }
 
-  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
+  [[nodiscard]] constexpr const failure& error() const noexcept LLMMEM_LIFETIMEBOUND { return failure_; }
   [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:

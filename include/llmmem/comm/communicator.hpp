@@ -120,7 +120,7 @@ class communicator {
     return rank_count{static_cast<std::uint32_t>(seats_.size())};
   }
   /// By rank, rising.
-  [[nodiscard]] std::span<const seat_id> seats() const noexcept { return seats_; }
+  [[nodiscard]] std::span<const seat_id> seats() const noexcept LLMMEM_LIFETIMEBOUND { return seats_; }
   [[nodiscard]] seat_id seat_of(rank_id rank) const noexcept { return seats_[to_index(rank)]; }
   /// The rank that sits there, or nothing.
   [[nodiscard]] std::optional<rank_id> rank_of(seat_id seat) const noexcept;

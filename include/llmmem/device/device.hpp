@@ -312,7 +312,7 @@ class basic_device_space {
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ledger_.options().budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return ledger_.used(); }
-  [[nodiscard]] std::string_view name() const noexcept { return ledger_.options().name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return ledger_.options().name; }
 
   /// Whether all of `range` lies inside one live range.
   [[nodiscard]] bool holds(range_type range) const noexcept { return ledger_.holds(range.data, range.bytes); }

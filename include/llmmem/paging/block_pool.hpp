@@ -192,7 +192,7 @@ class block_pool {
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
   /// Blocks that `allocate` could give out now.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_.size() + idle_count_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
   [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
 

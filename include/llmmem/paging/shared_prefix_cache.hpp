@@ -240,7 +240,7 @@ class shared_prefix_cache {
 
   [[nodiscard]] std::uint64_t blocks() const noexcept { return states_.size() - 1; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
   /// Counts by looking at each block, O(blocks): what `match` finds is told to its caller and counted
   /// nowhere, for a common counter would be what all threads wait for. Exact while nothing runs.

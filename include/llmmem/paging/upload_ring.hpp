@@ -120,7 +120,7 @@ class upload_ring {
 
   [[nodiscard]] std::uint64_t slots() const noexcept { return states_.size(); }
   [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
  private:
   struct state {

@@ -127,7 +127,7 @@ class io_file {
     if (buffered_ >= 0) ::close(buffered_);
   }
 
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] bool is_writable() const noexcept { return writable_; }
 
   /// Descriptors: through the page cache, and past it (-1 where that cannot be had).

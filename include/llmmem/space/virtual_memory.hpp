@@ -132,7 +132,7 @@ class basic_virtual_memory {
   [[nodiscard]] std::uint64_t granularity() const noexcept { return mapper_.granularity(); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return stats_.used; }
-  [[nodiscard]] std::string_view name() const noexcept { return options_.name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
   [[nodiscard]] virtual_stats stats() const noexcept {
     virtual_stats now = stats_;
     now.ranges = ranges_.live();

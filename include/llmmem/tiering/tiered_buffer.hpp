@@ -137,7 +137,7 @@ class basic_tiered_buffer {
     }
 
     /// The bytes, where the host may touch tier 0; none when it has ended, or was moved from.
-    [[nodiscard]] std::span<byte_type> span() const noexcept
+    [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires(space_type<0>::is_host_accessible)
     {
       return range_.span();

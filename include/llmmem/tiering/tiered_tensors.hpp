@@ -131,7 +131,7 @@ class tiered_tensors {
 
     /// The part's bytes and no others, where the host may touch tier 0; none when it has ended, or was moved
     /// from.
-    [[nodiscard]] std::span<byte_type> span() const noexcept
+    [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires requires(const top_range& range) { range.span(); }
     {
       return range_.span();

@@ -76,7 +76,7 @@ class file_space {
     const std::scoped_lock lock(mutex_);
     return used_;
   }
-  [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return file_.path(); }
 
   /// @name Copies   see `copy_queue`. `how` is their urgency.
   /// @{
