@@ -98,7 +98,7 @@ class mpi_transport {
       MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
     if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);  // goes on by itself
   }
-  static llmmem::failure refuse(llmmem::errc code, llmmem::rank_id rank, std::uint64_t wanted,
+  static llmmem::failure refuse(llmmem::error_code code, llmmem::rank_id rank, std::uint64_t wanted,
                                 std::uint64_t found) noexcept {
     return {
         .code = code, .index = to_index(rank), .wanted = wanted, .found = found, .where = "mpi_transport"};

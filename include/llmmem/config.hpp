@@ -49,6 +49,14 @@
 #define LLMMEM_NO_UNIQUE_ADDRESS [[no_unique_address]]
 #endif
 
+/// Behind a member function: what it returns dies with the object, so that clang warns (-Wdangling) where the
+/// object is a temporary: `for (auto b : buffer.read(chunk).value().span())`.
+#if defined(__clang__) && !defined(__CUDACC__)
+#define LLMMEM_LIFETIMEBOUND [[clang::lifetimebound]]
+#else
+#define LLMMEM_LIFETIMEBOUND
+#endif
+
 /// Keeps a function that only reports errors out of the caller's hot code.
 #if defined(__GNUC__)
 #define LLMMEM_COLD [[gnu::cold]]

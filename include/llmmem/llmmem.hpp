@@ -21,6 +21,7 @@
 
 #include <llmmem/arena/arena.hpp>
 #include <llmmem/arena/caching_split.hpp>
+#include <llmmem/arena/errors.hpp>
 #include <llmmem/arena/range_arena.hpp>
 #include <llmmem/arena/size_class.hpp>
 #include <llmmem/arena/stitched.hpp>
@@ -57,12 +58,14 @@
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/errors.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
 #include <llmmem/comm/agreement.hpp>
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/comm/ranks.hpp>
@@ -78,9 +81,11 @@
 #include <llmmem/device/device_mapper.hpp>
 #include <llmmem/device/device_queue.hpp>
 #include <llmmem/device/device_runtime.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/device/pinned.hpp>
 #include <llmmem/device/streamed_space.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/errors.hpp>
 #include <llmmem/eviction/admission.hpp>
 #include <llmmem/eviction/any.hpp>
 #include <llmmem/eviction/arc.hpp>
@@ -102,6 +107,7 @@
 #include <llmmem/failure.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/errors.hpp>
 #include <llmmem/hash/hmac_sha256.hpp>
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
@@ -124,6 +130,7 @@
 #include <llmmem/paging/cache_metrics.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/group_observer.hpp>
@@ -152,6 +159,7 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
+#include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/gf256.hpp>
 #include <llmmem/redundancy/gf_engine.hpp>
 #include <llmmem/redundancy/part_ownership.hpp>
@@ -213,6 +221,7 @@
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/folder.hpp>
@@ -232,6 +241,7 @@
 #include <llmmem/tiering/chunk_index.hpp>
 #include <llmmem/tiering/chunk_key.hpp>
 #include <llmmem/tiering/chunk_mapping.hpp>
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/kept_tensors.hpp>
 #include <llmmem/tiering/machine.hpp>
 #include <llmmem/tiering/model_file_space.hpp>
@@ -247,6 +257,7 @@
 #include <llmmem/transfer/copy_plan.hpp>
 #include <llmmem/transfer/copy_task.hpp>
 #include <llmmem/transfer/direct_span.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 #include <llmmem/transfer/file_space.hpp>
@@ -267,6 +278,7 @@
 #include <llmmem/version/delta.hpp>
 #include <llmmem/version/dirty_ranges.hpp>
 #include <llmmem/version/double_buffer.hpp>
+#include <llmmem/version/errors.hpp>
 #include <llmmem/version/latest.hpp>
 #include <llmmem/version/snapshot_gate.hpp>
 #include <llmmem/version/stash.hpp>

@@ -2,6 +2,7 @@
 /// `result<T>`: what a `noexcept` operation returns, a value or a `failure` with the shortage in it.
 #pragma once
 
+#include <llmmem/config.hpp>
 #include <llmmem/failure.hpp>
 
 #include <type_traits>
@@ -10,7 +11,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A `T` or the `failure` that kept it from being made. Cheap to return: two words more than `T`.
+/// A `T` or the `failure` that kept it from being made. Success costs a few words more than `T`: the bytes of
+/// the name in `failure` are written by a refusal alone.
 ///
 ///     if (auto sequence = cache.create()) use(*sequence);
 ///     else log(sequence.error().message());
@@ -23,23 +25,55 @@ class [[nodiscard]] result {
 
   constexpr result(T value) noexcept : value_(std::move(value)) {}
   constexpr result(const failure& why) noexcept : failure_(why) {}
+  constexpr result(const result& other) noexcept(std::is_nothrow_copy_constructible_v<T>)
+    requires std::is_copy_constructible_v<T>
+      : value_(other.value_) {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result(result&& other) noexcept : value_(std::move(other.value_)) {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result& operator=(const result& other) noexcept(std::is_nothrow_copy_assignable_v<T>)
+    requires std::is_copy_assignable_v<T>
+  {
+    value_ = other.value_;
+    assign(other);
+    return *this;
+  }
+  constexpr result& operator=(result&& other) noexcept(std::is_nothrow_move_assignable_v<T>)
+    requires std::is_move_assignable_v<T>
+  {
+    value_ = std::move(other.value_);
+    assign(other);
+    return *this;
+  }
+  constexpr ~result() = default;
 
-  [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
+  /// Whether there is a value. Not of a `result<bool>`, where it would read as the answer: ask `has_value()`,
+  /// then `value()`.
+  [[nodiscard]] constexpr explicit operator bool() const noexcept
+    requires(!std::is_same_v<T, bool>)
+  {
+    return failure_.code == errc::ok;
+  }
+  explicit operator bool() const
+    requires std::is_same_v<T, bool>
+  = delete;
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
 
   /// The value. @pre `has_value()`.
-  [[nodiscard]] constexpr T& operator*() & noexcept { return value_; }
-  [[nodiscard]] constexpr const T& operator*() const& noexcept { return value_; }
-  [[nodiscard]] constexpr T&& operator*() && noexcept { return std::move(value_); }
-  [[nodiscard]] constexpr T* operator->() noexcept { return &value_; }
-  [[nodiscard]] constexpr const T* operator->() const noexcept { return &value_; }
+  [[nodiscard]] constexpr T& operator*() & noexcept LLMMEM_LIFETIMEBOUND { return value_; }
+  [[nodiscard]] constexpr const T& operator*() const& noexcept LLMMEM_LIFETIMEBOUND { return value_; }
+  [[nodiscard]] constexpr T&& operator*() && noexcept LLMMEM_LIFETIMEBOUND { return std::move(value_); }
+  [[nodiscard]] constexpr T* operator->() noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
+  [[nodiscard]] constexpr const T* operator->() const noexcept LLMMEM_LIFETIMEBOUND { return &value_; }
 
   /// The value, or an exception with the failure's text. May be called for the exception alone.
-  constexpr T& value() & {
+  constexpr T& value() & LLMMEM_LIFETIMEBOUND {
     check();
     return value_;
   }
-  constexpr const T& value() const& {
+  constexpr const T& value() const& LLMMEM_LIFETIMEBOUND {
     check();
     return value_;
   }
@@ -50,12 +84,20 @@ class [[nodiscard]] result {
   }
 
   /// Why there is no value; `errc::ok` when there is one.
-  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
-  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+  [[nodiscard]] constexpr const failure& error() const noexcept LLMMEM_LIFETIMEBOUND { return failure_; }
+  [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:
   constexpr void check() const {
     if (!has_value()) failure_.raise();
+  }
+  /// Copies of a success leave the bytes of a name alone, too.
+  constexpr void assign(const result& other) noexcept {
+    if (!other.has_value()) {
+      failure_ = other.failure_;
+    } else if (!has_value()) {
+      failure_ = failure{};
+    }
   }
 
   T value_{};
@@ -66,8 +108,21 @@ class [[nodiscard]] result {
 template <>
 class [[nodiscard]] result<void> {
  public:
-  constexpr result() noexcept = default;
+  // Not defaulted: `return {};` would then set all bytes of the name to zero first.
+  constexpr result() noexcept {}  // NOLINT(modernize-use-equals-default)
   constexpr result(const failure& why) noexcept : failure_(why) {}
+  constexpr result(const result& other) noexcept {
+    if (!other.has_value()) failure_ = other.failure_;
+  }
+  constexpr result& operator=(const result& other) noexcept {
+    if (!other.has_value()) {
+      failure_ = other.failure_;
+    } else if (!has_value()) {
+      failure_ = failure{};
+    }
+    return *this;
+  }
+  constexpr ~result() = default;
 
   [[nodiscard]] constexpr explicit operator bool() const noexcept { return failure_.code == errc::ok; }
   [[nodiscard]] constexpr bool has_value() const noexcept { return failure_.code == errc::ok; }
@@ -77,8 +132,8 @@ class [[nodiscard]] result<void> {
     if (!has_value()) failure_.raise();
   }
 
-  [[nodiscard]] constexpr const failure& error() const noexcept { return failure_; }
-  [[nodiscard]] constexpr errc code() const noexcept { return failure_.code; }
+  [[nodiscard]] constexpr const failure& error() const noexcept LLMMEM_LIFETIMEBOUND { return failure_; }
+  [[nodiscard]] constexpr error_code code() const noexcept { return failure_.code; }
 
  private:
   failure failure_{};

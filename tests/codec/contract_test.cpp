@@ -139,7 +139,7 @@ TEST_CASE_TEMPLATE("with any bit wrong a form is refused, or decoded to as many 
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       form[bit / 8] ^= mask;
       byte_string out(size + 1, untouched);
-      const errc code = codec.decode(fenced_bytes(form), std::span(out).first(size)).code();
+      const error_code code = codec.decode(fenced_bytes(form), std::span(out).first(size)).code();
       REQUIRE((code == errc::ok || code == errc::damaged_encoding || code == errc::layout_mismatch));
       REQUIRE(out.back() == untouched);
       form[bit / 8] ^= mask;

@@ -211,7 +211,7 @@ TEST_SUITE("nccl_transport") {
       side.agree(0, by).value();
       fake.fails_at["put"] = fake.calls["put"] + 1;
       const auto failed = ranks.register_window(bytes.subspan(12288), by);
-      CHECK_FALSE(failed);
+      CHECK_FALSE(failed.has_value());
       CHECK(side.is_revoked());
       CHECK(ranks.deregister_window(bytes.subspan(12288)).code() == errc::epoch_revoked);
       CHECK(ranks.deregister_window(bytes.first(4096)).code() == errc::epoch_revoked);

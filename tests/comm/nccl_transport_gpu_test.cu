@@ -38,7 +38,7 @@ void check_window(Ranks& ranks, const std::vector<float>& host) {
   const std::size_t bytes = host.size() * sizeof(float);
   nccl_memory<> memory(bytes);
   const auto made = ranks.register_window(memory.bytes(), ranks.after(minute));
-  if (!made) expect(made.error(), "register_window");
+  if (!made.has_value()) expect(made.error(), "register_window");
   std::printf("a window of %zu bytes was %s\n", bytes, made.value() ? "made" : "not made");
   llmmem_tests::check(cudaMemcpy(memory.bytes().data(), host.data(), bytes, cudaMemcpyHostToDevice),
                       "copy up");

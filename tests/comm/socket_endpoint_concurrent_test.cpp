@@ -190,7 +190,7 @@ TEST_CASE("two that send to each other and have no room at first are asked again
     constexpr std::uint32_t length = 8U << 20;  // more than lies between them
     socket_world world(kind, 2, {.frame_bytes = length});
     REQUIRE(world.join());
-    std::array<errc, 2> sent{};
+    std::array<error_code, 2> sent{};
     std::array<reluctant, 2> heard;
     std::vector<std::thread> threads;
     threads.reserve(2);

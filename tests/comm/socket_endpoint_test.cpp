@@ -129,7 +129,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
     receiver.answer = frame_room::answer::later;
     const std::vector<std::byte> bytes(65536, std::byte{7});
     // Until no more can go: nobody takes the first.
-    errc ended = errc::ok;
+    error_code ended = errc::ok;
     for (std::uint32_t i = 0; i < 1000 && ended == errc::ok; ++i) {
       ended = world.ends[0]
                   ->send(seat_id{1}, {.message = i, .bytes = 65536}, bytes, world.in(10 * ms), world.heard[0])

@@ -1,4 +1,18 @@
+#include <llmmem/arena/errors.hpp>
+#include <llmmem/codec/errors.hpp>
+#include <llmmem/comm/errors.hpp>
+#include <llmmem/detail/numbered_errors.hpp>
+#include <llmmem/device/errors.hpp>
+#include <llmmem/errors.hpp>
+#include <llmmem/hash/errors.hpp>
+#include <llmmem/kernels/errors.hpp>
+#include <llmmem/paging/errors.hpp>
+#include <llmmem/redundancy/errors.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
+#include <llmmem/tiering/errors.hpp>
+#include <llmmem/transfer/errors.hpp>
+#include <llmmem/version/errors.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,12 +29,12 @@ namespace {
 enum class raises { out_of_memory, handle_error, argument_error, length_error, io_error, comm_error };
 
 struct refusal {
-  errc code;
+  error_code code;
   raises kind;
   const char* text;
 };
 
-constexpr failure refused(errc code) {
+constexpr failure refused(error_code code) {
   return {code, 7, 30, 12, "kv"};
 }
 
@@ -257,8 +271,8 @@ constexpr std::array refusals{
 }  // namespace
 
 TEST_CASE("every refusal says who, what and how much, and raises the exception of its kind with that text") {
-  // A new errc that has no row here fails: the table is as long as the enumeration.
-  REQUIRE(refusals.size() == static_cast<std::size_t>(last_errc));
+  // A new code that has no row here fails: the table is as long as the numbers.
+  REQUIRE(refusals.size() == std::size_t{last_error_number});
   for (const auto& [code, kind, text] : refusals) {
     CAPTURE(text);
     const failure why = refused(code);
@@ -366,7 +380,7 @@ TEST_CASE("a failure of an object without a name speaks for the library") {
 }
 
 TEST_CASE("a code this version does not know still prints") {
-  const failure later{.code = static_cast<errc>(200), .where = "kv"};
+  const failure later{.code = detail::code_numbered(200), .where = "kv"};
   CHECK(later.message() == "kv: unknown failure 200");
   CHECK_THROWS_WITH_AS(later.raise(), "kv: unknown failure 200", argument_error);
 }

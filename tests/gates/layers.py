@@ -19,7 +19,7 @@ import sys
 ROOT = pathlib.Path("include/llmmem")
 PAGE = pathlib.Path("docs/internals.md")
 PICTURE = pathlib.Path("docs/rooms.svg")
-GROUND = {"config", "error", "failure", "metadata", "result", "version"}
+GROUND = {"config", "error", "errors", "failure", "metadata", "result", "version"}
 ALL = {"llmmem"}  # includes every room, and no room includes it
 
 findings = []

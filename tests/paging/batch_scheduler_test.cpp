@@ -329,10 +329,10 @@ struct meddling_engine {
   std::map<std::uint64_t, std::vector<token_id>> texts{};
   request_ticket ticket{};
   batch_scheduler<cache_type, meddling_engine>* scheduler = nullptr;
-  std::vector<errc> answers{};
-  std::vector<errc> answers_at_end{};
+  std::vector<error_code> answers{};
+  std::vector<error_code> answers_at_end{};
 
-  void meddle(std::vector<errc>& to) noexcept {
+  void meddle(std::vector<error_code>& to) noexcept {
     to.push_back(scheduler->step().code());
     to.push_back(scheduler->completed().code());
     to.push_back(scheduler->submit(2).code());
@@ -378,7 +378,7 @@ TEST_CASE("callbacks that call the scheduler are told to wait until it is done, 
   REQUIRE(work.size() == 1);
   CHECK(work[0].user == 1);
   CHECK(engine.answers.size() >= 12);  // low, relief, swap_out
-  for (const errc answer : engine.answers)
+  for (const error_code answer : engine.answers)
     CHECK(answer == errc::reentered);
   REQUIRE(scheduler.completed());
   CHECK(scheduler.audit() == std::vector<std::string>{});

@@ -488,8 +488,8 @@ TEST_CASE("a record that is not one is refused with its number, its offset and t
   CHECK(reason_of(bytes_of({29})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({0})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({28, 29})) == at(2, "an unknown operation"));
-  CHECK(reason_of(bytes_of({21, static_cast<int>(last_errc)})) == at(2, "it ends here"));
-  CHECK(reason_of(bytes_of({21, static_cast<int>(last_errc) + 1})) == at(2, "an unknown outcome"));
+  CHECK(reason_of(bytes_of({21, int{last_error_number}})) == at(2, "it ends here"));
+  CHECK(reason_of(bytes_of({21, int{last_error_number} + 1})) == at(2, "an unknown outcome"));
   CHECK(reason_of(bytes_of({21, 0, 1, 1})) == at(3, "bytes are left over"));
   CHECK(reason_of(bytes_of({3, 3})) == at(2, "an unknown kind of handle"));
   CHECK(reason_of(bytes_of({3, 1, 0x80})) == at(3, "it ends here"));

@@ -74,13 +74,13 @@ TEST_CASE("a stream with any bit wrong, or cut anywhere, is refused and leaves n
   wire line;
   REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
   side<> decode({.blocks = 8, .block_tokens = 4}, shape);
-  const auto refused = [&](errc& code) {
+  const auto refused = [&](error_code& code) {
     const auto received = import_sequence(decode.cache, decode.memory(), line.source());
     code = received.code();
     const paged_stats now = decode.cache.stats();
     return !received && now.sequences == 0 && now.active_blocks == 0 && now.cached_blocks == 0;
   };
-  errc code{};
+  error_code code{};
   const std::vector<std::byte> whole = line.bytes;
   for (std::size_t i = 0; i < whole.size(); ++i) {
     CAPTURE(i);

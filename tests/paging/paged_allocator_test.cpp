@@ -671,7 +671,7 @@ TEST_CASE("every call refuses a handle that is null, stale or from another alloc
   REQUIRE(cache.release(stale));
   const sequence_id reborn = cache.create().value();
   REQUIRE(reborn.slot == stale.slot);
-  const auto refused_by_all = [&](sequence_id bad, errc why) {
+  const auto refused_by_all = [&](sequence_id bad, error_code why) {
     CHECK(cache.check(bad).code() == why);
     CHECK(cache.fork(bad).code() == why);
     CHECK(cache.release(bad).code() == why);

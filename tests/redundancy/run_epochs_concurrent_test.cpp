@@ -118,7 +118,7 @@ struct told_job {
 /// Ranks of which the test says what they agree on: `outcomes`, and then `why` there is no agreement.
 struct told_ranks {
   std::vector<agreed> outcomes{};
-  errc why = errc::no_quorum;
+  error_code why = errc::no_quorum;
   std::size_t agreements = 0;
   std::uint64_t admitted = 0;
   deadline by{};
@@ -345,7 +345,7 @@ TEST_SUITE("run_epochs") {
   }
 
   TEST_CASE("a rank that the others have gone on without is told so, as is whatever else ends an agreement") {
-    for (const errc why : {errc::no_quorum, errc::peer_timed_out}) {
+    for (const error_code why : {errc::no_quorum, errc::peer_timed_out}) {
       told_ranks ranks;
       ranks.why = why;
       told_job job;

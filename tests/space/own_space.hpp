@@ -20,7 +20,7 @@ class arena_space {
   arena_space(std::span<std::byte> memory, const char* name) noexcept : memory_(memory), name_(name) {}
 
   llmmem::result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
-    using llmmem::errc;
+    namespace errc = llmmem::errc;
     using llmmem::failure;
     const std::uint64_t left = capacity() - top_;
     if (bytes == 0) return failure{.code = errc::zero_bytes, .where = name_};
@@ -59,7 +59,7 @@ class arena_space {
 
  private:
   result copy(std::span<std::byte> to, std::span<const std::byte> from, fences after) const {
-    using llmmem::errc;
+    namespace errc = llmmem::errc;
     if (to.size() != from.size()) {
       return llmmem::failure{
           .code = errc::size_mismatch, .wanted = to.size(), .found = from.size(), .where = name_};

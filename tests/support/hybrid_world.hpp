@@ -397,7 +397,7 @@ class hybrid_world {
       must(cache_.stats().pages.evictions == before.pages.evictions);
       if (done.code() == llmmem::errc::deferred_full) return must(waits(sequence));
       if (done.code() == llmmem::errc::sequence_full) {
-        return must(!lacking && first + tokens.size() > options_.max_sequence_tokens);
+        return must(!lacking.has_value() && first + tokens.size() > options_.max_sequence_tokens);
       }
       must(done.code() == llmmem::errc::out_of_group_blocks && *lacking);
       return must(lacks[done.error().index].lacking() == done.error().wanted - done.error().found);

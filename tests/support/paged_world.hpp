@@ -356,7 +356,7 @@ class paged_world {
   }
 
   /// Nothing was changed, and there really was no room.
-  void check_refused(const held_sequence& sequence, std::uint64_t more, llmmem::errc why,
+  void check_refused(const held_sequence& sequence, std::uint64_t more, llmmem::error_code why,
                      const llmmem::paged_stats& before) {
     const llmmem::paged_stats now = cache_.stats();
     must(now.tokens == before.tokens && now.table_blocks == before.table_blocks);

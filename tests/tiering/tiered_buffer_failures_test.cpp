@@ -379,7 +379,7 @@ TEST_CASE("a buffer that goes away keeps lost memory from the space, and gives t
 }
 
 TEST_CASE("a ring that a device may still write to stays where it is when the buffer goes away") {
-  const auto gone_with_buffer = [](const std::vector<planned_fault>& plan, errc expected) {
+  const auto gone_with_buffer = [](const std::vector<planned_fault>& plan, error_code expected) {
     const temporary_folder folder;
     const int before = ring_memory::gone;
     faulty_file above(folder.file("above"), {.budget = 8 * page, .queue = impatient}, plan);

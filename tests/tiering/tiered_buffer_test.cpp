@@ -166,7 +166,7 @@ TEST_CASE("handles of another buffer, of no buffer and of removed chunks are ref
   const chunk_handle gone = filled(buffer, 1);
   REQUIRE(buffer.remove(gone));
   const chunk_handle foreign = filled(elsewhere.buffer, 1);
-  const std::array<std::pair<chunk_handle, errc>, 3> wrong{
+  const std::array<std::pair<chunk_handle, error_code>, 3> wrong{
       {{{}, errc::null_handle}, {foreign, errc::foreign_handle}, {gone, errc::stale_handle}}};
   for (const auto& [chunk, code] : wrong) {
     CHECK(buffer.read(chunk).code() == code);

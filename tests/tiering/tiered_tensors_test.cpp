@@ -300,7 +300,7 @@ TEST_CASE("tensors and parts that are not there are refused by every call") {
       world.tensors.prefetch(gone).code(),  world.tensors.evict(gone).code(),
       world.tensors.flush(gone).code(),     world.tensors.discard(gone).code(),
   };
-  for (const errc each : codes)
+  for (const error_code each : codes)
     CHECK(each == errc::no_such_tensor);
   CHECK(world.tensors.write(first, 1).code() == errc::no_such_part);
   CHECK(world.tensors.update(first, 1).code() == errc::no_such_part);

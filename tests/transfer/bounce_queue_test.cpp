@@ -328,7 +328,7 @@ TEST_CASE("a slot that a device may still write to is never used again; without 
   const file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
   // An engine that has lost a request answers no other either: both slots go.
   const auto lose = [&](const std::vector<planned_fault>& above, const std::vector<planned_fault>& beneath,
-                        errc expected) {
+                        error_code expected) {
     two_files world(above, beneath, impatient);
     world.fill(world.upper, world.from);
     CHECK(world.queue->copy_down_async(world.to, world.from).value().conclude().code() == expected);

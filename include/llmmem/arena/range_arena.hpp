@@ -5,6 +5,7 @@
 #include <llmmem/arena/arena.hpp>
 #include <llmmem/arena/detail/arena_ledger.hpp>
 #include <llmmem/arena/detail/split_blocks.hpp>
+#include <llmmem/arena/errors.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>

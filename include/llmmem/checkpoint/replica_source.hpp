@@ -25,7 +25,7 @@ inline namespace v0 {
 /// and has one answer for all; `forget()` as well.
 template <class R>
 concept recoverable_replica = requires(R& replica, deadline by) {
-  { replica.recover(by).code() } -> std::same_as<errc>;
+  { replica.recover(by).code() } -> std::same_as<error_code>;
   { replica.recover(by)->is_there } -> std::convertible_to<bool>;
   { replica.recover(by)->version } -> std::convertible_to<std::uint64_t>;
   replica.forget();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/errors.hpp>
 #include <llmmem/model/bf16.hpp>
 
 #include <array>

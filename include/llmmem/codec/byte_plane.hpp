@@ -4,6 +4,7 @@
 
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/detail/planes.hpp>
+#include <llmmem/codec/errors.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/model/dtype.hpp>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/codec/concepts.hpp>
+#include <llmmem/codec/errors.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <llmmem/comm/detail/agree_wire.hpp>
 #include <llmmem/comm/detail/inbox.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/config.hpp>
@@ -121,7 +122,7 @@ class communicator {
     return rank_count{static_cast<std::uint32_t>(seats_.size())};
   }
   /// By rank, rising.
-  [[nodiscard]] std::span<const seat_id> seats() const noexcept { return seats_; }
+  [[nodiscard]] std::span<const seat_id> seats() const noexcept LLMMEM_LIFETIMEBOUND { return seats_; }
   [[nodiscard]] seat_id seat_of(rank_id rank) const noexcept { return seats_[to_index(rank)]; }
   /// The rank that sits there, or nothing.
   [[nodiscard]] std::optional<rank_id> rank_of(seat_id seat) const noexcept;
@@ -227,7 +228,7 @@ class communicator {
   void leave_behind(const seat_set& failed) noexcept;
   void wait_once(deadline by);
 
-  [[nodiscard]] failure refuse(errc code, rank_id rank, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
   [[nodiscard]] result<void> may_talk(rank_id with) const noexcept;
   [[nodiscard]] result<void> send_frames(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag,

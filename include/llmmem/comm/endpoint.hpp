@@ -3,6 +3,7 @@
 /// `communicator` stands on.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>

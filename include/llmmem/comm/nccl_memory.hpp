@@ -66,7 +66,7 @@ class nccl_memory {
     if (data_ != nullptr) static_cast<void>(api_.give_memory_back(data_));
   }
 
-  [[nodiscard]] std::span<std::byte> bytes() const noexcept {
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
     return {data_, static_cast<std::size_t>(size_)};
   }
 

@@ -211,7 +211,7 @@ class nccl_transport {
   [[nodiscard]] std::byte* mark(std::size_t at) const noexcept {
     return static_cast<std::byte*>(marks_) + at;
   }
-  [[nodiscard]] failure refuse(errc code, rank_id rank, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
   [[nodiscard]] failure misfit(std::uint64_t wanted, std::uint64_t found) const noexcept;
   [[nodiscard]] failure trouble(const char* call, const char* text, int status) noexcept;

@@ -133,7 +133,7 @@ class reduction_buckets {
     std::uint64_t ready = 0;
   };
 
-  [[nodiscard]] failure refuse(errc code, std::uint32_t tensor, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, std::uint32_t tensor, std::uint64_t wanted,
                                std::uint64_t found) const noexcept {
     return {.code = code, .index = tensor, .wanted = wanted, .found = found, .where = options_.name};
   }

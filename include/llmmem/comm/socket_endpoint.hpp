@@ -6,6 +6,7 @@
 #include <llmmem/comm/detail/socket_peer.hpp>
 #include <llmmem/comm/detail/spinner.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>

@@ -64,16 +64,11 @@ class handle_table {
 
   /// What is wrong with `handle`; its code is `errc::ok` when nothing is.
   [[nodiscard]] failure check(const Handle& handle, const char* where) const noexcept {
-    failure wrong{.code = errc::ok, .index = handle.slot, .wanted = handle.generation, .where = where};
-    if (handle.owner == 0) {
-      wrong.code = errc::null_handle;
-    } else if (handle.owner != owner_ || handle.slot >= touched_) {
-      wrong.code = errc::foreign_handle;
-    } else if (entries_[handle.slot].generation != handle.generation) {
-      wrong.code = errc::stale_handle;
-      wrong.found = entries_[handle.slot].generation;
+    if (handle.owner == owner_ && handle.slot < touched_ &&
+        entries_[handle.slot].generation == handle.generation) {
+      return {};
     }
-    return wrong;
+    return refusal(handle, where);
   }
 
   [[nodiscard]] Record& operator[](std::uint32_t slot) noexcept { return entries_[slot].record; }
@@ -94,6 +89,19 @@ class handle_table {
     std::uint32_t generation;
     std::uint32_t next_free;
   };
+
+  [[nodiscard]] LLMMEM_COLD failure refusal(const Handle& handle, const char* where) const noexcept {
+    failure wrong{.index = handle.slot, .wanted = handle.generation, .where = where};
+    if (handle.owner == 0) {
+      wrong.code = errc::null_handle;
+    } else if (handle.owner != owner_ || handle.slot >= touched_) {
+      wrong.code = errc::foreign_handle;
+    } else {
+      wrong.code = errc::stale_handle;
+      wrong.found = entries_[handle.slot].generation;
+    }
+    return wrong;
+  }
 
   fixed_array<entry> entries_;
   std::uint64_t touched_ = 0;  // slots from here on were never live, and their memory never written

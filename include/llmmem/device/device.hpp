@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/device/device_runtime.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
@@ -311,7 +312,7 @@ class basic_device_space {
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ledger_.options().budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return ledger_.used(); }
-  [[nodiscard]] std::string_view name() const noexcept { return ledger_.options().name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return ledger_.options().name; }
 
   /// Whether all of `range` lies inside one live range.
   [[nodiscard]] bool holds(range_type range) const noexcept { return ledger_.holds(range.data, range.bytes); }

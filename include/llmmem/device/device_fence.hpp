@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/device/device_runtime.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/fence.hpp>

@@ -5,10 +5,13 @@
 #include <llmmem/config.hpp>
 #include <llmmem/device/device_fence.hpp>
 #include <llmmem/device/device_runtime.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/space_ledger.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <concepts>
 #include <cstddef>

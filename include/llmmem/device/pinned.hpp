@@ -5,8 +5,10 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/device/device_runtime.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/pages.hpp>
 

@@ -7,7 +7,9 @@
 #endif
 
 #include <llmmem/config.hpp>
+#include <llmmem/device/errors.hpp>
 #include <llmmem/kernels/detail/tensor_tiles.hpp>
+#include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>

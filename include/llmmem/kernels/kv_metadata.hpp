@@ -9,6 +9,7 @@
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/kernels/rows.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/result.hpp>
 
 #include <cstddef>

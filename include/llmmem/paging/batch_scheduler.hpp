@@ -192,7 +192,7 @@ class batch_scheduler {
   /// What may be called now: callbacks come while queues are half changed.
   enum class calls : std::uint8_t { all, queue, none };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, options_.name.c_str()};
   }

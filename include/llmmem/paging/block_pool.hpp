@@ -192,7 +192,7 @@ class block_pool {
   [[nodiscard]] std::uint64_t idle() const noexcept { return idle_count_; }
   /// Blocks that `allocate` could give out now.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_.size() + idle_count_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
   [[nodiscard]] std::uint32_t owner() const noexcept { return owner_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
 
@@ -213,7 +213,7 @@ class block_pool {
  private:
   friend struct testing_access;  // tests corrupt a pool on purpose, to see audit() name it
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name_.c_str()};
   }
@@ -228,6 +228,9 @@ class block_pool {
   // Brings the free list to `count` blocks, evicting what is missing.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;
+  /// Whether a record goes by that name now; it may have no references.
+  [[nodiscard]] bool is_named_by(block_id block) const noexcept;
+  [[nodiscard]] bool is_named_by(block_handle handle) const noexcept;
   template <class Name>
   result<void> share_all(std::span<const Name> names) noexcept;
   template <class Name>

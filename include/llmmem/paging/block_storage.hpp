@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/fence.hpp>

@@ -202,7 +202,7 @@ class event_log {
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ring_.size(); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return ring_.bytes(); }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
  private:
   [[nodiscard]] static std::uint64_t checked_events(const event_log_options& options) {

@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>

@@ -224,7 +224,7 @@ class hybrid_allocator {
 
   // The whole
 
-  [[nodiscard]] std::span<const layer_group> groups() const noexcept {
+  [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND {
     return {groups_.data(), group_count_};
   }
   [[nodiscard]] const super_page_layout& layout() const noexcept { return pool_.layout(); }
@@ -232,7 +232,7 @@ class hybrid_allocator {
   [[nodiscard]] const chain_type& chain() const noexcept { return chain_; }
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
-  [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
   /// To set what an observer works with, its clock say.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
@@ -259,7 +259,7 @@ class hybrid_allocator {
     place at{};
   };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name().c_str()};
   }

@@ -229,7 +229,7 @@ class journaled {
   [[nodiscard]] typename Cache::observer_type& observer() noexcept { return cache_.observer(); }
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_.check(sequence); }
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept { return cache_.tokens(sequence); }
-  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept {
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND {
     return cache_.blocks(sequence);
   }
   [[nodiscard]] paged_stats stats() const noexcept { return cache_.stats(); }

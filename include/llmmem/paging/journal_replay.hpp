@@ -89,7 +89,9 @@ class replayed {
   /// The first outcome that was not as recorded; nothing behind it was replayed.
   [[nodiscard]] const std::optional<journal_divergence>& divergence() const noexcept { return divergence_; }
   /// The sequences that are alive, by slot.
-  [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept { return sequences_; }
+  [[nodiscard]] const std::vector<sequence_id>& sequences() const noexcept LLMMEM_LIFETIMEBOUND {
+    return sequences_;
+  }
   /// The handle that names now what `recorded` named then.
   [[nodiscard]] sequence_id handle(sequence_id recorded) const noexcept {
     recorded.owner = owner_;

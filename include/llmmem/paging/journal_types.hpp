@@ -150,7 +150,9 @@ class memory_journal {
     used_ += bytes.size();
     return true;
   }
-  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {bytes_.data(), used_}; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
+    return {bytes_.data(), used_};
+  }
 
  private:
   detail::fixed_array<std::byte> bytes_;

@@ -8,6 +8,7 @@
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/paging/paged_types.hpp>

@@ -232,7 +232,7 @@ class paged_allocator {
 
   /// Its block table, in order; empty for a handle that `check` refuses. Valid until the sequence is next
   /// changed.
-  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept;
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND;
 
   // The whole
 
@@ -273,7 +273,7 @@ class paged_allocator {
   [[nodiscard]] std::uint64_t physical_blocks() const noexcept { return pool_.blocks() + 1; }
   /// The same for the most blocks that `resize` may ask for.
   [[nodiscard]] std::uint64_t most_physical_blocks() const noexcept { return pool_.most_blocks() + 1; }
-  [[nodiscard]] const std::string& name() const noexcept { return pool_.name(); }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
@@ -295,7 +295,7 @@ class paged_allocator {
     bool copies = false;
   };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name().c_str()};
   }

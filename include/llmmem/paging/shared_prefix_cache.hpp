@@ -240,7 +240,7 @@ class shared_prefix_cache {
 
   [[nodiscard]] std::uint64_t blocks() const noexcept { return states_.size() - 1; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
   /// Counts by looking at each block, O(blocks): what `match` finds is told to its caller and counted
   /// nowhere, for a common counter would be what all threads wait for. Exact while nothing runs.
@@ -259,7 +259,7 @@ class shared_prefix_cache {
     block_id parent = null_block;
   };
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name_.c_str()};
   }

@@ -157,7 +157,7 @@ class super_page_pool {
   /// Bytes that the backing memory must have.
   [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return pages_.size() * layout_.page_bytes; }
   [[nodiscard]] std::uint64_t free_pages() const noexcept { return free_page_count_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
   [[nodiscard]] super_page_group_stats stats(std::size_t group) const noexcept;
   [[nodiscard]] super_page_stats stats() const noexcept;
@@ -203,7 +203,7 @@ class super_page_pool {
 
   class auditor;
 
-  [[nodiscard]] LLMMEM_COLD failure refusal(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] LLMMEM_COLD failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, name_.c_str()};
   }

@@ -6,6 +6,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
@@ -119,7 +120,7 @@ class upload_ring {
 
   [[nodiscard]] std::uint64_t slots() const noexcept { return states_.size(); }
   [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
  private:
   struct state {

@@ -98,7 +98,7 @@ class verify_tokens {
       change(records_[i].parent);
   }
 
-  [[nodiscard]] std::span<const token_id> tokens(block_id block) const noexcept {
+  [[nodiscard]] std::span<const token_id> tokens(block_id block) const noexcept LLMMEM_LIFETIMEBOUND {
     return {tokens_.data() + first(block), block_tokens_};
   }
 

@@ -91,7 +91,7 @@ class failure_domains {
   explicit failure_domains(std::vector<domain_id> domains, crowded_domains crowded = crowded_domains::refuse)
       : domains_(std::move(domains)), crowded_(crowded) {}
 
-  [[nodiscard]] std::span<const domain_id> domains() const noexcept { return domains_; }
+  [[nodiscard]] std::span<const domain_id> domains() const noexcept LLMMEM_LIFETIMEBOUND { return domains_; }
   [[nodiscard]] replica_map place(const redundancy_scheme& scheme, rank_count world) const;
   [[nodiscard]] const char* name() const noexcept { return "failure_domains"; }
 

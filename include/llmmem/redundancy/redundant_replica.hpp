@@ -187,14 +187,14 @@ class redundant_replica {
   result<recovered_state> recover(deadline by, Rooms into);
   /// Its bytes, until the next `commit`, `forget` or `recover`: in the room that was named, or in memory of
   /// the replica's. @pre `recover` has found something, and this rank owns the part
-  [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept;
+  [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept LLMMEM_LIFETIMEBOUND;
   /// Members of the epoch in which the last version was kept whose state is lost, after `errc::state_lost`.
   [[nodiscard]] const rank_set& lost() const noexcept { return lost_; }
   /// All that was kept counts for nothing any more. All ranks must call it, or none.
   void forget() noexcept;
 
   /// By part, in this epoch.
-  [[nodiscard]] std::span<const rank_id> owners() const noexcept { return owners_; }
+  [[nodiscard]] std::span<const rank_id> owners() const noexcept LLMMEM_LIFETIMEBOUND { return owners_; }
   /// The parts that this rank owns.
   [[nodiscard]] std::vector<part_id> mine() const;
   /// The parts that this rank keeps copies of for others, and computes as well under `compute`.
@@ -274,7 +274,7 @@ class redundant_replica {
 
   [[nodiscard]] std::optional<replica_map> place(std::span<const seat_id> seats) const;
   [[nodiscard]] collective_call call(deadline by) const;
-  [[nodiscard]] failure refuse(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
 
   [[nodiscard]] std::uint32_t setup_digest() const;

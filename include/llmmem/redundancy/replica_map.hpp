@@ -74,16 +74,18 @@ class replica_map {
 
   /// Who keeps copies of `rank`'s state, or parity over stripes of it. Without the rank itself.
   /// @pre to_index(rank) < world()
-  [[nodiscard]] std::span<const rank_id> holders(rank_id rank) const noexcept {
+  [[nodiscard]] std::span<const rank_id> holders(rank_id rank) const noexcept LLMMEM_LIFETIMEBOUND {
     return holders_[to_index(rank)];
   }
   /// Whose state `rank` keeps copies of, or parity over. @pre to_index(rank) < world()
-  [[nodiscard]] std::span<const rank_id> kept_by(rank_id rank) const noexcept {
+  [[nodiscard]] std::span<const rank_id> kept_by(rank_id rank) const noexcept LLMMEM_LIFETIMEBOUND {
     return kept_[to_index(rank)];
   }
 
   /// The groups, members in order; none where the map is of holders.
-  [[nodiscard]] std::span<const std::vector<rank_id>> groups() const noexcept { return groups_; }
+  [[nodiscard]] std::span<const std::vector<rank_id>> groups() const noexcept LLMMEM_LIFETIMEBOUND {
+    return groups_;
+  }
   /// Where `rank` is: `groups()[group_of(rank)][member_of(rank)]`. @pre there are groups
   [[nodiscard]] std::uint32_t group_of(rank_id rank) const noexcept { return place_[to_index(rank)].group; }
   [[nodiscard]] std::uint32_t member_of(rank_id rank) const noexcept { return place_[to_index(rank)].member; }

@@ -49,9 +49,9 @@ class schedule_trace {
   static constexpr std::uint64_t most_compute_ns = std::uint64_t{1} << 60;
 
   /// Bytes of each chunk; none is 0.
-  [[nodiscard]] std::span<const std::uint64_t> sizes() const noexcept { return sizes_; }
+  [[nodiscard]] std::span<const std::uint64_t> sizes() const noexcept LLMMEM_LIFETIMEBOUND { return sizes_; }
   [[nodiscard]] std::uint64_t size(chunk_id chunk) const noexcept { return sizes_[to_index(chunk)]; }
-  [[nodiscard]] std::span<const trace_event> events() const noexcept { return events_; }
+  [[nodiscard]] std::span<const trace_event> events() const noexcept LLMMEM_LIFETIMEBOUND { return events_; }
   /// Computing after the last event.
   [[nodiscard]] std::uint64_t tail_ns() const noexcept { return tail_ns_; }
   /// Computing in all: how long the iteration takes if nothing ever stalls.

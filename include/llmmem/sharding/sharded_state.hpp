@@ -74,10 +74,12 @@ class whole_tensors {
 
   [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }
   /// What it is whole of, in the order of the scope.
-  [[nodiscard]] std::span<const tensor_id> scope() const noexcept { return scope_; }
+  [[nodiscard]] std::span<const tensor_id> scope() const noexcept LLMMEM_LIFETIMEBOUND { return scope_; }
   /// All of the `index`-th tensor of the scope, row-major. @pre `index < size()`
   [[nodiscard]] std::span<std::byte> tensor(std::size_t index) const noexcept { return tensors_[index]; }
-  [[nodiscard]] std::span<const std::span<std::byte>> tensors() const noexcept { return tensors_; }
+  [[nodiscard]] std::span<const std::span<std::byte>> tensors() const noexcept LLMMEM_LIFETIMEBOUND {
+    return tensors_;
+  }
   /// Bytes of the buffer: 0 where the rank holds everything.
   [[nodiscard]] std::uint64_t buffer_bytes() const noexcept { return buffer_.bytes(); }
 
@@ -157,17 +159,19 @@ class sharded_state {
   sharded_state& operator=(const sharded_state&) = delete;
 
   [[nodiscard]] const Partition& who() const noexcept { return who_; }
-  [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept { return facts_; }
+  [[nodiscard]] std::span<const tensor_facts> tensors() const noexcept LLMMEM_LIFETIMEBOUND { return facts_; }
   /// This rank's number, and whether it is one of the partition's.
   [[nodiscard]] rank_id rank() const noexcept { return ranks_->rank(); }
   [[nodiscard]] bool is_member() const noexcept { return to_index(rank()) < to_number(who_.world()); }
 
   /// This rank's piece: the elements of `who().local`, in their order. @pre there is that tensor
   [[nodiscard]] std::span<std::byte> local(tensor_id tensor) noexcept { return piece(tensor); }
-  [[nodiscard]] std::span<const std::byte> local(tensor_id tensor) const noexcept { return piece(tensor); }
+  [[nodiscard]] std::span<const std::byte> local(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
+    return piece(tensor);
+  }
   /// The part of it that this rank answers for: `who().owned`. What an optimizer updates.
   [[nodiscard]] std::span<std::byte> owned(tensor_id tensor) noexcept { return owned_piece(tensor); }
-  [[nodiscard]] std::span<const std::byte> owned(tensor_id tensor) const noexcept {
+  [[nodiscard]] std::span<const std::byte> owned(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
     return owned_piece(tensor);
   }
 
@@ -212,11 +216,11 @@ class sharded_state {
     requires(S::is_host_accessible)
   friend class sharded_state;
 
-  [[nodiscard]] std::span<std::byte> piece(tensor_id tensor) const noexcept {
+  [[nodiscard]] std::span<std::byte> piece(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
     const std::size_t at = to_index(tensor);
     return {pieces_.data() + offsets_[at], elements_of(local_, at) * facts_[at].element_bytes};
   }
-  [[nodiscard]] std::span<std::byte> owned_piece(tensor_id tensor) const noexcept {
+  [[nodiscard]] std::span<std::byte> owned_piece(tensor_id tensor) const noexcept LLMMEM_LIFETIMEBOUND {
     const std::size_t at = to_index(tensor);
     const element_runs& mine = owned_[at];
     if (mine.empty()) return {};
@@ -231,7 +235,7 @@ class sharded_state {
   [[nodiscard]] bool has_all(tensor_id tensor) const noexcept {
     return local_[to_index(tensor)].elements() == facts_[to_index(tensor)].shape.elements();
   }
-  [[nodiscard]] failure refuse(errc code, std::uint32_t index, std::uint64_t wanted,
+  [[nodiscard]] failure refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                std::uint64_t found) const noexcept {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
   }

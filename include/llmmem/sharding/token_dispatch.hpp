@@ -119,7 +119,7 @@ class token_dispatch {
   [[nodiscard]] const dispatch_options& options() const noexcept { return options_; }
 
   /// The slot of each assignment, or `dropped_slot`, or `unrouted_slot`: how outputs come back.
-  [[nodiscard]] std::span<const std::uint32_t> slots() const noexcept {
+  [[nodiscard]] std::span<const std::uint32_t> slots() const noexcept LLMMEM_LIFETIMEBOUND {
     return {slots_.data(), std::size_t{tokens_} * options_.choices};
   }
   /// The slot of one assignment.
@@ -127,9 +127,11 @@ class token_dispatch {
     return slots_[std::size_t{token} * options_.choices + choice];
   }
   /// The assignment in each slot: the order to gather rows in.
-  [[nodiscard]] std::span<const std::uint32_t> kept() const noexcept { return {order_.data(), kept_}; }
+  [[nodiscard]] std::span<const std::uint32_t> kept() const noexcept LLMMEM_LIFETIMEBOUND {
+    return {order_.data(), kept_};
+  }
   /// The assignments that found their expert full, in the order in which they came.
-  [[nodiscard]] std::span<const std::uint32_t> dropped() const noexcept {
+  [[nodiscard]] std::span<const std::uint32_t> dropped() const noexcept LLMMEM_LIFETIMEBOUND {
     return {dropped_.data(), dropped_count_};
   }
   /// How many choices were `no_expert`.
@@ -192,7 +194,7 @@ class token_dispatch {
 }
 
 inline result<void> token_dispatch::check(std::span<const expert_id> chosen) const noexcept {
-  const auto refuse = [&](errc code, std::uint64_t wanted, std::uint64_t found) {
+  const auto refuse = [&](error_code code, std::uint64_t wanted, std::uint64_t found) {
     return failure{.code = code, .wanted = wanted, .found = found, .where = options_.name};
   };
   const std::uint64_t whole = chosen.size() / options_.choices * options_.choices;

@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 
 #if !defined(__linux__)
 #error "llmmem/space/file.hpp needs Linux: O_DIRECT, statx and fallocate."
@@ -126,7 +127,7 @@ class io_file {
     if (buffered_ >= 0) ::close(buffered_);
   }
 
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] bool is_writable() const noexcept { return writable_; }
 
   /// Descriptors: through the page cache, and past it (-1 where that cannot be had).
@@ -223,7 +224,7 @@ class io_file {
   void unlock_at_end() noexcept { unlocks_ = true; }
 
  private:
-  [[nodiscard]] failure failed(errc code, int error, std::uint64_t bytes,
+  [[nodiscard]] failure failed(error_code code, int error, std::uint64_t bytes,
                                std::uint64_t offset) const noexcept {
     return {code, static_cast<std::uint32_t>(error), bytes, offset, path_.c_str()};
   }

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 
 #if !defined(__linux__)
@@ -73,7 +74,7 @@ class open_folder {
 
   [[nodiscard]] int descriptor() const noexcept { return folder_; }
   /// Of the file, in the folder.
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
   /// As `sync_folder_of`: the system's error number, or 0.
   [[nodiscard]] int sync() const noexcept {
     while (::fsync(folder_) != 0) {

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/pages.hpp>
@@ -73,7 +74,7 @@ class basic_host_space {
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return ledger_.options().budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return ledger_.used(); }
-  [[nodiscard]] std::string_view name() const noexcept { return ledger_.options().name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return ledger_.options().name; }
 
   /// @name Copies
   /// Run on the calling thread: they wait for `after`, copy, and return a fence that has passed.

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/space/space_stats.hpp>
 
@@ -50,7 +51,7 @@ class space_ledger {
 
   [[nodiscard]] result<std::byte*> take(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const std::lock_guard lock(mutex_);
-    const auto refuse = [&](errc code, std::uint64_t wanted, std::uint32_t error = 0) {
+    const auto refuse = [&](error_code code, std::uint64_t wanted, std::uint32_t error = 0) {
       ++stats_.refusals;
       return failure{.code = code,
                      .index = error,

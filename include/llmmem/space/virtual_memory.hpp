@@ -8,6 +8,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/virtual_range.hpp>
 
 #include <concepts>
@@ -131,7 +132,7 @@ class basic_virtual_memory {
   [[nodiscard]] std::uint64_t granularity() const noexcept { return mapper_.granularity(); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return options_.budget; }
   [[nodiscard]] std::uint64_t used() const noexcept { return stats_.used; }
-  [[nodiscard]] std::string_view name() const noexcept { return options_.name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
   [[nodiscard]] virtual_stats stats() const noexcept {
     virtual_stats now = stats_;
     now.ranges = ranges_.live();
@@ -195,7 +196,7 @@ class basic_virtual_memory {
     why.where = options_.name.c_str();
     return why;
   }
-  [[nodiscard]] failure why_not(errc code, std::uint64_t wanted, std::uint64_t found,
+  [[nodiscard]] failure why_not(error_code code, std::uint64_t wanted, std::uint64_t found,
                                 std::uint32_t index = 0) const noexcept {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
   }

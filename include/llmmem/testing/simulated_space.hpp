@@ -7,6 +7,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/testing/aliased_pages.hpp>

@@ -126,7 +126,7 @@ class chunk_index {
   void note_durable() noexcept;
   result<void> sync_name() noexcept;
   void rewrite_when_due();
-  [[nodiscard]] failure failed(errc code, int error, std::uint64_t bytes,
+  [[nodiscard]] failure failed(error_code code, int error, std::uint64_t bytes,
                                std::uint64_t offset) const noexcept {
     return {code, static_cast<std::uint32_t>(error), bytes, offset, file_.path().c_str()};
   }

@@ -6,6 +6,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/transfer/file_queue.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>

@@ -6,6 +6,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
 #include <llmmem/transfer/file_space.hpp>

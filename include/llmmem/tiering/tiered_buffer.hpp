@@ -137,7 +137,7 @@ class basic_tiered_buffer {
     }
 
     /// The bytes, where the host may touch tier 0; none when it has ended, or was moved from.
-    [[nodiscard]] std::span<byte_type> span() const noexcept
+    [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires(space_type<0>::is_host_accessible)
     {
       return range_.span();
@@ -336,7 +336,7 @@ class basic_tiered_buffer {
   [[nodiscard]] failure check(chunk_handle chunk) const noexcept;
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
   [[nodiscard]] failure check_fits(std::uint64_t bytes) const noexcept;
-  [[nodiscard]] failure at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted = 0,
+  [[nodiscard]] failure at_chunk(error_code code, std::uint32_t slot, std::uint64_t wanted = 0,
                                  std::uint64_t found = 0) const noexcept;
   [[nodiscard]] failure no_more_chunks() const noexcept;
   [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept;

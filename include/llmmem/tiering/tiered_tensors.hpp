@@ -131,7 +131,7 @@ class tiered_tensors {
 
     /// The part's bytes and no others, where the host may touch tier 0; none when it has ended, or was moved
     /// from.
-    [[nodiscard]] std::span<byte_type> span() const noexcept
+    [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires requires(const top_range& range) { range.span(); }
     {
       return range_.span();
@@ -267,7 +267,7 @@ class tiered_tensors {
   }
   [[nodiscard]] result<void> check_free(tensor_id tensor);
 
-  [[nodiscard]] failure about(errc code, tensor_id tensor, std::uint64_t wanted,
+  [[nodiscard]] failure about(error_code code, tensor_id tensor, std::uint64_t wanted,
                               std::uint64_t found) const noexcept {
     return {code, to_index(tensor), wanted, found, name_.c_str()};
   }

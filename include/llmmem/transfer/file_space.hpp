@@ -6,6 +6,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/live_ranges.hpp>
 #include <llmmem/transfer/file_queue.hpp>
@@ -75,7 +76,7 @@ class file_space {
     const std::scoped_lock lock(mutex_);
     return used_;
   }
-  [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return file_.path(); }
 
   /// @name Copies   see `copy_queue`. `how` is their urgency.
   /// @{

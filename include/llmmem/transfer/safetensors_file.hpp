@@ -80,7 +80,7 @@ class safetensors_file {
   }
   ~safetensors_file() { unmap(); }
 
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
   /// The tensor of that name, or null.
   [[nodiscard]] const safetensors_entry* find(std::string_view name) const noexcept {

@@ -7,6 +7,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 
 #include <cstddef>

@@ -6,7 +6,9 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/live_ranges.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_space.hpp>
 #include <llmmem/transfer/stripe_weights.hpp>
 
@@ -56,7 +58,7 @@ class striped_fence {
   }
 
   /// The members' own.
-  [[nodiscard]] std::span<const transfer_fence> parts() const noexcept {
+  [[nodiscard]] std::span<const transfer_fence> parts() const noexcept LLMMEM_LIFETIMEBOUND {
     return std::span(parts_).first(count_);
   }
 
@@ -138,7 +140,7 @@ class striped_space {
     const std::scoped_lock lock(mutex_);
     return used_;
   }
-  [[nodiscard]] std::string_view name() const noexcept { return options_.name; }
+  [[nodiscard]] std::string_view name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
 
   /// @name Copies   see `copy_queue`. The calling thread waits for `after`. `how` is their urgency.
   /// @{

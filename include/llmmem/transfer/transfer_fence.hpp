@@ -8,6 +8,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/fence.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <atomic>
 #include <cstddef>

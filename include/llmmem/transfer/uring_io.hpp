@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/io_engine.hpp>
 
 #include <liburing.h>

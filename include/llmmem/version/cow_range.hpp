@@ -9,6 +9,7 @@
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/detail/cow_pages.hpp>
+#include <llmmem/version/errors.hpp>
 
 #include <atomic>
 #include <concepts>
@@ -266,7 +267,7 @@ class cow_range {
   [[nodiscard]] std::uint64_t page_bytes() const noexcept { return page_bytes_; }
   [[nodiscard]] std::uint64_t pages() const noexcept { return pages_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return range_.size(); }
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
   /// Tells its versions from those of another range that lay or lies in the same place: a number that no
   /// other range of the process has, but for a chance of 2^-64.
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }

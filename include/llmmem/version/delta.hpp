@@ -8,6 +8,7 @@
 #include <llmmem/version/concepts.hpp>
 #include <llmmem/version/detail/version_slots.hpp>
 #include <llmmem/version/detail/xor_deltas.hpp>
+#include <llmmem/version/errors.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -66,7 +66,7 @@ class dirty_ranges {
   constexpr void clear() noexcept { count_ = 0; }
 
   [[nodiscard]] constexpr bool empty() const noexcept { return count_ == 0; }
-  [[nodiscard]] constexpr std::span<const byte_interval> intervals() const noexcept {
+  [[nodiscard]] constexpr std::span<const byte_interval> intervals() const noexcept LLMMEM_LIFETIMEBOUND {
     return {intervals_.data(), count_};
   }
   /// Bytes in all.

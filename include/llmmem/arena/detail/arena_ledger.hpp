@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/virtual_range.hpp>
 
 #include <cstdint>

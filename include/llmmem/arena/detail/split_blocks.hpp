@@ -137,9 +137,11 @@ class split_blocks {
 
   /// What is wrong with freeing `handle`; `errc::ok` when nothing is.
   [[nodiscard]] failure check(const arena_handle& handle, const char* where) const noexcept {
-    failure wrong = blocks_.check(handle, where);
-    if (wrong.code == errc::ok && blocks_[handle.slot].is_free) wrong.code = errc::stale_handle;
-    return wrong;
+    if (const failure wrong = blocks_.check(handle, where); wrong.code != errc::ok) return wrong;
+    if (blocks_[handle.slot].is_free) {
+      return {.code = errc::stale_handle, .index = handle.slot, .wanted = handle.generation, .where = where};
+    }
+    return {};
   }
   [[nodiscard]] arena_handle handle(std::uint32_t slot) const noexcept { return blocks_.handle(slot); }
   [[nodiscard]] const block& operator[](std::uint32_t slot) const noexcept { return blocks_[slot]; }

@@ -6,6 +6,7 @@
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/rank_texts.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/comm/errors.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -142,7 +143,7 @@ std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint
   for (;;) {
     const result<std::uint64_t> bytes = ranks_->probe(rank_id{from}, options_.tag, deadline{0});
     if (!bytes) {
-      const errc why = bytes.code();
+      const error_code why = bytes.code();
       if (why == errc::peer_timed_out || why == errc::peer_failed) return std::nullopt;
       bytes.error().raise();
     }

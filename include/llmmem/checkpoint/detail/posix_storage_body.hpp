@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
 
 #include <dirent.h>

@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/detail/rank_message.hpp>
 #include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/comm/collectives.hpp>
+#include <llmmem/comm/errors.hpp>
 
 #include <algorithm>
 #include <array>

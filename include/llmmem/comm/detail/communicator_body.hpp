@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/errors.hpp>
 
 #include <algorithm>
 #include <array>

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <llmmem/comm/communicator.hpp>
+#include <llmmem/comm/errors.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 
 template <endpoint E>
-failure communicator<E>::refuse(errc code, rank_id rank, std::uint64_t wanted,
+failure communicator<E>::refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                 std::uint64_t found) const noexcept {
   return {.code = code, .index = to_index(rank), .wanted = wanted, .found = found, .where = options_.name};
 }

@@ -2,6 +2,7 @@
 /// The bodies of `nccl_transport`.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/nccl_transport.hpp>
 
 #include <algorithm>
@@ -51,7 +52,7 @@ nccl_transport<Side, Api>::~nccl_transport() {
 // ---------------------------------------------------------------------------------------------------
 
 template <nccl_side Side, class Api>
-failure nccl_transport<Side, Api>::refuse(errc code, rank_id rank, std::uint64_t wanted,
+failure nccl_transport<Side, Api>::refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                           std::uint64_t found) const noexcept {
   return {.code = code, .index = to_index(rank), .wanted = wanted, .found = found, .where = options_.name};
 }

@@ -2,7 +2,9 @@
 /// `socket_endpoint`: sending, waiting.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <sched.h>
 #include <sys/socket.h>
@@ -86,7 +88,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
                                                 const handler_ref& handler) {
   const std::uint32_t index = to_index(to);
   const char* const name = options_.name.c_str();
-  const auto ended = [&](errc why, std::size_t sent) {
+  const auto ended = [&](error_code why, std::size_t sent) {
     constexpr std::size_t head = detail::wire_header_bytes;
     return failure{why, index, bytes.size(), sent > head ? sent - head : 0, name};
   };

@@ -2,6 +2,7 @@
 /// `socket_endpoint`: connections that are made, and become known.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
 
 #include <array>

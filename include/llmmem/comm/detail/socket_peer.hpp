@@ -5,6 +5,7 @@
 #include <llmmem/comm/detail/socket_handshake.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_system.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
 

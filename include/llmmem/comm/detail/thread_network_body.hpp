@@ -2,7 +2,9 @@
 /// The bodies of `thread_network`.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/thread_network.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/meter.hpp>
 
 #include <chrono>
@@ -255,7 +257,7 @@ inline void thread_endpoint::retract(seat_id to, std::uint64_t number, lock& hel
 template <frame_handler Handler>
 result<void> thread_endpoint::send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes,
                                    deadline by, Handler& handler) {
-  const auto refused = [&](errc code) {
+  const auto refused = [&](error_code code) {
     return failure{.code = code, .index = to_index(to), .wanted = bytes.size(), .where = "thread_network"};
   };
   if (bytes.size() > frame_bytes())

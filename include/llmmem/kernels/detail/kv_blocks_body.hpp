@@ -4,6 +4,7 @@
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/paging/errors.hpp>
 
 #include <array>
 

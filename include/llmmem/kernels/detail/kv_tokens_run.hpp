@@ -3,7 +3,9 @@
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
+#include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/paging/errors.hpp>
 
 #include <algorithm>
 #include <array>

@@ -4,6 +4,7 @@
 
 #include <llmmem/kernels/detail/group_codes.hpp>
 #include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>

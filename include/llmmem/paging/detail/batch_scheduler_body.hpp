@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/paging/batch_scheduler.hpp>
+#include <llmmem/paging/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {

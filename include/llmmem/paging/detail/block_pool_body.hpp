@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/errors.hpp>
 
 #include <array>
 #include <utility>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>
+#include <llmmem/paging/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {
@@ -31,14 +32,23 @@ result<void> block_pool<Eviction, FreeList, History>::check(block_handle handle)
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
+bool block_pool<Eviction, FreeList, History>::is_named_by(block_id block) const noexcept {
+  return to_index(block) != 0 && to_index(block) < records_.size();
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+bool block_pool<Eviction, FreeList, History>::is_named_by(block_handle handle) const noexcept {
+  return is_named_by(handle.block) && handle.owner == owner_ &&
+         handle.generation == records_[to_index(handle.block)].generation();
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
   // All are looked at before any is changed: reviving an idle block would cost it its place in the order.
   for (const Name& name : names) {
     const std::uint32_t i = to_index(id_of(name));
-    if (const auto done = check(name); !done) {
-      if (done.code() != errc::double_free || !records_[i].is_idle()) return done;
-    }
+    if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
     if (records_[i].references() + names.size() > block_record::max_references) {
       return refusal(errc::too_many_shares, i, names.size(), records_[i].references());
     }

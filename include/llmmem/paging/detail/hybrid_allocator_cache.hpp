@@ -2,6 +2,7 @@
 /// Bodies of hybrid_allocator.hpp: what is cached, shared and found. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 
 #include <cstring>

@@ -2,6 +2,7 @@
 /// Bodies of hybrid_allocator.hpp: cutting sequences shorter. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 
 #include <utility>

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/numbered_errors.hpp>
+#include <llmmem/errors.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/detail/journal_codec.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
+#include <llmmem/space/errors.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -118,8 +122,8 @@ class record_decoder {
 
   void outcome() {
     const std::uint8_t code = in_->byte();
-    if (code > static_cast<std::uint8_t>(last_errc)) return in_->refuse("an unknown outcome");
-    out_->why.code = static_cast<errc>(code);
+    if (code > last_error_number) return in_->refuse("an unknown outcome");
+    out_->why.code = code_numbered(code, ground_errors, space_errors, paging_errors);
     if (out_->why.code != errc::ok) {
       out_->why.index = in_->narrow();
       out_->why.wanted = in_->varint();

@@ -106,7 +106,7 @@ class record_encoder {
   }
 
   void outcome(journal_op op, const journal_outcome& came) noexcept {
-    out_->put(static_cast<std::byte>(came.why.code));
+    out_->put(std::byte{came.why.code.number()});
     if (came.why.code != errc::ok) {
       for (const std::uint64_t each : {std::uint64_t{came.why.index}, came.why.wanted, came.why.found})
         put_varint(*out_, each);

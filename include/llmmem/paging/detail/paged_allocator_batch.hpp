@@ -3,6 +3,7 @@
 /// Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 
 namespace llmmem {

@@ -2,6 +2,7 @@
 /// Bodies of paged_allocator.hpp: construction, the life of a sequence, growth. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 
 #include <cstring>

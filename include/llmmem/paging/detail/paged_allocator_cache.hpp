@@ -2,6 +2,7 @@
 /// Bodies of paged_allocator.hpp: what is cached and found. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 
 #include <array>

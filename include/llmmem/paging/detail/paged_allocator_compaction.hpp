@@ -2,6 +2,7 @@
 /// Bodies of paged_allocator.hpp: moving blocks that are in use. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 
 namespace llmmem {

@@ -3,6 +3,7 @@
 /// alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 
 #include <array>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/detail/owner_tag.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/shared_prefix_cache.hpp>
 
 #include <array>

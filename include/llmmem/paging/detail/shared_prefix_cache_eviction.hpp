@@ -2,6 +2,7 @@
 /// Bodies of shared_prefix_cache.hpp: how blocks become free, and are given out. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/shared_prefix_cache.hpp>
 
 #include <array>

@@ -2,6 +2,7 @@
 /// Bodies of super_pages.hpp: which block is given out, and what is given up for it. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/super_pages.hpp>
 
 #include <array>

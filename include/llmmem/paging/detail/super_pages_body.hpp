@@ -2,6 +2,7 @@
 /// Bodies of super_pages.hpp: construction, references, what is counted. Included by it alone.
 #pragma once
 
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/super_pages.hpp>
 
 #include <bit>

@@ -6,6 +6,7 @@
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/detail/journal_execute.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>

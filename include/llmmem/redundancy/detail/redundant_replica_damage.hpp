@@ -2,6 +2,7 @@
 /// `redundant_replica`: what is damaged where it lies, so that nothing comes from there.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/redundancy/redundant_replica.hpp>
 

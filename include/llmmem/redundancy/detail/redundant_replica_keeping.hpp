@@ -2,7 +2,10 @@
 /// `redundant_replica`: keeping a version.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/errors.hpp>
+#include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/gf256.hpp>
 #include <llmmem/redundancy/redundant_replica.hpp>
 
@@ -71,7 +74,7 @@ redundant_replica<T, Place>::redundant_replica(T& ranks, const redundancy_scheme
 }
 
 template <seated_transport T, seat_placement Place>
-failure redundant_replica<T, Place>::refuse(errc code, std::uint32_t index, std::uint64_t wanted,
+failure redundant_replica<T, Place>::refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                             std::uint64_t found) const noexcept {
   return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name};
 }

@@ -2,7 +2,9 @@
 /// `redundant_replica`: giving back what was lost.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/redundant_replica.hpp>
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include <llmmem/sharding/live_reshard.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/sharded_state.hpp>
+#include <llmmem/tiering/errors.hpp>
 
 #include <cstring>
 

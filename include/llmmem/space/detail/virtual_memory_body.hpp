@@ -2,6 +2,7 @@
 /// Bodies of virtual_memory.hpp. Included by it alone.
 #pragma once
 
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/virtual_memory.hpp>
 
 namespace llmmem {

@@ -2,7 +2,9 @@
 /// The bodies of `sim_network`.
 #pragma once
 
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/testing/sim_network.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <llmmem/error.hpp>
 #include <llmmem/transfer/link_model.hpp>
@@ -551,7 +553,7 @@ template <frame_handler Handler>
 result<void> sim_endpoint::send(seat_id to, const frame_header& frame, std::span<const std::byte> bytes,
                                 deadline by, Handler& handler) {
   net_->begin_call(*this);
-  const auto refused = [&](errc code) {
+  const auto refused = [&](error_code code) {
     return failure{.code = code, .index = to_index(to), .wanted = bytes.size(), .where = "sim_network"};
   };
   if (bytes.size() > frame_bytes())

@@ -2,6 +2,7 @@
 /// Bodies of simulated_space.hpp. Included by it alone.
 #pragma once
 
+#include <llmmem/space/errors.hpp>
 #include <llmmem/testing/simulated_space.hpp>
 
 #include <bit>
@@ -14,7 +15,7 @@ namespace testing {
 inline result<simulated_space::range_type> simulated_space::try_allocate(std::uint64_t bytes,
                                                                          std::uint64_t alignment) noexcept {
   space_stats& memory = stats_.memory;
-  const auto refuse = [&](errc code, std::uint64_t wanted) {
+  const auto refuse = [&](error_code code, std::uint64_t wanted) {
     ++memory.refusals;
     return failure{.code = code,
                    .wanted = wanted,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
 

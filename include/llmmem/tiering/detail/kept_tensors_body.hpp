@@ -2,6 +2,9 @@
 /// How `kept_tensors` are opened, persisted and checked.
 #pragma once
 
+#include <llmmem/codec/errors.hpp>
+#include <llmmem/hash/errors.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/tiering/kept_tensors.hpp>
 
 namespace llmmem {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/folder.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
@@ -198,7 +199,7 @@ inline table_state read_tensor_table(const std::string& path, tensor_table& into
 inline result<void> write_tensor_table(const std::string& path, const tensor_table& table) {
   const std::vector<std::byte> bytes = detail::encoded(table);
   const std::string beside = path + ".new";
-  const auto failed = [&](errc code, int error) {
+  const auto failed = [&](error_code code, int error) {
     return failure{code, static_cast<std::uint32_t>(error), bytes.size(), 0, path.c_str()};
   };
   // What a crash left, or a link to somebody's file: neither is written to.

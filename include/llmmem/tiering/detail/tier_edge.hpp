@@ -8,6 +8,7 @@
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/tier.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/settle.hpp>
 #include <llmmem/version/dirty_ranges.hpp>

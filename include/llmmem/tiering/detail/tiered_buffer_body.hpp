@@ -2,7 +2,10 @@
 /// Chunks of a `tiered_buffer`: how they are made, resized, discarded and removed.
 #pragma once
 
+#include <llmmem/space/errors.hpp>
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {
@@ -126,7 +129,8 @@ failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const n
 /// What is wrong with a chunk, by one of its names.
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
-failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(errc code, std::uint32_t slot, std::uint64_t wanted,
+failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(error_code code, std::uint32_t slot,
+                                                        std::uint64_t wanted,
                                                         std::uint64_t found) const noexcept {
   return {code, chunks_[slot].name, wanted, found, options_.name.c_str()};
 }
@@ -168,17 +172,15 @@ void basic_tiered_buffer<Traits, Tiers...>::note(const failure& why) noexcept {
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) const noexcept {
-  failure wrong{.code = errc::ok, .wanted = bytes, .where = options_.name.c_str()};
   if constexpr (encodes) {
-    wrong.found = std::tuple_element_t<last, std::tuple<Tiers...>>::codec_type::element_bytes;
-    if (bytes % wrong.found != 0) {
-      wrong.code = errc::bad_granularity;
-    } else if (bytes > options_.largest_chunk_bytes) {
-      wrong.code = errc::out_of_range;
-      wrong.found = options_.largest_chunk_bytes;
+    constexpr std::uint64_t unit =
+        std::tuple_element_t<last, std::tuple<Tiers...>>::codec_type::element_bytes;
+    if (bytes % unit != 0) return {errc::bad_granularity, 0, bytes, unit, options_.name};
+    if (bytes > options_.largest_chunk_bytes) {
+      return {errc::out_of_range, 0, bytes, options_.largest_chunk_bytes, options_.name};
     }
   }
-  return wrong;
+  return {};
 }
 
 /// Whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and the last it
@@ -186,7 +188,7 @@ failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) c
 template <class Traits, class... Tiers>
   requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check_fits(std::uint64_t bytes) const noexcept {
-  failure wrong{.code = errc::ok, .where = options_.name.c_str()};
+  failure wrong;
   const auto check_tier = [&]<std::size_t Index>(std::integral_constant<std::size_t, Index>) {
     const auto& tier = tier_at<Index>();
     const std::uint64_t takes = tier.room.granted_for(Index == last ? tier.place_bytes(bytes) : bytes);

@@ -2,7 +2,9 @@
 /// Clones of a `tiered_buffer`'s chunks: who shares a record, and how one of them parts.
 #pragma once
 
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 namespace llmmem {
 inline namespace v0 {

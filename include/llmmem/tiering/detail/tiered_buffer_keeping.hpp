@@ -2,7 +2,10 @@
 /// Chunks of a `tiered_buffer` that have keys, and outlive the process in its last tier.
 #pragma once
 
+#include <llmmem/codec/errors.hpp>
+#include <llmmem/hash/errors.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 
 namespace llmmem {

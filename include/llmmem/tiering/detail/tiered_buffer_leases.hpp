@@ -2,6 +2,7 @@
 /// Leases of a `tiered_buffer`'s chunks: how they begin, and what they leave when they end.
 #pragma once
 
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 
 namespace llmmem {

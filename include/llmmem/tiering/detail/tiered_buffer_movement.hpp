@@ -2,6 +2,7 @@
 /// How chunks of a `tiered_buffer` move: up for a lease or in advance, down when told or written through.
 #pragma once
 
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 
 namespace llmmem {

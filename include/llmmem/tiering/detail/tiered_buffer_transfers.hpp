@@ -3,7 +3,10 @@
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/errors.hpp>
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <time.h>
 

@@ -2,6 +2,7 @@
 /// How leases of tensors become leases of chunks.
 #pragma once
 
+#include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/tiered_tensors.hpp>
 
 namespace llmmem {
@@ -46,8 +47,8 @@ void tiered_tensors<Buffer>::remove_chunks() noexcept {
 
 template <class Buffer>
 failure tiered_tensors<Buffer>::check(tensor_id tensor) const noexcept {
-  return about(to_index(tensor) < mapping_.tensors() ? errc::ok : errc::no_such_tensor, tensor, 0,
-               mapping_.tensors());
+  if (to_index(tensor) < mapping_.tensors()) return {};
+  return about(errc::no_such_tensor, tensor, 0, mapping_.tensors());
 }
 
 template <class Buffer>

@@ -2,7 +2,9 @@
 /// How the pieces of a `bounce_queue` go through its ring.
 #pragma once
 
+#include <llmmem/space/errors.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/settle.hpp>
 
 #include <time.h>

@@ -6,7 +6,9 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
 #include <llmmem/transfer/direct_span.hpp>
+#include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>
 #include <llmmem/transfer/io_engine.hpp>
 #include <llmmem/transfer/transfer_fence.hpp>

@@ -6,6 +6,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/version/concepts.hpp>
+#include <llmmem/version/errors.hpp>
 
 #include <cstddef>
 #include <cstdint>

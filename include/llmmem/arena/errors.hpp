@@ -1,0 +1,44 @@
+/// @file
+/// Why something is refused, of arenas: the codes, what their three numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+/// What stands for a name in braces, beyond the three numbers: the last of the bytes.
+[[nodiscard]] LLMMEM_COLD inline std::string arena_term(const failure& why, std::string_view) {
+  return std::to_string(why.found - 1);
+}
+
+inline constexpr std::array arena_errors{
+    error_info{.number = 72,
+               .name = "place_taken",
+               .wanted = "the first byte asked for that another piece has",
+               .found = "end of such bytes",
+               .sentence =
+                   "bytes {wanted} to {last} of its range are another's; name bytes that nobody has, or end "
+                   "what has them first (pieces take whole multiples of the granularity)",
+               .term = arena_term},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// Another piece has bytes that were asked for: wanted = the first byte asked for that another piece has,
+/// found = end of such bytes.
+inline constexpr error_code place_taken = detail::code_of<72>(detail::arena_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

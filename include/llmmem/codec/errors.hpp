@@ -1,0 +1,36 @@
+/// @file
+/// Why something is refused, of codecs: the codes, what their three numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+inline constexpr std::array codec_errors{
+    error_info{.number = 60,
+               .name = "damaged_encoding",
+               .index = "block of the chunk",
+               .wanted = "what must be there",
+               .found = "what is there",
+               .sentence =
+                   "the encoded bytes are damaged at block {index}: {wanted} must be there, found {found}; "
+                   "nothing decoded from them may be used, fetch them again"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// Not what a codec writes: index = block of the chunk, wanted = what must be there, found = what is there.
+inline constexpr error_code damaged_encoding = detail::code_of<60>(detail::codec_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,38 @@
+/// @file
+/// Why something is refused, of devices: the codes, what their three numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+inline constexpr std::array device_errors{
+    error_info{
+        .number = 90,
+        .name = "device_failed",
+        .raises = error_kind::io,
+        .index = "the runtime's status",
+        .sentence =
+            "the device's runtime refused with status {index} (of CUDA 35 and 100: there is no driver or "
+            "no device; 209: nothing was compiled for that device, see CMAKE_CUDA_ARCHITECTURES; others: "
+            "cudaGetErrorName); it may tell of what went wrong before on that device: run under "
+            "compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see where"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// A call of the device's runtime or driver failed; `where` says which: index = the runtime's status.
+inline constexpr error_code device_failed = detail::code_of<90>(detail::device_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

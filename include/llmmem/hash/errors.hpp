@@ -1,0 +1,39 @@
+/// @file
+/// Why something is refused, of checksums: the codes, what their three numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+inline constexpr std::array hash_errors{
+    error_info{
+        .number = 62,
+        .name = "checksum_differs",
+        .raises = error_kind::io,
+        .index = "the chunk's slot, or the part",
+        .wanted = "the checksum it left with",
+        .found = "the checksum of what came back",
+        .sentence =
+            "chunk {index} came back with checksum {found}, it left with {wanted}; its bytes are damaged "
+            "and are not handed out"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// Bytes came back damaged: index = the chunk's slot, or the part, wanted = the checksum it left with,
+/// found = the checksum of what came back.
+inline constexpr error_code checksum_differs = detail::code_of<62>(detail::hash_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

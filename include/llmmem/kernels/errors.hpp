@@ -1,0 +1,75 @@
+/// @file
+/// Why something is refused, of kernels: the codes, what their three numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+#include <llmmem/model/dtype.hpp>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+/// What stands for a name in braces, beyond the three numbers: formats.
+[[nodiscard]] LLMMEM_COLD inline std::string kernels_term(const failure& why, std::string_view name) {
+  return std::string(name_of(static_cast<dtype>(name == "wanted type" ? why.wanted : why.found)));
+}
+
+inline constexpr std::array kernels_errors{
+    error_info{
+        .number = 87,
+        .name = "no_conversion",
+        .wanted = "the `dtype` that was to come out",
+        .found = "the `dtype` that comes",
+        .sentence =
+            "no kernel makes {wanted type} of {found type}; convert before, or keep what comes as it is",
+        .term = kernels_term},
+    error_info{.number = 88,
+               .name = "misaligned",
+               .index = "part of a kernel's map",
+               .wanted = "the alignment it promises",
+               .found = "row without it",
+               .sentence =
+                   "row {found} of part {index} is not aligned to {wanted} bytes, as its map says; have its "
+                   "alignment() say less"},
+    error_info{
+        .number = 89,
+        .name = "lanes_differ",
+        .index = "lane of a group",
+        .found = "item",
+        .sentence =
+            "lane {index} has come to another result for item {found} than lane 0; have combine() come "
+            "to the same in any order"},
+    error_info{.number = 91,
+               .name = "no_device_code",
+               .wanted = "the compute capability that the kernel needs, 80 for 8.0",
+               .found = "the one that it was compiled for",
+               .sentence = "the kernel needs compute capability {wanted} and was compiled for {found}; set "
+                           "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// No kernel makes that conversion: wanted = the `dtype` that was to come out, found = the `dtype` that
+/// comes.
+inline constexpr error_code no_conversion = detail::code_of<87>(detail::kernels_errors);
+/// A map promises more alignment than there is: index = part of a kernel's map, wanted = the alignment it
+/// promises, found = row without it.
+inline constexpr error_code misaligned = detail::code_of<88>(detail::kernels_errors);
+/// A lane came to another result than lane 0: index = lane of a group, found = item.
+inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_errors);
+/// A kernel was not compiled for such a device: wanted = the compute capability that the kernel needs, 80
+/// for 8.0, found = the one that it was compiled for.
+inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

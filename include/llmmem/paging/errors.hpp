@@ -1,0 +1,270 @@
+/// @file
+/// Why something is refused, of blocks, sequences and caches of keys and values: the codes, what their three
+/// numbers are, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+inline constexpr std::array paging_errors{
+    error_info{
+        .number = 1,
+        .name = "out_of_blocks",
+        .raises = error_kind::out_of_memory,
+        .wanted = "blocks needed",
+        .found = "blocks that could be had",
+        .sentence =
+            "{wanted} blocks needed, {found} free or evictable; release sequences, or build it with more "
+            "blocks"},
+    error_info{.number = 2,
+               .name = "out_of_sequences",
+               .raises = error_kind::out_of_memory,
+               .found = "sequences alive, all the options allow",
+               .sentence = "all {found} sequences are alive; release one, or raise max_sequences"},
+    error_info{.number = 3,
+               .name = "out_of_requests",
+               .raises = error_kind::out_of_memory,
+               .found = "requests known, all the options allow",
+               .sentence = "all {found} requests are known; finish one, or raise max_requests"},
+    error_info{.number = 4,
+               .name = "step_pending",
+               .found = "requests in the step",
+               .sentence = "the last step, of {found} requests, is not completed; call completed() first"},
+    error_info{.number = 6,
+               .name = "sequence_full",
+               .raises = error_kind::out_of_memory,
+               .index = "sequence slot",
+               .wanted = "tokens it would hold",
+               .found = "the most a sequence may hold",
+               .sentence = "sequence {index} would hold {wanted} tokens, the most is {found}; raise "
+                           "max_sequence_tokens, or blocks"},
+    error_info{
+        .number = 7,
+        .name = "too_many_shares",
+        .raises = error_kind::out_of_memory,
+        .index = "block",
+        .wanted = "references to add at most",
+        .found = "references it has",
+        .sentence =
+            "block {index} has {found} references; {wanted} more could pass the most there may be, 2^24 "
+            "- 1"},
+    error_info{
+        .number = 11,
+        .name = "double_free",
+        .raises = error_kind::handle,
+        .index = "block",
+        .sentence =
+            "double free: block {index} has no references left; release each reference once, through one "
+            "owner"},
+    error_info{.number = 12,
+               .name = "past_the_end",
+               .index = "sequence slot",
+               .wanted = "tokens named",
+               .found = "tokens it holds",
+               .sentence =
+                   "{wanted} tokens named, sequence {index} holds {found}; name fewer, or append them first"},
+    error_info{
+        .number = 13,
+        .name = "deferred_full",
+        .raises = error_kind::out_of_memory,
+        .wanted = "references to add",
+        .found = "room for references",
+        .sentence =
+            "{wanted} deferred frees to queue, room for {found}; call collect() once fences have passed, "
+            "or raise max_deferred, or max_sequences (4 releases each)"},
+    error_info{
+        .number = 16,
+        .name = "bad_block_count",
+        .raises = error_kind::length,
+        .wanted = "blocks asked for",
+        .found = "the most it was built for",
+        .sentence =
+            "{wanted} blocks asked for, allowed are 1 to {found}; build it with a larger most_blocks to "
+            "grow further"},
+    error_info{.number = 17,
+               .name = "bad_priority",
+               .wanted = "the priority",
+               .found = "the highest",
+               .sentence = "priority {wanted}; allowed are 0 to {found}"},
+    error_info{.number = 18,
+               .name = "empty_range",
+               .wanted = "first token",
+               .found = "end of the tokens",
+               .sentence = "tokens {wanted} to {found} are none; the end lies behind the first"},
+    error_info{.number = 19,
+               .name = "listed_twice",
+               .index = "sequence slot",
+               .wanted = "place in the batch",
+               .found = "entries of the batch",
+               .sentence =
+                   "sequence {index} stands a second time at place {wanted} of a batch of {found}; put its "
+                   "tokens into one entry"},
+    error_info{
+        .number = 20,
+        .name = "ring_busy",
+        .raises = error_kind::out_of_memory,
+        .index = "slot whose turn it is",
+        .found = "slots there are",
+        .sentence =
+            "slot {index} of {found} is still in use; release it behind the fence of its last kernel, or "
+            "build more slots"},
+    error_info{
+        .number = 22,
+        .name = "foreign_stream",
+        .wanted = "its version",
+        .found = "the version understood",
+        .sentence =
+            "not a stream of keys and values of version {found} (the version read is {wanted}); after a "
+            "refusal the rest of a stream is still to come"},
+    error_info{
+        .number = 23,
+        .name = "damaged_stream",
+        .index = "block, or 0 for the header",
+        .sentence =
+            "the stream is damaged at block {index} (0: or before): its digest is wrong; send it again"},
+    error_info{
+        .number = 24,
+        .name = "missing_prefix",
+        .wanted = "blocks that must be cached here",
+        .found = "blocks that are",
+        .sentence =
+            "the stream leaves out {wanted} blocks, of which {found} are cached here; ask for the whole"},
+    error_info{
+        .number = 26,
+        .name = "stale_plan",
+        .index = "source block",
+        .wanted = "destination block",
+        .found = "number of the move",
+        .sentence =
+            "move {found} of the plan, of block {index} to {wanted}, is not possible: the one must be in "
+            "use, the other free; plan anew"},
+    error_info{.number = 27,
+               .name = "not_fresh",
+               .index = "sequence slot",
+               .found = "tokens it holds",
+               .sentence =
+                   "match needs a sequence without tokens, sequence {index} holds {found}; match first, then "
+                   "append the rest"},
+    error_info{
+        .number = 40,
+        .name = "out_of_group_blocks",
+        .raises = error_kind::out_of_memory,
+        .index = "group of layers",
+        .wanted = "blocks it needs",
+        .found = "blocks it could have",
+        .sentence =
+            "group {index} needs {wanted} blocks, {found} can be had for it; release sequences, or build "
+            "it with a larger budget"},
+    error_info{
+        .number = 41,
+        .name = "already_cached",
+        .index = "block",
+        .sentence =
+            "block {index} is cached for other contents; commit each block once, and what it held then"},
+    error_info{.number = 43,
+               .name = "not_kept",
+               .index = "group of layers",
+               .wanted = "tokens to cut to",
+               .found = "the fewest tokens above them that all groups still have",
+               .sentence =
+                   "group {index} no longer has what comes next after {wanted} tokens; cut to {found}, or to "
+                   "the length below that nearest_cuts() names, and compute the rest again"},
+    error_info{.number = 44,
+               .name = "no_such_block",
+               .index = "block asked for",
+               .wanted = "block asked for",
+               .found = "blocks there are, the null block among them",
+               .sentence =
+                   "block {wanted} asked for, there are {found} from 0 on; give the memory as many as the "
+                   "cache's most_physical_blocks()"},
+    error_info{.number = 45,
+               .name = "past_the_table",
+               .index = "sequence slot",
+               .wanted = "blocks named",
+               .found = "blocks it holds",
+               .sentence = "{wanted} blocks named, sequence {index} holds {found}; name as many at most"},
+    error_info{.number = 47,
+               .name = "block_tokens_differ",
+               .wanted = "tokens a block of the stream or memory",
+               .found = "tokens a block of the cache",
+               .sentence =
+                   "blocks of {wanted} tokens there, of {found} here; build both with the same block_tokens"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// Too few blocks are free or evictable: wanted = blocks needed, found = blocks that could be had.
+inline constexpr error_code out_of_blocks = detail::code_of<1>(detail::paging_errors);
+/// There is no free sequence slot: found = sequences alive, all the options allow.
+inline constexpr error_code out_of_sequences = detail::code_of<2>(detail::paging_errors);
+/// The scheduler has no place for another request: found = requests known, all the options allow.
+inline constexpr error_code out_of_requests = detail::code_of<3>(detail::paging_errors);
+/// A step is out that has not been completed: found = requests in the step.
+inline constexpr error_code step_pending = detail::code_of<4>(detail::paging_errors);
+/// A sequence would grow too long: index = sequence slot, wanted = tokens it would hold, found = the most a
+/// sequence may hold.
+inline constexpr error_code sequence_full = detail::code_of<6>(detail::paging_errors);
+/// A block would have too many references: index = block, wanted = references to add at most, found =
+/// references it has.
+inline constexpr error_code too_many_shares = detail::code_of<7>(detail::paging_errors);
+/// A block that nobody holds was released: index = block.
+inline constexpr error_code double_free = detail::code_of<11>(detail::paging_errors);
+/// More tokens were named than a sequence holds: index = sequence slot, wanted = tokens named, found =
+/// tokens it holds.
+inline constexpr error_code past_the_end = detail::code_of<12>(detail::paging_errors);
+/// The ring of deferred frees is full: wanted = references to add, found = room for references.
+inline constexpr error_code deferred_full = detail::code_of<13>(detail::paging_errors);
+/// A size that the pool cannot have: wanted = blocks asked for, found = the most it was built for.
+inline constexpr error_code bad_block_count = detail::code_of<16>(detail::paging_errors);
+/// A priority that there is not: wanted = the priority, found = the highest.
+inline constexpr error_code bad_priority = detail::code_of<17>(detail::paging_errors);
+/// A range of tokens without tokens: wanted = first token, found = end of the tokens.
+inline constexpr error_code empty_range = detail::code_of<18>(detail::paging_errors);
+/// The same sequence stands twice in a batch: index = sequence slot, wanted = place in the batch, found =
+/// entries of the batch.
+inline constexpr error_code listed_twice = detail::code_of<19>(detail::paging_errors);
+/// The next slot of a ring is held or in flight: index = slot whose turn it is, found = slots there are.
+inline constexpr error_code ring_busy = detail::code_of<20>(detail::paging_errors);
+/// Not a stream of keys and values of ours: wanted = its version, found = the version understood.
+inline constexpr error_code foreign_stream = detail::code_of<22>(detail::paging_errors);
+/// A stream's digest is wrong: index = block, or 0 for the header.
+inline constexpr error_code damaged_stream = detail::code_of<23>(detail::paging_errors);
+/// A stream leaves out blocks that are not here: wanted = blocks that must be cached here, found = blocks
+/// that are.
+inline constexpr error_code missing_prefix = detail::code_of<24>(detail::paging_errors);
+/// A move of a plan is no longer possible: index = source block, wanted = destination block, found = number
+/// of the move.
+inline constexpr error_code stale_plan = detail::code_of<26>(detail::paging_errors);
+/// `match` on a sequence that already holds tokens: index = sequence slot, found = tokens it holds.
+inline constexpr error_code not_fresh = detail::code_of<27>(detail::paging_errors);
+/// A group of layers has too few blocks: index = group of layers, wanted = blocks it needs, found = blocks
+/// it could have.
+inline constexpr error_code out_of_group_blocks = detail::code_of<40>(detail::paging_errors);
+/// A block is cached for other contents than were to be committed: index = block.
+inline constexpr error_code already_cached = detail::code_of<41>(detail::paging_errors);
+/// A group no longer has what comes next after the tokens: index = group of layers, wanted = tokens to cut
+/// to, found = the fewest tokens above them that all groups still have.
+inline constexpr error_code not_kept = detail::code_of<43>(detail::paging_errors);
+/// A block that the memory does not have: index = block asked for, wanted = block asked for, found = blocks
+/// there are, the null block among them.
+inline constexpr error_code no_such_block = detail::code_of<44>(detail::paging_errors);
+/// More blocks were named than a sequence holds: index = sequence slot, wanted = blocks named, found =
+/// blocks it holds.
+inline constexpr error_code past_the_table = detail::code_of<45>(detail::paging_errors);
+/// Blocks hold another number of tokens: wanted = tokens a block of the stream or memory, found = tokens a
+/// block of the cache.
+inline constexpr error_code block_tokens_differ = detail::code_of<47>(detail::paging_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

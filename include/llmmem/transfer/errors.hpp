@@ -1,0 +1,79 @@
+/// @file
+/// Why something is refused, of transfers and their queues: the codes, what their three numbers are, and
+/// their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+/// What stands for a name in braces, beyond the three numbers.
+[[nodiscard]] LLMMEM_COLD inline std::string transfer_term(const failure& why, std::string_view name) {
+  return name == "place" ? place_text(why) : failed_because(why.index);
+}
+
+inline constexpr std::array transfer_errors{
+    error_info{.number = 56,
+               .name = "cancelled",
+               .raises = error_kind::io,
+               .wanted = "bytes to move",
+               .found = "bytes moved before",
+               .sentence = "cancelled after {found} of {wanted} bytes"},
+    error_info{.number = 57,
+               .name = "completion_lost",
+               .raises = error_kind::io,
+               .wanted = "bytes",
+               .found = "offset",
+               .sentence =
+                   "the device never answered for {place}; keep that memory as it is until the queue is gone",
+               .term = transfer_term},
+    error_info{.number = 58,
+               .name = "dependency_failed",
+               .raises = error_kind::io,
+               .sentence = "it did not begin: what it was to come after failed"},
+    error_info{.number = 59,
+               .name = "not_finished",
+               .sentence = "not finished yet; wait for it before asking how it went"},
+    error_info{.number = 65,
+               .name = "engine_failed",
+               .raises = error_kind::io,
+               .index = "the system's error number",
+               .sentence = "the I/O engine{cause}; build the queue anew, or on posix_io",
+               .term = transfer_term},
+    error_info{.number = 66,
+               .name = "failures_kept",
+               .raises = error_kind::out_of_memory,
+               .found = "failures kept, all that the options allow",
+               .sentence = "{found} failures are kept, as many as may be; look at what failed, then call "
+                           "clear_failures()"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// A transfer was given up: wanted = bytes to move, found = bytes moved before.
+inline constexpr error_code cancelled = detail::code_of<56>(detail::transfer_errors);
+/// The device never answered: wanted = bytes, found = offset.
+inline constexpr error_code completion_lost = detail::code_of<57>(detail::transfer_errors);
+/// What it was to come after failed; it did not begin.
+inline constexpr error_code dependency_failed = detail::code_of<58>(detail::transfer_errors);
+/// Its outcome was asked for before it was there.
+inline constexpr error_code not_finished = detail::code_of<59>(detail::transfer_errors);
+/// The system refused what the I/O engine itself asked of it: index = the system's error number.
+inline constexpr error_code engine_failed = detail::code_of<65>(detail::transfer_errors);
+/// Failures that were not cleared fill their table: found = failures kept, all that the options allow.
+inline constexpr error_code failures_kept = detail::code_of<66>(detail::transfer_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem
