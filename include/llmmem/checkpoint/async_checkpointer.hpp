@@ -203,13 +203,30 @@ class [[nodiscard]] snapshot_guard {
 template <class Traits = checkpointer_traits>
 class async_checkpointer {
  public:
+  static_assert(
+      requires {
+        typename Traits::storage_type;
+        typename Traits::coordinator_type;
+        typename Traits::view_type;
+        typename Traits::observer_type;
+        typename Traits::digest_type;
+      }, "Traits lacks a policy: inherit from llmmem::checkpointer_traits, and shadow those to change");
   using storage_type = typename Traits::storage_type;
   using coordinator_type = typename Traits::coordinator_type;
   using view_type = typename Traits::view_type;
   using observer_type = typename Traits::observer_type;
   using digest_type = typename Traits::digest_type;
-  static_assert(checkpoint_coordinator<coordinator_type> && state_view<view_type>);
-  static_assert(chunk_digest<digest_type>);
+  static_assert(checkpoint_coordinator<coordinator_type>,
+                "Traits::coordinator_type must be a checkpoint_coordinator: "
+                "<llmmem/checkpoint/coordinator.hpp> lists its "
+                "members");
+  static_assert(state_view<view_type>,
+                "Traits::view_type must be a state_view: it is copied, has copy_out(tensor, offset, into), "
+                "and a static "
+                "constexpr bool is_concurrent");
+  static_assert(
+      chunk_digest<digest_type>,
+      "Traits::digest_type must be a chunk_digest: <llmmem/checkpoint/chunk_digest.hpp> lists its members");
 
   /// @param coordinator  outlives the checkpointer, which alone calls it.
   /// @param tensors      of every snapshot; the view numbers them in this order.

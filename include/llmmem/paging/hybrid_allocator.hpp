@@ -70,6 +70,14 @@ inline namespace v0 {
 template <class Traits = hybrid_traits>
 class hybrid_allocator {
  public:
+  static_assert(
+      requires {
+        typename Traits::eviction;
+        typename Traits::hash;
+        typename Traits::verification;
+        typename Traits::observer;
+        typename Traits::fence;
+      }, "Traits lacks a policy: inherit from llmmem::hybrid_traits, and shadow those to change");
   using eviction_type = typename Traits::eviction;
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
@@ -78,7 +86,9 @@ class hybrid_allocator {
   using pool_type = super_page_pool<eviction_type>;
   using chain_type = prefix_chain<hash_type, verification_type>;
 
-  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(
+      eviction_policy<eviction_type>,
+      "Traits::eviction must be an eviction_policy: <llmmem/eviction/concepts.hpp> lists its members");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
   static_assert(group_cache_observer<observer_type>, "Traits::observer must be a group_cache_observer");

@@ -86,12 +86,26 @@ struct paged_traits {
 template <class Traits = paged_traits>
 class paged_allocator {
  public:
+  static_assert(
+      requires {
+        typename Traits::eviction;
+        typename Traits::admission;
+        typename Traits::free_list;
+        typename Traits::partial;
+        typename Traits::history;
+        typename Traits::hash;
+        typename Traits::verification;
+        typename Traits::fence;
+        typename Traits::observer;
+      }, "Traits lacks a policy: inherit from llmmem::paged_traits, and shadow those to change");
   using eviction_type = typename Traits::eviction;
   using admission_type = typename Traits::admission;
   using free_list_type = typename Traits::free_list;
   using partial_type = typename Traits::partial;
   using history_type = typename Traits::history;
-  static_assert(eviction_policy<eviction_type>, "Traits::eviction must be an eviction_policy");
+  static_assert(
+      eviction_policy<eviction_type>,
+      "Traits::eviction must be an eviction_policy: <llmmem/eviction/concepts.hpp> lists its members");
   static_assert(free_list<free_list_type>, "Traits::free_list must be a free_list");
   static_assert(block_history<history_type>, "Traits::history must be a block_history");
   using pool_type = block_pool<eviction_type, free_list_type, history_type>;

@@ -150,6 +150,13 @@ struct shared_stats {
 template <class Traits = shared_traits>
 class shared_prefix_cache {
  public:
+  static_assert(
+      requires {
+        typename Traits::hash;
+        typename Traits::verification;
+        typename Traits::mutex;
+        typename Traits::steps;
+      }, "Traits lacks a policy: inherit from llmmem::shared_traits, and shadow those to change");
   using hash_type = typename Traits::hash;
   using verification_type = typename Traits::verification;
   using mutex_type = typename Traits::mutex;

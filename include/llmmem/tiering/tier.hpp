@@ -87,6 +87,10 @@ namespace detail {
 
 template <class T>
 struct lifted_tier {
+  static_assert(memory_space<T>,
+                "a tier is a memory_space, as host_space or file_space<>, or a tier<Space, ...>: "
+                "<llmmem/space/concepts.hpp> lists the members of a space");
+  static_assert(copy_queue<T, T>, "the space of a tier must copy within itself: copy_async(to, from)");
   using type = tier<T>;
 };
 template <class Space, class Eviction, class Write, class Codec, class Admission>
