@@ -221,6 +221,7 @@
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
+#include <llmmem/space/elements.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/space/fence.hpp>
 #include <llmmem/space/file.hpp>

@@ -10,6 +10,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/elements.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/chunk_key.hpp>
 #include <llmmem/tiering/detail/tier_edge.hpp>
@@ -141,6 +142,13 @@ class basic_tiered_buffer {
       requires(space_type<0>::is_host_accessible)
     {
       return range_.span();
+    }
+    /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error  see `as_elements`.
+    template <plain_element T>
+    [[nodiscard]] auto as() const LLMMEM_LIFETIMEBOUND
+      requires(space_type<0>::is_host_accessible)
+    {
+      return as_elements<T>(span(), "lease");
     }
     /// The bytes in tier 0's own terms.
     [[nodiscard]] top_range range() const noexcept { return range_; }

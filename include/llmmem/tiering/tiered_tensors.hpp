@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/elements.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
@@ -136,7 +137,14 @@ class tiered_tensors {
     {
       return range_.span();
     }
-    /// The same in tier 0's own terms.
+    /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error  see `as_elements`.
+    template <plain_element T>
+    [[nodiscard]] auto as() const LLMMEM_LIFETIMEBOUND
+      requires requires(const top_range& range) { range.span(); }
+    {
+      return as_elements<T>(span(), "lease");
+    }
+    /// The bytes in tier 0's own terms.
     [[nodiscard]] top_range range() const noexcept { return range_; }
     [[nodiscard]] explicit operator bool() const noexcept { return owner_ != nullptr; }
 
