@@ -84,9 +84,11 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 ///                      the first tier less than `largest_lease_bytes`, `argument_error` for options that
 ///                      cannot be. Everything else is a value; what a space's copies throw passes through.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 class basic_tiered_buffer {
  public:
+  static_assert(sizeof...(Tiers) >= 2,
+                "a tiered_buffer moves chunks between tiers: give it at least two, the fastest first, as in "
+                "tiered_buffer<host_space, file_space<>>");
   static constexpr std::size_t tiers = sizeof...(Tiers);
   template <std::size_t Index>
   using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;

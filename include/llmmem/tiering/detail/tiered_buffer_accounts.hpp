@@ -22,7 +22,6 @@ template <class Observer>
 }  // namespace detail
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
   stats_type now;
   for (std::size_t i = 0; i < tiers; ++i) {
@@ -59,7 +58,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::stats() const -> stats_type {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
   std::vector<std::string> found;
   std::array<std::uint64_t, tiers> places{};
@@ -144,7 +142,6 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint64_t basic_tiered_buffer<Traits, Tiers...>::rounded_bytes(std::uint64_t bytes) const noexcept {
   std::uint64_t most = 0;
   [&]<std::size_t... Index>(std::index_sequence<Index...>) {

@@ -34,7 +34,6 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
 }  // namespace detail
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
     typename Traits::clock clock, observer_type observer, tiered_options options,
     const tier_place<typename Tiers::space_type>&... places)
@@ -84,7 +83,6 @@ basic_tiered_buffer<Traits, Tiers...>::basic_tiered_buffer(
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 basic_tiered_buffer<Traits, Tiers...>::~basic_tiered_buffer() {
   for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
     if (transfers_[id].chunk == none) continue;
@@ -99,7 +97,6 @@ basic_tiered_buffer<Traits, Tiers...>::~basic_tiered_buffer() {
 
 /// Gives back the places in spaces that gave a range for each.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::release_places() noexcept {
   const auto release = [&]<std::size_t Index>(std::integral_constant<std::size_t, Index>) {
     if constexpr (detail::never_fragments<space_type<Index>>()) {
@@ -121,14 +118,12 @@ void basic_tiered_buffer<Traits, Tiers...>::release_places() noexcept {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check(chunk_handle chunk) const noexcept {
   return names_.check(chunk, options_.name.c_str());
 }
 
 /// What is wrong with a chunk, by one of its names.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(error_code code, std::uint32_t slot,
                                                         std::uint64_t wanted,
                                                         std::uint64_t found) const noexcept {
@@ -136,14 +131,12 @@ failure basic_tiered_buffer<Traits, Tiers...>::at_chunk(error_code code, std::ui
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::no_more_chunks() const noexcept {
   return {errc::table_full, static_cast<std::uint32_t>(full_table::chunks), 1, 0, options_.name.c_str()};
 }
 
 /// The record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 inline std::uint32_t basic_tiered_buffer<Traits, Tiers...>::record_of(chunk_handle chunk) noexcept {
   const std::uint32_t slot = names_[chunk.slot].record;
   chunks_[slot].name = chunk.slot;
@@ -152,7 +145,6 @@ inline std::uint32_t basic_tiered_buffer<Traits, Tiers...>::record_of(chunk_hand
 
 /// Calls `f` with tier `i` as a constant, or with edge `i`.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Count, class F>
 inline void basic_tiered_buffer<Traits, Tiers...>::with_index(std::size_t i, F&& f) {
   [&]<std::size_t... Index>(std::index_sequence<Index...>) {
@@ -162,7 +154,6 @@ inline void basic_tiered_buffer<Traits, Tiers...>::with_index(std::size_t i, F&&
 
 /// A failure that nobody waited for.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::note(const failure& why) noexcept {
   ++background_failures_;
   background_failure_ = why;
@@ -170,7 +161,6 @@ void basic_tiered_buffer<Traits, Tiers...>::note(const failure& why) noexcept {
 
 /// Whether the codec takes chunks of that size.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) const noexcept {
   if constexpr (encodes) {
     constexpr std::uint64_t unit =
@@ -186,7 +176,6 @@ failure basic_tiered_buffer<Traits, Tiers...>::check_size(std::uint64_t bytes) c
 /// Whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and the last it
 /// passes them all.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::check_fits(std::uint64_t bytes) const noexcept {
   failure wrong;
   const auto check_tier = [&]<std::size_t Index>(std::integral_constant<std::size_t, Index>) {
@@ -203,7 +192,6 @@ failure basic_tiered_buffer<Traits, Tiers...>::check_fits(std::uint64_t bytes) c
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes) {
   if constexpr (requires { space_type<last>::is_read_only; }) {
     return failure{.code = errc::not_opened, .wanted = bytes, .where = options_.name.c_str()};
@@ -218,7 +206,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
 
 /// Makes a chunk of a place in the last tier, which it gives back when there can be none.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::enter(copy& place, std::uint64_t bytes) {
   const std::uint32_t name = names_.acquire({});
   if (name == none) {
@@ -234,7 +221,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::enter(copy& place, s
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t offset, std::uint64_t bytes,
                                                                   std::optional<std::uint32_t> checksum)
   requires(adopts)
@@ -263,7 +249,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::adopt(std::uint64_t 
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -284,7 +269,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::remove(chunk_handle chunk) {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, std::uint64_t bytes) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -330,7 +314,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize(chunk_handle chunk, s
 /// Gives the copy in tier 0 another place, with what it holds; from then on the index has nothing of the
 /// chunk. @pre it is valid and at rest.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
   auto& top = tier_at<0>();
   copy& held = chunks_[slot].copies[0];
@@ -362,7 +345,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::resize_top(std::uint32_t slo
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -380,7 +362,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::discard(chunk_handle chunk) 
 
 /// Frees every copy, and whatever was planned for the chunk. @pre no lease and no transfer.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) noexcept {
   chunk_record& c = chunks_[slot];
   unqueue_prefetch(slot);
@@ -402,7 +383,6 @@ void basic_tiered_buffer<Traits, Tiers...>::forget_contents(std::uint32_t slot) 
 
 /// Gives back the places that the chunk has and nothing is on its way to.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::release_reservations(std::uint32_t slot) noexcept {
   for (std::size_t i = 0; i < last; ++i) {
     copy& held = chunks_[slot].copies[i];
@@ -413,7 +393,6 @@ void basic_tiered_buffer<Traits, Tiers...>::release_reservations(std::uint32_t s
 
 /// Nothing is brought up in advance any more.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::unqueue_prefetch(std::uint32_t slot) noexcept {
   if (std::exchange(chunks_[slot].wanted, false)) {
     sieve queue(wanted_, wanted_count_);
@@ -426,7 +405,6 @@ void basic_tiered_buffer<Traits, Tiers...>::unqueue_prefetch(std::uint32_t slot)
 
 /// What an eviction policy knows a chunk by after it has left.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 access_hint basic_tiered_buffer<Traits, Tiers...>::hint_of(std::uint32_t slot) const noexcept {
   // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): different for different handles, none 0.
   std::uint64_t x = (std::uint64_t{chunks_.handle(slot).generation} << 32) + slot;
@@ -437,28 +415,24 @@ access_hint basic_tiered_buffer<Traits, Tiers...>::hint_of(std::uint32_t slot) c
 
 /// Waits for the chunk's transfer, if it has one.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::await_quiet(std::uint32_t slot) {
   const std::uint32_t id = chunks_[slot].transfer;
   return id == none ? result<void>{} : wait_for(id, wait_complete, clock_.now_ns());
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::bytes(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   return chunks_[names_[chunk.slot].record].bytes;
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::last_change(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   return chunks_[names_[chunk.slot].record].changed;
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<std::size_t> basic_tiered_buffer<Traits, Tiers...>::tier_of(chunk_handle chunk) const noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::size_t found = newest(chunks_[names_[chunk.slot].record]);

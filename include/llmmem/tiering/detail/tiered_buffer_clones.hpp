@@ -10,7 +10,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::clone(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -23,7 +22,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::clone(chunk_handle c
 
 /// Gives a name its record.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::join(std::uint32_t name, std::uint32_t slot) noexcept {
   chunk_record& c = chunks_[slot];
   chunk_name& n = names_[name];
@@ -38,7 +36,6 @@ void basic_tiered_buffer<Traits, Tiers...>::join(std::uint32_t name, std::uint32
 
 /// Takes a name from its record, which may then have none.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::leave(std::uint32_t name) noexcept {
   const chunk_name n = names_[name];
   chunk_record& c = chunks_[n.record];
@@ -52,7 +49,6 @@ void basic_tiered_buffer<Traits, Tiers...>::leave(std::uint32_t name) noexcept {
 /// Gives a name a record of its own, of `bytes`. Nothing has changed when it cannot. @pre others have its
 /// record too, and there are contents to be copied where they are.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::part(std::uint32_t name, std::uint64_t bytes, parting how,
                                                          patience wait) {
   const std::uint64_t began = clock_.now_ns();
@@ -107,7 +103,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::part(std::uint32_t name, std
 /// Gives `fresh` a place in tier 0, waiting as long as patience lasts.
 /// @param held  the record whose copy in tier 0 stays there meanwhile, or `none`.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::await_top_room(copy& fresh, std::uint64_t bytes,
                                                                    std::uint32_t held, patience wait,
                                                                    std::uint64_t began_ns) {
@@ -125,7 +120,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::await_top_room(copy& fresh, 
 
 /// Copies within tier 0, and waits for it.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::copy_top(const copy& to, const copy& from,
                                                              std::uint64_t bytes) {
   auto& top = tier_at<0>();
@@ -136,7 +130,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::copy_top(const copy& to, con
 
 /// Names and records agree on who shares what.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::audit_names(std::vector<std::string>& found) const {
   const auto say = [&](std::uint32_t name, const std::string& what) {
     found.push_back(options_.name + ": chunk " + std::to_string(name) + " " + what);

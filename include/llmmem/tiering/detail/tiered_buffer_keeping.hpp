@@ -12,7 +12,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t bytes, const chunk_key& key)
   requires(keeps_chunks)
 {
@@ -29,7 +28,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::create(std::uint64_t
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::find(const chunk_key& key) const noexcept
   requires(keeps_chunks)
 {
@@ -39,7 +37,6 @@ result<chunk_handle> basic_tiered_buffer<Traits, Tiers...>::find(const chunk_key
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::persist()
   requires(keeps_chunks)
 {
@@ -53,7 +50,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::persist()
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::check_kept()
   requires(keeps_chunks)
 {
@@ -86,7 +82,6 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::check_kept()
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::set_key(std::uint32_t name, const chunk_key& key) noexcept
   requires(keeps_chunks)
 {
@@ -97,7 +92,6 @@ void basic_tiered_buffer<Traits, Tiers...>::set_key(std::uint32_t name, const ch
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::owns_key(std::uint32_t name) const noexcept {
   if constexpr (keeps_chunks) return chunks_[names_[name].record].kept.name == name;
   return false;
@@ -105,7 +99,6 @@ bool basic_tiered_buffer<Traits, Tiers...>::owns_key(std::uint32_t name) const n
 
 /// The name has no key any more, if it had one, and its bytes are nobody's in the index.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::give_up_key(std::uint32_t name) {
   if constexpr (keeps_chunks) {
     if (!owns_key(name)) return {};
@@ -119,7 +112,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::give_up_key(std::uint32_t na
 
 /// The index says no more that the chunk rests in the last tier: what is there will change.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::unindex(std::uint32_t slot) {
   if constexpr (keeps_chunks) {
     detail::kept_chunk& kept = chunks_[slot].kept;
@@ -132,7 +124,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::unindex(std::uint32_t slot) 
 
 /// The index says where the chunk rests in the last tier, if it has a key and does.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::reindex(std::uint32_t slot) {
   if constexpr (keeps_chunks) {
     chunk_record& c = chunks_[slot];
@@ -153,7 +144,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::reindex(std::uint32_t slot) 
 
 /// Takes over the chunks that the last tier's space has from before.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::adopt_kept() {
   if constexpr (keeps_chunks) {
     auto& home = *tier_at<last>().space;
@@ -172,7 +162,6 @@ void basic_tiered_buffer<Traits, Tiers...>::adopt_kept() {
 
 /// Makes a chunk of what rests there. What it is to be counted as.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint64_t& basic_tiered_buffer<Traits, Tiers...>::adopt(const chunk_extent& extent)
   requires(keeps_chunks)
 {

@@ -9,7 +9,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<typename basic_tiered_buffer<Traits, Tiers...>::top_range>
 basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode mode,
                                                    byte_interval changed, patience wait) {
@@ -68,7 +67,6 @@ basic_tiered_buffer<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mo
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t name, access_mode mode) noexcept {
   const std::uint32_t slot = names_[name].record;
   chunk_record& c = chunks_[slot];
@@ -82,7 +80,6 @@ void basic_tiered_buffer<Traits, Tiers...>::end_lease(std::uint32_t name, access
 
 /// More of a chunk's bytes change. @pre it is written under a lease.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 inline result<void> basic_tiered_buffer<Traits, Tiers...>::add_dirty(std::uint32_t name, std::uint64_t offset,
                                                                      std::uint64_t count) noexcept {
   chunk_record& c = chunks_[names_[name].record];
@@ -96,7 +93,6 @@ inline result<void> basic_tiered_buffer<Traits, Tiers...>::add_dirty(std::uint32
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::read(chunk_handle chunk, patience wait) -> result<read_lease> {
   const result<top_range> range = begin_lease(chunk, access_mode::read, {}, wait);
   if (!range) return range.error();
@@ -104,7 +100,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::read(chunk_handle chunk, patience wa
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::write(chunk_handle chunk, patience wait) -> result<write_lease> {
   const result<top_range> range = begin_lease(chunk, access_mode::write, {}, wait);
   if (!range) return range.error();
@@ -112,7 +107,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::write(chunk_handle chunk, patience w
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, patience wait)
     -> result<update_lease> {
   const result<std::uint64_t> all = bytes(chunk);
@@ -121,7 +115,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, patience 
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::update(chunk_handle chunk, std::uint64_t offset,
                                                    std::uint64_t count, patience wait)
     -> result<update_lease> {

@@ -9,7 +9,6 @@ inline namespace v0 {
 
 /// Whether a chunk that comes to a middle tier is to stay there.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 bool basic_tiered_buffer<Traits, Tiers...>::is_admitted(std::uint32_t slot, passage way) noexcept {
   auto& tier = tier_at<Index>();
@@ -26,7 +25,6 @@ bool basic_tiered_buffer<Traits, Tiers...>::is_admitted(std::uint32_t slot, pass
 
 /// A copy has come to tier Index.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::admit(std::uint32_t slot, passage way) noexcept {
   if constexpr (Index != 0 && Index != last) {
@@ -38,7 +36,6 @@ void basic_tiered_buffer<Traits, Tiers...>::admit(std::uint32_t slot, passage wa
 /// A copy that was not admitted leaves, now that another tier has it. @pre the copy beneath is up to date, or
 /// the one above.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::leave_when_passed(std::uint32_t slot) noexcept {
   if constexpr (Index != 0 && Index != last) {
@@ -50,7 +47,6 @@ void basic_tiered_buffer<Traits, Tiers...>::leave_when_passed(std::uint32_t slot
 
 /// A clean copy leaves: at once, or when the tier beneath has it where it is demoted. @pre it is not pinned.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::let_go(std::uint32_t slot, urgency how) {
   using write_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::write_type;
@@ -69,7 +65,6 @@ void basic_tiered_buffer<Traits, Tiers...>::let_go(std::uint32_t slot, urgency h
 
 /// Gives `into` a place in tier Index without waiting: of what lies free, or what clean copies leave.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 bool basic_tiered_buffer<Traits, Tiers...>::take_clean_room(copy& into, std::uint64_t bytes) noexcept {
   auto& tier = tier_at<Index>();

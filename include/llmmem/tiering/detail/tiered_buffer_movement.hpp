@@ -10,7 +10,6 @@ inline namespace v0 {
 
 /// Brings a chunk as far up as it gets without waiting.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents, urgency how)
     -> attempt {
   chunk_record& c = chunks_[slot];
@@ -56,7 +55,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::advance(std::uint32_t slot, bool nee
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t slot, bool needs_contents,
                                                                   patience wait) {
   const std::uint64_t began = clock_.now_ns();
@@ -99,7 +97,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::make_resident(std::uint32_t 
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -117,7 +114,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::prefetch(chunk_handle chunk)
 
 /// Takes note of the transfers that have ended.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::note_ended() {
   const auto most = static_cast<std::uint32_t>(transfers_.size());
   if (free_transfer_count_ == most) return;
@@ -131,7 +127,6 @@ void basic_tiered_buffer<Traits, Tiers...>::note_ended() {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::progress() {
   note_ended();
   write_through_due(none);
@@ -154,7 +149,6 @@ void basic_tiered_buffer<Traits, Tiers...>::progress() {
 
 /// Whether a write policy wants a copy to go down, or it is not to stay where it is.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::size_t tier) const noexcept {
   bool wants = false;
   with_index<last>(tier, [&]<class Index>(Index) {
@@ -164,7 +158,6 @@ bool basic_tiered_buffer<Traits, Tiers...>::is_due(const chunk_record& c, std::s
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::mark_due(std::uint32_t slot) noexcept {
   if (std::exchange(chunks_[slot].store_due, true)) return;
   due_[due_count_++] = slot;
@@ -173,7 +166,6 @@ void basic_tiered_buffer<Traits, Tiers...>::mark_due(std::uint32_t slot) noexcep
 /// Begins to write through what is due, as far as it can without waiting.
 /// @param except  a chunk that is about to change, or `none`.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::write_through_due(std::uint32_t except) {
   for (sieve queue(due_, due_count_); queue.has_next();) {
     const std::uint32_t slot = queue.next();
@@ -196,7 +188,6 @@ void basic_tiered_buffer<Traits, Tiers...>::write_through_due(std::uint32_t exce
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   const std::uint32_t slot = record_of(chunk);
@@ -222,14 +213,12 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::evict(chunk_handle chunk) {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::flush(chunk_handle chunk) {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
   return flush_record(record_of(chunk));
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::flush_record(std::uint32_t slot) {
   chunk_record& c = chunks_[slot];
   if (c.writing) return at_chunk(errc::chunk_leased, slot, 0, c.leases);
@@ -260,7 +249,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush_record(std::uint32_t s
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::flush() {
   begin_writing_all();
   result<void> first;
@@ -273,7 +261,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::flush() {
 
 /// Tier by tier, so that many writes are under way at once. How they went is left to `flush_record`.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::begin_writing_all() {
   for (std::size_t i = 0; i < last; ++i) {
     for (std::uint32_t slot = 0; slot < chunks_.touched(); ++slot) {

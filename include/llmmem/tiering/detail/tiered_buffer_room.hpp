@@ -8,7 +8,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::pin(std::uint32_t slot) noexcept {
   copy& held = chunks_[slot].copies[Index];
@@ -19,7 +18,6 @@ void basic_tiered_buffer<Traits, Tiers...>::pin(std::uint32_t slot) noexcept {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::unpin(std::uint32_t slot) noexcept {
   copy& held = chunks_[slot].copies[Index];
@@ -31,7 +29,6 @@ void basic_tiered_buffer<Traits, Tiers...>::unpin(std::uint32_t slot) noexcept {
 
 /// Keeps a copy from leaving for as long as it lives.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 class basic_tiered_buffer<Traits, Tiers...>::hold {
  public:
@@ -48,7 +45,6 @@ class basic_tiered_buffer<Traits, Tiers...>::hold {
 };
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noexcept {
   copy& held = chunks_[slot].copies[Index];
@@ -61,7 +57,6 @@ void basic_tiered_buffer<Traits, Tiers...>::become_valid(std::uint32_t slot) noe
 
 /// Frees a valid copy because its room is needed. @pre it is not pinned, and clean.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
   static_assert(Index != last, "in the last tier every chunk keeps its place");
@@ -73,7 +68,6 @@ void basic_tiered_buffer<Traits, Tiers...>::drop(std::uint32_t slot) noexcept {
 
 /// Frees a valid copy of which a tier beneath has all. @pre it is not pinned.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::drop_clean(std::uint32_t slot) noexcept {
   ++tier_at<Index>().drops;
@@ -83,7 +77,6 @@ void basic_tiered_buffer<Traits, Tiers...>::drop_clean(std::uint32_t slot) noexc
 
 /// Frees a valid copy that is worth nothing any more. @pre it is not pinned.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept {
   auto& tier = tier_at<Index>();
@@ -94,7 +87,6 @@ void basic_tiered_buffer<Traits, Tiers...>::forget(std::uint32_t slot) noexcept 
 
 /// The most that copies may take of tier Index.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 std::uint64_t basic_tiered_buffer<Traits, Tiers...>::most_room() const noexcept {
   const detail::room_stats room = tier_at<Index>().room.stats();
@@ -106,7 +98,6 @@ std::uint64_t basic_tiered_buffer<Traits, Tiers...>::most_room() const noexcept 
 /// Copies that cannot leave for now, and why the first of them cannot: not asked again for as long as it
 /// lives.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 class basic_tiered_buffer<Traits, Tiers...>::passed_over {
  public:
@@ -143,7 +134,6 @@ class basic_tiered_buffer<Traits, Tiers...>::passed_over {
 /// A prefetch takes no room from what was itself asked for in advance and is still to be used, nor places
 /// that other prefetches keep: it waits.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t bytes, urgency how)
     -> attempt {
@@ -184,7 +174,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::make_room(copy& into, std::uint64_t 
 
 /// Gives back places that prefetches keep and nothing is on its way to. Whether there were any.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::cancel_reservations() noexcept {
   bool any = false;
   for (std::uint32_t i = 0; i < wanted_count_; ++i) {

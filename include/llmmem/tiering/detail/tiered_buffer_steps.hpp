@@ -8,7 +8,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::expect(chunk_handle chunk,
                                                            std::uint64_t next_use) noexcept {
   if (const failure wrong = check(chunk); wrong.code != errc::ok) return wrong;
@@ -25,7 +24,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::expect(chunk_handle chunk,
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 step_outcome basic_tiered_buffer<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
                                                             std::size_t tier) {
   if (tier >= last || check(chunk).code != errc::ok) return step_outcome::useless;
@@ -48,7 +46,6 @@ step_outcome basic_tiered_buffer<Traits, Tiers...>::execute(chunk_handle chunk, 
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 step_outcome basic_tiered_buffer<Traits, Tiers...>::execute_fetch(std::uint32_t slot) {
   chunk_record& c = chunks_[slot];
@@ -82,7 +79,6 @@ step_outcome basic_tiered_buffer<Traits, Tiers...>::execute_fetch(std::uint32_t 
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 step_outcome basic_tiered_buffer<Traits, Tiers...>::execute_store(std::uint32_t slot,
                                                                   plan_operation operation) {

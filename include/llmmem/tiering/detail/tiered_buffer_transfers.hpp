@@ -15,7 +15,6 @@ inline namespace v0 {
 
 /// What becomes of bytes between tier Index and the one beneath.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 struct basic_tiered_buffer<Traits, Tiers...>::below {
   /// Whether they change their form.
@@ -32,7 +31,6 @@ struct basic_tiered_buffer<Traits, Tiers...>::below {
 };
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(const transfer& fresh) noexcept {
   const std::uint32_t id = free_transfers_[--free_transfer_count_];
   transfers_[id] = fresh;
@@ -41,7 +39,6 @@ std::uint32_t basic_tiered_buffer<Traits, Tiers...>::claim_transfer(const transf
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 void basic_tiered_buffer<Traits, Tiers...>::release_transfer(std::uint32_t id) noexcept {
   chunks_[transfers_[id].chunk].transfer = none;
   if (transfers_[id].stage != none) stages_[transfers_[id].stage].user = none;
@@ -51,7 +48,6 @@ void basic_tiered_buffer<Traits, Tiers...>::release_transfer(std::uint32_t id) n
 
 /// Begins to copy a chunk's dirty bytes from tier Index to the one beneath.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, urgency how)
     -> attempt {
@@ -104,7 +100,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_store(std::uint32_t slot, bool
 /// What a transfer that could not begin means: where a table is full that others under way will leave, to
 /// wait for one of them.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 auto basic_tiered_buffer<Traits, Tiers...>::refused(const failure& why) const noexcept -> attempt {
   if (why.code == errc::table_full) {
     if (const std::uint32_t on = transfer_touching(tiers); on != none) return attempt::blocked(on);
@@ -114,14 +109,12 @@ auto basic_tiered_buffer<Traits, Tiers...>::refused(const failure& why) const no
 
 /// The outcome of a transfer whose space threw.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 failure basic_tiered_buffer<Traits, Tiers...>::not_moved() const noexcept {
   return {.code = errc::dependency_failed, .where = options_.name.c_str()};
 }
 
 /// Ends a transfer: whatever it touched is at rest.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 result<void> basic_tiered_buffer<Traits, Tiers...>::finish(std::uint32_t id,
                                                            const result<void>& outcome) noexcept {
@@ -134,7 +127,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish(std::uint32_t id,
 
 /// Hands what has to go down to the edge; its bytes.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
                                                                          urgency how) {
@@ -169,7 +161,6 @@ result<std::uint64_t> basic_tiered_buffer<Traits, Tiers...>::store_parts(std::ui
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t id, const transfer& done,
                                                          const result<void>& outcome) noexcept {
@@ -234,7 +225,6 @@ void basic_tiered_buffer<Traits, Tiers...>::finish_store(std::uint32_t id, const
 
 /// Whether a transfer over edge Index can begin, or which one it must wait for.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
   if (free_transfer_count_ == 0) return attempt::blocked(transfer_touching(tiers));
@@ -251,13 +241,11 @@ auto basic_tiered_buffer<Traits, Tiers...>::can_begin() noexcept -> attempt {
 
 /// Bytes of a staging slot: the longest encoded chunk, in whole units of the last tier.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint64_t basic_tiered_buffer<Traits, Tiers...>::stage_size() const noexcept {
   return tier_at<last>().rounded(tier_at<last>().place_bytes(options_.largest_chunk_bytes));
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint64_t basic_tiered_buffer<Traits, Tiers...>::placed_stages() const noexcept {
   std::uint64_t placed = 0;
   for (std::size_t i = 0; i < stages_.size(); ++i)
@@ -266,7 +254,6 @@ std::uint64_t basic_tiered_buffer<Traits, Tiers...>::placed_stages() const noexc
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 std::span<std::byte> basic_tiered_buffer<Traits, Tiers...>::stage_bytes(std::uint32_t stage,
                                                                         std::uint64_t bytes) noexcept {
@@ -275,7 +262,6 @@ std::span<std::byte> basic_tiered_buffer<Traits, Tiers...>::stage_bytes(std::uin
 
 /// A free staging slot, or `none`.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() noexcept {
   for (std::uint32_t i = 0; i < stages_.size(); ++i) {
     staging_slot& stage = stages_[i];
@@ -288,7 +274,6 @@ std::uint32_t basic_tiered_buffer<Traits, Tiers...>::free_stage() noexcept {
 
 /// Begins to copy a chunk to tier Index, where it has a place, from the one beneath.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urgency how) -> attempt {
   const attempt ready = can_begin<Index>();
@@ -327,7 +312,6 @@ auto basic_tiered_buffer<Traits, Tiers...>::begin_fetch(std::uint32_t slot, urge
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 template <std::size_t Index>
 result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t id, const transfer& done,
                                                                  result<void> outcome) noexcept {
@@ -379,7 +363,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::finish_fetch(std::uint32_t i
 
 /// Whether what came back is what left.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, const copy& beneath,
                                                            std::uint32_t found) const noexcept {
   if (found == beneath.checksum) return {};
@@ -388,7 +371,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::verify(std::uint32_t slot, c
 
 /// Takes note of a transfer's end. Waits for it where it has not ended.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
   result<void> outcome;
   const transfer done = transfers_[id];
@@ -408,7 +390,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::complete(std::uint32_t id) {
 }
 
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 bool basic_tiered_buffer<Traits, Tiers...>::is_ready(std::uint32_t id) {
   bool ready = false;
   with_index<last>(transfers_[id].edge,
@@ -418,7 +399,6 @@ bool basic_tiered_buffer<Traits, Tiers...>::is_ready(std::uint32_t id) {
 
 /// Waits for a transfer as long as patience lasts, then takes note of its end.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 result<void> basic_tiered_buffer<Traits, Tiers...>::wait_for(std::uint32_t id, patience wait,
                                                              std::uint64_t began_ns) {
   const transfer& waited = transfers_[id];
@@ -446,7 +426,6 @@ result<void> basic_tiered_buffer<Traits, Tiers...>::wait_for(std::uint32_t id, p
 
 /// A transfer under way to or from `tier`, of any tier for `tiers`: one that leaves it sooner than another.
 template <class Traits, class... Tiers>
-  requires(sizeof...(Tiers) >= 2)
 std::uint32_t basic_tiered_buffer<Traits, Tiers...>::transfer_touching(std::size_t tier) const noexcept {
   std::uint32_t found = none;
   for (std::uint32_t id = 0; id < transfers_.size(); ++id) {
