@@ -241,6 +241,7 @@
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
 #include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/tiering/chunk_lease.hpp>
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/errors.hpp>
 #include <llmmem/tiering/kept_tensors.hpp>

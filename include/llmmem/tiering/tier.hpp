@@ -66,7 +66,10 @@ static_assert(write_policy<write_back> && write_policy<write_through> &&
 /// @tparam Space     where its bytes live; the queue of its own copies, too.
 /// @tparam Eviction  who leaves when it is full. Not asked of the last tier, where every chunk has its place.
 /// @tparam Write     when what was written here goes down.
-/// @tparam Codec     the form in which chunks rest here.
+/// @tparam Codec     the form in which chunks rest here. Only the last tier can have one, and the host must
+/// be
+///                   able to touch the tier above it. Encoding and decoding run on the calling thread, in
+///                   staging memory that is taken out of that tier's budget when the buffer is built.
 /// @tparam Admission what stays here of all that passes. Asked of middle tiers only, once for each
 ///                   passage: when a chunk comes up through the tier, or down without having come up since
 ///                   it was last asked, and the tier has no copy of it. What is refused has its room while

@@ -44,8 +44,11 @@ struct tiered_options {
   std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a first tier too small is refused
   std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; needed where a tier has a codec
   std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
-  /// Host memory between two neighbours that the host cannot touch, for each such pair; and of this the most
-  /// that moves at once.
+  /// Host memory between two neighbours that the host cannot touch, a device above a file or a file above
+  /// another, for each such pair; and of this the most that moves at once. Copies go through it as a ring
+  /// (`bounce_queue`), whose pieces go on inside calls: `progress` now and then keeps them going. A copy that
+  /// goes down from such a tier to one that leaves memory goes whole where it has not come up from there, as
+  /// a checksum is of all of it.
   std::uint64_t bounce_bytes = std::uint64_t{8} << 20;
   std::uint64_t bounce_slot_bytes = std::uint64_t{1} << 20;
   std::string name = "tiered_buffer";  ///< for error texts

@@ -4,14 +4,12 @@
 
 #include <llmmem/arena/range_arena.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/detail/ordered_slots.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/space/buffer.hpp>
-#include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/tiering/detail/chunk_record.hpp>
 #include <llmmem/tiering/tier.hpp>
-#include <llmmem/version/dirty_ranges.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -23,31 +21,6 @@
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
-
-/// How far a tier has a copy of a chunk.
-enum class residence : std::uint8_t {
-  absent,    ///< no copy; in the last tier the place is kept all the same
-  reserved,  ///< it has a place, and nothing on its way there
-  arriving,  ///< a transfer fills it
-  valid,     ///< as it was when last written or brought; the topmost such copy is the newest
-};
-
-/// A chunk's copy in a tier.
-struct tier_copy {
-  arena_handle place{};
-  std::byte* data = nullptr;
-  std::uint64_t granted = 0;
-  residence at = residence::absent;
-  bool has_checksum = false;
-  bool awaited = false;        // asked for in advance, and not yet leased
-  bool passing = false;        // not admitted: leaves when the next tier has it
-  std::uint32_t checksum = 0;  // of the bytes as they rest here
-  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
-  std::uint32_t pins = 0;      // leases and transfers
-  dirty_ranges dirty;          // what the next copy beneath does not have
-
-  [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
-};
 
 /// Whether a space gives out ranges of any size for as long as their sum fits.
 template <class Space>
@@ -247,28 +220,6 @@ class spare_place {
  private:
   chunk_room<Space>& room_;
   tier_copy place_;
-};
-
-/// A chunk as its handle names it: one of those that share a record.
-struct chunk_name {
-  std::uint32_t record = no_index;
-  std::uint32_t leases = 0;       // of this one
-  std::uint32_t next = no_index;  // those with that record are a ring
-  std::uint32_t previous = no_index;
-};
-
-/// The key of a chunk that outlives the process.
-struct kept_chunk {
-  chunk_key key{};
-  std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
-  bool indexed = false;           // the last tier's index has it as it rests there
-  bool was_there = false;         // when the buffer was built
-};
-/// What stands for it where no space keeps chunks.
-struct nothing_kept {};
-struct no_keys {
-  no_keys(std::uint64_t, const metadata_source&) noexcept {}
-  [[nodiscard]] static constexpr std::size_t metadata_bytes() noexcept { return 0; }
 };
 
 /// One tier: its room, and who leaves it next.

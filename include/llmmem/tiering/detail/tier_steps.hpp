@@ -1,19 +1,40 @@
 /// @file
-/// What the steps of a `tiered_buffer` work with: transfers and staging slots, how far an attempt got, and a
-/// walk through a queue of slots.
+/// What the parts of a `tiered_buffer` tell each other: which tier, which transfer, how far an attempt got.
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/ordered_slots.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/tiering/detail/tier_state.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
+
+/// The number of a tier as a type, for what differs between tiers.
+template <std::size_t Index>
+using tier_number = std::integral_constant<std::size_t, Index>;
+template <std::size_t Index>
+inline constexpr tier_number<Index> nth{};
+
+/// Calls `f` with tier `i` as a constant, or with edge `i`; nothing where `i` is not below `Count`.
+template <std::size_t Count, class F>
+constexpr void with_index(std::size_t i, F&& f) {
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (static_cast<void>(i == Index ? (f(nth<Index>), 0) : 0), ...);
+  }(std::make_index_sequence<Count>{});
+}
+/// Calls `f` with each of them.
+template <std::size_t Count, class F>
+constexpr void for_each_index(F&& f) {
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+    (f(nth<Index>), ...);
+  }(std::make_index_sequence<Count>{});
+}
 
 /// Bytes under way over one edge.
 struct tier_transfer {
@@ -36,13 +57,6 @@ struct tier_transfer {
   return failed.then_drops && !failed.demotes && !(is_own && failed.edge == 0);
 }
 
-/// Memory in which a chunk is encoded or decoded.
-struct staging_slot {
-  tier_copy place;
-  std::uint64_t bytes = 0;        // of the encoded form
-  std::uint32_t user = no_index;  // transfer
-};
-
 /// Which way a chunk passes a tier.
 enum class passage : std::uint8_t { up, down };
 
@@ -51,31 +65,6 @@ enum class parting : std::uint8_t {
   empty,  ///< a place in the last tier
   anew,   ///< one in tier 0 as well, for what will be written
   copied  ///< and there what was shared
-};
-
-/// Goes through a queue of slots once, taking out some; the rest stays in order, whatever is thrown.
-class slot_sieve {
- public:
-  slot_sieve(fixed_array<std::uint32_t>& queue, std::uint32_t& count) noexcept
-      : queue_(queue), count_(count), end_(count) {}
-  slot_sieve(const slot_sieve&) = delete;
-  slot_sieve& operator=(const slot_sieve&) = delete;
-  ~slot_sieve() {
-    while (next_ != end_)
-      static_cast<void>(next());
-    count_ = kept_;
-  }
-  [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
-  std::uint32_t next() noexcept { return queue_[kept_++] = queue_[next_++]; }
-  /// The last `next` leaves the queue.
-  void take_out() noexcept { --kept_; }
-
- private:
-  fixed_array<std::uint32_t>& queue_;
-  std::uint32_t& count_;
-  std::uint32_t end_;
-  std::uint32_t next_ = 0;
-  std::uint32_t kept_ = 0;
 };
 
 /// What became of an attempt: done, not before transfer `on` has ended, or not at all. A prefetch may also

@@ -1,11 +1,13 @@
 /// @file
-/// What a `tiered_buffer` keeps of a chunk.
+/// What a `tiered_buffer` keeps of a chunk: its copies, one for each tier, and what is planned for it.
 #pragma once
 
+#include <llmmem/arena/arena.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/detail/ordered_slots.hpp>
-#include <llmmem/tiering/access.hpp>
-#include <llmmem/tiering/detail/tier_state.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/version/dirty_ranges.hpp>
 
 #include <array>
 #include <cstddef>
@@ -16,6 +18,41 @@
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
+
+/// How far a tier has a copy of a chunk.
+enum class residence : std::uint8_t {
+  absent,    ///< no copy; in the last tier the place is kept all the same
+  reserved,  ///< it has a place, and nothing on its way there
+  arriving,  ///< a transfer fills it
+  valid,     ///< as it was when last written or brought; the topmost such copy is the newest
+};
+
+/// A chunk's copy in a tier.
+struct tier_copy {
+  arena_handle place{};
+  std::byte* data = nullptr;
+  std::uint64_t granted = 0;
+  residence at = residence::absent;
+  bool has_checksum = false;
+  bool awaited = false;        // asked for in advance, and not yet leased
+  bool passing = false;        // not admitted: leaves when the next tier has it
+  std::uint32_t checksum = 0;  // of the bytes as they rest here
+  std::uint64_t stored = 0;    // of these, how many, where a codec decides it
+  std::uint32_t pins = 0;      // leases and transfers
+  dirty_ranges dirty;          // what the next copy beneath does not have
+
+  [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
+};
+
+/// The key of a chunk that outlives the process.
+struct kept_chunk {
+  chunk_key key{};
+  std::uint32_t name = no_index;  // whose key it is; of several sharers one at most has one
+  bool indexed = false;           // the last tier's index has it as it rests there
+  bool was_there = false;         // when the buffer was built
+};
+/// What stands for it where no space keeps chunks.
+struct nothing_kept {};
 
 /// A chunk, which all that share it are names of.
 template <std::size_t Tiers, bool KeepsChunks>

@@ -1,0 +1,145 @@
+/// @file
+/// Which chunks of a `tiered_buffer` have keys, and what the last tier's index says of them.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>
+#include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/tiering/detail/chunk_record.hpp>
+#include <llmmem/tiering/errors.hpp>
+#include <llmmem/tiering/tiered_types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+class prefix_index;  // complete wherever a space keeps chunks: their index has one
+
+namespace detail {
+
+/// Where no space keeps chunks: there are no keys, and every question has the answer "none".
+template <class Table, class Space, class Codec, bool KeepsChunks>
+class chunk_keys {
+ public:
+  chunk_keys(Table&, Space&, const tiered_options&) noexcept {}
+
+  [[nodiscard]] static constexpr std::size_t metadata_bytes() noexcept { return 0; }
+  [[nodiscard]] static constexpr bool owns(std::uint32_t) noexcept { return false; }
+  [[nodiscard]] static constexpr result<void> give_up(std::uint32_t) noexcept { return {}; }
+  [[nodiscard]] static constexpr result<void> unindex(std::uint32_t) noexcept { return {}; }
+  [[nodiscard]] static constexpr result<void> reindex(std::uint32_t) noexcept { return {}; }
+};
+
+/// Keys of chunks, and the entries of the index that a `persistent_file_space` keeps. An entry says that a
+/// chunk rests in the last tier as the entry tells: it is taken out before those bytes change, and put back
+/// when they are whole again, so that a crash between the two loses a chunk and never damages one.
+///
+/// @par Complexity      O(1), and what the index's journal takes. No allocation after construction.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          values: `errc::key_taken`, `errc::no_such_key`, `errc::table_full`, what the index
+///                      fails with.
+template <class Table, class Space, class Codec>
+class chunk_keys<Table, Space, Codec, true> {
+ public:
+  chunk_keys(Table& chunks, Space& space, const tiered_options& options)
+      : chunks_(chunks), space_(space), keys_(options.max_chunks, options.metadata) {}
+
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return keys_.metadata_bytes(); }
+
+  /// Whether one more chunk may have `key`.
+  [[nodiscard]] result<void> check_free(const chunk_key& key) const noexcept {
+    if (const std::optional<block_id> taken = keys_.find(key)) {
+      return failure{.code = errc::key_taken, .index = to_index(*taken) - 1, .where = chunks_.where()};
+    }
+    if (const std::uint64_t most = space_.index().capacity(); keys_.size() >= most) {
+      return failure{errc::table_full, static_cast<std::uint32_t>(full_table::keyed_chunks), 1, 0,
+                     space_.index().path().c_str()};
+    }
+    return {};
+  }
+  [[nodiscard]] result<chunk_handle> find(const chunk_key& key) const noexcept {
+    const std::optional<block_id> found = keys_.find(key);
+    if (!found) return failure{.code = errc::no_such_key, .where = chunks_.where()};
+    return chunks_.handle(to_index(*found) - 1);
+  }
+
+  /// Whether the record's key is that name's.
+  [[nodiscard]] bool owns(std::uint32_t name) const noexcept { return kept_of(name).name == name; }
+  /// @pre `check_free` found nothing wrong, and the name has no key.
+  void set(std::uint32_t name, const chunk_key& key) noexcept {
+    kept_of(name) = {.key = key, .name = name};
+    const block_id id{name + 1};
+    keys_.stage(key, id);
+    keys_.insert(id, 1);
+  }
+  /// The same for a chunk that the index has from before.
+  void set_found(std::uint32_t name, const chunk_key& key) noexcept {
+    set(name, key);
+    kept_chunk& kept = kept_of(name);
+    kept.indexed = kept.was_there = true;
+  }
+  /// The name has no key any more, if it had one, and the index says nothing of its bytes.
+  [[nodiscard]] result<void> give_up(std::uint32_t name) {
+    if (!owns(name)) return {};
+    if (const result<void> gone = unindex(chunks_.slot_of(name)); !gone) return gone;
+    keys_.erase(block_id{name + 1});
+    kept_of(name) = {};
+    return {};
+  }
+
+  /// The index says no more that the chunk rests in the last tier: what is there will change.
+  [[nodiscard]] result<void> unindex(std::uint32_t slot) {
+    kept_chunk& kept = chunks_[slot].kept;
+    if (!kept.indexed) return {};
+    if (const result<void> gone = space_.index().drop(kept.key); !gone) return gone;
+    kept.indexed = false;
+    return {};
+  }
+  /// The index says where the chunk rests in the last tier, if it has a key and does.
+  [[nodiscard]] result<void> reindex(std::uint32_t slot) {
+    auto& c = chunks_[slot];
+    const tier_copy& rests = c.copies.back();
+    if (c.kept.name == no_index || !rests.is_valid() || c.transfer != no_index) return {};
+    const result<void> done = space_.index().keep({.key = c.kept.key,
+                                                   .offset = Space::offset_of(rests.data),
+                                                   .bytes = c.bytes,
+                                                   .stored = rests.stored,
+                                                   .format = Codec::format_id,
+                                                   .checksum = rests.checksum});
+    if (!done) return done;
+    c.kept.indexed = true;
+    return {};
+  }
+  /// The same for all that the index has not; goes on after a failure, and gives the first.
+  [[nodiscard]] result<void> reindex_all() {
+    result<void> first;
+    for (std::uint32_t slot = 0; slot < chunks_.slots(); ++slot) {
+      if (!chunks_.is_live(slot) || chunks_[slot].kept.indexed) continue;
+      if (const result<void> one = reindex(slot); !one && first) first = one;
+    }
+    return first;
+  }
+
+ private:
+  [[nodiscard]] kept_chunk& kept_of(std::uint32_t name) noexcept {
+    return chunks_[chunks_.slot_of(name)].kept;
+  }
+  [[nodiscard]] const kept_chunk& kept_of(std::uint32_t name) const noexcept {
+    return std::as_const(chunks_)[chunks_.slot_of(name)].kept;
+  }
+
+  Table& chunks_;
+  Space& space_;
+  std::conditional_t<Table::keeps_chunks, prefix_index, nothing_kept> keys_;  // to names, + 1
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
