@@ -27,6 +27,7 @@
 #include <llmmem/arena/stitched.hpp>
 #include <llmmem/arena/stitched_source.hpp>
 #include <llmmem/checkpoint/async_checkpointer.hpp>
+#include <llmmem/checkpoint/checkpointer_types.hpp>
 #include <llmmem/checkpoint/chunk_digest.hpp>
 #include <llmmem/checkpoint/comm_coordinator.hpp>
 #include <llmmem/checkpoint/commit_ticket.hpp>
@@ -53,6 +54,7 @@
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/checkpoint/tiered_view.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
@@ -120,6 +122,7 @@
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/presets.hpp>
 #include <llmmem/model/safetensors.hpp>
+#include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/block_history.hpp>

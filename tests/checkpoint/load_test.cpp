@@ -1,4 +1,5 @@
 #include <llmmem/checkpoint/load.hpp>
+#include <llmmem/model/safetensors.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
 #include <doctest/doctest.h>

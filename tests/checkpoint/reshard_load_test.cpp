@@ -2,6 +2,7 @@
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/rank_state.hpp>
+#include <llmmem/model/safetensors.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
 #include <doctest/doctest.h>

@@ -27,7 +27,7 @@ std::map<std::string, std::vector<std::byte>> contents_of_files(Storage& storage
                                                                 const llmmem::found_checkpoint& found) {
   std::map<std::string, std::vector<std::byte>> all;
   for (const llmmem::checkpoint_file& file : found.manifest.files) {
-    const llmmem::detail::file_chunks<Storage> chunks(storage, found.folder, found.manifest, file);
+    const llmmem::detail::file_chunks chunks(storage, found.folder, found.manifest, file);
     std::vector<std::byte> bytes(static_cast<std::size_t>(file.bytes));
     for (std::size_t i = 0; i < file.chunks.size(); ++i) {
       const auto count =

@@ -45,6 +45,62 @@ concept checkpoint_coordinator =
       { coordinator.tidy() } -> std::same_as<std::string>;
     };
 
+namespace detail {
+
+/// The calls of a type of coordinator.
+struct coordinator_table {
+  std::uint32_t (*rank)(const void* coordinator) noexcept;
+  std::uint32_t (*world)(const void* coordinator) noexcept;
+  storage_ref (*storage)(void* coordinator) noexcept;
+  checkpoint_draft (*begin)(void* coordinator, std::uint64_t step);
+  void (*commit)(void* coordinator, const checkpoint_draft& draft, const checkpoint_manifest& part);
+  std::string (*abandon)(void* coordinator, const checkpoint_draft& draft, const std::string& why) noexcept;
+  std::string (*tidy)(void* coordinator);
+};
+
+template <class C>
+inline constexpr coordinator_table coordinator_table_of{
+    .rank = [](const void* c) noexcept { return static_cast<const C*>(c)->rank(); },
+    .world = [](const void* c) noexcept { return static_cast<const C*>(c)->world(); },
+    .storage = [](void* c) noexcept { return storage_ref(static_cast<C*>(c)->storage()); },
+    .begin = [](void* c, std::uint64_t step) { return static_cast<C*>(c)->begin(step); },
+    .commit = [](void* c, const checkpoint_draft& draft,
+                 const checkpoint_manifest& part) { static_cast<C*>(c)->commit(draft, part); },
+    .abandon = [](void* c, const checkpoint_draft& draft,
+                  const std::string& why) noexcept { return static_cast<C*>(c)->abandon(draft, why); },
+    .tidy = [](void* c) { return static_cast<C*>(c)->tidy(); },
+};
+
+}  // namespace detail
+
+/// A `checkpoint_coordinator` of any type, by reference: the calls of the concept, each by one call through a
+/// table. The coordinator outlives it.
+class coordinator_ref {
+ public:
+  using storage_type = storage_ref;
+
+  template <checkpoint_coordinator C>
+    requires(!std::same_as<C, coordinator_ref>)
+  coordinator_ref(C& coordinator) noexcept  // NOLINT(google-explicit-constructor): as a reference
+      : coordinator_(&coordinator), table_(&detail::coordinator_table_of<C>) {}
+
+  [[nodiscard]] std::uint32_t rank() const noexcept { return table_->rank(coordinator_); }
+  [[nodiscard]] std::uint32_t world() const noexcept { return table_->world(coordinator_); }
+  [[nodiscard]] storage_ref storage() const noexcept { return table_->storage(coordinator_); }
+  [[nodiscard]] checkpoint_draft begin(std::uint64_t step) const { return table_->begin(coordinator_, step); }
+  void commit(const checkpoint_draft& draft, const checkpoint_manifest& part) const {
+    table_->commit(coordinator_, draft, part);
+  }
+  std::string abandon(const checkpoint_draft& draft, const std::string& why) const noexcept {
+    return table_->abandon(coordinator_, draft, why);
+  }
+  [[nodiscard]] std::string tidy() const { return table_->tidy(coordinator_); }
+
+ private:
+  void* coordinator_;
+  const detail::coordinator_table* table_;
+};
+
 /// One rank: what it says is so.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every>
 class solo_coordinator {

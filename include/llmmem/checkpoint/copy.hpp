@@ -2,6 +2,7 @@
 /// `copy_checkpoint`: a checkpoint brought to another folder, or folded within its own, proven on the way.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/search.hpp>
@@ -11,6 +12,8 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -54,6 +57,27 @@ struct unwatched_copy {
 
 static_assert(copy_watch<unwatched_copy>);
 
+/// A watch of any type, by reference, for the length of a call; without one a copy goes on.
+class copy_watch_ref {
+ public:
+  copy_watch_ref() noexcept = default;
+  template <class W>
+    requires(!std::same_as<std::remove_cvref_t<W>, copy_watch_ref> && copy_watch<std::remove_reference_t<W>>)
+  copy_watch_ref(W&& watch) noexcept  // NOLINT(google-explicit-constructor): as a reference
+      : watch_(const_cast<void*>(static_cast<const volatile void*>(std::addressof(watch)))),
+        ask_([](void* of, const copy_progress& progress) -> copy_verdict {
+          return (*static_cast<std::remove_reference_t<W>*>(of))(progress);
+        }) {}
+
+  [[nodiscard]] copy_verdict operator()(const copy_progress& progress) const {
+    return ask_ == nullptr ? copy_verdict::go_on : ask_(watch_, progress);
+  }
+
+ private:
+  void* watch_ = nullptr;
+  copy_verdict (*ask_)(void* watch, const copy_progress& progress) = nullptr;
+};
+
 /// A copy was told to stop. Nothing is left of it.
 class copy_stopped : public error {
  public:
@@ -91,9 +115,8 @@ struct copy_report {
 /// @throws length_error    for a buffer of fewer than 2 bytes.
 /// @throws durability_uncertain  as `checkpoint_folder::commit`: the copy can be seen, and may be gone after
 ///      a crash. Other errors as there, and `storage_error`.
-template <checkpoint_storage From, checkpoint_storage To, copy_watch Watch = unwatched_copy>
-copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint_folder<To>& to,
-                            const copy_options& options = {}, Watch&& watch = {});
+copy_report copy_checkpoint(storage_ref from, const found_checkpoint& what, checkpoint_folder_base& to,
+                            const copy_options& options = {}, copy_watch_ref watch = {});
 
 /// Folds the newest checkpoint of a folder, which takes chunks from earlier ones, into one that has all of
 /// its own, as the newest of the folder. Once a retention lets the original go, those earlier ones can go
@@ -103,11 +126,12 @@ copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint
 /// @par Thread safety   as every folder's: one thread at a time.
 /// @throws argument_error  when it is not the newest: its copy would be taken for newer than what follows it.
 ///      Other errors as `copy_checkpoint`.
-template <checkpoint_storage Storage, copy_watch Watch = unwatched_copy>
-copy_report compact_checkpoint(checkpoint_folder<Storage>& folder, const found_checkpoint& what,
-                               copy_options options = {}, Watch&& watch = {});
+copy_report compact_checkpoint(checkpoint_folder_base& folder, const found_checkpoint& what,
+                               copy_options options = {}, copy_watch_ref watch = {});
 
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/copy_body.hpp>
+#endif

@@ -2,10 +2,11 @@
 /// Which tensors of a state go to which files of a checkpoint, and where in them each byte lies.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/model/safetensors.hpp>
+#include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 
 #include <cstddef>
@@ -94,4 +95,6 @@ struct checkpoint_extra {
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/file_plan_body.hpp>
+#endif

@@ -2,11 +2,13 @@
 /// `checkpoint_folder`: checkpoints that are there whole or not at all, whatever happens meanwhile.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
@@ -73,14 +75,13 @@ struct checkpoint_draft {
 /// @par Errors          `storage_error` and what is said below; a failed call leaves no checkpoint behind.
 /// @par Source          the order of calls: Pillai et al., "All File Systems Are Not Created Equal", OSDI
 ///      2014; no sync is asked for twice after a failure: Rebello et al., 2020.
-template <checkpoint_storage Storage>
-class checkpoint_folder {
+class checkpoint_folder_base {
  public:
   /// Takes the lock, learns the highest generation, finds out how to commit, and removes drafts and trash.
   /// @throws io_error  when another process holds the lock.
-  explicit checkpoint_folder(Storage& storage);
-  checkpoint_folder(const checkpoint_folder&) = delete;
-  checkpoint_folder& operator=(const checkpoint_folder&) = delete;
+  explicit checkpoint_folder_base(storage_ref storage);
+  checkpoint_folder_base(const checkpoint_folder_base&) = delete;
+  checkpoint_folder_base& operator=(const checkpoint_folder_base&) = delete;
 
   /// A new draft, with a generation and a folder that were never used.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
@@ -122,21 +123,20 @@ class checkpoint_folder {
   /// @throws storage_error  @throws io_error  for a checkpoint whose manifest is there and cannot be read
   /// now:
   ///      it may refer to any older one, so none of those was removed.
-  template <retention_policy Retention>
-  std::vector<checkpoint_id> tidy(const Retention& retention);
+  std::vector<checkpoint_id> tidy(retention_ref retention);
 
   /// Which `tidy` would remove. None that one which stays refers to.
-  template <retention_policy Retention>
-  [[nodiscard]] std::vector<checkpoint_id> superfluous(const Retention& retention);
+  [[nodiscard]] std::vector<checkpoint_id> superfluous(retention_ref retention);
 
   [[nodiscard]] commit_method method() const noexcept { return method_; }
   /// Of the last draft, or the last that is known of.
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
-  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+  [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
 
  private:
   enum class draft_name : std::uint8_t { its_own, final, unknown };
   static constexpr std::string_view whole_for_now = " is whole, and may be gone after a crash";
+  struct uncertainty;
   struct leaving_checkpoint {
     checkpoint_id id{};
     std::vector<std::uint64_t> refers_to{};  // generations
@@ -146,8 +146,7 @@ class checkpoint_folder {
     std::string unread{};  // what one that stays refers to cannot be told now: nothing older leaves
   };
 
-  template <retention_policy Retention>
-  [[nodiscard]] leaving_list leaving(const Retention& retention);
+  [[nodiscard]] leaving_list leaving(retention_ref retention);
   [[nodiscard]] bool is_whole(const found_checkpoint& found);
   void check_lock() const;
   [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);
@@ -157,18 +156,16 @@ class checkpoint_folder {
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
   void check_stored(const checkpoint_manifest& manifest);
-  template <class Uncertain>
-  void commit_by_rename(const checkpoint_draft& draft, const std::string& text, const Uncertain& uncertain);
-  template <class Uncertain>
-  void commit_by_manifest(const checkpoint_draft& draft, const std::string& text, const Uncertain& uncertain);
-  template <class Uncertain>
-  void give_name(const checkpoint_draft& draft, const Uncertain& uncertain);
+  void commit_by_rename(const checkpoint_draft& draft, const std::string& text, const uncertainty& uncertain);
+  void commit_by_manifest(const checkpoint_draft& draft, const std::string& text,
+                          const uncertainty& uncertain);
+  void give_name(const checkpoint_draft& draft, const uncertainty& uncertain);
   [[nodiscard]] draft_name name_now(const checkpoint_draft& draft) noexcept;
   void write_file(const std::string& path, std::string_view text);
   void hint_at(const checkpoint_id& id);
 
-  Storage* storage_;
-  std::optional<typename Storage::lock_type> lock_;
+  storage_ref storage_;
+  std::optional<storage_ref::lock_type> lock_;
   commit_method method_ = commit_method::rename;
   std::uint64_t generation_ = 0;
   std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
@@ -176,7 +173,22 @@ class checkpoint_folder {
   std::vector<std::string> abandoned_{};    // folders of drafts that could not be removed
 };
 
+/// The writing side of a folder of checkpoints in a storage of that type: `checkpoint_folder_base` says what
+/// it does.
+template <checkpoint_storage Storage>
+class checkpoint_folder : public checkpoint_folder_base {
+ public:
+  explicit checkpoint_folder(Storage& storage) : checkpoint_folder_base(storage), storage_(&storage) {}
+
+  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+
+ private:
+  Storage* storage_;
+};
+
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/folder_body.hpp>
+#endif

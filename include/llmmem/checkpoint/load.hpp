@@ -2,9 +2,11 @@
 /// Loading a checkpoint: whole tensors or parts of them, whatever parts they were saved in.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/load_copy.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/search.hpp>
-#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/sharding/element_runs.hpp>
@@ -45,6 +47,14 @@ struct load_report {
   std::uint64_t files = 0;       ///< that anything was read of
 };
 
+namespace detail {
+
+[[nodiscard]] load_report load_into(storage_ref storage, const found_checkpoint& from,
+                                    std::span<const wanted_tensor> wanted, load_sink sink,
+                                    const load_options& options);
+
+}  // namespace detail
+
 /// Gives the sink all bytes that are wanted, in any order.
 ///
 ///     const auto sink = [&](std::uint32_t i, std::uint64_t offset, auto bytes) {
@@ -62,17 +72,21 @@ struct load_report {
 /// @throws argument_error  for a tensor that is not there, of another type or shape than it must be, or whose
 ///      elements the checkpoint does not have.
 /// @throws format_error    for what is damaged; `storage_error`. Some bytes may have been given by then.
-template <checkpoint_storage Storage, class Sink>
-load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
+template <class Sink>
+load_report load_checkpoint(storage_ref storage, const found_checkpoint& from,
                             std::span<const wanted_tensor> wanted, Sink&& sink,
-                            const load_options& options = {});
+                            const load_options& options = {}) {
+  return detail::load_into(storage, from, wanted, detail::load_sink::of(sink), options);
+}
 
 /// The bytes of a rank's extra, verified; nothing when there is none of that name.
-template <checkpoint_storage Storage>
-[[nodiscard]] std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_checkpoint& from,
+[[nodiscard]] std::optional<std::vector<std::byte>> load_extra(storage_ref storage,
+                                                               const found_checkpoint& from,
                                                                std::uint32_t rank, std::string_view name);
 
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/load_body.hpp>
+#endif

@@ -2,9 +2,10 @@
 /// What a checkpoint says of itself: its files and their checksums, its tensors and where their parts lie.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/model/safetensors.hpp>
+#include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 
 #include <cstddef>
@@ -153,4 +154,6 @@ class manifest_merger {
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/manifest_body.hpp>
+#endif

@@ -2,6 +2,7 @@
 /// `posix_storage`: checkpoints in a folder of a real file system.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
@@ -146,6 +147,11 @@ class posix_storage<Engine>::lock_type {
 };
 
 static_assert(checkpoint_storage<posix_storage<>>);
+
+#if !LLMMEM_CHECKPOINT_BODIES
+extern template class file_queue<posix_io>;
+extern template class posix_storage<posix_io>;
+#endif
 
 }  // namespace v0
 }  // namespace llmmem

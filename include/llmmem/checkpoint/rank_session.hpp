@@ -3,6 +3,7 @@
 /// step at a time.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/rank_message.hpp>
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
@@ -74,23 +75,20 @@ struct rank_wait {
 /// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a decision by who
 ///      comes first: Gray and Lamport, "Consensus on Transaction Commit", TODS 2006, with one acceptor, the
 ///      file system.
-template <checkpoint_storage Storage>
-class rank_session {
+class rank_session_base {
  public:
-  using storage_type = Storage;
-
   /// Takes the locks; rank 0 opens the folder and removes what was left over.
   /// @throws argument_error  for a rank that is not below the world. @throws io_error  when another process
   ///      holds the rank or the folder.
-  rank_session(Storage& storage, const rank_session_options& options);
-  rank_session(const rank_session&) = delete;
-  rank_session& operator=(const rank_session&) = delete;
+  rank_session_base(storage_ref storage, const rank_session_options& options);
+  rank_session_base(const rank_session_base&) = delete;
+  rank_session_base& operator=(const rank_session_base&) = delete;
 
   [[nodiscard]] std::uint32_t rank() const noexcept { return options_.rank; }
   [[nodiscard]] std::uint32_t world() const noexcept { return options_.world; }
-  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+  [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
   /// Rank 0's; null for others.
-  [[nodiscard]] checkpoint_folder<Storage>* folder() noexcept { return folder_ ? &*folder_ : nullptr; }
+  [[nodiscard]] checkpoint_folder_base* folder() noexcept { return folder_ ? &*folder_ : nullptr; }
   [[nodiscard]] bool is_joined() const noexcept { return session_.has_value(); }
 
   /// Whether all ranks are together; from then on, true.
@@ -148,8 +146,8 @@ class rank_session {
     std::string why{};
   };
 
-  [[nodiscard]] static typename Storage::lock_type take_rank(Storage& storage,
-                                                             const rank_session_options& options);
+  [[nodiscard]] static storage_ref::lock_type take_rank(storage_ref storage,
+                                                        const rank_session_options& options);
   [[nodiscard]] std::string where(const checkpoint_draft& draft) const;
   void check_lock() const;
   [[nodiscard]] round& current(const checkpoint_draft& draft, const char* call);
@@ -183,11 +181,11 @@ class rank_session {
   [[nodiscard]] bool learn(round& of, const std::vector<std::string>& there);
   void forget_before(std::uint64_t number, const std::vector<std::string>& there);
 
-  Storage* storage_;
+  storage_ref storage_;
   rank_session_options options_;
   std::uint64_t nonce_;
-  typename Storage::lock_type lock_;
-  std::optional<checkpoint_folder<Storage>> folder_;
+  storage_ref::lock_type lock_;
+  std::optional<checkpoint_folder_base> folder_;
   std::optional<std::uint64_t> session_;
   std::uint64_t next_ = 1;  // round
   std::optional<round> round_;
@@ -195,9 +193,26 @@ class rank_session {
   std::string trouble_;
 };
 
+/// A session over a storage of that type: `rank_session_base` says what it does.
+template <checkpoint_storage Storage>
+class rank_session : public rank_session_base {
+ public:
+  using storage_type = Storage;
+
+  rank_session(Storage& storage, const rank_session_options& options)
+      : rank_session_base(storage, options), storage_(&storage) {}
+
+  [[nodiscard]] Storage& storage() const noexcept { return *storage_; }
+
+ private:
+  Storage* storage_;
+};
+
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/rank_session_joining.hpp>
 #include <llmmem/checkpoint/detail/rank_session_messages.hpp>
 #include <llmmem/checkpoint/detail/rank_session_rounds.hpp>
+#endif

@@ -2,8 +2,10 @@
 /// `recover`: the newest checkpoint that proves whole, over several folders of one run.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
@@ -62,16 +64,12 @@ struct skipped_in_source {
   std::string why{};
 };
 
-/// What a recovery came to. The storages are the caller's and outlive it.
-template <checkpoint_storage... Storages>
-class checkpoint_recovery {
- public:
+/// What a recovery came to, whatever the sources are.
+struct recovery_result {
   std::optional<found_checkpoint> found{};
   std::size_t source = 0;                    ///< number of the source that has it, in the order of the call
   std::string name{};                        ///< and its name
   std::vector<skipped_in_source> skipped{};  ///< sources first, then the newest first
-
-  explicit checkpoint_recovery(Storages&... of) noexcept : storages_(&of...) {}
 
   /// Whether the sources are of different runs: see `recover`.
   [[nodiscard]] bool has_conflict() const noexcept {
@@ -79,15 +77,6 @@ class checkpoint_recovery {
       if (each.what == passed_over::conflict) return true;
     }
     return false;
-  }
-
-  /// Calls `work(storage)` with the one that has what was found, whatever its type, and gives what that
-  /// gives.
-  /// @throws argument_error  when nothing was found.
-  template <class Work>
-  decltype(auto) visit(Work&& work) const {
-    if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; ask `found` first");
-    return visit_at<0>(work);
   }
 
   /// What was found where and what was not, in one line.
@@ -98,6 +87,25 @@ class checkpoint_recovery {
           "; passed over " + each.name + (each.folder.empty() ? "" : ": ") + each.folder + ": " + each.why;
     }
     return text;
+  }
+};
+
+/// What a recovery came to. The storages are the caller's and outlive it.
+template <checkpoint_storage... Storages>
+class checkpoint_recovery : public recovery_result {
+ public:
+  explicit checkpoint_recovery(Storages&... of) noexcept : storages_(&of...) {}
+
+  /// What a search over these storages came to.
+  void take(recovery_result came_to) noexcept { static_cast<recovery_result&>(*this) = std::move(came_to); }
+
+  /// Calls `work(storage)` with the one that has what was found, whatever its type, and gives what that
+  /// gives.
+  /// @throws argument_error  when nothing was found.
+  template <class Work>
+  decltype(auto) visit(Work&& work) const {
+    if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; ask `found` first");
+    return visit_at<0>(work);
   }
 
  private:
@@ -111,6 +119,34 @@ class checkpoint_recovery {
 
   std::tuple<Storages*...> storages_;
 };
+
+namespace detail {
+
+/// Sources by number.
+class source_set {
+ public:
+  template <class... Storages>
+  explicit source_set(const checkpoint_source<Storages>&... sources)
+      : storages_{storage_ref(*sources.storage)...}, names_{sources.name...} {}
+
+  [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
+  [[nodiscard]] const std::string& name(std::size_t i) const noexcept { return names_[i]; }
+  [[nodiscard]] std::vector<checkpoint_id> list(std::size_t i) const {
+    return list_checkpoints(storages_[i]);
+  }
+  [[nodiscard]] found_checkpoint open(std::size_t i, const checkpoint_id& id, verification how) const {
+    return open_checkpoint(storages_[i], id, how);
+  }
+  [[nodiscard]] checkpoint_manifest manifest(std::size_t i, const checkpoint_id& id) const;
+
+ private:
+  std::vector<storage_ref> storages_;
+  std::vector<std::string> names_;
+};
+
+[[nodiscard]] recovery_result recover_from(const source_set& all, verification how);
+
+}  // namespace detail
 
 /// Looks for the newest checkpoint that proves whole, over all sources.
 ///
@@ -140,9 +176,16 @@ class checkpoint_recovery {
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how,
                                                        checkpoint_source<Storages>... sources)
-  requires(sizeof...(Storages) > 0);
+  requires(sizeof...(Storages) > 0)
+{
+  checkpoint_recovery<Storages...> recovered(*sources.storage...);
+  recovered.take(detail::recover_from(detail::source_set(sources...), how));
+  return recovered;
+}
 
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/recover_body.hpp>
+#endif

@@ -91,7 +91,7 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 
   /// What was found where and what was not, in one line.
   [[nodiscard]] std::string message() const {
-    std::string text = checkpoint_recovery<Storages...>::message();
+    std::string text = recovery_result::message();
     constexpr std::string_view none = "no checkpoint";
     if (version) text.replace(0, none.size(), memory + ": version " + std::to_string(*version));
     if (!memory_lost.empty()) text += "; passed over " + memory + ": " + memory_lost;

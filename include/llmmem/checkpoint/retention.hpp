@@ -31,5 +31,24 @@ struct keep_last_and_every {
 
 static_assert(retention_policy<const keep_last_and_every>);
 
+/// A retention policy of any type, by reference: it outlives this.
+class retention_ref {
+ public:
+  template <class R>
+    requires(!std::same_as<R, retention_ref> && retention_policy<const R>)
+  retention_ref(const R& policy) noexcept  // NOLINT(google-explicit-constructor): as a reference
+      : policy_(&policy), keeps_([](const void* of, const checkpoint_id& id, std::uint64_t newer) -> bool {
+          return static_cast<const R*>(of)->keeps(id, newer);
+        }) {}
+
+  [[nodiscard]] bool keeps(const checkpoint_id& id, std::uint64_t newer) const {
+    return keeps_(policy_, id, newer);
+  }
+
+ private:
+  const void* policy_;
+  bool (*keeps_)(const void* policy, const checkpoint_id& id, std::uint64_t newer);
+};
+
 }  // namespace v0
 }  // namespace llmmem

@@ -2,9 +2,11 @@
 /// Finding the newest checkpoint that is whole, and proving that it is.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
@@ -46,24 +48,25 @@ struct checkpoint_search {
 
 /// Checkpoints by their names, the newest first: the highest generation. They need not be whole.
 /// @throws storage_error
-template <checkpoint_storage Storage>
-[[nodiscard]] std::vector<checkpoint_id> list_checkpoints(Storage& storage);
+[[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
 
 /// Reads a checkpoint's manifest, and looks as closely as told.
 /// @throws storage_error  for what is not there or cannot be read.
 /// @throws format_error   for what is damaged: the file, the first bad chunk's bytes in it, and both
 ///                        checksums.
-template <checkpoint_storage Storage>
-[[nodiscard]] found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, verification how);
+[[nodiscard]] found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
+                                               verification how);
 
 /// The newest checkpoint that proves whole. Whatever is in the way of one is noted and passed over: nothing
 /// but the folder itself being unreadable is thrown. Needs no lock: one that goes while it is looked at is no
 /// error, its successors are there.
 /// @throws storage_error  when the folder cannot be listed.
-template <checkpoint_storage Storage>
-[[nodiscard]] checkpoint_search find_checkpoint(Storage& storage, verification how = verification::checksums);
+[[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
+                                                verification how = verification::checksums);
 
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_CHECKPOINT_BODIES
 #include <llmmem/checkpoint/detail/search_body.hpp>
+#endif

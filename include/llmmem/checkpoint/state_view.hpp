@@ -80,6 +80,51 @@ concept change_tracking_view =
       { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
     };
 
+/// A view of any type, held by a snapshot: what a checkpointer asks of it.
+class any_state_view {
+ public:
+  any_state_view() = default;
+  any_state_view(const any_state_view&) = delete;
+  any_state_view& operator=(const any_state_view&) = delete;
+  virtual ~any_state_view() = default;
+
+  virtual void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) = 0;
+  /// 0 where it does not track changes.
+  [[nodiscard]] virtual std::uint64_t version() const = 0;
+  /// False where it does not track changes.
+  [[nodiscard]] virtual bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor,
+                                                std::uint64_t offset, std::uint64_t bytes) const = 0;
+};
+
+/// A view of that type, as any.
+template <state_view V>
+class held_state_view final : public any_state_view {
+ public:
+  explicit held_state_view(V view) : view_(std::move(view)) {}
+
+  void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) override {
+    view_.copy_out(tensor, offset, into);
+  }
+  [[nodiscard]] std::uint64_t version() const override {
+    if constexpr (change_tracking_view<V>) {
+      return view_.version();
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
+                                        std::uint64_t bytes) const override {
+    if constexpr (change_tracking_view<V>) {
+      return view_.is_unchanged_since(version, tensor, offset, bytes);
+    } else {
+      return false;
+    }
+  }
+
+ private:
+  V view_;
+};
+
 /// A list that every copy of a view shares: copying it copies none of its entries. Made of anything that a
 /// span can be of, whose entries are copied once: so an array that is a temporary will do, and a view that is
 /// made for every snapshot takes a `view_list` that is kept.

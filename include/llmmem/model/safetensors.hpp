@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/model/safetensors_type.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,40 +17,6 @@
 
 namespace llmmem {
 inline namespace v0 {
-
-/// Element types of the format, in its own order: a writer puts tensors of later ones first.
-enum class safetensors_type : std::uint8_t {
-  boolean,
-  f4,
-  f6_e2m3,
-  f6_e3m2,
-  u8,
-  i8,
-  f8_e5m2,
-  f8_e4m3,
-  f8_e8m0,
-  f8_e4m3fnuz,
-  f8_e5m2fnuz,
-  i16,
-  u16,
-  f16,
-  bf16,
-  i32,
-  u32,
-  f32,
-  c64,
-  f64,
-  i64,
-  u64
-};
-inline constexpr std::size_t safetensors_types = 22;
-
-/// As files write it: `"BF16"`.
-[[nodiscard]] std::string_view name_of(safetensors_type type) noexcept;
-/// The type that files call so, if there is one.
-[[nodiscard]] std::optional<safetensors_type> safetensors_type_of(std::string_view name) noexcept;
-/// Bits of one element: 4 and 6 for the smallest.
-[[nodiscard]] std::uint64_t bits_of(safetensors_type type) noexcept;
 
 /// A tensor to be written.
 struct safetensors_tensor {

@@ -427,3 +427,13 @@ class paged_allocator {
 }  // namespace llmmem
 
 #include <llmmem/paging/detail/paged_allocator_body.hpp>
+
+#if defined(LLMMEM_EXTERN_PAGING) && !defined(LLMMEM_INSTANTIATES_PAGING)
+namespace llmmem {
+inline namespace v0 {
+
+extern template class paged_allocator<>;
+
+}  // namespace v0
+}  // namespace llmmem
+#endif

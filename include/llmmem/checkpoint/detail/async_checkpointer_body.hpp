@@ -2,8 +2,11 @@
 /// The first half of `async_checkpointer`: out of the state into the ring.
 #pragma once
 
-#include <llmmem/checkpoint/async_checkpointer.hpp>
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/checkpointer_core.hpp>
+#include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/detail/monotonic.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
@@ -14,23 +17,31 @@
 
 namespace llmmem {
 inline namespace v0 {
+namespace detail {
+
+/// Calls `visit(span, first, last)` for what lies in `[begin, end)` of a file.
+template <class Visit>
+void each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end, Visit&& visit) {
+  auto span = std::partition_point(file.spans.begin(), file.spans.end(), [&](const planned_span& each) {
+    return each.begin + each.bytes <= begin;
+  });
+  for (; span != file.spans.end() && span->begin < end; ++span)
+    visit(*span, std::max(begin, span->begin), std::min(end, span->begin + span->bytes));
+}
 
 /// A snapshot that is pending. What is below the line is under the mutex.
-template <class Traits>
-struct async_checkpointer<Traits>::job {
-  job(std::uint64_t step, view_type of_state, file_plan beside)
-      : view(std::move(of_state)),
-        extras(std::move(beside)),
-        record(std::make_shared<detail::commit_record>(step)) {}
+struct checkpointer_core::job {
+  job(std::uint64_t step, std::unique_ptr<any_state_view> of_state, file_plan beside)
+      : view(std::move(of_state)), extras(std::move(beside)), record(std::make_shared<commit_record>(step)) {}
 
-  std::optional<view_type> view;  // until it is staged
+  std::unique_ptr<any_state_view> view;  // until it is staged
   file_plan extras;
-  std::shared_ptr<detail::commit_record> record;
+  std::shared_ptr<commit_record> record;
   std::shared_ptr<snapshot_gate> reading{};  // what the guard of a stable view asks; else null
   std::vector<const planned_file*> files{};
-  std::uint64_t version = 0;                                       // of a view that tracks changes
-  std::shared_ptr<const detail::committed_part> base{};            // it refers to that; null: it is whole
-  std::vector<std::vector<detail::chunk_digest_value>> digests{};  // as in `committed_part`
+  std::uint64_t version = 0;                               // of a view that tracks changes
+  std::shared_ptr<const committed_part> base{};            // it refers to that; null: it is whole
+  std::vector<std::vector<chunk_digest_value>> digests{};  // as in `committed_part`
   std::uint64_t bytes = 0;
   std::uint64_t written = 0;
   std::uint64_t began_to_persist = 0;  // by the clock, in ns
@@ -48,8 +59,8 @@ struct async_checkpointer<Traits>::job {
   std::uint64_t stalled = 0;      // by waits that are over
 };
 
-template <class Traits>
-checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options options) {
+LLMMEM_CHECKPOINT_BODY checkpointer_options
+checkpointer_core::checked(checkpointer_options options, const checkpointer_policies& policies) {
   const auto wrong = [&](const std::string& why) { throw length_error(options.name + ": " + why); };
   if (options.chunk_bytes == 0 || options.chunk_bytes > max_checkpoint_chunk) {
     wrong("chunks of " + std::to_string(options.chunk_bytes) + " bytes; they have 1 to " +
@@ -65,7 +76,7 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
           std::to_string(max_whole_every) +
           " is allowed: who reads a file opens one of each checkpoint since the last that is whole");
   }
-  constexpr bool can_tell = digest_type::tells || change_tracking_view<view_type>;
+  const bool can_tell = policies.has_digest || policies.tracks_changes;
   if (options.whole_every > 1 && !can_tell) {
     throw argument_error(options.name + ": whole_every is " + std::to_string(options.whole_every) +
                          ", and nothing tells what changed: give the traits a digest_type "
@@ -76,50 +87,49 @@ checkpointer_options async_checkpointer<Traits>::checked(checkpointer_options op
   return options;
 }
 
-template <class Traits>
-async_checkpointer<Traits>::async_checkpointer(coordinator_type& coordinator,
-                                               std::vector<state_tensor> tensors,
-                                               checkpointer_options options, observer_type observer)
-    : coordinator_(&coordinator),
-      options_(checked(std::move(options))),
-      observer_(std::move(observer)),
+LLMMEM_CHECKPOINT_BODY checkpointer_core::checkpointer_core(coordinator_ref coordinator,
+                                                            const std::vector<state_tensor>& tensors,
+                                                            checkpointer_options options,
+                                                            const checkpointer_policies& policies)
+    : coordinator_(coordinator),
+      policies_(policies),
+      options_(checked(std::move(options), policies)),
       plan_(plan_files(tensors, {.max_shard_bytes = options_.max_shard_bytes,
                                  .rank = coordinator.rank(),
-                                 .world = coordinator.world()})),
-      space_({.budget = options_.ring_bytes, .name = options_.name + " ring"}) {
-  if (options_.busy == when_busy::skip && coordinator.world() > 1) {
-    throw argument_error(options_.name + ": when_busy::skip with " + std::to_string(coordinator.world()) +
+                                 .world = coordinator.world()})) {}
+
+LLMMEM_CHECKPOINT_BODY checkpointer_core::~checkpointer_core() = default;
+
+LLMMEM_CHECKPOINT_BODY std::uint64_t checkpointer_core::ring_bytes() const {
+  if (options_.busy == when_busy::skip && coordinator_.world() > 1) {
+    throw argument_error(options_.name + ": when_busy::skip with " + std::to_string(coordinator_.world()) +
                          " ranks: one that skips would leave the others waiting; take when_busy::wait");
   }
   std::uint64_t chunks = 2;  // for extras
   for (const planned_file& each : plan_.files)
-    chunks += detail::chunks_in(each.bytes, options_.chunk_bytes);
-  const std::uint64_t slots = std::min(options_.ring_bytes / options_.chunk_bytes, chunks);
-  ring_ = {space_, slots * options_.chunk_bytes, detail::aligned_bytes::alignment};
-  std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
-  for (auto i = static_cast<std::size_t>(slots); i-- > 0;)
-    free_.push_back(i);
-  stats_.ring_bytes = slots * options_.chunk_bytes;
-  filled_.reserve(2 * static_cast<std::size_t>(slots) + 2 * std::size_t{options_.max_pending});
-  start();
+    chunks += chunks_in(each.bytes, options_.chunk_bytes);
+  return std::min(options_.ring_bytes / options_.chunk_bytes, chunks) * options_.chunk_bytes;
 }
 
-template <class Traits>
-void async_checkpointer<Traits>::start() {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::start(std::span<std::byte> ring) {
+  ring_ = ring;
+  const std::size_t slots = ring.size() / static_cast<std::size_t>(options_.chunk_bytes);
+  for (std::size_t i = slots; i-- > 0;)
+    free_.push_back(i);
+  stats_.ring_bytes = ring.size();
+  filled_.reserve(2 * slots + 2 * std::size_t{options_.max_pending});
   persister_ = std::thread([this] { run_persister(); });
-  if constexpr (view_type::is_concurrent) {
-    try {
-      stager_ = std::thread([this] { run_stager(); });
-    } catch (...) {
-      stop();
-      throw;
-    }
+  if (!policies_.is_concurrent) return;
+  try {
+    stager_ = std::thread([this] { run_stager(); });
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
 /// @pre nothing is pending.
-template <class Traits>
-void async_checkpointer<Traits>::stop() {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::stop() {
   {
     const std::scoped_lock lock(mutex_);
     ends_ = true;
@@ -129,33 +139,25 @@ void async_checkpointer<Traits>::stop() {
   if (stager_.joinable()) stager_.join();
 }
 
-template <class Traits>
-async_checkpointer<Traits>::~async_checkpointer() {
-  flush();
-  stop();
-}
-
-template <class Traits>
-std::span<std::byte> async_checkpointer<Traits>::slot(std::size_t at) noexcept {
+LLMMEM_CHECKPOINT_BODY std::span<std::byte> checkpointer_core::slot(std::size_t at) noexcept {
   const auto bytes = static_cast<std::size_t>(options_.chunk_bytes);
-  return {ring_.range().data + at * bytes, bytes};
+  return ring_.subspan(at * bytes, bytes);
 }
 
-template <class Traits>
-snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, view_type view,
-                                                          std::vector<checkpoint_extra> extras) {
-  const file_plan_options placed{.rank = coordinator_->rank(), .world = coordinator_->world()};
+LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
+    std::uint64_t step, std::unique_ptr<any_state_view> view, std::vector<checkpoint_extra> extras) {
+  const file_plan_options placed{.rank = coordinator_.rank(), .world = coordinator_.world()};
   auto made = std::make_unique<job>(step, std::move(view), plan_extras(extras, placed));
   for (const planned_file& each : plan_.files)
     made->files.push_back(&each);
   for (const planned_file& each : made->extras.files)
     made->files.push_back(&each);
   made->bytes = plan_.bytes + made->extras.bytes;
-  if constexpr (change_tracking_view<view_type>) made->version = made->view->version();
+  if (policies_.tracks_changes) made->version = made->view->version();
   made->may_stage = options_.whole_every == 1;
-  if constexpr (!view_type::is_concurrent) {
+  if (!policies_.is_concurrent) {
     made->record->stage = [](void* self, std::uint64_t until) {
-      static_cast<async_checkpointer*>(self)->hold_up(until);
+      static_cast<checkpointer_core*>(self)->hold_up(until);
     };
     made->record->checkpointer = this;
     made->record->owner = ::pthread_self();
@@ -181,65 +183,60 @@ snapshot_guard async_checkpointer<Traits>::begin_snapshot(std::uint64_t step, vi
 
 /// Holds the state for a snapshot that begins. For a stable view that is only the question whether it may:
 /// then a gate of its own says when it has been read.
-template <class Traits>
-std::shared_ptr<snapshot_gate> async_checkpointer<Traits>::hold() {
+LLMMEM_CHECKPOINT_BODY std::shared_ptr<snapshot_gate> checkpointer_core::hold() {
   std::shared_ptr<snapshot_gate> reading;
-  if constexpr (is_stable_view<view_type>) {
+  if (policies_.is_stable) {
     reading = std::make_shared<snapshot_gate>();
     reading->freeze(
         [](void* of) {
-          auto* const self = static_cast<async_checkpointer*>(of);
-          const std::uint64_t began = detail::monotonic_ns();
+          auto* const self = static_cast<checkpointer_core*>(of);
+          const std::uint64_t began = monotonic_ns();
           self->hold_up(commit_ticket::forever);
           const std::scoped_lock lock(self->mutex_);
-          self->stats_.stall_ns += detail::monotonic_ns() - began;
+          self->stats_.stall_ns += monotonic_ns() - began;
         },
         this);
     gate_.freeze();
     gate_.thaw();
   } else {
-    gate_.freeze([](void* of) { static_cast<async_checkpointer*>(of)->hold_up(commit_ticket::forever); },
+    gate_.freeze([](void* of) { static_cast<checkpointer_core*>(of)->hold_up(commit_ticket::forever); },
                  this);
   }
   return reading;
 }
 
 /// Why a snapshot cannot begin now, or nothing once it can.
-template <class Traits>
-std::string async_checkpointer<Traits>::wait_for_turn(std::unique_lock<std::mutex>& lock) {
+LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::wait_for_turn(std::unique_lock<std::mutex>& lock) {
   if (jobs_.size() < options_.max_pending) return {};
   std::string still = std::to_string(jobs_.size()) + " snapshots before it are still being written";
   if (options_.busy == when_busy::skip) return still;
-  const std::uint64_t began = detail::monotonic_ns();
+  const std::uint64_t began = monotonic_ns();
   const std::uint64_t until = options_.max_stall_ns > commit_ticket::forever - began
                                   ? commit_ticket::forever
                                   : began + options_.max_stall_ns;
-  while (jobs_.size() >= options_.max_pending && detail::monotonic_ns() < until)
+  while (jobs_.size() >= options_.max_pending && monotonic_ns() < until)
     pump(lock, until);
-  stats_.stall_ns += detail::monotonic_ns() - began;
+  stats_.stall_ns += monotonic_ns() - began;
   return jobs_.size() < options_.max_pending ? std::string() : still + ", for longer than max_stall_ns";
 }
 
-template <class Traits>
-bool async_checkpointer<Traits>::flush(std::uint64_t most_ns) {
-  const std::uint64_t now = detail::monotonic_ns();
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::flush(std::uint64_t most_ns) {
+  const std::uint64_t now = monotonic_ns();
   const std::uint64_t until = most_ns > commit_ticket::forever - now ? commit_ticket::forever : now + most_ns;
   std::unique_lock lock(mutex_);
-  while (!jobs_.empty() && detail::monotonic_ns() < until)
+  while (!jobs_.empty() && monotonic_ns() < until)
     pump(lock, until);
   return jobs_.empty();
 }
 
-template <class Traits>
-checkpointer_stats async_checkpointer<Traits>::stats() const {
+LLMMEM_CHECKPOINT_BODY checkpointer_stats checkpointer_core::stats() const {
   const std::scoped_lock lock(mutex_);
   checkpointer_stats now = stats_;
   now.stall_ns += gate_.waited_ns();
   return now;
 }
 
-template <class Traits>
-checkpoint_progress async_checkpointer<Traits>::progress() const {
+LLMMEM_CHECKPOINT_BODY checkpoint_progress checkpointer_core::progress() const {
   const std::scoped_lock lock(mutex_);
   if (jobs_.empty()) return {};
   const job& oldest = *jobs_.front();
@@ -249,22 +246,19 @@ checkpoint_progress async_checkpointer<Traits>::progress() const {
 // --- out of the state
 
 /// The oldest that has not been read.
-template <class Traits>
-auto async_checkpointer<Traits>::unstaged() noexcept -> job* {
+LLMMEM_CHECKPOINT_BODY auto checkpointer_core::unstaged() noexcept -> job* {
   const auto found = std::ranges::find_if(jobs_, [](const auto& each) { return !each->is_staged; });
   return found == jobs_.end() ? nullptr : found->get();
 }
 
 /// The same, once there is something to do for it. An incremental save must know what the one before came to;
 /// one that was given up need not wait for that.
-template <class Traits>
-auto async_checkpointer<Traits>::stageable() noexcept -> job* {
+LLMMEM_CHECKPOINT_BODY auto checkpointer_core::stageable() noexcept -> job* {
   job* const next = unstaged();
   return next != nullptr && (next->may_stage || next->is_over) ? next : nullptr;
 }
 
-template <class Traits>
-void async_checkpointer<Traits>::run_stager() {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_stager() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
     job* const next = stageable();
@@ -273,8 +267,7 @@ void async_checkpointer<Traits>::run_stager() {
 }
 
 /// Copies a chunk, without the lock. Nothing when there is no room for it.
-template <class Traits>
-bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
   if (of.is_over || of.file == of.files.size()) {  // given up; or a rank that has nothing
     end_staging(of, lock, {});
     return true;
@@ -300,16 +293,16 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
   stats_.staging_bytes += options_.chunk_bytes;
   stats_.staging_peak = std::max(stats_.staging_peak, stats_.staging_bytes);
   lock.unlock();
-  const auto began = detail::monotonic_ns();
+  const auto began = monotonic_ns();
   std::string why;
   try {
     fill(of, file, of.begin, slot(at).first(static_cast<std::size_t>(bytes)));
   } catch (const std::exception& error) {
-    why = detail::reason("the state could not be copied: ", error.what());
+    why = reason("the state could not be copied: ", error.what());
   } catch (...) {
-    why = detail::reason("the state could not be copied");
+    why = reason("the state could not be copied");
   }
-  const std::uint64_t took = detail::monotonic_ns() - began;
+  const std::uint64_t took = monotonic_ns() - began;
   lock.lock();
   stats_.stage_ns += took;
   filled_.push_back({at, bytes, false, 0});
@@ -323,8 +316,7 @@ bool async_checkpointer<Traits>::stage_some(job& of, std::unique_lock<std::mutex
 /// Whether somebody waits until a snapshot is staged, and there is room for what is left of it: then writing
 /// waits, too, since its checksums and its wakings would take processor time and memory bandwidth from the
 /// copy.
-template <class Traits>
-bool async_checkpointer<Traits>::is_hurried() noexcept {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_hurried() noexcept {
   const job* const staging = stageable();
   return staging != nullptr && staging->stall_began != 0 && !staging->is_over && !free_.empty() &&
          staging->bytes - staging->staged <= free_.size() * options_.chunk_bytes;
@@ -332,31 +324,25 @@ bool async_checkpointer<Traits>::is_hurried() noexcept {
 
 /// Whether the view says that a chunk is what the checkpoint that this one refers to has. What it throws is
 /// met again, and told, when the chunk is copied.
-template <class Traits>
-bool async_checkpointer<Traits>::is_unchanged(const job& of, const planned_file& file, std::uint64_t begin,
-                                              std::uint64_t bytes) {
-  if constexpr (change_tracking_view<view_type>) {
-    const view_type& view = *of.view;
-    try {
-      bool unchanged = true;
-      each_span(file, begin, begin + bytes,
-                [&](const planned_span& span, std::uint64_t first, std::uint64_t last) {
-                  unchanged =
-                      unchanged && view.is_unchanged_since(of.base->version, span.tensor,
-                                                           span.offset + (first - span.begin), last - first);
-                });
-      return unchanged;
-    } catch (...) {
-      return false;
-    }
-  } else {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_unchanged(const job& of, const planned_file& file,
+                                                            std::uint64_t begin, std::uint64_t bytes) const {
+  if (!policies_.tracks_changes) return false;
+  try {
+    bool unchanged = true;
+    each_span(
+        file, begin, begin + bytes, [&](const planned_span& span, std::uint64_t first, std::uint64_t last) {
+          unchanged =
+              unchanged && of.view->is_unchanged_since(of.base->version, span.tensor,
+                                                       span.offset + (first - span.begin), last - first);
+        });
+    return unchanged;
+  } catch (...) {
     return false;
   }
 }
 
 /// Staging goes on behind these bytes.
-template <class Traits>
-void async_checkpointer<Traits>::pass(job& of, std::uint64_t bytes) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::pass(job& of, std::uint64_t bytes) {
   of.staged += bytes;
   of.begin += bytes;
   if (of.begin == of.files[of.file]->bytes) {
@@ -366,9 +352,8 @@ void async_checkpointer<Traits>::pass(job& of, std::uint64_t bytes) {
 }
 
 /// The bytes of a file from `begin` on: its head, and what the state has.
-template <class Traits>
-void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::uint64_t begin,
-                                      std::span<std::byte> into) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::fill(job& of, const planned_file& file, std::uint64_t begin,
+                                                    std::span<std::byte> into) {
   const std::uint64_t end = begin + into.size();
   if (begin < file.head.size()) {
     const std::uint64_t bytes = std::min<std::uint64_t>(file.head.size(), end) - begin;
@@ -381,21 +366,9 @@ void async_checkpointer<Traits>::fill(job& of, const planned_file& file, std::ui
   });
 }
 
-/// Calls `visit(span, first, last)` for what lies in `[begin, end)` of a file.
-template <class Traits>
-template <class Visit>
-void async_checkpointer<Traits>::each_span(const planned_file& file, std::uint64_t begin, std::uint64_t end,
-                                           Visit&& visit) {
-  auto span = std::partition_point(file.spans.begin(), file.spans.end(), [&](const planned_span& each) {
-    return each.begin + each.bytes <= begin;
-  });
-  for (; span != file.spans.end() && span->begin < end; ++span)
-    visit(*span, std::max(begin, span->begin), std::min(end, span->begin + span->bytes));
-}
-
 /// @pre the lock is held.
-template <class Traits>
-void async_checkpointer<Traits>::end_staging(job& of, std::unique_lock<std::mutex>& lock, std::string why) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_lock<std::mutex>& lock,
+                                                           std::string why) {
   lock.unlock();
   of.view.reset();  // before the state is free: what a view holds on to may go with it
   lock.lock();
@@ -410,13 +383,12 @@ void async_checkpointer<Traits>::end_staging(job& of, std::unique_lock<std::mute
   changed_.notify_all();
 }
 
-template <class Traits>
-bool async_checkpointer<Traits>::stage_for(std::uint64_t most_ns) {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t most_ns) {
   std::unique_lock lock(mutex_);
-  if constexpr (!view_type::is_concurrent) {
-    const std::uint64_t began = detail::monotonic_ns();
+  if (!policies_.is_concurrent) {
+    const std::uint64_t began = monotonic_ns();
     job* next = stageable();
-    while (next != nullptr && detail::monotonic_ns() - began < most_ns && stage_some(*next, lock))
+    while (next != nullptr && monotonic_ns() - began < most_ns && stage_some(*next, lock))
       next = stageable();
   }
   return unstaged() == nullptr;
@@ -424,36 +396,34 @@ bool async_checkpointer<Traits>::stage_for(std::uint64_t most_ns) {
 
 /// What a thread of the caller's does while it waits.
 /// @param until  by the clock, when it waits no longer.
-template <class Traits>
-void async_checkpointer<Traits>::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
-  if constexpr (!view_type::is_concurrent) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
+  if (!policies_.is_concurrent) {
     job* const next = stageable();
     if (next != nullptr && stage_some(*next, lock)) return;
   }
-  const std::uint64_t now = detail::monotonic_ns();
+  const std::uint64_t now = monotonic_ns();
   constexpr auto day_ns = std::uint64_t{86'400'000'000'000};
   const std::uint64_t left = until < now ? 0 : std::min(until - now, day_ns);
   changed_.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
 }
 
 /// Waits, on behalf of the gate, for a snapshot to be staged; not for ever.
-template <class Traits>
-void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::hold_up(std::uint64_t until) {
   std::unique_lock lock(mutex_);
   job* const staging = unstaged();
   if (staging == nullptr) return;
-  const std::uint64_t now = detail::monotonic_ns();
+  const std::uint64_t now = monotonic_ns();
   if (staging->stall_began == 0) staging->stall_began = now;
   const std::uint64_t stalled = staging->stalled + (now - staging->stall_began);
   const bool is_too_long = stalled >= options_.max_stall_ns;
   if (is_too_long && !staging->is_over) {
     staging->is_over = true;
-    staging->why = detail::reason("it held the training up for longer than max_stall_ns");
+    staging->why = reason("it held the training up for longer than max_stall_ns");
     changed_.notify_all();
   }
   const std::uint64_t left = is_too_long ? commit_ticket::forever : options_.max_stall_ns - stalled;
   pump(lock, std::min(until, left > commit_ticket::forever - now ? commit_ticket::forever : now + left));
-  const std::uint64_t after = detail::monotonic_ns();
+  const std::uint64_t after = monotonic_ns();
   if (after < until || unstaged() != staging) return;
   // Who waited goes on with something else: that is no stall, and writing need not wait for him.
   staging->stalled += after - staging->stall_began;
@@ -461,6 +431,7 @@ void async_checkpointer<Traits>::hold_up(std::uint64_t until) {
   changed_.notify_all();
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace llmmem
 

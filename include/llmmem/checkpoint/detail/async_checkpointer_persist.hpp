@@ -2,7 +2,8 @@
 /// The second half of `async_checkpointer`: out of the ring to the storage.
 #pragma once
 
-#include <llmmem/checkpoint/async_checkpointer.hpp>
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/hash/crc32c.hpp>
@@ -14,9 +15,9 @@
 
 namespace llmmem {
 inline namespace v0 {
+namespace detail {
 
-template <class Traits>
-void async_checkpointer<Traits>::run_persister() {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
   std::unique_lock lock(mutex_);
   for (;;) {
     while (jobs_.empty() && !ends_)
@@ -40,34 +41,33 @@ void async_checkpointer<Traits>::run_persister() {
   }
 }
 
-template <class Traits>
-void async_checkpointer<Traits>::persist(job& of) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
   std::optional<checkpoint_draft> draft;
   commit_status how = commit_status::not_committed;
   std::string why;
   try {
-    draft = coordinator_->begin(of.record->step);
+    draft = coordinator_.begin(of.record->step);
     {
       const std::scoped_lock lock(of.record->mutex);
       of.record->generation = draft->id.generation;
     }
     checkpoint_manifest part = write_files(of, *draft);
-    coordinator_->commit(*draft, part);
+    coordinator_.commit(*draft, part);
     how = commit_status::committed;
     if (options_.whole_every > 1) remember(of, std::move(part));
   } catch (const durability_uncertain& error) {
     how = commit_status::durability_uncertain;
-    why = detail::reason_of(error);
+    why = reason_of(error);
   } catch (const std::exception& error) {
-    why = detail::reason_of(error);
+    why = reason_of(error);
   } catch (...) {
-    why = detail::reason("an exception that is none of the standard library's");
+    why = reason("an exception that is none of the standard library's");
   }
   if (how == commit_status::not_committed) committed_.reset();  // should that be why
   if (how == commit_status::not_committed && draft) {
     give_up(of);  // at once: what follows may take long
-    if (const std::string before = coordinator_->abandon(*draft, why); !before.empty())
-      why = detail::reason(before, detail::reason("; here: ", why));
+    if (const std::string before = coordinator_.abandon(*draft, why); !before.empty())
+      why = reason(before, reason("; here: ", why));
   }
   conclude(of, how, std::move(why));
   if (how == commit_status::not_committed) drain(of);
@@ -79,33 +79,29 @@ void async_checkpointer<Traits>::persist(job& of) {
 }
 
 /// @pre the lock is held.
-template <class Traits>
-void async_checkpointer<Traits>::note_trouble(std::string_view what) noexcept {
-  stats_.last_trouble = detail::reason(what);
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::note_trouble(std::string_view what) noexcept {
+  stats_.last_trouble = reason(what);
 }
 
 /// No more of it needs to be staged.
-template <class Traits>
-void async_checkpointer<Traits>::give_up(job& of) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::give_up(job& of) {
   const std::scoped_lock lock(mutex_);
   of.is_over = true;
   changed_.notify_all();
 }
 
 /// What goes wrong here does not undo a commit.
-template <class Traits>
-std::string async_checkpointer<Traits>::tidy() noexcept {
+LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::tidy() noexcept {
   try {
-    return coordinator_->tidy();
+    return coordinator_.tidy();
   } catch (const std::exception& error) {
-    return detail::reason_of(error);
+    return reason_of(error);
   } catch (...) {
-    return detail::reason("tidying ended with an exception that is none of the standard library's");
+    return reason("tidying ended with an exception that is none of the standard library's");
   }
 }
 
-template <class Traits>
-void async_checkpointer<Traits>::conclude(job& of, commit_status how, std::string why) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::conclude(job& of, commit_status how, std::string why) {
   {
     const std::scoped_lock lock(mutex_);
     of.is_over = true;
@@ -113,7 +109,7 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, std::strin
       ++stats_.committed;
       stats_.last_step = of.record->step;
       stats_.last_generation = of.record->generation;
-      stats_.persist_ns += detail::monotonic_ns() - of.began_to_persist;
+      stats_.persist_ns += monotonic_ns() - of.began_to_persist;
       stats_.persisted_bytes += of.written;
       stats_.unchanged_bytes += of.bytes - of.written;
     } else {
@@ -125,43 +121,17 @@ void async_checkpointer<Traits>::conclude(job& of, commit_status how, std::strin
   of.record->settle(how, std::move(why));
   const std::scoped_lock one_at_a_time(observer_mutex_);
   try {
-    observer_.settled(commit_ticket(of.record));
+    policies_.settled(policies_.observer, commit_ticket(of.record));
   } catch (...) {
     const std::scoped_lock lock(mutex_);
     note_trouble("the observer threw");
   }
 }
 
-template <class Traits>
-checkpoint_manifest async_checkpointer<Traits>::write_files(job& of, const checkpoint_draft& draft) {
-  checkpoint_manifest part{.generation = draft.id.generation,
-                           .step = draft.id.step,
-                           .world = coordinator_->world(),
-                           .chunk_bytes = options_.chunk_bytes,
-                           .files = {},
-                           .tensors = plan_.tensors,
-                           .stored = {}};
-  of.began_to_persist = detail::monotonic_ns();
-  for (std::size_t i = 0; i < of.files.size(); ++i) {
-    file_writer writer(*this, of, draft, part, i);
-    part.files.push_back(writer.write());
-  }
-  if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
-  check_given_up(of);
-  const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
-  for (checkpoint_tensor each : of.extras.tensors) {
-    for (checkpoint_piece& piece : each.pieces)
-      piece.file += of_state;
-    part.tensors.push_back(std::move(each));
-  }
-  return part;
-}
-
 /// What the next one may refer to. That it cannot is no reason to lose this one.
-template <class Traits>
-void async_checkpointer<Traits>::remember(job& of, checkpoint_manifest part) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::remember(job& of, checkpoint_manifest part) {
   try {
-    auto made = std::make_shared<detail::committed_part>();
+    auto made = std::make_shared<committed_part>();
     made->since_whole = of.base == nullptr ? 1 : of.base->since_whole + 1;
     made->version = of.version;
     made->part = std::move(part);
@@ -174,26 +144,25 @@ void async_checkpointer<Traits>::remember(job& of, checkpoint_manifest part) {
 }
 
 /// Writes a file of a checkpoint: all of it, or its chunks that changed to another.
-template <class Traits>
-class async_checkpointer<Traits>::file_writer {
+class checkpointer_core::file_writer {
  public:
-  file_writer(async_checkpointer& self, job& of, const checkpoint_draft& draft, checkpoint_manifest& part,
+  file_writer(checkpointer_core& self, job& of, const checkpoint_draft& draft, checkpoint_manifest& part,
               std::size_t number)
       : self_(&self),
         of_(&of),
         draft_(&draft),
         file_(of.files[number]),
-        made_{file_->name, file_->bytes, self.coordinator_->rank(), 0, {}, {}},
+        made_{file_->name, file_->bytes, self.coordinator_.rank(), 0, {}, {}},
         runs_(part, made_),
         part_(&part),
-        own_{draft.id.generation, draft.id.step, detail::changes_name(file_->name), 0},
+        own_{draft.id.generation, draft.id.step, changes_name(file_->name), 0},
         depth_(std::clamp<std::size_t>(
             static_cast<std::size_t>(self.stats_.ring_bytes / self.options_.chunk_bytes / 2), 1, 8)) {
     const bool is_of_state = number < self.plan_.files.size();
-    keeps_digests_ = digest_type::tells && is_of_state && self.options_.whole_every > 1;
+    keeps_digests_ = self.policies_.has_digest && is_of_state && self.options_.whole_every > 1;
     if (is_of_state && of.base != nullptr) {
       base_ = &of.base->part.files[number];
-      if (digest_type::tells) base_digests_ = of.base->digests[number];
+      if (self.policies_.has_digest) base_digests_ = of.base->digests[number];
     }
     writes_.reserve(depth_);
     lent_.reserve(depth_ + 1);
@@ -227,21 +196,21 @@ class async_checkpointer<Traits>::file_writer {
     while (!writes_.empty())
       finish_oldest();
     if (output_) output_->sync();
-    made_.crc32c = detail::combined_crc32c(made_, self_->options_.chunk_bytes);
+    made_.crc32c = combined_crc32c(made_, self_->options_.chunk_bytes);
     if (base_ != nullptr) settle_runs();
     if (keeps_digests_) of_->digests.push_back(std::move(digests_));
     return std::move(made_);
   }
 
  private:
-  using output_type = typename storage_type::output;
+  using output_type = storage_ref::output;
   struct in_flight {
     std::size_t slot;
-    typename output_type::write_token written;
+    output_type::write_token written;
   };
 
   [[nodiscard]] output_type create(const std::string& name, std::uint64_t bytes) {
-    return self_->coordinator_->storage().create(draft_->path(name), bytes);
+    return self_->coordinator_.storage().create(draft_->path(name), bytes);
   }
 
   void finish_oldest() {
@@ -262,7 +231,7 @@ class async_checkpointer<Traits>::file_writer {
     const std::uint32_t sum = crc32c(0, bytes);
     const std::size_t number = made_.chunks.size();
     if (keeps_digests_) {
-      const detail::chunk_digest_value digest = digest_type::of(bytes);
+      const chunk_digest_value digest = self_->policies_.digest(bytes);
       if (base_ != nullptr && base_->chunks[number] == sum && base_digests_[number] == digest) {
         give_back(chunk.slot);
         return refer();
@@ -284,7 +253,7 @@ class async_checkpointer<Traits>::file_writer {
   /// The next chunk is where it was.
   void refer() {
     const std::size_t number = made_.chunks.size();
-    const auto [in, place] = detail::place_of(of_->base->part, *base_, number);
+    const auto [in, place] = place_of(of_->base->part, *base_, number);
     runs_.add(in, place);
     made_.chunks.push_back(base_->chunks[number]);
     if (keeps_digests_) digests_.push_back(base_digests_[number]);
@@ -305,27 +274,27 @@ class async_checkpointer<Traits>::file_writer {
   /// nothing; then it stays what it is called, which restores as well.
   [[nodiscard]] bool takes_its_name() {
     try {
-      self_->coordinator_->storage().rename(draft_->path(own_.name), draft_->path(file_->name));
+      self_->coordinator_.storage().rename(draft_->path(own_.name), draft_->path(file_->name));
       return true;
     } catch (const storage_error& error) {
-      if (!detail::is_unsupported(error.number())) throw;
+      if (!is_unsupported(error.number())) throw;
       return false;
     }
   }
 
-  async_checkpointer* self_;
+  checkpointer_core* self_;
   job* of_;
   const checkpoint_draft* draft_;
   const planned_file* file_;
   checkpoint_file made_;
-  detail::run_list runs_;
+  run_list runs_;
   checkpoint_manifest* part_;
   const stored_chunks own_;  // of 0 bytes until all are there
   const std::size_t depth_;
   bool keeps_digests_ = false;
   const checkpoint_file* base_ = nullptr;  // null: it is whole
-  std::span<const detail::chunk_digest_value> base_digests_{};
-  std::vector<detail::chunk_digest_value> digests_{};
+  std::span<const chunk_digest_value> base_digests_{};
+  std::vector<chunk_digest_value> digests_{};
   std::uint64_t written_ = 0;    // chunks
   std::uint64_t own_bytes_ = 0;  // of them
   std::optional<output_type> output_{};
@@ -333,22 +302,44 @@ class async_checkpointer<Traits>::file_writer {
   std::vector<std::size_t> lent_{};
 };
 
+LLMMEM_CHECKPOINT_BODY checkpoint_manifest checkpointer_core::write_files(job& of,
+                                                                          const checkpoint_draft& draft) {
+  checkpoint_manifest part{.generation = draft.id.generation,
+                           .step = draft.id.step,
+                           .world = coordinator_.world(),
+                           .chunk_bytes = options_.chunk_bytes,
+                           .files = {},
+                           .tensors = plan_.tensors,
+                           .stored = {}};
+  of.began_to_persist = monotonic_ns();
+  for (std::size_t i = 0; i < of.files.size(); ++i) {
+    file_writer writer(*this, of, draft, part, i);
+    part.files.push_back(writer.write());
+  }
+  if (!take(of).is_end) throw argument_error(options_.name + ": more was staged than was planned");
+  check_given_up(of);
+  const auto of_state = static_cast<std::uint32_t>(plan_.files.size());
+  for (checkpoint_tensor each : of.extras.tensors) {
+    for (checkpoint_piece& piece : each.pieces)
+      piece.file += of_state;
+    part.tensors.push_back(std::move(each));
+  }
+  return part;
+}
+
 /// Once its end has been taken.
-template <class Traits>
-void async_checkpointer<Traits>::check_given_up(const job& of) const {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::check_given_up(const job& of) const {
   const std::scoped_lock lock(mutex_);
   if (of.why.empty()) return;
   throw io_error(options_.name + ": step " + std::to_string(of.record->step) + " was given up: " + of.why);
 }
 
-template <class Traits>
-bool async_checkpointer<Traits>::has_filled() const {
+LLMMEM_CHECKPOINT_BODY bool checkpointer_core::has_filled() const {
   const std::scoped_lock lock(mutex_);
   return !filled_.empty();
 }
 
-template <class Traits>
-auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
+LLMMEM_CHECKPOINT_BODY auto checkpointer_core::take(job& of) -> filled_chunk {
   std::unique_lock lock(mutex_);
   while (filled_.empty() || is_hurried())
     changed_.wait(lock);
@@ -362,8 +353,7 @@ auto async_checkpointer<Traits>::take(job& of) -> filled_chunk {
   return next;
 }
 
-template <class Traits>
-void async_checkpointer<Traits>::release(std::span<const std::size_t> slots) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::release(std::span<const std::size_t> slots) {
   const std::scoped_lock lock(mutex_);
   free_.insert(free_.end(), slots.begin(), slots.end());
   stats_.staging_bytes -= slots.size() * options_.chunk_bytes;
@@ -371,13 +361,13 @@ void async_checkpointer<Traits>::release(std::span<const std::size_t> slots) {
 }
 
 /// What was staged of a snapshot that failed, and may still be until its staging has noticed.
-template <class Traits>
-void async_checkpointer<Traits>::drain(job& of) {
+LLMMEM_CHECKPOINT_BODY void checkpointer_core::drain(job& of) {
   while (!of.is_drained) {
     const filled_chunk next = take(of);
     if (!next.is_end && next.unchanged == 0) release({&next.slot, 1});
   }
 }
 
+}  // namespace detail
 }  // namespace v0
 }  // namespace llmmem

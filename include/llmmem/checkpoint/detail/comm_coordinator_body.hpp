@@ -6,6 +6,7 @@
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/rank_texts.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/comm/errors.hpp>
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/file_chunks.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
@@ -15,7 +16,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-inline checkpoint_manifest folded_manifest(const checkpoint_manifest& what) {
+LLMMEM_CHECKPOINT_BODY checkpoint_manifest folded_manifest(const checkpoint_manifest& what) {
   checkpoint_manifest folded = what;
   folded.stored.clear();
   for (checkpoint_file& each : folded.files)
@@ -26,10 +27,9 @@ inline checkpoint_manifest folded_manifest(const checkpoint_manifest& what) {
 namespace detail {
 
 /// Holds bytes that come in order to the checksums of the chunks that they are.
-template <checkpoint_storage Storage>
 class chunk_prover {
  public:
-  chunk_prover(const file_chunks<Storage>& chunks, const checkpoint_file& file, std::uint64_t chunk_bytes)
+  chunk_prover(const file_chunks& chunks, const checkpoint_file& file, std::uint64_t chunk_bytes)
       : chunks_(&chunks), file_(&file), chunk_bytes_(chunk_bytes) {}
 
   /// @throws format_error  at the end of a chunk that is damaged.
@@ -49,7 +49,7 @@ class chunk_prover {
   }
 
  private:
-  const file_chunks<Storage>* chunks_;
+  const file_chunks* chunks_;
   const checkpoint_file* file_;
   std::uint64_t chunk_bytes_;
   std::size_t chunk_ = 0;
@@ -90,19 +90,18 @@ class copy_buffer {
   aligned_bytes memory_;
 };
 
-template <class Watch>
-void ask_watch(Watch& watch, const copy_progress& progress, const std::string& folder) {
+inline void ask_watch(const copy_watch_ref& watch, const copy_progress& progress, const std::string& folder) {
   if (watch(progress) == copy_verdict::go_on) return;
   throw copy_stopped(folder + ": its copy was stopped after " + std::to_string(progress.copied) + " of " +
                      std::to_string(progress.bytes) + " bytes");
 }
 
-template <checkpoint_storage From, checkpoint_storage To, class Watch>
-void copy_file(From& from, const found_checkpoint& what, const checkpoint_file& file, To& to,
-               const std::string& path, copy_buffer& buffer, copy_progress& progress, Watch& watch) {
-  using write_token = typename To::output::write_token;
-  const file_chunks<From> chunks(from, what.folder, what.manifest, file);
-  chunk_prover<From> prover(chunks, file, what.manifest.chunk_bytes);
+inline void copy_file(storage_ref from, const found_checkpoint& what, const checkpoint_file& file,
+                      storage_ref to, const std::string& path, copy_buffer& buffer, copy_progress& progress,
+                      const copy_watch_ref& watch) {
+  using write_token = storage_ref::output::write_token;
+  const file_chunks chunks(from, what.folder, what.manifest, file);
+  chunk_prover prover(chunks, file, what.manifest.chunk_bytes);
   auto output = to.create(path, file.bytes);
   std::optional<write_token> writing;
   for (std::uint64_t at = 0, turn = 0; at < file.bytes; ++turn) {
@@ -121,9 +120,9 @@ void copy_file(From& from, const found_checkpoint& what, const checkpoint_file& 
 
 }  // namespace detail
 
-template <checkpoint_storage From, checkpoint_storage To, copy_watch Watch>
-copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint_folder<To>& to,
-                            const copy_options& options, Watch&& watch) {
+LLMMEM_CHECKPOINT_BODY copy_report copy_checkpoint(storage_ref from, const found_checkpoint& what,
+                                                   checkpoint_folder_base& to, const copy_options& options,
+                                                   copy_watch_ref watch) {
   detail::copy_buffer buffer(options.buffer_bytes);
   copy_report report{{what.id, {}, folded_manifest(what.manifest)}, 0};
   for (const checkpoint_file& each : what.manifest.files)
@@ -148,9 +147,9 @@ copy_report copy_checkpoint(From& from, const found_checkpoint& what, checkpoint
   return report;
 }
 
-template <checkpoint_storage Storage, copy_watch Watch>
-copy_report compact_checkpoint(checkpoint_folder<Storage>& folder, const found_checkpoint& what,
-                               copy_options options, Watch&& watch) {
+LLMMEM_CHECKPOINT_BODY copy_report compact_checkpoint(checkpoint_folder_base& folder,
+                                                      const found_checkpoint& what, copy_options options,
+                                                      copy_watch_ref watch) {
   const std::vector<checkpoint_id> all = list_checkpoints(folder.storage());
   if (all.empty() || all.front() != what.id) {
     throw argument_error(folder.storage().path(what.folder) +

@@ -2,9 +2,10 @@
 /// A file of a checkpoint to be read, whether it is whole or its chunks lie in several stored files.
 #pragma once
 
+#include <llmmem/checkpoint/detail/hex.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
-#include <llmmem/checkpoint/storage.hpp>
+#include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/space/pages.hpp>
@@ -52,13 +53,12 @@ class aligned_bytes {
 }
 
 /// A file of a checkpoint that is open. Reading is for any number of threads at once.
-template <checkpoint_storage Storage>
 class file_chunks {
  public:
   /// Opens all that it lies in, and holds each to its size.
   /// @param folder  of the checkpoint, or of its draft. @param manifest  outlives this; so does `file` of it.
   /// @throws storage_error  @throws format_error  for another size than the manifest says.
-  file_chunks(Storage& storage, const std::string& folder, const checkpoint_manifest& manifest,
+  file_chunks(storage_ref storage, const std::string& folder, const checkpoint_manifest& manifest,
               const checkpoint_file& file)
       : file_(&file), chunk_bytes_(manifest.chunk_bytes) {
     if (file.runs.empty()) {
@@ -125,7 +125,7 @@ class file_chunks {
 
  private:
   struct stored_input {
-    typename Storage::input input;
+    storage_ref::input input;
     std::string path;
     std::uint32_t number = 0;
   };
@@ -135,7 +135,7 @@ class file_chunks {
     std::uint64_t run_bytes;  // that follow it there
   };
 
-  void open(Storage& storage, const std::string& path, std::uint64_t bytes, std::uint32_t number) {
+  void open(storage_ref storage, const std::string& path, std::uint64_t bytes, std::uint32_t number) {
     auto input = storage.open(path);
     if (input.bytes() != bytes) {
       throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +

@@ -2,10 +2,12 @@
 /// How tensors are put into files.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/manifest_body.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/detail/json_reader.hpp>
+#include <llmmem/model/safetensors.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-inline std::string extra_name(std::uint32_t rank, std::string_view name) {
+LLMMEM_CHECKPOINT_BODY std::string extra_name(std::uint32_t rank, std::string_view name) {
   return "rank." + std::to_string(rank) + "/" + std::string(name);
 }
 
@@ -157,7 +159,8 @@ struct planned_shard {
 
 }  // namespace detail
 
-inline file_plan plan_files(std::span<const state_tensor> tensors, const file_plan_options& options) {
+LLMMEM_CHECKPOINT_BODY file_plan plan_files(std::span<const state_tensor> tensors,
+                                            const file_plan_options& options) {
   detail::check_state_tensors(tensors, options);
   file_plan plan;
   std::vector<std::uint64_t> bytes;
@@ -199,7 +202,8 @@ inline file_plan plan_files(std::span<const state_tensor> tensors, const file_pl
   return plan;
 }
 
-inline file_plan plan_extras(std::span<const checkpoint_extra> extras, const file_plan_options& options) {
+LLMMEM_CHECKPOINT_BODY file_plan plan_extras(std::span<const checkpoint_extra> extras,
+                                             const file_plan_options& options) {
   file_plan plan;
   if (extras.empty()) return plan;
   std::vector<safetensors_tensor> stored;

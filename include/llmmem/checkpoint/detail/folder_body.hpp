@@ -2,6 +2,8 @@
 /// The commit protocol.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/folder.hpp>
 
 #include <algorithm>
@@ -13,14 +15,13 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <checkpoint_storage Storage>
-checkpoint_folder<Storage>::checkpoint_folder(Storage& storage)
-    : storage_(&storage), lock_(storage.try_lock(std::string(checkpoint_names::lock))) {
+LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_ref storage)
+    : storage_(storage), lock_(storage.try_lock(std::string(checkpoint_names::lock))) {
   if (!lock_) {
-    throw io_error(storage_->path(std::string(checkpoint_names::lock)) +
+    throw io_error(storage_.path(std::string(checkpoint_names::lock)) +
                    ": another process commits to this folder; stop it, or take another folder");
   }
-  for (const storage_entry& each : storage_->list("")) {
+  for (const storage_entry& each : storage_.list("")) {
     if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
   }
   remove_left_over();
@@ -28,34 +29,31 @@ checkpoint_folder<Storage>::checkpoint_folder(Storage& storage)
   if (method_ == commit_method::manifest) remove_without_manifest();
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::check_lock() const {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
   if (lock_->is_held()) return;
-  throw fenced(storage_->path(std::string(checkpoint_names::lock)) +
+  throw fenced(storage_.path(std::string(checkpoint_names::lock)) +
                ": it was removed or replaced while this process held it: another one may commit to the "
                "folder now; nothing was committed");
 }
 
 /// Whether a folder can be renamed here.
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::probe() {
-  const std::string from = std::string(checkpoint_names::probe) + std::to_string(storage_->nonce());
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::probe() {
+  const std::string from = std::string(checkpoint_names::probe) + std::to_string(storage_.nonce());
   const std::string to = from + "-renamed";
-  storage_->make_folder(from);
+  storage_.make_folder(from);
   try {
-    storage_->rename(from, to);
+    storage_.rename(from, to);
   } catch (const storage_error& error) {
     if (!detail::is_unsupported(error.number())) throw;
     method_ = commit_method::manifest;
-    storage_->remove_folder(from);
+    storage_.remove_folder(from);
     return;
   }
-  storage_->remove_folder(to);
+  storage_.remove_folder(to);
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::remove_left_over() {
-  for (const storage_entry& each : storage_->list("")) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_left_over() {
+  for (const storage_entry& each : storage_.list("")) {
     if (!is_left_over(each.name)) continue;
     try {
       if (each.what == storage_entry::kind::folder) {
@@ -69,12 +67,11 @@ void checkpoint_folder<Storage>::remove_left_over() {
 }
 
 /// Where the manifest comes last, a crash leaves drafts with the names of checkpoints.
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::remove_without_manifest() {
-  for (const checkpoint_id& id : list_checkpoints(*storage_)) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_without_manifest() {
+  for (const checkpoint_id& id : list_checkpoints(storage_)) {
     const std::string name = folder_name(id);
     try {
-      static_cast<void>(storage_->open(name + "/" + std::string(checkpoint_names::manifest)));
+      static_cast<void>(storage_.open(name + "/" + std::string(checkpoint_names::manifest)));
     } catch (const storage_error& error) {
       if (error.number() != ENOENT) continue;
       try {
@@ -86,19 +83,17 @@ void checkpoint_folder<Storage>::remove_without_manifest() {
 }
 
 /// What is gone already is no error: so is what was wanted.
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::remove_if_there(const std::string& path) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::string& path) {
   try {
-    storage_->remove(path);
+    storage_.remove(path);
   } catch (const storage_error& error) {
     if (error.number() != ENOENT) throw;
   }
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::remove_tree(const std::string& folder) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_tree(const std::string& folder) {
   try {
-    for (const storage_entry& each : storage_->list(folder)) {
+    for (const storage_entry& each : storage_.list(folder)) {
       const std::string path = folder + "/" + each.name;
       if (each.what == storage_entry::kind::folder) {
         remove_tree(path);
@@ -106,73 +101,87 @@ void checkpoint_folder<Storage>::remove_tree(const std::string& folder) {
         remove_if_there(path);
       }
     }
-    storage_->remove_folder(folder);
+    storage_.remove_folder(folder);
   } catch (const storage_error& error) {
     if (error.number() != ENOENT) throw;
   }
 }
 
-template <checkpoint_storage Storage>
-checkpoint_draft checkpoint_folder<Storage>::begin(std::uint64_t step) {
+LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin(std::uint64_t step) {
   check_lock();
   if (generation_ == ~std::uint64_t{0}) {
-    throw length_error(storage_->path("") + ": a name in it has the last generation there is, " +
+    throw length_error(storage_.path("") + ": a name in it has the last generation there is, " +
                        std::to_string(generation_) + "; take another folder");
   }
   return make_draft({step, ++generation_});
 }
 
-template <checkpoint_storage Storage>
-checkpoint_draft checkpoint_folder<Storage>::begin_as(const checkpoint_id& id) {
+LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin_as(const checkpoint_id& id) {
   check_lock();
-  for (const storage_entry& each : storage_->list("")) {
+  for (const storage_entry& each : storage_.list("")) {
     if (generation_in(each.name) != id.generation) continue;
     if (std::ranges::find(abandoned_, each.name) != abandoned_.end()) {
       remove_tree(each.name);
       std::erase(abandoned_, each.name);
       continue;
     }
-    throw argument_error(storage_->path(each.name) + ": generation " + std::to_string(id.generation) +
+    throw argument_error(storage_.path(each.name) + ": generation " + std::to_string(id.generation) +
                          " is there already; nothing else may have its number");
   }
   raise_generation(id.generation);
   return make_draft(id);
 }
 
-template <checkpoint_storage Storage>
-checkpoint_draft checkpoint_folder<Storage>::make_draft(const checkpoint_id& id) {
+LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::make_draft(const checkpoint_id& id) {
   checkpoint_draft draft{id, folder_name(id)};
   // By a number of its own as well: a process that was left behind by another run writes to its own draft.
   if (method_ == commit_method::rename)
     draft.folder =
-        std::string(checkpoint_names::in_the_making) + draft.folder + "-" + std::to_string(storage_->nonce());
-  storage_->make_folder(draft.folder);
+        std::string(checkpoint_names::in_the_making) + draft.folder + "-" + std::to_string(storage_.nonce());
+  storage_.make_folder(draft.folder);
   return draft;
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::write_file(const std::string& path, std::string_view text) {
-  auto output = storage_->create(path, text.size());
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::write_file(const std::string& path,
+                                                               std::string_view text) {
+  auto output = storage_.create(path, text.size());
   static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
   output.sync();
 }
 
 /// That what an incremental checkpoint takes from earlier ones is still there.
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::check_stored(const checkpoint_manifest& manifest) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_stored(const checkpoint_manifest& manifest) {
   for (const stored_chunks& each : manifest.stored) {
     if (each.generation == manifest.generation) continue;
     const std::string path = folder_name({each.step, each.generation}) + "/" + each.name;
-    const std::uint64_t bytes = storage_->open(path).bytes();
+    const std::uint64_t bytes = storage_.open(path).bytes();
     if (bytes == each.bytes) continue;
-    throw io_error(storage_->path(path) + ": has " + std::to_string(bytes) +
+    throw io_error(storage_.path(path) + ": has " + std::to_string(bytes) +
                    " bytes, the checkpoint of step " + std::to_string(manifest.step) + " counts on " +
                    std::to_string(each.bytes) + "; nothing was committed");
   }
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest) {
+/// Says that a commit is uncertain, and notes it.
+struct checkpoint_folder_base::uncertainty {
+  std::vector<std::uint64_t>* noted;  // has room for one more
+  std::uint64_t generation;
+  const std::string* name;
+  const durability_uncertain* in_short;
+
+  [[nodiscard]] durability_uncertain operator()(const storage_error& error,
+                                                std::string_view what_is_known) const {
+    noted->push_back(generation);
+    try {
+      return durability_uncertain(std::string(error.what()) + "; " + *name + std::string(what_is_known));
+    } catch (const std::bad_alloc&) {
+      return *in_short;
+    }
+  }
+};
+
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draft& draft,
+                                                           const checkpoint_manifest& manifest) {
   if (manifest.step != draft.id.step || manifest.generation != draft.id.generation) {
     throw argument_error("checkpoint_folder: a manifest of step " + std::to_string(manifest.step) +
                          ", generation " + std::to_string(manifest.generation) + " for the draft of step " +
@@ -190,14 +199,7 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
   uncertain_.reserve(uncertain_.size() + 1);
   const std::string name = folder_name(draft.id);
   const durability_uncertain in_short(name + " may be there or not, now or after a crash");
-  const auto uncertain = [&](const storage_error& error, std::string_view what_is_known) {
-    uncertain_.push_back(draft.id.generation);
-    try {
-      return durability_uncertain(std::string(error.what()) + "; " + name + std::string(what_is_known));
-    } catch (const std::bad_alloc&) {
-      return in_short;
-    }
-  };
+  const uncertainty uncertain{&uncertain_, draft.id.generation, &name, &in_short};
   if (method_ == commit_method::rename) {
     commit_by_rename(draft, text, uncertain);
   } else {
@@ -205,26 +207,24 @@ void checkpoint_folder<Storage>::commit(const checkpoint_draft& draft, const che
   }
 }
 
-template <checkpoint_storage Storage>
-template <class Uncertain>
-void checkpoint_folder<Storage>::commit_by_rename(const checkpoint_draft& draft, const std::string& text,
-                                                  const Uncertain& uncertain) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_rename(const checkpoint_draft& draft,
+                                                                     const std::string& text,
+                                                                     const uncertainty& uncertain) {
   write_file(draft.path(checkpoint_names::manifest), text);
-  storage_->sync_folder(draft.folder);
+  storage_.sync_folder(draft.folder);
   check_lock();
   give_name(draft, uncertain);
   try {
-    storage_->sync_folder("");
+    storage_.sync_folder("");
   } catch (const storage_error& error) {
     throw uncertain(error, whole_for_now);
   }
 }
 
-template <checkpoint_storage Storage>
-template <class Uncertain>
-void checkpoint_folder<Storage>::give_name(const checkpoint_draft& draft, const Uncertain& uncertain) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::give_name(const checkpoint_draft& draft,
+                                                              const uncertainty& uncertain) {
   try {
-    storage_->rename(draft.folder, folder_name(draft.id));
+    storage_.rename(draft.folder, folder_name(draft.id));
   } catch (const storage_error& error) {
     switch (name_now(draft)) {
       case draft_name::its_own:
@@ -237,12 +237,11 @@ void checkpoint_folder<Storage>::give_name(const checkpoint_draft& draft, const 
   }
 }
 
-template <checkpoint_storage Storage>
-template <class Uncertain>
-void checkpoint_folder<Storage>::commit_by_manifest(const checkpoint_draft& draft, const std::string& text,
-                                                    const Uncertain& uncertain) {
-  storage_->sync_folder(draft.folder);
-  storage_->sync_folder("");
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_manifest(const checkpoint_draft& draft,
+                                                                       const std::string& text,
+                                                                       const uncertainty& uncertain) {
+  storage_.sync_folder(draft.folder);
+  storage_.sync_folder("");
   check_lock();
   const std::string path = draft.path(checkpoint_names::manifest);
   try {
@@ -257,7 +256,7 @@ void checkpoint_folder<Storage>::commit_by_manifest(const checkpoint_draft& draf
     throw;
   }
   try {
-    storage_->sync_folder(draft.folder);
+    storage_.sync_folder(draft.folder);
   } catch (const storage_error& error) {
     throw uncertain(error, whole_for_now);
   }
@@ -265,11 +264,11 @@ void checkpoint_folder<Storage>::commit_by_manifest(const checkpoint_draft& draf
 
 /// What a draft is called whose rename is said to have failed: a file server's answer may be lost, and then
 /// the same request, sent once more, finds nothing to rename.
-template <checkpoint_storage Storage>
-auto checkpoint_folder<Storage>::name_now(const checkpoint_draft& draft) noexcept -> draft_name {
+LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::name_now(const checkpoint_draft& draft) noexcept
+    -> draft_name {
   try {
     draft_name found = draft_name::its_own;
-    for (const storage_entry& each : storage_->list("")) {
+    for (const storage_entry& each : storage_.list("")) {
       if (each.name == draft.folder) return draft_name::its_own;
       if (each.name == folder_name(draft.id)) found = draft_name::final;
     }
@@ -279,8 +278,7 @@ auto checkpoint_folder<Storage>::name_now(const checkpoint_draft& draft) noexcep
   }
 }
 
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::abandon(const checkpoint_draft& draft) noexcept {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::abandon(const checkpoint_draft& draft) noexcept {
   try {
     remove_tree(draft.folder);
   } catch (...) {
@@ -291,9 +289,8 @@ void checkpoint_folder<Storage>::abandon(const checkpoint_draft& draft) noexcept
   }
 }
 
-template <checkpoint_storage Storage>
-template <retention_policy Retention>
-std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retention& retention) {
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::superfluous(
+    retention_ref retention) {
   std::vector<checkpoint_id> all;
   for (const leaving_checkpoint& each : leaving(retention).all)
     all.push_back(each.id);
@@ -301,11 +298,10 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::superfluous(const Retenti
 }
 
 /// As far as sizes tell.
-template <checkpoint_storage Storage>
-bool checkpoint_folder<Storage>::is_whole(const found_checkpoint& found) {
+LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_whole(const found_checkpoint& found) {
   try {
     for (const checkpoint_file& each : found.manifest.files)
-      detail::verify_file(*storage_, found.folder, found.manifest, each, verification::sizes);
+      detail::verify_file(storage_, found.folder, found.manifest, each, verification::sizes);
     return true;
   } catch (const error&) {
     return false;
@@ -313,18 +309,16 @@ bool checkpoint_folder<Storage>::is_whole(const found_checkpoint& found) {
 }
 
 /// The newest first.
-template <checkpoint_storage Storage>
-template <retention_policy Retention>
-auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> leaving_list {
+LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retention) -> leaving_list {
   leaving_list list;
   std::vector<leaving_checkpoint>& all = list.all;
   std::vector<std::uint64_t> needed;  // generations that incremental ones refer to, which are always older
   std::uint64_t newer = 0;
-  for (const checkpoint_id& id : list_checkpoints(*storage_)) {
+  for (const checkpoint_id& id : list_checkpoints(storage_)) {
     const bool counts = std::ranges::find(uncertain_, id.generation) == uncertain_.end();
     found_checkpoint found;
     try {
-      found = detail::open_manifest(*storage_, id);
+      found = detail::open_manifest(storage_, id);
     } catch (const storage_error& error) {
       if (error.number() == ENOENT) continue;  // none is there: not whole
       // It may be whole all the same, and refer to any that is older.
@@ -349,9 +343,7 @@ auto checkpoint_folder<Storage>::leaving(const Retention& retention) -> leaving_
   return list;
 }
 
-template <checkpoint_storage Storage>
-template <retention_policy Retention>
-std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& retention) {
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(retention_ref retention) {
   check_lock();
   std::vector<checkpoint_id> gone;
   std::vector<std::string> trash;
@@ -362,24 +354,24 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& ret
     const std::string name = folder_name(id);
     if (method_ == commit_method::rename) {
       if (std::ranges::find(needed, id.generation) != needed.end()) {
-        storage_->sync_folder("");
+        storage_.sync_folder("");
         needed.clear();
       }
       needed.insert(needed.end(), each.refers_to.begin(), each.refers_to.end());
       trash.push_back(std::string(checkpoint_names::trash) + name);
-      storage_->rename(name, trash.back());
+      storage_.rename(name, trash.back());
     } else {
       trash.push_back(name);
-      storage_->remove(name + "/" + std::string(checkpoint_names::manifest));
-      storage_->sync_folder(name);
+      storage_.remove(name + "/" + std::string(checkpoint_names::manifest));
+      storage_.sync_folder(name);
     }
   }
   // Before their files go: none is called a checkpoint any more that is not whole.
-  if (!trash.empty() && method_ == commit_method::rename) storage_->sync_folder("");
+  if (!trash.empty() && method_ == commit_method::rename) storage_.sync_folder("");
   for (const std::string& each : trash)
     remove_tree(each);
   // Last: where it cannot be written, what had to go is gone.
-  const std::vector<checkpoint_id> left = list_checkpoints(*storage_);
+  const std::vector<checkpoint_id> left = list_checkpoints(storage_);
   if (!left.empty()) hint_at(left.front());
   if (!list.unread.empty())
     throw io_error(list.unread + "; no older checkpoint is removed while it may need one");
@@ -387,19 +379,18 @@ std::vector<checkpoint_id> checkpoint_folder<Storage>::tidy(const Retention& ret
 }
 
 /// Nobody relies on it: it is not synced.
-template <checkpoint_storage Storage>
-void checkpoint_folder<Storage>::hint_at(const checkpoint_id& id) {
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hint_at(const checkpoint_id& id) {
   const std::string latest(checkpoint_names::latest);
   const bool renames = method_ == commit_method::rename;
   const std::string path =
-      renames ? std::string(checkpoint_names::hint) + std::to_string(storage_->nonce()) : latest;
+      renames ? std::string(checkpoint_names::hint) + std::to_string(storage_.nonce()) : latest;
   if (!renames) remove_if_there(latest);
   const std::string text = folder_name(id) + "\n";
   {
-    auto output = storage_->create(path, text.size());
+    auto output = storage_.create(path, text.size());
     output.finish_write(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
   }
-  if (renames) storage_->replace(path, latest);
+  if (renames) storage_.replace(path, latest);
 }
 
 }  // namespace v0

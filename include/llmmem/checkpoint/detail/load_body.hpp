@@ -2,6 +2,8 @@
 /// How a checkpoint is read: what to copy from which file, chunk by chunk.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/file_chunks.hpp>
 #include <llmmem/checkpoint/detail/file_plan_body.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/detail/json_reader.hpp>
@@ -21,31 +23,6 @@ namespace llmmem {
 inline namespace v0 {
 
 namespace detail {
-
-/// Runs of bytes of a file that go to runs of a wanted part.
-struct load_copy {
-  std::uint64_t begin = 0;  // of the first run, in the file
-  std::uint64_t run = 0;    // bytes
-  std::uint64_t count = 0;
-  std::uint64_t stride = 0;  // in the file
-  std::uint32_t wanted = 0;
-  std::uint64_t to = 0;  // of the first run, in the part
-  std::uint64_t to_stride = 0;
-
-  [[nodiscard]] std::uint64_t end() const noexcept { return begin + (count - 1) * stride + run; }
-
-  /// Calls `visit(begin in the file, bytes, offset in the part)` for what lies in `[first, last)`.
-  template <class Visit>
-  void each_within(std::uint64_t first, std::uint64_t last, Visit visit) const {
-    std::uint64_t i = first <= begin + run - 1 ? 0 : (first - begin - run) / stride + 1;
-    for (; i < count && begin + i * stride < last; ++i) {
-      const std::uint64_t run_begin = begin + i * stride;
-      const std::uint64_t from = std::max(run_begin, first);
-      const std::uint64_t until = std::min(run_begin + run, last);
-      if (from < until) visit(from, until - from, to + i * to_stride + (from - run_begin));
-    }
-  }
-};
 
 /// What is read of a file.
 struct load_file {
@@ -121,10 +98,9 @@ struct load_wishes {
 }
 
 /// Reads a file's header, by whole chunks that are held to their checksums where that is asked for.
-template <checkpoint_storage Storage>
-[[nodiscard]] safetensors_header read_header(const file_chunks<Storage>& input, const found_checkpoint& from,
-                                             const checkpoint_file& file, verification how,
-                                             std::uint64_t& read_bytes) {
+[[nodiscard]] inline safetensors_header read_header(const file_chunks& input, const found_checkpoint& from,
+                                                    const checkpoint_file& file, verification how,
+                                                    std::uint64_t& read_bytes) {
   const std::string& path = input.path();
   std::vector<std::byte> begin;
   const auto extend_to = [&](std::uint64_t bytes) {
@@ -175,13 +151,12 @@ template <checkpoint_storage Storage>
 }
 
 /// Reads the files of a plan, several readers at once.
-template <class Storage, class Sink>
 class checkpoint_reader {
  public:
-  checkpoint_reader(const found_checkpoint& from, Sink& sink, const load_options& options)
-      : from_(&from), sink_(&sink), options_(&options) {}
+  checkpoint_reader(const found_checkpoint& from, load_sink sink, const load_options& options)
+      : from_(&from), sink_(sink), options_(&options) {}
 
-  void read(const load_file& file, const file_chunks<Storage>& input) {
+  void read(const load_file& file, const file_chunks& input) {
     const checkpoint_file& described = from_->manifest.files[file.file];
     next_.store(0);
     const auto work = [&] {
@@ -216,8 +191,7 @@ class checkpoint_reader {
  private:
   static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
 
-  void read_chunks(const load_file& file, const checkpoint_file& described,
-                   const file_chunks<Storage>& input) {
+  void read_chunks(const load_file& file, const checkpoint_file& described, const file_chunks& input) {
     const std::uint64_t chunk_bytes = from_->manifest.chunk_bytes;
     aligned_bytes memory(static_cast<std::size_t>(std::min(described.bytes, chunk_bytes)));
     for (std::uint64_t i = next_.fetch_add(1); i < described.chunks.size(); i = next_.fetch_add(1)) {
@@ -229,17 +203,12 @@ class checkpoint_reader {
       input.read_chunk(static_cast<std::size_t>(i), bytes);
       read_bytes_.fetch_add(bytes.size());
       for (const load_copy& each : file.copies) {
-        if (!is_wanted(each)) continue;
-        each.each_within(begin, end, [&](std::uint64_t at, std::uint64_t count, std::uint64_t to) {
-          (*sink_)(each.wanted, to,
-                   std::span<const std::byte>(
-                       bytes.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(count))));
-        });
+        if (is_wanted(each)) sink_.give(sink_.sink, each, begin, bytes);
       }
     }
   }
 
-  void read_runs(const load_file& file, const file_chunks<Storage>& input) {
+  void read_runs(const load_file& file, const file_chunks& input) {
     constexpr std::uint64_t most = std::uint64_t{4} << 20;
     aligned_bytes memory(static_cast<std::size_t>(most));
     for (std::uint64_t i = next_.fetch_add(1); i < file.copies.size(); i = next_.fetch_add(1)) {
@@ -249,7 +218,7 @@ class checkpoint_reader {
           const auto part = memory.span().first(static_cast<std::size_t>(std::min(most, count - done)));
           input.read(at + done, part);
           read_bytes_.fetch_add(part.size());
-          (*sink_)(copy.wanted, to + done, std::span<const std::byte>(part));
+          sink_.give(sink_.sink, {at + done, part.size(), 1, 0, copy.wanted, to + done, 0}, at + done, part);
           done += part.size();
         }
       });
@@ -257,7 +226,7 @@ class checkpoint_reader {
   }
 
   const found_checkpoint* from_;
-  Sink* sink_;
+  load_sink sink_;
   const load_options* options_;
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> read_bytes_{0};
@@ -265,32 +234,29 @@ class checkpoint_reader {
   std::exception_ptr failed_;
 };
 
-}  // namespace detail
-
-template <checkpoint_storage Storage, class Sink>
-load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
-                            std::span<const wanted_tensor> wanted, Sink&& sink, const load_options& options) {
-  const detail::load_wishes wishes = detail::make_wishes(from, wanted);
+LLMMEM_CHECKPOINT_BODY load_report load_into(storage_ref storage, const found_checkpoint& from,
+                                             std::span<const wanted_tensor> wanted, load_sink sink,
+                                             const load_options& options) {
+  const load_wishes wishes = make_wishes(from, wanted);
   const reshard_plan plan = make_reshard(wishes.catalogue, wishes.stored, wishes.wanted);
   load_report report;
   std::vector<std::vector<const reshard_copy*>> by_file(from.manifest.files.size());
   for (const reshard_copy& each : plan.copies)
     by_file[to_index(wishes.stored[to_index(each.source)].holder)].push_back(&each);
-  detail::checkpoint_reader<Storage, std::remove_reference_t<Sink>> reader(from, sink, options);
+  checkpoint_reader reader(from, sink, options);
   for (std::uint32_t file = 0; file < by_file.size(); ++file) {
     if (by_file[file].empty()) continue;
     const checkpoint_file& described = from.manifest.files[file];
-    const detail::file_chunks<Storage> input(storage, from.folder, from.manifest, described);
+    const file_chunks input(storage, from.folder, from.manifest, described);
     const std::string& path = input.path();
-    const safetensors_header header =
-        detail::read_header(input, from, described, options.how, report.read_bytes);
-    detail::load_file todo{file, {}};
+    const safetensors_header header = read_header(input, from, described, options.how, report.read_bytes);
+    load_file todo{file, {}};
     for (const reshard_copy* const copy : by_file[file]) {
       const std::uint32_t source = to_index(copy->source);
       const checkpoint_tensor& tensor = from.manifest.tensors[wishes.tensors[to_index(copy->tensor)]];
-      const std::uint64_t begin = detail::find_piece(header, *wishes.pieces[source], tensor, path);
+      const std::uint64_t begin = find_piece(header, *wishes.pieces[source], tensor, path);
       const auto bytes = [&](std::uint64_t elements) {
-        return detail::whole_bytes(elements, bits_of(tensor.type), path + ": " + tensor.name);
+        return whole_bytes(elements, bits_of(tensor.type), path + ": " + tensor.name);
       };
       todo.copies.push_back({begin + bytes(copy->source_offset), bytes(copy->run), copy->count,
                              bytes(copy->source_stride), to_index(copy->destination),
@@ -298,7 +264,7 @@ load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
       report.bytes += bytes(copy->run) * copy->count;
     }
     std::sort(todo.copies.begin(), todo.copies.end(),
-              [](const detail::load_copy& a, const detail::load_copy& b) { return a.begin < b.begin; });
+              [](const load_copy& a, const load_copy& b) { return a.begin < b.begin; });
     reader.read(todo, input);
     ++report.files;
   }
@@ -306,9 +272,12 @@ load_report load_checkpoint(Storage& storage, const found_checkpoint& from,
   return report;
 }
 
-template <checkpoint_storage Storage>
-std::optional<std::vector<std::byte>> load_extra(Storage& storage, const found_checkpoint& from,
-                                                 std::uint32_t rank, std::string_view name) {
+}  // namespace detail
+
+LLMMEM_CHECKPOINT_BODY std::optional<std::vector<std::byte>> load_extra(storage_ref storage,
+                                                                        const found_checkpoint& from,
+                                                                        std::uint32_t rank,
+                                                                        std::string_view name) {
   const std::string called = extra_name(rank, name);
   for (const checkpoint_tensor& each : from.manifest.tensors) {
     if (each.name != called) continue;

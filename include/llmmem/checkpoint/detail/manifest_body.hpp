@@ -2,6 +2,8 @@
 /// Manifests to and from JSON.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/hex.hpp>
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/detail/json_reader.hpp>
@@ -21,31 +23,9 @@ namespace detail {
 
 inline constexpr std::string_view manifest_format = "llmmem-checkpoint-1";
 
-inline void append_hex(std::string& to, std::uint32_t value) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  for (int shift = 28; shift >= 0; shift -= 4)
-    to += digits[(value >> shift) & 0xFU];
-}
-
-/// Eight lower-case hexadecimal digits.
-[[nodiscard]] inline std::optional<std::uint32_t> read_hex(std::string_view text) noexcept {
-  if (text.size() != 8) return std::nullopt;
-  std::uint32_t value = 0;
-  for (const char c : text) {
-    const bool is_digit = c >= '0' && c <= '9';
-    if (!is_digit && !(c >= 'a' && c <= 'f')) return std::nullopt;
-    value = value << 4 | static_cast<std::uint32_t>(is_digit ? c - '0' : c - 'a' + 10);
-  }
-  return value;
-}
-
 /// A manifest's last line: `"crc32c":"01234567"}`, of all before it.
 inline constexpr std::string_view manifest_key = R"("crc32c":")";
 inline constexpr std::string_view manifest_tail = "\"}\n";
-
-[[nodiscard]] inline std::uint32_t crc32c_of(std::string_view text) noexcept {
-  return crc32c(0, std::as_bytes(std::span(text.data(), text.size())));
-}
 
 inline void append_runs(std::string& text, const std::vector<chunk_run>& runs) {
   text += ",\"runs\":[";
@@ -60,7 +40,7 @@ inline void append_runs(std::string& text, const std::vector<chunk_run>& runs) {
 
 }  // namespace detail
 
-inline std::string to_json(const checkpoint_manifest& manifest) {
+LLMMEM_CHECKPOINT_BODY std::string to_json(const checkpoint_manifest& manifest) {
   check_manifest(manifest, "manifest");
   std::string text = R"({"format":")";
   text += detail::manifest_format;
@@ -280,7 +260,7 @@ template <std::size_t Count>
 
 }  // namespace detail
 
-inline checkpoint_manifest read_manifest(std::string_view text, const std::string& what) {
+LLMMEM_CHECKPOINT_BODY checkpoint_manifest read_manifest(std::string_view text, const std::string& what) {
   constexpr std::size_t tail = detail::manifest_key.size() + 8 + detail::manifest_tail.size();
   if (text.size() > max_manifest_bytes) {
     throw format_error(what + ": " + std::to_string(text.size()) + " bytes, a manifest has at most " +

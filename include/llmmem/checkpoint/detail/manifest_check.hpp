@@ -2,6 +2,7 @@
 /// Whether manifests fit together, and the parts of several ranks as one.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/detail/json_reader.hpp>
 #include <llmmem/hash/crc32c.hpp>
@@ -177,11 +178,12 @@ inline void check_checkpoint_tensor(const checkpoint_manifest& manifest, const c
 
 }  // namespace detail
 
-inline std::uint64_t elements_of(const checkpoint_tensor& tensor) {
+LLMMEM_CHECKPOINT_BODY std::uint64_t elements_of(const checkpoint_tensor& tensor) {
   return tensor_shape::of(tensor.shape).elements();
 }
 
-inline std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, const std::string& what) {
+LLMMEM_CHECKPOINT_BODY std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements,
+                                              const std::string& what) {
   const std::uint64_t bits = bits_of(type);
   if (bits % 8 == 0) return checked_multiply(elements, bits / 8, what.c_str());
   // The narrow types have 4 and 6 bits: eight elements fill whole bytes.
@@ -193,7 +195,7 @@ inline std::uint64_t bytes_of(safetensors_type type, std::uint64_t elements, con
   return checked_add(checked_multiply(elements / 8, bits, what.c_str()), rest / 8, what.c_str());
 }
 
-inline void check_manifest(const checkpoint_manifest& manifest, const std::string& what) {
+LLMMEM_CHECKPOINT_BODY void check_manifest(const checkpoint_manifest& manifest, const std::string& what) {
   if (manifest.world == 0) throw argument_error(what + ": a world of no ranks");
   if (manifest.chunk_bytes == 0 || manifest.chunk_bytes > max_checkpoint_chunk) {
     throw argument_error(what + ": chunks of " + std::to_string(manifest.chunk_bytes) +
@@ -234,7 +236,7 @@ template <class Named>
 
 }  // namespace detail
 
-inline void manifest_merger::add(checkpoint_manifest part, const std::string& what) {
+LLMMEM_CHECKPOINT_BODY void manifest_merger::add(checkpoint_manifest part, const std::string& what) {
   const auto same = [&](const char* name, std::uint64_t have, std::uint64_t got) {
     if (have != got) {
       throw argument_error(what + ": its " + name + " is " + std::to_string(got) + ", the others' is " +
@@ -267,7 +269,7 @@ inline void manifest_merger::add(checkpoint_manifest part, const std::string& wh
   parts_.push_back({what, merged_.files.size(), merged_.tensors.size()});
 }
 
-inline void manifest_merger::check_files() const {
+LLMMEM_CHECKPOINT_BODY void manifest_merger::check_files() const {
   const std::vector<std::size_t> places = detail::places_by_name(merged_.files);
   for (std::size_t i = 1; i < places.size(); ++i) {
     const std::string& name = merged_.files[places[i]].name;
@@ -278,7 +280,7 @@ inline void manifest_merger::check_files() const {
 }
 
 /// A tensor's pieces of all parts, with the first of them.
-inline void manifest_merger::fold_tensors() {
+LLMMEM_CHECKPOINT_BODY void manifest_merger::fold_tensors() {
   std::vector<checkpoint_tensor>& all = merged_.tensors;
   const std::vector<std::size_t> places = detail::places_by_name(all);
   std::vector<bool> is_folded(all.size());
@@ -307,7 +309,7 @@ inline void manifest_merger::fold_tensors() {
   all.resize(kept);
 }
 
-inline checkpoint_manifest manifest_merger::finish(const std::string& what) && {
+LLMMEM_CHECKPOINT_BODY checkpoint_manifest manifest_merger::finish(const std::string& what) && {
   if (parts_.empty()) return {};
   check_files();
   fold_tensors();
@@ -315,8 +317,8 @@ inline checkpoint_manifest manifest_merger::finish(const std::string& what) && {
   return std::move(merged_);
 }
 
-inline void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
-                           const std::string& what) {
+LLMMEM_CHECKPOINT_BODY void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part,
+                                           const std::string& what) {
   manifest_merger all;
   all.add(into, what);
   all.add(part, what);

@@ -2,7 +2,7 @@
 /// What ranks tell each other through files, and what those files are called.
 #pragma once
 
-#include <llmmem/checkpoint/detail/manifest_body.hpp>
+#include <llmmem/checkpoint/detail/hex.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/config.hpp>
 

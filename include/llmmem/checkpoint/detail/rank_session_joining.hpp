@@ -2,6 +2,7 @@
 /// How ranks of a `rank_session` take their places, and how a session of all of them begins.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 #include <cerrno>
@@ -10,50 +11,45 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <checkpoint_storage Storage>
-rank_session<Storage>::rank_session(Storage& storage, const rank_session_options& options)
-    : storage_(&storage), options_(options), nonce_(storage.nonce()), lock_(take_rank(storage, options)) {
+LLMMEM_CHECKPOINT_BODY rank_session_base::rank_session_base(storage_ref storage,
+                                                            const rank_session_options& options)
+    : storage_(storage), options_(options), nonce_(storage.nonce()), lock_(take_rank(storage, options)) {
   if (options_.rank == 0) folder_.emplace(storage);
 }
 
-template <checkpoint_storage Storage>
-typename Storage::lock_type rank_session<Storage>::take_rank(Storage& storage,
-                                                             const rank_session_options& options) {
+LLMMEM_CHECKPOINT_BODY storage_ref::lock_type rank_session_base::take_rank(
+    storage_ref storage, const rank_session_options& options) {
   const std::string who = "rank " + std::to_string(options.rank);
   if (options.rank >= options.world)
     throw argument_error("rank_session: " + who + " of " + std::to_string(options.world));
   const std::string name = std::string(checkpoint_names::rank_lock) + std::to_string(options.rank);
-  std::optional<typename Storage::lock_type> lock = storage.try_lock(name);
+  std::optional<storage_ref::lock_type> lock = storage.try_lock(name);
   if (lock) return std::move(*lock);
   throw io_error(storage.path(name) + ": another process is " + who +
                  " here; stop it, or give this one another rank");
 }
 
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::where(const checkpoint_draft& draft) const {
-  return storage_->path("") + ": step " + std::to_string(draft.id.step) + ", generation " +
+LLMMEM_CHECKPOINT_BODY std::string rank_session_base::where(const checkpoint_draft& draft) const {
+  return storage_.path("") + ": step " + std::to_string(draft.id.step) + ", generation " +
          std::to_string(draft.id.generation) + ": ";
 }
 
-template <checkpoint_storage Storage>
-void rank_session<Storage>::check_lock() const {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::check_lock() const {
   if (lock_.is_held()) return;
   const std::string rank = std::to_string(options_.rank);
-  throw fenced(storage_->path(std::string(checkpoint_names::rank_lock) + rank) +
+  throw fenced(storage_.path(std::string(checkpoint_names::rank_lock) + rank) +
                ": it was removed or replaced while this process held it: another one may be rank " + rank +
                " now; nothing was committed");
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::try_join() {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::try_join() {
   if (session_) return true;
   check_lock();
   const std::vector<std::string> there = names();
   return options_.rank == 0 ? gather(there) : find_session(there);
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather(const std::vector<std::string>& there) {
   std::vector<std::vector<std::pair<std::uint64_t, std::string>>> joined(options_.world);
   joined[0].emplace_back(nonce_, "");
   std::string notes;
@@ -71,7 +67,7 @@ bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
     }
   }
   waits_ = {};
-  detail::rank_message session{"session", {storage_->nonce(), options_.world}, {}};
+  detail::rank_message session{"session", {storage_.nonce(), options_.world}, {}};
   for (std::uint32_t rank = 0; rank < options_.world; ++rank) {
     if (joined[rank].size() == 1) {
       session.numbers.push_back(joined[rank].front().first);
@@ -92,8 +88,7 @@ bool rank_session<Storage>::gather(const std::vector<std::string>& there) {
   return true;
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::find_session(const std::vector<std::string>& there) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::find_session(const std::vector<std::string>& there) {
   const std::string own = detail::rank_file("join", nonce_);
   const std::string prefix = std::string(checkpoint_names::rendezvous) + "session-";
   waits_ = {{0}, "rank 0 has not begun a session with this process"};
@@ -124,8 +119,7 @@ bool rank_session<Storage>::find_session(const std::vector<std::string>& there) 
   return false;
 }
 
-template <checkpoint_storage Storage>
-void rank_session<Storage>::leave() noexcept {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::leave() noexcept {
   try {
     if (!session_ && options_.rank != 0) remove_quietly(detail::rank_file("join", nonce_));
   } catch (...) {

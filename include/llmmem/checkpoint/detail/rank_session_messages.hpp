@@ -2,6 +2,8 @@
 /// What ranks of a `rank_session` tell one another: files that are synced before they have their names.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 #include <algorithm>
@@ -12,54 +14,51 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::name_of(std::string_view kind, std::uint64_t number) const {
+LLMMEM_CHECKPOINT_BODY std::string rank_session_base::name_of(std::string_view kind,
+                                                              std::uint64_t number) const {
   return detail::session_prefix(*session_) + std::string(kind) + "-" + std::to_string(number);
 }
 
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::vote_name(std::uint64_t number, std::uint32_t rank) const {
+LLMMEM_CHECKPOINT_BODY std::string rank_session_base::vote_name(std::uint64_t number,
+                                                                std::uint32_t rank) const {
   return name_of("vote", number) + "-" + std::to_string(rank);
 }
 
 /// Of all that ranks tell, sorted.
-template <checkpoint_storage Storage>
-std::vector<std::string> rank_session<Storage>::names() {
+LLMMEM_CHECKPOINT_BODY std::vector<std::string> rank_session_base::names() {
   std::vector<std::string> there;
-  for (storage_entry& each : storage_->list("")) {
+  for (storage_entry& each : storage_.list("")) {
     if (each.name.starts_with(checkpoint_names::rendezvous)) there.push_back(std::move(each.name));
   }
   std::ranges::sort(there);
   return there;
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::has(const std::vector<std::string>& sorted, const std::string& name) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::has(const std::vector<std::string>& sorted,
+                                                   const std::string& name) {
   return std::ranges::binary_search(sorted, name);
 }
 
 /// What cannot be removed goes when the folder is opened next.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::remove_quietly(const std::string& name) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::remove_quietly(const std::string& name) {
   try {
-    storage_->remove(name);
+    storage_.remove(name);
   } catch (const std::exception&) {
   }
 }
 
 /// Synced: on a folder that machines share, another one is only sure to see what was.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::write_message(const std::string& name, std::string_view text) {
-  auto output = storage_->create(name, text.size());
+LLMMEM_CHECKPOINT_BODY void rank_session_base::write_message(const std::string& name, std::string_view text) {
+  auto output = storage_.create(name, text.size());
   static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
   output.sync();
 }
 
 /// Whether this was the first file of that name.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::publish(const std::string& name, const detail::rank_message& message) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::publish(const std::string& name,
+                                                       const detail::rank_message& message) {
   const std::string text = detail::to_text(message);
-  const std::string unnamed = detail::rank_file("tmp", storage_->nonce());
+  const std::string unnamed = detail::rank_file("tmp", storage_.nonce());
   try {
     write_message(unnamed, text);
     if (give_name(unnamed, name, text)) return true;
@@ -71,18 +70,17 @@ bool rank_session<Storage>::publish(const std::string& name, const detail::rank_
   return false;
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::give_name(const std::string& from, const std::string& name,
-                                      std::string_view text) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::give_name(const std::string& from, const std::string& name,
+                                                         std::string_view text) {
   try {
-    storage_->rename(from, name);
+    storage_.rename(from, name);
     return true;
   } catch (const storage_error& error) {
     if (error.number() == EEXIST) return false;
     if (!detail::is_unsupported(error.number())) throw;
   }
   try {
-    storage_->link(from, name);
+    storage_.link(from, name);
     remove_quietly(from);
     return true;
   } catch (const storage_error& error) {
@@ -101,10 +99,9 @@ bool rank_session<Storage>::give_name(const std::string& from, const std::string
 }
 
 /// Nothing for what is not there, or not whole.
-template <checkpoint_storage Storage>
-std::optional<detail::rank_message> rank_session<Storage>::read(const std::string& name) {
+LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read(const std::string& name) {
   try {
-    return detail::read_rank_message(detail::read_whole(*storage_, name, max_manifest_bytes + 4096));
+    return detail::read_rank_message(detail::read_whole(storage_, name, max_manifest_bytes + 4096));
   } catch (const storage_error& error) {
     if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
     throw;
@@ -114,11 +111,8 @@ std::optional<detail::rank_message> rank_session<Storage>::read(const std::strin
 }
 
 /// Of this session and that round.
-template <checkpoint_storage Storage>
-std::optional<detail::rank_message> rank_session<Storage>::read_told(const std::string& name,
-                                                                     std::string_view kind,
-                                                                     std::uint64_t number,
-                                                                     std::size_t numbers) {
+LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read_told(
+    const std::string& name, std::string_view kind, std::uint64_t number, std::size_t numbers) {
   auto message = read(name);
   if (!message || message->kind != kind || message->numbers.size() != numbers ||
       message->numbers[0] != *session_ || message->numbers[1] != number) {
@@ -127,8 +121,8 @@ std::optional<detail::rank_message> rank_session<Storage>::read_told(const std::
   return message;
 }
 
-template <checkpoint_storage Storage>
-auto rank_session<Storage>::read_decision(std::uint64_t number) -> std::optional<decision> {
+LLMMEM_CHECKPOINT_BODY auto rank_session_base::read_decision(std::uint64_t number)
+    -> std::optional<decision> {
   auto message = read_told(name_of("decision", number), "decision", number, 4);
   if (!message) return std::nullopt;
   return decision{message->numbers[3] == 1 ? verdict::go : verdict::stop,
@@ -136,15 +130,14 @@ auto rank_session<Storage>::read_decision(std::uint64_t number) -> std::optional
 }
 
 /// Whether nobody had decided before.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::decide(std::uint64_t number, verdict what, const std::string& why) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::decide(std::uint64_t number, verdict what,
+                                                      const std::string& why) {
   return publish(name_of("decision", number),
                  {"decision", {*session_, number, options_.rank, what == verdict::go ? 1U : 0U}, why});
 }
 
 /// What became of it is so, whether or not it can be told.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::tell(const round& of, fate how, const std::string& why) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, const std::string& why) {
   try {
     static_cast<void>(
         publish(name_of("outcome", of.number),
@@ -155,8 +148,8 @@ void rank_session<Storage>::tell(const round& of, fate how, const std::string& w
 }
 
 /// All ranks have voted in a later round: nobody reads what was said before.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::forget_before(std::uint64_t number, const std::vector<std::string>& there) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::forget_before(std::uint64_t number,
+                                                             const std::vector<std::string>& there) {
   const std::string prefix = detail::session_prefix(*session_);
   for (const std::string& name : there) {
     if (!name.starts_with(prefix)) continue;

@@ -2,23 +2,24 @@
 /// One checkpoint of a `rank_session`: its draft, the votes, and whether it is committed or stopped.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
 
 namespace llmmem {
 inline namespace v0 {
 
-template <checkpoint_storage Storage>
-auto rank_session<Storage>::current(const checkpoint_draft& draft, const char* call) -> round& {
+LLMMEM_CHECKPOINT_BODY auto rank_session_base::current(const checkpoint_draft& draft, const char* call)
+    -> round& {
   if (round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder) return *round_;
   throw argument_error("rank_session::" + std::string(call) + ": step " + std::to_string(draft.id.step) +
                        ", generation " + std::to_string(draft.id.generation) +
                        " is not of the draft that was begun last");
 }
 
-template <checkpoint_storage Storage>
-std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t step) {
+LLMMEM_CHECKPOINT_BODY std::optional<checkpoint_draft> rank_session_base::try_begin(std::uint64_t step) {
   if (!session_) throw argument_error("rank_session::try_begin: not all ranks have joined");
   check_lock();
   if (options_.rank == 0) return announce(step);
@@ -49,8 +50,7 @@ std::optional<checkpoint_draft> rank_session<Storage>::try_begin(std::uint64_t s
 }
 
 /// Rank 0's draft, and a file that tells of it.
-template <checkpoint_storage Storage>
-checkpoint_draft rank_session<Storage>::announce(std::uint64_t step) {
+LLMMEM_CHECKPOINT_BODY checkpoint_draft rank_session_base::announce(std::uint64_t step) {
   if (round_ && !round_->is_over)
     static_cast<void>(abandon(round_->draft, "it begins step " + std::to_string(step)));
   checkpoint_draft draft = folder_->begin(step);
@@ -72,8 +72,8 @@ checkpoint_draft rank_session<Storage>::announce(std::uint64_t step) {
   return draft;
 }
 
-template <checkpoint_storage Storage>
-void rank_session<Storage>::vote(const checkpoint_draft& draft, const checkpoint_manifest& part) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::vote(const checkpoint_draft& draft,
+                                                    const checkpoint_manifest& part) {
   round& of = current(draft, "vote");
   check_lock();
   check_vote(part, options_.rank, draft);
@@ -82,16 +82,15 @@ void rank_session<Storage>::vote(const checkpoint_draft& draft, const checkpoint
     of.has_voted = true;
     return;
   }
-  storage_->sync_folder(draft.folder);
+  storage_.sync_folder(draft.folder);
   of.has_voted = true;  // if what follows fails it may have been heard all the same
   static_cast<void>(publish(vote_name(of.number, options_.rank),
                             {"vote", {*session_, of.number, options_.rank}, to_json(part)}));
 }
 
 /// That a vote is one of that draft and rank.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::check_vote(const checkpoint_manifest& vote, std::uint32_t rank,
-                                       const checkpoint_draft& draft) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::check_vote(const checkpoint_manifest& vote, std::uint32_t rank,
+                                                          const checkpoint_draft& draft) {
   const std::string who = "the vote of rank " + std::to_string(rank);
   if (vote.step != draft.id.step || vote.generation != draft.id.generation || vote.world != options_.world) {
     throw argument_error(where(draft) + who + " is of step " + std::to_string(vote.step) + ", generation " +
@@ -104,8 +103,7 @@ void rank_session<Storage>::check_vote(const checkpoint_manifest& vote, std::uin
   }
 }
 
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::try_conclude(const checkpoint_draft& draft) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::try_conclude(const checkpoint_draft& draft) {
   round& of = current(draft, "try_conclude");
   if (!of.has_voted || of.is_over)
     throw argument_error("rank_session::try_conclude: this rank has not voted, or it is over");
@@ -127,8 +125,8 @@ bool rank_session<Storage>::try_conclude(const checkpoint_draft& draft) {
 }
 
 /// Whether all votes are there.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::string>& there) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather_votes(round& of,
+                                                            const std::vector<std::string>& there) {
   waits_ = {};
   bool damaged = false;
   for (std::uint32_t rank = 1; rank < options_.world; ++rank) {
@@ -142,10 +140,10 @@ bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::strin
       continue;
     }
     try {
-      checkpoint_manifest vote = read_manifest(message->text, storage_->path(name));
+      checkpoint_manifest vote = read_manifest(message->text, storage_.path(name));
       check_vote(vote, rank, of.draft);
       for (const checkpoint_file& each : vote.files)
-        detail::verify_file(*storage_, of.draft.folder, vote, each, options_.votes);
+        detail::verify_file(storage_, of.draft.folder, vote, each, options_.votes);
       of.votes[rank] = std::move(vote);
     } catch (const std::exception& error) {
       refuse(of, "the vote of rank " + std::to_string(rank) + " cannot be: " + error.what());
@@ -157,8 +155,7 @@ bool rank_session<Storage>::gather_votes(round& of, const std::vector<std::strin
 }
 
 /// What rank 0 finds wrong: all shall know.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::refuse(round& of, const std::string& why) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::refuse(round& of, const std::string& why) {
   if (!decide(of.number, verdict::stop, why)) {
     if (const auto by = read_decision(of.number)) fail_stopped(of, *by);
   }
@@ -167,8 +164,7 @@ void rank_session<Storage>::refuse(round& of, const std::string& why) {
 }
 
 /// Whether rank 0 came first with its decision.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::commit(round& of) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
   checkpoint_manifest all;
   try {
     manifest_merger merger;
@@ -206,9 +202,8 @@ bool rank_session<Storage>::commit(round& of) {
 }
 
 /// Undoes nothing, and must not seem to.
-template <checkpoint_storage Storage>
-void rank_session<Storage>::note_trouble(const round& of, const char* what,
-                                         const std::exception& why) noexcept {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::note_trouble(const round& of, const char* what,
+                                                            const std::exception& why) noexcept {
   try {
     trouble_ = where(of.draft) + what + why.what();
   } catch (...) {
@@ -216,8 +211,7 @@ void rank_session<Storage>::note_trouble(const round& of, const char* what,
 }
 
 /// Whether rank 0 has told that it is committed.
-template <checkpoint_storage Storage>
-bool rank_session<Storage>::learn(round& of, const std::vector<std::string>& there) {
+LLMMEM_CHECKPOINT_BODY bool rank_session_base::learn(round& of, const std::vector<std::string>& there) {
   const auto by =
       has(there, name_of("decision", of.number)) ? read_decision(of.number) : std::optional<decision>();
   if (!by) {
@@ -244,22 +238,19 @@ bool rank_session<Storage>::learn(round& of, const std::vector<std::string>& the
   throw io_error(where(of.draft) + "rank 0 could not commit it: " + outcome->text);
 }
 
-template <checkpoint_storage Storage>
-void rank_session<Storage>::fail_stopped(round& of, const decision& by) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::fail_stopped(round& of, const decision& by) {
   of.is_over = true;
   throw checkpoint_stopped(where(of.draft) + stopped_by(by) + "; nothing was committed");
 }
 
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::stopped_by(const decision& by) {
+LLMMEM_CHECKPOINT_BODY std::string rank_session_base::stopped_by(const decision& by) {
   std::string text = "rank ";
   text += std::to_string(by.by);
   text += " stopped it: ";
   return text += by.what == verdict::go ? "it had decided to commit it before" : by.why;
 }
 
-template <checkpoint_storage Storage>
-void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::string& why) {
+LLMMEM_CHECKPOINT_BODY void rank_session_base::stop(const checkpoint_draft& draft, const std::string& why) {
   round& of = current(draft, "stop");
   if (of.is_over) return;
   const bool may_be_there = options_.rank != 0 && of.has_voted;  // rank 0 knows what it has committed
@@ -284,8 +275,8 @@ void rank_session<Storage>::stop(const checkpoint_draft& draft, const std::strin
   if (may_be_there) throw uncertain("rank 0 had decided to commit, and has not said what became of it");
 }
 
-template <checkpoint_storage Storage>
-std::string rank_session<Storage>::abandon(const checkpoint_draft& draft, const std::string& why) noexcept {
+LLMMEM_CHECKPOINT_BODY std::string rank_session_base::abandon(const checkpoint_draft& draft,
+                                                              const std::string& why) noexcept {
   std::string stopped;
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
   if (!is_current) return stopped;  // it is over; where drafts are not renamed it may be a checkpoint by now

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
+#include <llmmem/checkpoint/detail/bodies.hpp>
+#include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/recover.hpp>
 
 #include <algorithm>
@@ -13,40 +15,11 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Hands calls on to the source of a number.
-template <checkpoint_storage... Storages>
-class source_set {
- public:
-  explicit source_set(const checkpoint_source<Storages>&... sources)
-      : storages_(sources.storage...), names_{sources.name...} {}
-
-  [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
-  [[nodiscard]] const std::string& name(std::size_t i) const noexcept { return names_[i]; }
-  [[nodiscard]] std::vector<checkpoint_id> list(std::size_t i) const {
-    return on(i, [](auto& storage) { return list_checkpoints(storage); });
-  }
-  [[nodiscard]] found_checkpoint open(std::size_t i, const checkpoint_id& id, verification how) const {
-    return on(i, [&](auto& storage) { return open_checkpoint(storage, id, how); });
-  }
-  [[nodiscard]] checkpoint_manifest manifest(std::size_t i, const checkpoint_id& id) const {
-    return on(i, [&](auto& storage) {
-      const std::string path = folder_name(id) + "/" + std::string(checkpoint_names::manifest);
-      return read_manifest(read_whole(storage, path, max_manifest_bytes), storage.path(path));
-    });
-  }
-
- private:
-  template <std::size_t At = 0, class Work>
-  auto on(std::size_t i, Work work) const {
-    if constexpr (At + 1 < sizeof...(Storages)) {
-      if (i != At) return on<At + 1>(i, work);
-    }
-    return work(*std::get<At>(storages_));
-  }
-
-  std::tuple<Storages*...> storages_;
-  std::vector<std::string> names_;
-};
+LLMMEM_CHECKPOINT_BODY checkpoint_manifest source_set::manifest(std::size_t i,
+                                                                const checkpoint_id& id) const {
+  const std::string path = folder_name(id) + "/" + std::string(checkpoint_names::manifest);
+  return read_manifest(read_whole(storages_[i], path, max_manifest_bytes), storages_[i].path(path));
+}
 
 /// A checkpoint by its name, and where.
 struct source_entry {
@@ -60,8 +33,7 @@ struct source_list {
   std::vector<skipped_in_source> skipped{};  // sources
 };
 
-template <class Sources>
-[[nodiscard]] source_list list_sources(const Sources& sources) {
+[[nodiscard]] inline source_list list_sources(const source_set& sources) {
   source_list all;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     try {
@@ -79,8 +51,8 @@ template <class Sources>
 }
 
 /// Whether what was listed is there no more, or something newer is: who meets that looks again.
-template <class Sources>
-[[nodiscard]] bool is_outdated(const Sources& sources, const source_list& listed, const source_entry& entry) {
+[[nodiscard]] inline bool is_outdated(const source_set& sources, const source_list& listed,
+                                      const source_entry& entry) {
   try {
     const std::vector<checkpoint_id> now = sources.list(entry.source);
     return std::ranges::find(now, entry.id) == now.end() ||
@@ -92,9 +64,8 @@ template <class Sources>
 
 /// In what way two of the same generation are not the same, or nothing. Manifests are compared without where
 /// chunks lie: a copy of an incremental checkpoint has them elsewhere.
-template <class Sources>
-[[nodiscard]] std::string difference(const Sources& sources, const source_entry& one,
-                                     const checkpoint_manifest& contents, const source_entry& other) {
+[[nodiscard]] inline std::string difference(const source_set& sources, const source_entry& one,
+                                            const checkpoint_manifest& contents, const source_entry& other) {
   if (one.id.step != other.id.step) return "it has the generation of step " + std::to_string(one.id.step);
   try {
     if (folded_manifest(sources.manifest(other.source, other.id)) != folded_manifest(contents))
@@ -105,9 +76,8 @@ template <class Sources>
 }
 
 /// Notes generations that were given twice: of what was found by contents, of all others by their steps.
-template <class Sources>
-void note_conflicts(const Sources& sources, const source_list& listed, const source_entry& taken,
-                    const found_checkpoint& found, std::vector<skipped_in_source>& skipped) {
+inline void note_conflicts(const source_set& sources, const source_list& listed, const source_entry& taken,
+                           const found_checkpoint& found, std::vector<skipped_in_source>& skipped) {
   const source_entry* first = nullptr;  // of its generation
   for (const source_entry& each : listed.entries) {
     const bool is_of_taken = each.id.generation == taken.id.generation;
@@ -125,18 +95,12 @@ void note_conflicts(const Sources& sources, const source_list& listed, const sou
   }
 }
 
-}  // namespace detail
-
-template <checkpoint_storage... Storages>
-checkpoint_recovery<Storages...> recover(verification how, checkpoint_source<Storages>... sources)
-  requires(sizeof...(Storages) > 0)
-{
-  const detail::source_set<Storages...> all(sources...);
+LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how) {
   // As `find_checkpoint`: more often than this is a race that cannot be won.
   constexpr int tries = 16;
   for (int i = 0;; ++i) {
-    checkpoint_recovery<Storages...> recovered(*sources.storage...);
-    const detail::source_list listed = detail::list_sources(all);
+    recovery_result recovered;
+    const source_list listed = list_sources(all);
     recovered.skipped = listed.skipped;
     if (listed.skipped.size() == all.size()) {
       std::string text = "recover: no source can be listed";
@@ -145,11 +109,11 @@ checkpoint_recovery<Storages...> recover(verification how, checkpoint_source<Sto
       throw io_error(text);
     }
     bool again = false;
-    for (const detail::source_entry& each : listed.entries) {
+    for (const source_entry& each : listed.entries) {
       try {
         recovered.found = all.open(each.source, each.id, how);
       } catch (const std::exception& error) {  // too large for this machine, too
-        again = i + 1 < tries && detail::is_outdated(all, listed, each);
+        again = i + 1 < tries && is_outdated(all, listed, each);
         if (again) break;
         recovered.skipped.push_back(
             {each.source, all.name(each.source), passed_over::damaged, folder_name(each.id), error.what()});
@@ -157,12 +121,14 @@ checkpoint_recovery<Storages...> recover(verification how, checkpoint_source<Sto
       }
       recovered.source = each.source;
       recovered.name = all.name(each.source);
-      detail::note_conflicts(all, listed, each, *recovered.found, recovered.skipped);
+      note_conflicts(all, listed, each, *recovered.found, recovered.skipped);
       break;
     }
     if (!again) return recovered;
   }
 }
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace llmmem

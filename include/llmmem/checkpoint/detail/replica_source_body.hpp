@@ -2,7 +2,9 @@
 /// How ranks agree on what to go on with.
 #pragma once
 
+#include <llmmem/checkpoint/detail/copy_body.hpp>
 #include <llmmem/checkpoint/detail/rank_message.hpp>
+#include <llmmem/checkpoint/detail/recover_body.hpp>
 #include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/errors.hpp>
@@ -95,8 +97,8 @@ template <transport T>
 }
 
 /// What is here, would be newer than what is taken, and is not on all ranks.
-template <class Sources, class Recovery>
-void note_partial(const Sources& sources, const source_list& listed, const common_list& common,
+template <class Recovery>
+void note_partial(const source_set& sources, const source_list& listed, const common_list& common,
                   Recovery& recovered) {
   for (const source_entry& each : listed.entries) {
     if (recovered.found && each.id.generation <= recovered.found->id.generation) break;
@@ -108,8 +110,8 @@ void note_partial(const Sources& sources, const source_list& listed, const commo
 }
 
 /// The first source from which a checkpoint can be had.
-template <class Sources, class Recovery>
-[[nodiscard]] const source_entry* open_first(const Sources& sources, const source_list& listed,
+template <class Recovery>
+[[nodiscard]] const source_entry* open_first(const source_set& sources, const source_list& listed,
                                              const checkpoint_id& id, verification how, Recovery& recovered) {
   for (const source_entry& each : listed.entries) {
     if (!(each.id == id)) continue;
@@ -161,7 +163,7 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
     recovered.version = kept->version;
   }
 
-  const detail::source_set<Storages...> all(sources...);
+  const detail::source_set all(sources...);
   const detail::source_list listed = detail::list_sources(all);
   recovered.skipped = listed.skipped;
   detail::number_gathering<T> gather(*memory.ranks, memory.by, memory.tag);

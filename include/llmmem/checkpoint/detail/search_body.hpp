@@ -2,6 +2,7 @@
 /// How checkpoints are looked for and held to their checksums.
 #pragma once
 
+#include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/file_chunks.hpp>
 #include <llmmem/checkpoint/search.hpp>
@@ -14,7 +15,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-inline std::string checkpoint_search::message() const {
+LLMMEM_CHECKPOINT_BODY std::string checkpoint_search::message() const {
   std::string text = found ? found->folder : "no checkpoint";
   for (const skipped_checkpoint& each : skipped)
     text += "; passed over " + each.folder + ": " + each.why;
@@ -23,8 +24,8 @@ inline std::string checkpoint_search::message() const {
 
 namespace detail {
 
-template <checkpoint_storage Storage>
-[[nodiscard]] std::string read_whole(Storage& storage, const std::string& path, std::uint64_t most) {
+[[nodiscard]] inline std::string read_whole(storage_ref storage, const std::string& path,
+                                            std::uint64_t most) {
   const auto input = storage.open(path);
   if (input.bytes() > most) {
     throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) + " bytes, more than " +
@@ -36,10 +37,9 @@ template <checkpoint_storage Storage>
 }
 
 /// @param folder  of the checkpoint, or of its draft.
-template <checkpoint_storage Storage>
-void verify_file(Storage& storage, const std::string& folder, const checkpoint_manifest& manifest,
-                 const checkpoint_file& file, verification how) {
-  const file_chunks<Storage> chunks(storage, folder, manifest, file);
+inline void verify_file(storage_ref storage, const std::string& folder, const checkpoint_manifest& manifest,
+                        const checkpoint_file& file, verification how) {
+  const file_chunks chunks(storage, folder, manifest, file);
   if (how == verification::sizes) return;
   constexpr std::uint64_t most = std::uint64_t{4} << 20;
   aligned_bytes memory(static_cast<std::size_t>(std::min({file.bytes, manifest.chunk_bytes, most})));
@@ -48,8 +48,7 @@ void verify_file(Storage& storage, const std::string& folder, const checkpoint_m
 
 }  // namespace detail
 
-template <checkpoint_storage Storage>
-std::vector<checkpoint_id> list_checkpoints(Storage& storage) {
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> list_checkpoints(storage_ref storage) {
   std::vector<checkpoint_id> all;
   for (const storage_entry& each : storage.list("")) {
     if (each.what != storage_entry::kind::folder) continue;
@@ -64,8 +63,7 @@ std::vector<checkpoint_id> list_checkpoints(Storage& storage) {
 namespace detail {
 
 /// What the folder of that name says it has.
-template <checkpoint_storage Storage>
-[[nodiscard]] found_checkpoint open_manifest(Storage& storage, const checkpoint_id& id) {
+[[nodiscard]] inline found_checkpoint open_manifest(storage_ref storage, const checkpoint_id& id) {
   found_checkpoint found{id, folder_name(id), {}};
   const std::string path = found.folder + "/" + std::string(checkpoint_names::manifest);
   found.manifest = read_manifest(read_whole(storage, path, max_manifest_bytes), storage.path(path));
@@ -79,8 +77,8 @@ template <checkpoint_storage Storage>
 
 }  // namespace detail
 
-template <checkpoint_storage Storage>
-found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, verification how) {
+LLMMEM_CHECKPOINT_BODY found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
+                                                        verification how) {
   found_checkpoint found = detail::open_manifest(storage, id);
   try {
     detail::check_complete(found.manifest, storage.path(found.folder));
@@ -92,8 +90,7 @@ found_checkpoint open_checkpoint(Storage& storage, const checkpoint_id& id, veri
   return found;
 }
 
-template <checkpoint_storage Storage>
-checkpoint_search find_checkpoint(Storage& storage, verification how) {
+LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how) {
   // One goes only when newer ones are there: whoever meets that looks again, from the newest, rather than
   // take an older one that may have been kept. More often than this is a race that cannot be won.
   constexpr int tries = 16;

@@ -6,23 +6,12 @@
 #include <llmmem/model/safetensors.hpp>
 
 #include <algorithm>
-#include <array>
 #include <tuple>
 
 namespace llmmem {
 inline namespace v0 {
 
 namespace detail {
-
-struct safetensors_type_row {
-  std::string_view name;
-  std::uint64_t bits;
-};
-inline constexpr std::array<safetensors_type_row, safetensors_types> safetensors_type_table{
-    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}}};
 
 inline constexpr unsigned safetensors_depth = 32;
 
@@ -137,21 +126,6 @@ inline void check_safetensors(const safetensors_header& header, const std::strin
 }
 
 }  // namespace detail
-
-inline std::string_view name_of(safetensors_type type) noexcept {
-  return detail::safetensors_type_table[static_cast<std::size_t>(type)].name;
-}
-
-inline std::optional<safetensors_type> safetensors_type_of(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < safetensors_types; ++i) {
-    if (detail::safetensors_type_table[i].name == name) return static_cast<safetensors_type>(i);
-  }
-  return std::nullopt;
-}
-
-inline std::uint64_t bits_of(safetensors_type type) noexcept {
-  return detail::safetensors_type_table[static_cast<std::size_t>(type)].bits;
-}
 
 inline std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin, const std::string& what) {
   if (begin.size() < 8) {

@@ -1,0 +1,19 @@
+/// @file
+/// Where the functions of checkpoints are compiled: in every translation unit that uses them, or in one.
+#pragma once
+
+/// A program that defines LLMMEM_EXTERN_CHECKPOINT in all of its translation units compiles them in the one
+/// that includes <llmmem/instantiate/checkpoint.hpp>; the others see declarations.
+#if defined(LLMMEM_EXTERN_CHECKPOINT) && !defined(LLMMEM_INSTANTIATES_CHECKPOINT)
+#define LLMMEM_CHECKPOINT_BODIES 0
+#else
+#define LLMMEM_CHECKPOINT_BODIES 1
+#endif
+
+/// Before a function that is one of them. Weak is what an inline function is to a linker, but that it is
+/// there whether or not this translation unit calls it.
+#if defined(LLMMEM_INSTANTIATES_CHECKPOINT)
+#define LLMMEM_CHECKPOINT_BODY [[gnu::weak]]
+#else
+#define LLMMEM_CHECKPOINT_BODY inline
+#endif
