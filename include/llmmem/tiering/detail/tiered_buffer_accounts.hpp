@@ -96,7 +96,7 @@ std::vector<std::string> basic_tiered_buffer<Traits, Tiers...>::audit() const {
         std::uint32_t users = at == 0 ? c.leases : 0;
         if (c.transfer != none) {
           const transfer& t = transfers_[c.transfer];
-          users += (t.edge + 1 == at) || (t.stores && t.edge == at) ? 1 : 0;
+          users += (t.edge + 1 == at) || (t.stores && t.edge == at) ? 1U : 0U;
         }
         if (held.pins != users) {
           say(tier + " is pinned " + std::to_string(held.pins) + " times, by " + std::to_string(users));

@@ -261,7 +261,7 @@ template <class Traits, class... Tiers>
 std::uint64_t basic_tiered_buffer<Traits, Tiers...>::placed_stages() const noexcept {
   std::uint64_t placed = 0;
   for (std::size_t i = 0; i < stages_.size(); ++i)
-    placed += stages_[i].place.granted != 0 ? 1 : 0;
+    placed += stages_[i].place.granted != 0 ? 1U : 0U;
   return placed;
 }
 
