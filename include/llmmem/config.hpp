@@ -27,6 +27,10 @@
 #error "llmmem needs g++ 12 or newer."
 #endif
 
+#if !defined(__cpp_exceptions) && !defined(__CUDACC_RTC__)
+#error "llmmem needs exceptions: its constructors and value() throw. Compile without -fno-exceptions."
+#endif
+
 /// Marks a function that both the host and the device may call; empty unless a CUDA compiler reads it.
 #if defined(__CUDACC__)
 #define LLMMEM_HD __host__ __device__

@@ -150,7 +150,7 @@ class size_class_arena {
         const block& b = blocks_[at];
         if (b.slab != slot || b.data != s.segment.range.data + offset) say(who + " has a block out of place");
         offset += class_bytes(s.index);
-        free_blocks += b.requested == 0 ? 1 : 0;
+        free_blocks += b.requested == 0 ? 1U : 0U;
         if (b.requested == 0) continue;
         ++busy;
         requested += b.requested;

@@ -16,6 +16,8 @@ inline namespace v0 {
 /// @par Source   Granlund and Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994:
 ///      for dividends below 2^63 a multiplier of 64 bits is exact.
 class divider {
+  __extension__ typedef unsigned __int128 wide;  // NOLINT(modernize-use-using): no alias takes __extension__
+
  public:
   /// By 1.
   constexpr divider() noexcept = default;
@@ -23,7 +25,7 @@ class divider {
   explicit constexpr divider(std::uint32_t by) noexcept : by_(by) {
     const auto bits = static_cast<std::uint32_t>(std::bit_width(by - 1));  // 2^bits is by or the next above
     // ceil(2^(63 + bits) / by): at least 2^63, and below 2^64.
-    const unsigned __int128 power = static_cast<unsigned __int128>(1) << (63U + bits);
+    const wide power = static_cast<wide>(1) << (63U + bits);
     multiplier_ = static_cast<std::uint64_t>((power + (by - 1)) / by);
     shift_ = bits;
   }
@@ -45,7 +47,7 @@ class divider {
 #if defined(__CUDA_ARCH__)
     return __umul64hi(a, b);
 #else
-    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64U);
+    return static_cast<std::uint64_t>((static_cast<wide>(a) * b) >> 64U);
 #endif
   }
 

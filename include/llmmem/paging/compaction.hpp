@@ -90,9 +90,9 @@ inline void weigh(const compaction_facts& facts, compaction_plan& plan) {
   for (const auto& table : facts.tables) {
     for (std::size_t i = 0; i < table.size(); ++i) {
       const block_id here = now[to_index(table[i])];
-      plan.table_entries += here != table[i] ? 1 : 0;
-      plan.runs_before += i == 0 || to_index(table[i]) != to_index(table[i - 1]) + 1 ? 1 : 0;
-      plan.runs_after += i == 0 || to_index(here) != to_index(now[to_index(table[i - 1])]) + 1 ? 1 : 0;
+      plan.table_entries += here != table[i] ? 1U : 0U;
+      plan.runs_before += i == 0 || to_index(table[i]) != to_index(table[i - 1]) + 1 ? 1U : 0U;
+      plan.runs_after += i == 0 || to_index(here) != to_index(now[to_index(table[i - 1])]) + 1 ? 1U : 0U;
     }
   }
 }
@@ -124,7 +124,7 @@ inline void plan_straightening(const compaction_facts& facts, const compaction_g
     std::size_t runs = 0;
     while (first > 0 && facts.blocks[to_index(table[first - 1])] == block_use::owned) {
       --first;
-      runs += first + 1 == table.size() || to_index(table[first]) + 1 != to_index(table[first + 1]) ? 1 : 0;
+      runs += first + 1 == table.size() || to_index(table[first]) + 1 != to_index(table[first + 1]) ? 1U : 0U;
     }
     const std::size_t count = table.size() - first;
     if (runs < 2 || count > goal.max_moves - plan.moves.size()) continue;

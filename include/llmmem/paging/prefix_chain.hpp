@@ -154,7 +154,7 @@ class prefix_chain {
       if (!index_.contains(block_id{i})) continue;
       ++references[to_index(nodes_[i].parent)];
       for (std::size_t g = 0; g < groups_; ++g)
-        references[i] += cached(block_id{i}, g) != null_block ? 1 : 0;
+        references[i] += cached(block_id{i}, g) != null_block ? 1U : 0U;
     }
     for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
       const std::uint64_t counted = index_.contains(block_id{i}) ? nodes_[i].references : 0;

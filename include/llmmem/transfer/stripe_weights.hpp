@@ -65,7 +65,7 @@ class stripe_layout {
   [[nodiscard]] constexpr std::uint64_t count(std::uint32_t member, std::uint64_t stripes) const noexcept {
     std::uint64_t counted = stripes / stripe_cycle * shares_[member];
     for (std::size_t s = 0; s < stripes % stripe_cycle; ++s)
-      counted += member_[s] == member ? 1 : 0;
+      counted += member_[s] == member ? 1U : 0U;
     return counted;
   }
 

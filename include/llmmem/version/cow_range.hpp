@@ -322,7 +322,7 @@ class cow_range {
       const std::uint64_t newest = newest_live_.load(std::memory_order_acquire);
       std::uint64_t need = 0;
       for (std::uint64_t page = first; newest != 0 && page <= last; ++page)
-        need += seen(written_[page].load(std::memory_order_relaxed), newest) ? 1 : 0;
+        need += seen(written_[page].load(std::memory_order_relaxed), newest) ? 1U : 0U;
       if (need == 0) return {};
       std::uint64_t free = 0;
       {

@@ -210,7 +210,7 @@ class delta_state : public version_slots<T, delta> {
     if (this->last_ == 0) return 0;
     std::uint64_t count = deltas_.count() + 1;
     for (const auto& each : this->slots_)
-      count += each.version != 0 && each.version < first_kept() ? 1 : 0;
+      count += each.version != 0 && each.version < first_kept() ? 1U : 0U;
     return count;
   }
 

@@ -119,7 +119,7 @@ class chunk_runs {
         free += whole.count;
         present += whole.count;
       } else {
-        present += states_[at] == chunk_state::used ? 1 : 0;
+        present += states_[at] == chunk_state::used ? 1U : 0U;
         ++at;
       }
     }

@@ -260,8 +260,8 @@ inline socket_stats socket_endpoint::stats() const noexcept {
     add(all.told_sent, each.out.sent);
     add(all.told_received, each.told_received);
     all.beats_sent += each.out.beats;
-    all.connected += each.now == peer::state::up ? 1 : 0;
-    all.silent += each.is_soft_silent ? 1 : 0;
+    all.connected += each.now == peer::state::up ? 1U : 0U;
+    all.silent += each.is_soft_silent ? 1U : 0U;
   }
   return all;
 }

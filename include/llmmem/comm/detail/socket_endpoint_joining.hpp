@@ -16,7 +16,7 @@ inline void socket_endpoint::accept_some() noexcept {
   for (int i = 0; i < 16; ++i) {
     detail::descriptor made(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!made.is_open()) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      if (detail::would_block(errno)) return;
       if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) continue;
       // What cannot be accepted stays ready: not to be asked about all the time.
       unwatch(listener_.get());
@@ -239,7 +239,7 @@ inline void socket_endpoint::advance(std::uint32_t slot, const handler_ref& hand
     const std::span<std::byte> into = half.shaking.wanted();
     const ssize_t got = ::recv(half.socket.get(), into.data(), into.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got < 0 && detail::would_block(errno)) return;
     if (got <= 0) {
       learn_absence(half);
       return half_failed(slot);
@@ -361,7 +361,7 @@ inline void socket_endpoint::look_at_candidate(peer& of, const handler_ref& hand
   std::byte first{};
   const ssize_t got = ::recv(of.next.lanes[1].get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
   if (got > 0) return promote(of, handler);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (got < 0 && (detail::would_block(errno) || errno == EINTR)) return;
   drop_candidate(of);
 }
 

@@ -28,7 +28,7 @@ inline bool socket_endpoint::take_data(peer& from, const handler_ref& handler) {
                             ? ::recv(from.data.get(), places[0].iov_base, places[0].iov_len, MSG_DONTWAIT)
                             : ::recvmsg(from.data.get(), &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got < 0 && detail::would_block(errno)) return false;
     if (got <= 0) {
       lane_ended(from, detail::socket_lane::data, handler);
       return false;
@@ -59,7 +59,7 @@ inline bool socket_endpoint::take_told(peer& from, const handler_ref& handler) {
     const iovec place = from.told_in.place();
     const ssize_t got = ::recv(from.told.get(), place.iov_base, place.iov_len, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got < 0 && detail::would_block(errno)) return false;
     if (got <= 0) {
       lane_ended(from, detail::socket_lane::told, handler);
       return false;

@@ -36,6 +36,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Whether a call that must not wait has nothing to do now. The two errors are one number on Linux.
+[[nodiscard]] constexpr bool would_block(int error) noexcept {
+#if EAGAIN == EWOULDBLOCK
+  return error == EAGAIN;
+#else
+  return error == EAGAIN || error == EWOULDBLOCK;
+#endif
+}
+
 /// For poll and epoll_wait: never a busy loop at the end of a wait, and -1 for ever.
 [[nodiscard]] constexpr int milliseconds_until(std::uint64_t now, std::uint64_t until) noexcept {
   if (until == ~std::uint64_t{0}) return -1;
@@ -166,7 +175,7 @@ struct socket_address {
                              : ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return sent;
     if (errno == EINTR) continue;
-    return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+    return would_block(errno) ? 0 : -errno;
   }
 }
 
@@ -175,7 +184,7 @@ struct socket_address {
   std::byte first{};
   if (!socket.is_open()) return false;
   const ssize_t got = ::recv(socket.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+  return got > 0 || (got < 0 && (would_block(errno) || errno == EINTR));
 }
 
 /// The process that listens at a Unix address, or called from it, as far as this one may know it.

@@ -44,7 +44,7 @@ class reuse_model {
   [[nodiscard]] static std::uint8_t class_of(std::uint8_t uses, std::uint8_t length, bool is_end) noexcept {
     std::uint32_t used = 0;
     for (const std::uint32_t limit : {1U, 2U, 3U, 5U, 8U, 16U})
-      used += uses > limit ? 1 : 0;
+      used += uses > limit ? 1U : 0U;
     if (is_end) return static_cast<std::uint8_t>(used);
     if (used == 0) return static_cast<std::uint8_t>(use_classes + length);
     return static_cast<std::uint8_t>(use_classes + length_classes + used - 1);

@@ -190,7 +190,7 @@ void batch_scheduler<Cache, Client>::preempt_last() noexcept {
   if constexpr (swapping_client<Client>) {
     victim.is_saved = client_->swap_out(victim.user, victim.sequence, victim.written);
     victim.saved = victim.is_saved ? victim.written : 0;
-    counters_.swapped_out += victim.is_saved ? 1 : 0;
+    counters_.swapped_out += victim.is_saved ? 1U : 0U;
   }
   static_cast<void>(cache_->release(victim.sequence));  // cannot fail: it is ours
   victim.sequence = {};

@@ -62,10 +62,10 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
   std::uint64_t named = 0;
   std::uint64_t cached = 0;
   for (std::uint32_t i = 1; i < held.size(); ++i)
-    cached += pool_.record(block_id{i}).is_cached() ? 1 : 0;
+    cached += pool_.record(block_id{i}).is_cached() ? 1U : 0U;
   for (std::uint32_t node = 1; node < holders.size(); ++node) {
     for (std::size_t g = 0; g < group_count_; ++g) {
-      named += chain_.contains(block_id{node}) && chain_.cached(block_id{node}, g) != null_block ? 1 : 0;
+      named += chain_.contains(block_id{node}) && chain_.cached(block_id{node}, g) != null_block ? 1U : 0U;
     }
   }
   if (named != cached) {

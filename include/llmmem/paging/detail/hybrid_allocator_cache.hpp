@@ -184,7 +184,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
       const block_id block = row(sequence.slot, g)[i];
       if (block == null_block) continue;
       if (const block_id cached = chain_.cached(next->node, g); cached != null_block) {
-        counters_.duplicates += cached != block ? 1 : 0;
+        counters_.duplicates += cached != block ? 1U : 0U;
         continue;
       }
       chain_.hold(next->node, g, block);

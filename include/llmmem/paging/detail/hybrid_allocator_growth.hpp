@@ -81,7 +81,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
     wanted[g] = group_blocks{
         g, std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
-    sources += needs[g].copies ? 1 : 0;
+    sources += needs[g].copies ? 1U : 0U;
   }
   const bool queues = sources != 0 && is_read(grown);
   if (queues && !deferred_.fits(sources, 1))
@@ -198,7 +198,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
       static_cast<void>(pool_.release(last(slot, g)));  // cannot fail: others hold it too
       records_[slot].copies |= std::uint32_t{1} << g;
     }
-    needed.readers += needed.sources != before ? 1 : 0;
+    needed.readers += needed.sources != before ? 1U : 0U;
   }
   for (const hybrid_growth& each : batch) {
     const std::uint32_t slot = each.sequence.slot;

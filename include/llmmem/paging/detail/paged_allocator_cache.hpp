@@ -185,7 +185,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
     const block_id block = row(sequence.slot)[writer.committed];
     const adoption done = adopt(sequence.slot, block, parent);
     if (done.holder == null_block) break;
-    registered += done.is_new ? 1 : 0;
+    registered += done.is_new ? 1U : 0U;
     parent = done.holder;
   }
   ask_on(writer, full, hint_at);

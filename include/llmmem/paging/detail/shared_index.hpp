@@ -88,7 +88,7 @@ class shared_index {
     census found;
     for (std::uint64_t line = 0; line < lines_; ++line) {
       for (std::size_t slot = 0; slot < slots; ++slot)
-        found.present += words_[at(line, slot)].load(std::memory_order_relaxed) != empty ? 1 : 0;
+        found.present += words_[at(line, slot)].load(std::memory_order_relaxed) != empty ? 1U : 0U;
       found.gone_on += words_[passed_by(line)].load(std::memory_order_relaxed);
     }
     return found;

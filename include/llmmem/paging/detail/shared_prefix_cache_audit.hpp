@@ -18,9 +18,9 @@ shared_stats shared_prefix_cache<Traits>::stats() const noexcept {
       .verification_bytes = verification_.metadata_bytes()};
   for (std::uint32_t i = 1; i <= blocks(); ++i) {
     const detail::shared_state seen = state(block_id{i});
-    out.cached += seen.is_cached() ? 1 : 0;
-    out.active += seen.references() != 0 ? 1 : 0;
-    out.idle += seen.is_idle() ? 1 : 0;
+    out.cached += seen.is_cached() ? 1U : 0U;
+    out.active += seen.references() != 0 ? 1U : 0U;
+    out.idle += seen.is_idle() ? 1U : 0U;
   }
   out.free = out.blocks - out.active - out.idle;
   return out;
@@ -45,7 +45,7 @@ std::vector<std::string> shared_prefix_cache<Traits>::audit() const {
       say(i, "is " + std::string(is_free ? "free" : "in use") + " and " + std::to_string(listed[i]) +
                  " times on a free list");
     }
-    free += is_free ? 1 : 0;
+    free += is_free ? 1U : 0U;
     if (!seen.is_cached()) continue;
     ++cached;
     const entry& at = entries_[i];

@@ -92,8 +92,8 @@ class super_page_pool<Eviction>::auditor {
     page_count has;
     for (std::uint64_t i = 0; i < page_ids(); ++i) {
       const block_record& each = record(page, i);
-      has.active += each.is_active() ? 1 : 0;
-      has.idle += each.is_idle() ? 1 : 0;
+      has.active += each.is_active() ? 1U : 0U;
+      has.idle += each.is_idle() ? 1U : 0U;
       if (i < blocks) {
         audit_block(pool_->block_at(page, i));
       } else if (each.is_active() || each.is_cached()) {

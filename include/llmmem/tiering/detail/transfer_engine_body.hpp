@@ -63,7 +63,7 @@ void transfer_engine<Traits, Tiers...>::audit(std::vector<std::string>& found) c
       const tier_copy& held = c.copies[i];
       const std::string here = "in tier " + std::to_string(i);
       std::uint32_t users = i == 0 ? c.leases : 0;
-      if (moves) users += (t.edge + 1 == i) || (t.stores && t.edge == i) ? 1 : 0;
+      if (moves) users += (t.edge + 1 == i) || (t.stores && t.edge == i) ? 1U : 0U;
       if (held.pins != users) {
         say(here + " is pinned " + std::to_string(held.pins) + " times, by " + std::to_string(users));
       }

@@ -120,7 +120,7 @@ class version_slots {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const slot& each = slots_[i];
       pins += each.pins;
-      live += each.version != 0 ? 1 : 0;
+      live += each.version != 0 ? 1U : 0U;
       if (each.version > last_) blame(i, "has a number that was never given");
       if (each.version == 0 && each.pins != 0) blame(i, "is pinned and holds nothing");
       if (each.version != 0 && each.pins == 0 && !is_kept(each.version)) blame(i, "is kept for nobody");
@@ -234,7 +234,7 @@ class version_slots {
   [[nodiscard]] std::uint32_t empty_slots() const noexcept {
     std::uint32_t count = 0;
     for (std::uint32_t i = 0; i < slots_.size(); ++i)
-      count += slots_[i].version == 0 && i != into_ ? 1 : 0;
+      count += slots_[i].version == 0 && i != into_ ? 1U : 0U;
     return count;
   }
 
