@@ -93,7 +93,7 @@ class Copy:
             configured = run(
                 "cmake", "-S", self.source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
                 f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DLLMMEM_TESTS_ALONE=ON",
-                "-DLLMMEM_BUILD_BENCHMARKS=OFF", "-DLLMMEM_BUILD_EXAMPLES=OFF", f"-DLLMMEM_TESTS={kinds}",
+                "-DLLMMEM_BUILD_TESTS=ON", f"-DLLMMEM_TESTS={kinds}",
                 f"-DLLMMEM_TEST_TIMEOUT={TIMEOUT}",
                 # What a mutation leaves unused is no reason to reject it.
                 "-DCMAKE_CXX_FLAGS=-w",

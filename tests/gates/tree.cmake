@@ -40,11 +40,11 @@ if(NOT "tree" IN_LIST LLMMEM_TESTS)
 endif()
 
 # Programs of other people's that use the library, built as they would build them.
-foreach(consumer IN ITEMS fetchcontent find_package)
+foreach(consumer IN ITEMS fetchcontent find_package subdirectory)
   llmmem_add_gate(
     consumer_${consumer}
     COMMAND "${CMAKE_COMMAND}" "-DCONSUMER=${CMAKE_CURRENT_SOURCE_DIR}/consumer_${consumer}"
-            "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}" "-DLLMMEM_BUILD=${PROJECT_BINARY_DIR}" "-DWORK=${work}/${consumer}"
+            "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}" "-DWORK=${work}/${consumer}"
             "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DGENERATOR=${CMAKE_GENERATOR}" -P "${gates}/consumer.cmake")
 endforeach()
 
