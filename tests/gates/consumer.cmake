@@ -1,4 +1,4 @@
-# cmake -DCONSUMER=... -DLLMMEM_SOURCE=... -DLLMMEM_BUILD=... -DWORK=... -DCOMPILER=... -DGENERATOR=... [-DPROGRAM=...]
+# cmake -DCONSUMER=... -DLLMMEM_SOURCE=... -DWORK=... -DCOMPILER=... -DGENERATOR=... [-DPROGRAM=...]
 #       [-DMORE=...] -P consumer.cmake
 #
 # Builds and runs a program that uses the library the way its users do, from nothing each time: a consumer must not work
