@@ -61,6 +61,13 @@
 #define LLMMEM_LIFETIMEBOUND
 #endif
 
+/// Warns where a value of the type is ignored. nvcc 13 takes an assignment for such a place, so it is not told.
+#if defined(__CUDACC__)
+#define LLMMEM_NODISCARD_TYPE
+#else
+#define LLMMEM_NODISCARD_TYPE [[nodiscard]]
+#endif
+
 /// Keeps a function that only reports errors out of the caller's hot code.
 #if defined(__GNUC__)
 #define LLMMEM_COLD [[gnu::cold]]

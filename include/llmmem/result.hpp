@@ -19,7 +19,7 @@ inline namespace v0 {
 ///
 ///     auto sequence = cache.create().value();   // throws instead
 template <class T>
-class [[nodiscard]] result {
+class LLMMEM_NODISCARD_TYPE result {
  public:
   static_assert(std::is_nothrow_move_constructible_v<T> && std::is_default_constructible_v<T>);
 
@@ -106,7 +106,7 @@ class [[nodiscard]] result {
 
 /// Done, or the `failure` that kept it from being done.
 template <>
-class [[nodiscard]] result<void> {
+class LLMMEM_NODISCARD_TYPE result<void> {
  public:
   // Not defaulted: `return {};` would then set all bytes of the name to zero first.
   constexpr result() noexcept {}  // NOLINT(modernize-use-equals-default)
