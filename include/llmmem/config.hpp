@@ -61,7 +61,8 @@
 #define LLMMEM_LIFETIMEBOUND
 #endif
 
-/// Warns where a value of the type is ignored. nvcc 13 takes an assignment for such a place, so it is not told.
+/// Warns where a value of the type is ignored. nvcc 13 takes an assignment for such a place, so it is not
+/// told.
 #if defined(__CUDACC__)
 #define LLMMEM_NODISCARD_TYPE
 #else
