@@ -152,7 +152,7 @@ grep -q '^failed: tests ctest' "$work/said" || fail "the end does not name what 
 gpu 1 FAKE_TOOL=race
 found "how['synccheck/kernels/one_gpu'] == 'failed' and how['bench_gpu_kernels_attention'] == 'passed'"
 gpu 1 FAKE_TOOL=finds
-found "how['memcheck/gpu/device_probe_gpu'] == 'failed' and how['memcheck/kernels/one_gpu'] == 'passed'"
+found "how['memcheck/device/device_probe_gpu'] == 'failed' and how['memcheck/kernels/one_gpu'] == 'passed'"
 
 # A tool that cannot work on the machine is no failure of the tests.
 for way in none silent dumb; do
@@ -167,7 +167,7 @@ gpu 3 FAKE_TOOL=slow -- --seconds 15 --skip tests --skip benchmarks --skip twins
 found "how['compute-sanitizer'] == 'cut' and not any('check/' in name for name in how)"
 # One that the least of the tests cannot judge is tried.
 gpu 1 FAKE_PROBE=1 -- --skip benchmarks --skip twins
-found "how['memcheck/gpu/device_probe_gpu'] == 'failed' and how['memcheck/kernels/one_gpu'] == 'passed'"
+found "how['memcheck/device/device_probe_gpu'] == 'failed' and how['memcheck/kernels/one_gpu'] == 'passed'"
 gpu 1 FAKE_NO_TESTS=1 -- --skip benchmarks --skip twins
 found "how['tests'] == 'failed'"
 
