@@ -3,6 +3,7 @@
 /// of a plane is.
 #pragma once
 
+#include <llmmem/codec/errors.hpp>  // what a codec of your own fails with
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>

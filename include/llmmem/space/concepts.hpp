@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/errors.hpp>  // what a space of your own fails with
 #include <llmmem/space/fence.hpp>
 
 #include <concepts>
