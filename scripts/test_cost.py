@@ -24,8 +24,8 @@ for preset in sys.argv[3:]:
             continue
         output = pathlib.Path("build", preset, fields[3])
         if output.exists() and output.stat().st_mtime >= began:  # built now, not by a run before
-            name = re.sub(r"(^|/)CMakeFiles/|\.dir(?=/)|\.o$", "", f"{preset}/{fields[3]}")
-            units[re.sub(r"/{2,}", "/", name)] = (int(fields[1]) - int(fields[0])) / 1000
+            name = re.sub(r"CMakeFiles/|\.dir(?=/)|\.o$", "", fields[3])
+            units[f"{preset}/{name}"] = (int(fields[1]) - int(fields[0])) / 1000
 tests = {}
 log = pathlib.Path("build/test/Testing/Temporary/LastTest.log")
 if log.exists():

@@ -2,6 +2,7 @@
 /// The second half of `async_checkpointer`: out of the ring to the storage.
 #pragma once
 
+#include <llmmem/checkpoint/detail/async_checkpointer_body.hpp>  // the job
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
