@@ -10,9 +10,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// A space that is only read. A concept, because nvcc's front end loses the pack of an out-of-class member in
+/// a requires-expression.
+template <class Space>
+concept read_only_space = requires { Space::is_read_only; };
+
 template <class Traits, class... Tiers>
 result<chunk_handle> chunk_desk<Traits, Tiers...>::create(std::uint64_t bytes) {
-  if constexpr (requires { stack_type::template space_type<last>::is_read_only; }) {
+  if constexpr (read_only_space<typename stack_type::template space_type<last>>) {
     return failure{.code = errc::not_opened, .wanted = bytes, .where = chunks_.where()};
   }
   if (const failure wrong = stack_.check_size(bytes); wrong.code != errc::ok) return wrong;

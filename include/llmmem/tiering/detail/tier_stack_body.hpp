@@ -54,8 +54,10 @@ tier_stack<Observer, Tiers...>::tier_stack(table_type& chunks, Observer observer
       largest_chunk_bytes_(options.largest_chunk_bytes),
       observer_(std::move(observer)) {
   const room_stats top = at<0>().room.stats();
-  const std::uint64_t staging =
-      encodes ? options.staging_slots * at<last - 1>().room.granted_for(stages_.each_bytes()) : 0;
+  std::uint64_t staging = 0;
+  if constexpr (encodes) {
+    staging = options.staging_slots * at<last - 1>().room.granted_for(stages_.each_bytes());
+  }
   if (last != 1 || staging <= top.capacity) {
     check_largest_lease(options.name, top.capacity - (last == 1 ? staging : 0), options.largest_lease_bytes);
   }
