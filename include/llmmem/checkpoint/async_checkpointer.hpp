@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,7 +121,7 @@ class async_checkpointer {
         space_({.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
         ring_(space_, core_.ring_bytes(), ring_alignment) {
     std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
-    core_.start({ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)});
+    core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
   }
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
