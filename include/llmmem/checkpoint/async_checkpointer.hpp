@@ -28,7 +28,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Is told of nothing.
+/// Ignores every event.
 struct no_checkpoint_observer {
   void settled(const commit_ticket& /*ticket*/) const noexcept {}
 };

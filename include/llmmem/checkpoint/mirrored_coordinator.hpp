@@ -60,7 +60,7 @@ struct mirror_stats {
   }
 };
 
-/// Is told of nothing.
+/// Ignores every event.
 struct no_mirror_observer {
   void copied(const checkpoint_id& /*id*/) const noexcept {}
   void failed(const checkpoint_id& /*id*/, const std::string& /*why*/) const noexcept {}

@@ -1,5 +1,5 @@
 /// @file
-/// What is copied from a file of a checkpoint to whoever loads it.
+/// Copies from a file of a checkpoint to the memory of its loader.
 #pragma once
 
 #include <llmmem/config.hpp>
