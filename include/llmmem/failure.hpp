@@ -142,12 +142,12 @@ class failure_name {
   };
 
   [[nodiscard]] static constexpr letters nothing() noexcept {
-    letters out;
+    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): only what is used is written
     out.end_at(0);
     return out;
   }
   [[nodiscard]] LLMMEM_COLD LLMMEM_OUTLINED static constexpr letters copy_of(std::string_view name) noexcept {
-    letters out;
+    letters out;  // NOLINT(cppcoreguidelines-pro-type-member-init): only what is used is written
     if (name.size() <= max_size) {
       out.end_at(out.append(0, name));
       return out;

@@ -106,7 +106,7 @@ concept virtual_memory =
 template <virtual_memory V>
 [[nodiscard]] result<physical_handle> commit(V& memory, const virtual_range& range, std::uint64_t offset,
                                              std::uint64_t bytes) noexcept {
-  const result<physical_handle> made = memory.try_create(bytes);
+  result<physical_handle> made = memory.try_create(bytes);
   if (!made) return made;
   if (const result<void> mapped = memory.map(range, offset, std::span(&*made, 1)); !mapped) {
     static_cast<void>(memory.destroy(*made));  // it is mapped nowhere: cannot be refused
@@ -122,7 +122,7 @@ template <virtual_memory V>
   std::uint64_t bytes = 0;
   for (const physical_handle& each : handles)
     bytes += memory.bytes_of(each);
-  const result<virtual_range> range = memory.try_reserve(bytes);
+  result<virtual_range> range = memory.try_reserve(bytes);
   if (!range) return range;
   if (const result<void> mapped = memory.map(*range, 0, handles); !mapped) {
     static_cast<void>(memory.release(*range));

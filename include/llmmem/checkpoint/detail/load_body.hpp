@@ -198,7 +198,7 @@ class checkpoint_reader {
       const std::uint64_t begin = i * chunk_bytes;
       const std::uint64_t end = std::min(begin + chunk_bytes, described.bytes);
       const auto is_wanted = [&](const load_copy& each) { return each.begin < end && each.end() > begin; };
-      if (std::none_of(file.copies.begin(), file.copies.end(), is_wanted)) continue;
+      if (std::ranges::none_of(file.copies, is_wanted)) continue;
       const auto bytes = memory.span().first(static_cast<std::size_t>(end - begin));
       input.read_chunk(static_cast<std::size_t>(i), bytes);
       read_bytes_.fetch_add(bytes.size());
@@ -263,8 +263,7 @@ LLMMEM_CHECKPOINT_BODY load_report load_into(storage_ref storage, const found_ch
                              bytes(copy->destination_offset), bytes(copy->destination_stride)});
       report.bytes += bytes(copy->run) * copy->count;
     }
-    std::sort(todo.copies.begin(), todo.copies.end(),
-              [](const load_copy& a, const load_copy& b) { return a.begin < b.begin; });
+    std::ranges::sort(todo.copies, [](const load_copy& a, const load_copy& b) { return a.begin < b.begin; });
     reader.read(todo, input);
     ++report.files;
   }

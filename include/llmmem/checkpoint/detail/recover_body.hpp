@@ -43,7 +43,7 @@ struct source_list {
       all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
     }
   }
-  std::sort(all.entries.begin(), all.entries.end(), [](const source_entry& a, const source_entry& b) {
+  std::ranges::sort(all.entries, [](const source_entry& a, const source_entry& b) {
     if (a.id.generation != b.id.generation) return a.id.generation > b.id.generation;
     return a.source != b.source ? a.source < b.source : a.id.step > b.id.step;
   });
@@ -89,7 +89,7 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
     const auto is_told = [&](const skipped_in_source& told) {
       return told.source == each.source && told.folder == folder_name(each.id);
     };
-    if (why.empty() || std::find_if(skipped.begin(), skipped.end(), is_told) != skipped.end()) continue;
+    if (why.empty() || std::ranges::find_if(skipped, is_told) != skipped.end()) continue;
     skipped.push_back({each.source, sources.name(each.source), passed_over::conflict, folder_name(each.id),
                        why + " in " + sources.name(other.source) + ": these are not of one run"});
   }

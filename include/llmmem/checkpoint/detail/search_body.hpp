@@ -54,7 +54,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> list_checkpoints(storage_ref s
     if (each.what != storage_entry::kind::folder) continue;
     if (const auto id = read_folder_name(each.name)) all.push_back(*id);
   }
-  std::sort(all.begin(), all.end(), [](const checkpoint_id& a, const checkpoint_id& b) {
+  std::ranges::sort(all, [](const checkpoint_id& a, const checkpoint_id& b) {
     return a.generation != b.generation ? a.generation > b.generation : a.step > b.step;
   });
   return all;

@@ -67,7 +67,7 @@ class collective {
   }
 
  private:
-  [[nodiscard]] result<void> ended(result<void> done) {
+  [[nodiscard]] result<void> ended(const result<void>& done) {
     if (!done) ranks_->revoke();
     return done;
   }

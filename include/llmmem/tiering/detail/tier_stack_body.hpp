@@ -10,7 +10,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-[[nodiscard]] inline const tiered_options& checked(const tiered_options& options, bool encodes) {
+[[nodiscard]] inline tiered_options checked(const tiered_options& options, bool encodes) {
   const auto refuse = [&](const char* what) {
     throw argument_error(options.name + ": " + what + " is 0; it must be at least 1");
   };
