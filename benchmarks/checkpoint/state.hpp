@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -44,7 +45,7 @@ class host_memory {
  public:
   explicit host_memory(std::uint64_t bytes, int filled_with = 0)
       : space_({.budget = bytes + (std::uint64_t{4} << 20), .name = "benchmark memory"}),
-        buffer_(space_, bytes, 4096) {
+        buffer_(space_, bytes, std::align_val_t{4096}) {
     std::memset(data(), filled_with, static_cast<std::size_t>(bytes));
   }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 
 namespace checkpoint_tool {
@@ -18,7 +19,7 @@ class file_memory {
   explicit file_memory(std::uint64_t bytes)
       : bytes_(bytes),
         space_({.budget = std::max<std::uint64_t>(bytes, 1) + slack, .name = "checkpoint_tool"}),
-        buffer_(space_, std::max<std::uint64_t>(bytes, 1), 4096) {}
+        buffer_(space_, std::max<std::uint64_t>(bytes, 1), std::align_val_t{4096}) {}
   file_memory(const file_memory&) = delete;
   file_memory& operator=(const file_memory&) = delete;
 

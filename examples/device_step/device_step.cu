@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -137,16 +138,18 @@ bool run_step(device_id device, std::uint32_t multiprocessors) {
   fill_memory(run, storage.range().addresses(), poison_pattern{}).value();
   upload_ring<pinned_space, device_space, device_point> ring(host, gpu, {.slot_bytes = 64 << 10});
 
-  space_buffer<pinned_space> staged(host, 1, batch_bytes, 256);  // as the engine's projections would leave it
-  space_buffer<device_space> batch(gpu, 1, batch_bytes, 256);
-  space_buffer<device_space> out(gpu, layout.layers, query_bytes, 256);
-  space_buffer<pinned_space> came(host, layout.layers, query_bytes, 256);
-  space_buffer<device_space> flag(gpu, 1, sizeof(std::uint32_t), 256);
+  constexpr std::align_val_t line{256};
+  space_buffer<pinned_space> staged(host, 1, batch_bytes,
+                                    line);  // as the engine's projections would leave it
+  space_buffer<device_space> batch(gpu, 1, batch_bytes, line);
+  space_buffer<device_space> out(gpu, layout.layers, query_bytes, line);
+  space_buffer<pinned_space> came(host, layout.layers, query_bytes, line);
+  space_buffer<device_space> flag(gpu, 1, sizeof(std::uint32_t), line);
   attention_options options{.query_heads = query_heads};
   options.split = plan_attention(1, query_heads, layout, table_columns * layout.block_tokens,
                                  {.multiprocessors = multiprocessors});
   const std::uint64_t needed = attention_workspace_bytes(1, layout, options);
-  space_buffer<device_space> workspace(gpu, 1, std::max<std::uint64_t>(needed, 16), 256);
+  space_buffer<device_space> workspace(gpu, 1, std::max<std::uint64_t>(needed, 16), line);
   auto* const out_of_range = reinterpret_cast<std::uint32_t*>(flag.range().data);
 
   // 1. Blocks for the prompt, and what the kernels have to know of them, written where the host can.
@@ -181,7 +184,7 @@ bool run_step(device_id device, std::uint32_t multiprocessors) {
 
   // 5. The sequence rests: its blocks go to pinned memory, packed, by one kernel that writes there itself ...
   constexpr kv_layout packed = layout.packed();
-  space_buffer<pinned_space> tier(host, 16, packed.block_bytes(), 4096);
+  space_buffer<pinned_space> tier(host, 16, packed.block_bytes(), std::align_val_t{4096});
   const kv_memory tier_memory{.data = host.source().device_address(tier.range().data, tier.bytes()).value(),
                               .blocks = 16,
                               .layout = packed};

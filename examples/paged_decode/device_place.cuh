@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 
 namespace paged_decode {
@@ -39,7 +40,7 @@ class device_place {
   std::byte* make_room(memory& in, std::size_t bytes) {
     if (in.buffer_.bytes() < bytes) {
       queue_.mark().value().wait();  // what was there may still be read
-      in.buffer_ = llmmem::space_buffer<llmmem::device_space>(space_, bytes, 256);
+      in.buffer_ = llmmem::space_buffer<llmmem::device_space>(space_, bytes, std::align_val_t{256});
     }
     return in.data();
   }

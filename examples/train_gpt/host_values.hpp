@@ -6,6 +6,7 @@
 #include <llmmem/space/concepts.hpp>
 
 #include <cstddef>
+#include <new>
 #include <span>
 
 namespace train_gpt {
@@ -16,7 +17,8 @@ template <class T, llmmem::memory_space Space>
 class host_values {
  public:
   /// @throws out_of_memory  when the space has not got them.
-  host_values(Space& space, std::size_t count) : buffer_(space, count, sizeof(T), 64), count_(count) {}
+  host_values(Space& space, std::size_t count)
+      : buffer_(space, count, sizeof(T), std::align_val_t{64}), count_(count) {}
 
   [[nodiscard]] std::span<T> values() const noexcept {
     return {reinterpret_cast<T*>(buffer_.range().data), count_};

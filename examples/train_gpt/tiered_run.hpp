@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -122,7 +123,7 @@ template <class File>
 [[nodiscard]] llmmem::link_model file_link(File& file) {
   constexpr std::uint64_t bytes = 4 * mib;
   llmmem::host_space memory({.budget = 2 * bytes});
-  const llmmem::space_buffer held(memory, bytes, 4096);
+  const llmmem::space_buffer held(memory, bytes, std::align_val_t{4096});
   const std::span<std::byte> all = held.range().span();
   std::fill(all.begin(), all.end(), std::byte{1});
   const auto times = static_cast<std::size_t>(std::clamp<std::uint64_t>(file.capacity() / bytes, 1, 15));

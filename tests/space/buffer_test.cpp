@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -16,11 +17,11 @@ static_assert(std::is_nothrow_move_constructible_v<buffer> && std::is_nothrow_mo
 TEST_CASE("a buffer gives its range back once, however it is moved") {
   host_space space{host_options{.budget = 1000}};
   {
-    buffer a(space, 100, 8);
+    buffer a(space, 100, std::align_val_t{8});
     CHECK(space.used() == 100);
     buffer b = std::move(a);
     CHECK(b.bytes() == 100);
-    buffer c(space, 10, 20, 8);
+    buffer c(space, 10, 20, std::align_val_t{8});
     CHECK(space.used() == 300);
     c = std::move(b);
     CHECK(space.used() == 100);
@@ -36,7 +37,7 @@ TEST_CASE("a buffer gives its range back once, however it is moved") {
 
 TEST_CASE("a released range is the caller's") {
   host_space space{host_options{.budget = 1000}};
-  buffer a(space, 100, 8);
+  buffer a(space, 100, std::align_val_t{8});
   const auto range = a.release();
   a.reset();
   CHECK_FALSE(a);
@@ -46,14 +47,15 @@ TEST_CASE("a released range is the caller's") {
 
 TEST_CASE("a buffer that cannot be made throws what the space says") {
   host_space space{host_options{.budget = 1000, .name = "staging"}};
-  CHECK_THROWS_WITH_AS(buffer(space, 1001, 8),
+  CHECK_THROWS_WITH_AS(buffer(space, 1001, std::align_val_t{8}),
                        "staging: 1001 bytes needed, 1000 left of its budget; give ranges back, or raise it",
                        out_of_memory);
-  CHECK_THROWS_WITH_AS(buffer(space, 0, 8), "staging: an allocation of 0 bytes; ask for at least 1",
-                       length_error);
-  CHECK_THROWS_WITH_AS(buffer(space, 8, 12), "staging: alignment 12 is not a power of two", argument_error);
+  CHECK_THROWS_WITH_AS(buffer(space, 0, std::align_val_t{8}),
+                       "staging: an allocation of 0 bytes; ask for at least 1", length_error);
+  CHECK_THROWS_WITH_AS(buffer(space, 8, std::align_val_t{12}), "staging: alignment 12 is not a power of two",
+                       argument_error);
   CHECK_THROWS_WITH_AS(
-      buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, 8),
+      buffer(space, std::uint64_t{1} << 32, std::uint64_t{1} << 31, std::align_val_t{8}),
       "staging: elements x bytes an element: 4294967296 x 2147483648 passes the limit of 2^63 - 1 "
       "bytes; lower one of the two",
       length_error);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <span>
 #include <string>
 
@@ -26,8 +27,8 @@ TEST_CASE("the space of docs/spaces.md is a space") {
   alignas(64) std::array<std::byte, 256> memory;
   arena_space space(memory, "arena");
   {
-    const space_buffer<arena_space> a(space, 100, 64);
-    const space_buffer<arena_space> b(space, 100, 64);
+    const space_buffer<arena_space> a(space, 100, std::align_val_t{64});
+    const space_buffer<arena_space> b(space, 100, std::align_val_t{64});
     CHECK(space.used() == 228);
     CHECK(space.try_allocate(29, 1).error().message() ==
           "arena: 29 bytes needed, 28 left of its budget; give ranges back, or raise it");

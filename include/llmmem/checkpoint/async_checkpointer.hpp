@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -119,7 +120,7 @@ class async_checkpointer {
       : observer_(std::move(observer)),
         core_(coordinator, tensors, std::move(options), policies()),
         space_({.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
-        ring_(space_, core_.ring_bytes(), ring_alignment) {
+        ring_(space_, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
     std::memset(ring_.range().data, 0, ring_.range().bytes);  // now, not in the first snapshot
     core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
   }

@@ -10,6 +10,7 @@
 #include <llmmem/space/concepts.hpp>
 
 #include <cstdint>
+#include <new>
 #include <span>
 
 namespace llmmem {
@@ -40,7 +41,7 @@ class block_storage {
   /// @param alignment  of the first block, a power of two; the others follow without gaps.
   block_storage(Space& space, std::uint64_t physical_blocks, std::uint64_t block_bytes,
                 std::uint64_t alignment = 256)
-      : buffer_(space, physical_blocks, block_bytes, alignment),
+      : buffer_(space, physical_blocks, block_bytes, std::align_val_t{alignment}),
         blocks_(physical_blocks),
         block_bytes_(block_bytes) {}
 

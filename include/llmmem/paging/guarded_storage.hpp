@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,7 +61,7 @@ class guarded_storage {
             space,
             checked_add(checked_multiply(stride_, physical_blocks, "guarded_storage: bytes of all blocks"),
                         lead_, "guarded_storage: bytes of all blocks"),
-            alignment) {
+            std::align_val_t{alignment}) {
     const auto all = buffer_.range().span();
     std::fill(all.begin(), all.end(), guard);
     for (std::uint64_t i = 0; i < blocks_; ++i) {

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -74,8 +75,8 @@ class upload_ring {
       : name_(options.name),
         stride_(stride(options)),
         slot_bytes_(options.slot_bytes),
-        staging_(staging, options.slots, stride_, options.alignment),
-        target_(target, options.slots, stride_, options.alignment),
+        staging_(staging, options.slots, stride_, std::align_val_t{options.alignment}),
+        target_(target, options.slots, stride_, std::align_val_t{options.alignment}),
         states_(options.slots, state{}, options.metadata, "upload_ring: slots") {}
 
   /// The slot whose turn it is, or `errc::ring_busy` when it is still in somebody's hands or in flight.

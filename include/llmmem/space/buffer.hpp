@@ -6,7 +6,9 @@
 #include <llmmem/error.hpp>
 #include <llmmem/space/concepts.hpp>
 
+#include <concepts>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -27,19 +29,29 @@ class space_buffer {
   /// Owns nothing.
   space_buffer() noexcept = default;
 
-  /// @throws out_of_memory   when the space has not got them; the text carries the shortage.
+  /// `bytes` bytes at a multiple of `alignment`.
+  /// @throws out_of_memory   when the space lacks them; the text carries the shortage.
   /// @throws length_error    for 0 bytes.
   /// @throws argument_error  for an alignment that is not a power of two.
-  space_buffer(Space& space, std::uint64_t bytes, std::uint64_t alignment)
-      : space_(&space), range_(space.try_allocate(bytes, alignment).value()) {}
+  space_buffer(Space& space, std::uint64_t bytes, std::align_val_t alignment)
+      : space_(&space), range_(space.try_allocate(bytes, static_cast<std::uint64_t>(alignment)).value()) {}
 
-  /// Room for `count` elements of `bytes_each`.
+  /// `count` elements of `bytes_each`, the first at a multiple of `alignment`.
   /// @throws length_error  also when the product passes 2^63 - 1.
-  space_buffer(Space& space, std::uint64_t count, std::uint64_t bytes_each, std::uint64_t alignment)
+  space_buffer(Space& space, std::uint64_t count, std::uint64_t bytes_each, std::align_val_t alignment)
       : space_buffer(space,
                      checked_multiply(count, bytes_each,
                                       (std::string(space.name()) + ": elements x bytes an element").c_str()),
                      alignment) {}
+
+  /// Two numbers after the space read as bytes and alignment, or as elements and bytes an element.
+  template <std::integral Bytes, std::integral Number>
+  space_buffer(Space& /*space*/, Bytes /*bytes*/, Number /*number*/) {
+    static_assert(
+        sizeof(Number) == 0,
+        "space_buffer(space, bytes, std::align_val_t{alignment}) takes its alignment by type; elements are "
+        "space_buffer(space, count, bytes_each, std::align_val_t{alignment})");
+  }
 
   space_buffer(space_buffer&& other) noexcept
       : space_(std::exchange(other.space_, nullptr)), range_(std::exchange(other.range_, range_type{})) {}

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -71,7 +72,7 @@ class chunk_room {
  public:
   chunk_room(const tier_place<Space>& place, std::uint64_t chunks, std::string name,
              const metadata_source& metadata)
-      : slab_(*place.space, place.budget, place.granularity),
+      : slab_(*place.space, place.budget, std::align_val_t{place.granularity}),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
                {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata},
                names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}

@@ -9,6 +9,8 @@
 
 #include <time.h>
 
+#include <new>
+
 namespace llmmem {
 inline namespace v0 {
 
@@ -38,7 +40,8 @@ bounce_queue<Upper, Lower, Staging>::bounce_queue(Upper& upper, Lower& lower, St
     : options_(checked(std::move(options))),
       upper_(&upper),
       lower_(&lower),
-      ring_(staging, options_.budget_bytes / options_.slot_bytes, options_.slot_bytes, options_.alignment),
+      ring_(staging, options_.budget_bytes / options_.slot_bytes, options_.slot_bytes,
+            std::align_val_t{options_.alignment}),
       board_(options_.max_operations, options_.max_failures, options_.metadata),
       slots_(static_cast<std::size_t>(options_.budget_bytes / options_.slot_bytes)),
       operations_(options_.max_operations, operation{}, options_.metadata, "bounce_queue: operations") {
