@@ -146,6 +146,16 @@ struct tier_place {
 
   tier_place(Space& where, std::uint64_t bytes, std::uint64_t unit = 4096) noexcept
       : space(&where), budget(bytes), granularity(unit) {}
+
+  /// Another space than the tier's stops with a sentence.
+  template <class Other>
+    requires(!std::derived_from<Other, Space>)
+  tier_place(Other& /*where*/, std::uint64_t /*bytes*/, std::uint64_t /*unit*/ = 4096) noexcept {
+    static_assert(
+        sizeof(Other) == 0,
+        "this place is of another space than its tier: give a tiered_buffer its places in the order of its "
+        "tiers, as in tiered_buffer<host_space, file_space<>> buffer({}, {host, bytes}, {file, bytes})");
+  }
 };
 
 }  // namespace v0
