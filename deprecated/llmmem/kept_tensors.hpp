@@ -1,5 +1,5 @@
 /// @file
-/// Deprecated: include <llmmem/tiering/kept_tensors.hpp>. This path goes with version 0.2.
+/// Deprecated: include <llmmem/tiering/persistent_tensors.hpp>. This path goes with version 0.2.
 #pragma once
 
-#include <llmmem/tiering/kept_tensors.hpp>
+#include <llmmem/tiering/persistent_tensors.hpp>

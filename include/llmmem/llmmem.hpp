@@ -247,10 +247,10 @@
 #include <llmmem/tiering/chunk_lease.hpp>
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/errors.hpp>
-#include <llmmem/tiering/kept_tensors.hpp>
 #include <llmmem/tiering/machine.hpp>
 #include <llmmem/tiering/model_file_space.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
+#include <llmmem/tiering/persistent_tensors.hpp>
 #include <llmmem/tiering/plan.hpp>
 #include <llmmem/tiering/tensor_names.hpp>
 #include <llmmem/tiering/tensor_table.hpp>

@@ -6,7 +6,7 @@
 #include <llmmem/testing/simulated_space.hpp>
 #include <llmmem/testing/virtual_clock.hpp>
 #include <llmmem/tiered_buffer.hpp>
-#include <llmmem/tiering/kept_tensors.hpp>
+#include <llmmem/tiering/persistent_tensors.hpp>
 #include <llmmem/tiering/tiered_tensors.hpp>
 
 #include <doctest/doctest.h>
@@ -499,7 +499,7 @@ TEST_CASE("kept tensors stand on a schedule") {
     persistent_file_space<> disk(path, {.space = {.budget = 1 << 20}});
     file_buffer buffer({.max_chunks = 64}, {host, 12 * page}, {disk, 1 << 20});
     prefetch_schedule<file_buffer> schedule(buffer, {.links = {pcie}});
-    kept_tensors tensors(schedule, disk, "weights", tensor_names({"gain", "bias", "matrix"}), mapping);
+    persistent_tensors tensors(schedule, disk, "weights", tensor_names({"gain", "bias", "matrix"}), mapping);
     CHECK(tensors.recovery().kept == (round == 0 ? 0 : 3));
     if (round == 0) {
       for (std::uint32_t i = 0; i < 3; ++i) {

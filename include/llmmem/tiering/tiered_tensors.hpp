@@ -24,7 +24,7 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Buffer>
-class kept_tensors;
+class persistent_tensors;
 
 /// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
 /// the leases of their chunks.
@@ -83,8 +83,8 @@ struct tiered_tensors_stats {
 ///   though its chunk has some. The chunk's are given up with those of its last tensor.
 /// - **Movement** is of chunks: to prefetch, evict or flush a tensor does so to its neighbours.
 ///
-/// It owns its chunks, and removes them with itself; `kept_tensors` are there again in the next process.
-/// Others of the same buffer may be used beside it.
+/// It owns its chunks, and removes them with itself; `persistent_tensors` are there again in the next
+/// process. Others of the same buffer may be used beside it.
 ///
 /// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
 /// @par Complexity      a lease O(1) beside the buffer's own. No allocation after construction.
@@ -244,7 +244,7 @@ class tiered_tensors {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
-  friend class kept_tensors<Buffer>;
+  friend class persistent_tensors<Buffer>;
   static constexpr std::uint32_t none = ~std::uint32_t{0};
   struct without_chunks {};
 

@@ -1,16 +1,16 @@
 /// @file
-/// How `kept_tensors` are opened, persisted and checked.
+/// How `persistent_tensors` are opened, persisted and checked.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/space/errors.hpp>
-#include <llmmem/tiering/kept_tensors.hpp>
+#include <llmmem/tiering/persistent_tensors.hpp>
 
 namespace llmmem {
 inline namespace v0 {
 
-inline std::string kept_recovery::message() const {
+inline std::string persistent_recovery::message() const {
   std::string text = std::to_string(kept) + " tensors are there again";
   if (is_new) text += "; nothing was kept before";
   if (started_over) text += "; other tensors were kept, which were given up";
@@ -26,21 +26,22 @@ inline std::string kept_recovery::message() const {
 }
 
 template <class Buffer>
-std::string kept_tensors<Buffer>::checked(std::string set) {
+std::string persistent_tensors<Buffer>::checked(std::string set) {
   bool fits = !set.empty() && set.size() <= 64 && set.front() != '.';
   for (const char c : set) {
     fits = fits && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
                     c == '-' || c == '.');
   }
   if (fits) return set;
-  throw argument_error("kept_tensors: \"" + set +
+  throw argument_error("persistent_tensors: \"" + set +
                        "\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' first");
 }
 
 template <class Buffer>
-kept_tensors<Buffer>::kept_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id,
-                                   std::uint64_t most_chunks, std::string set, tensor_names called,
-                                   chunk_mapping placed, other_layout on_other)
+persistent_tensors<Buffer>::persistent_tensors(Buffer& buffer, const std::string& file,
+                                               const chunk_key& file_id, std::uint64_t most_chunks,
+                                               std::string set, tensor_names called, chunk_mapping placed,
+                                               other_layout on_other)
     : base(typename base::without_chunks{}, buffer, std::move(placed), set),
       set_(checked(std::move(set))),
       path_(file + "." + set_ + ".tensors"),
@@ -63,7 +64,7 @@ kept_tensors<Buffer>::kept_tensors(Buffer& buffer, const std::string& file, cons
 }
 
 template <class Buffer>
-void kept_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_chunks) {
+void persistent_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_chunks) {
   tensor_table kept;
   const table_state state = read_tensor_table(path_, kept);
   recovery_.is_new = state == table_state::absent;
@@ -104,7 +105,7 @@ void kept_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_chunks
 /// As `first_difference`, in the sizes of the chunks that have contents. They are in no table: a mapping's
 /// `unit` may change them where every part stays in its place.
 template <class Buffer>
-std::string kept_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
+std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
   for (std::uint32_t i = 0; i < kept.tensors(); ++i) {
     for (std::uint32_t part = kept.first_part[i]; part < kept.first_part[i + 1]; ++part) {
       if (kept.filled[part] == 0) continue;
@@ -124,7 +125,7 @@ std::string kept_tensors<Buffer>::first_other_chunk(const tensor_table& kept) co
 
 /// Finds the chunk, or makes it anew: contents that the table does not vouch for are nobody's.
 template <class Buffer>
-void kept_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for) {
+void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for) {
   auto& state = this->chunks_[number];
   const std::uint64_t size = this->mapping_.chunks()[number];
   if (const result<chunk_handle> found = this->buffer_->find(key_of(number))) {
@@ -142,7 +143,7 @@ void kept_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for)
 /// Where no table tells how many chunks there were, those behind these are sought by their keys: nobody else
 /// would ever give up their room.
 template <class Buffer>
-void kept_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
+void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {
     const result<chunk_handle> found = this->buffer_->find(key_of(static_cast<std::uint32_t>(i)));
     if (!found) continue;
@@ -154,7 +155,7 @@ void kept_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
 /// Which tensors are there, by the table and by their chunks. What is missing is so in the table, too, before
 /// anything is written that the table would then vouch for.
 template <class Buffer>
-void kept_tensors<Buffer>::count_tensors() {
+void persistent_tensors<Buffer>::count_tensors() {
   bool differs = false;
   for (std::uint32_t i = 0; i < this->mapping_.tensors(); ++i) {
     bool is_whole = true;
@@ -180,7 +181,7 @@ void kept_tensors<Buffer>::count_tensors() {
 }
 
 template <class Buffer>
-std::vector<tensor_id> kept_tensors<Buffer>::without_contents() const {
+std::vector<tensor_id> persistent_tensors<Buffer>::without_contents() const {
   std::vector<tensor_id> found;
   for (std::uint32_t i = 0; i < this->mapping_.tensors(); ++i) {
     if (!this->has_contents(tensor_id{i}).value()) found.push_back(tensor_id{i});
@@ -189,7 +190,7 @@ std::vector<tensor_id> kept_tensors<Buffer>::without_contents() const {
 }
 
 template <class Buffer>
-result<void> kept_tensors<Buffer>::discard(tensor_id tensor) {
+result<void> persistent_tensors<Buffer>::discard(tensor_id tensor) {
   if (const result<void> free = this->check_free(tensor); !free) return free;
   const std::uint32_t index = to_index(tensor);
   bool differs = false;
@@ -204,7 +205,7 @@ result<void> kept_tensors<Buffer>::discard(tensor_id tensor) {
 }
 
 template <class Buffer>
-result<void> kept_tensors<Buffer>::persist() {
+result<void> persistent_tensors<Buffer>::persist() {
   if (const result<void> there = this->buffer_->persist(); !there) return there;
   tensor_table now = table_;
   for (std::size_t part = 0; part < now.filled.size(); ++part)
@@ -216,7 +217,7 @@ result<void> kept_tensors<Buffer>::persist() {
 /// Puts a table in the file. One that was given the file's name and may not outlast a crash leaves open which
 /// of the two a later process finds: from then on it is written though nothing differs, until that is known.
 template <class Buffer>
-result<void> kept_tensors<Buffer>::save(tensor_table now) {
+result<void> persistent_tensors<Buffer>::save(tensor_table now) {
   const result<void> written = write_tensor_table(path_, now);
   if (written.code() == errc::sync_failed) is_unsure_ = true;
   if (!written) return written;
@@ -227,7 +228,7 @@ result<void> kept_tensors<Buffer>::save(tensor_table now) {
 }
 
 template <class Buffer>
-result<std::uint64_t> kept_tensors<Buffer>::check_kept() {
+result<std::uint64_t> persistent_tensors<Buffer>::check_kept() {
   std::vector<bool> damaged(this->chunks_.size());
   failure first;
   bool any = false;
@@ -274,7 +275,7 @@ result<std::uint64_t> kept_tensors<Buffer>::check_kept() {
 }
 
 template <class Buffer>
-std::vector<std::string> kept_tensors<Buffer>::audit() const {
+std::vector<std::string> persistent_tensors<Buffer>::audit() const {
   std::vector<std::string> found = base::audit();
   for (std::size_t part = 0; part < table_.filled.size(); ++part) {
     if (is_saved_ && table_.filled[part] != 0 && !this->parts_[part].filled)

@@ -1,5 +1,5 @@
 /// @file
-/// `kept_tensors`: tensors with names that a later process finds again, in a tier's file.
+/// `persistent_tensors`: tensors with names that a later process finds again, in a tier's file.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 
 /// What became of the tensors that an earlier process kept.
-struct kept_recovery {
+struct persistent_recovery {
   bool is_new = false;         ///< nothing was kept under that name
   bool started_over = false;   ///< other tensors were kept, and given up
   bool table_damaged = false;  ///< it could not be told which were kept; all were given up
@@ -45,7 +45,7 @@ struct kept_recovery {
 ///
 ///     persistent_file_space<> disk("weights.tier", {.space = {.budget = 64 << 30}, .layout = fingerprint});
 ///     tiered_buffer<host_space, persistent_file_space<>> buffer({}, {host, 8 << 30}, {disk, 64 << 30});
-///     kept_tensors weights(buffer, disk, "weights", tensor_names(names), map_to_chunks(sizes));
+///     persistent_tensors weights(buffer, disk, "weights", tensor_names(names), map_to_chunks(sizes));
 ///     log(weights.recovery().message());  // "296 tensors are there again"
 ///     for (const tensor_id each : weights.without_contents()) convert(each);
 ///     weights.persist().value();
@@ -74,7 +74,7 @@ struct kept_recovery {
 ///                      `io_error` for a table that cannot be read; and what `create` refuses. Everything
 ///                      else is a value.
 template <class Buffer>
-class kept_tensors : private tiered_tensors<Buffer> {
+class persistent_tensors : private tiered_tensors<Buffer> {
   using base = tiered_tensors<Buffer>;
   static_assert(Buffer::keeps_chunks,
                 "tensors are kept where the last tier keeps chunks: take a persistent_file_space for it");
@@ -92,14 +92,14 @@ class kept_tensors : private tiered_tensors<Buffer> {
   /// @param called  the tensors' names, by their number in the mapping.
   /// @param set     what these tensors are kept as: letters, digits, '_', '-', '.'; not two at once of one.
   template <io_engine Engine>
-  kept_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
-               tensor_names called, chunk_mapping placed, other_layout on_other = other_layout::refuse)
-      : kept_tensors(buffer, home.file().path(), home.file_id(), home.index().capacity(), std::move(set),
-                     std::move(called), std::move(placed), on_other) {}
+  persistent_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
+                     tensor_names called, chunk_mapping placed, other_layout on_other = other_layout::refuse)
+      : persistent_tensors(buffer, home.file().path(), home.file_id(), home.index().capacity(),
+                           std::move(set), std::move(called), std::move(placed), on_other) {}
   /// Leaves the chunks to the buffer. @pre no lease is held.
-  ~kept_tensors() { leave_chunks(); }
-  kept_tensors(const kept_tensors&) = delete;
-  kept_tensors& operator=(const kept_tensors&) = delete;
+  ~persistent_tensors() { leave_chunks(); }
+  persistent_tensors(const persistent_tensors&) = delete;
+  persistent_tensors& operator=(const persistent_tensors&) = delete;
 
   /// @name Names
   /// @{
@@ -131,7 +131,7 @@ class kept_tensors : private tiered_tensors<Buffer> {
   /// @name Keeping
   /// @{
   /// What was found when they were opened, and what `check_kept` found missing since.
-  [[nodiscard]] const kept_recovery& recovery() const noexcept { return recovery_; }
+  [[nodiscard]] const persistent_recovery& recovery() const noexcept { return recovery_; }
   /// Tensors that have not all of their contents: what is to be made or read anew.
   [[nodiscard]] std::vector<tensor_id> without_contents() const;
   /// The buffer's `persist`, of everything in it, and then the table. From then on neither a crash nor a loss
@@ -148,8 +148,9 @@ class kept_tensors : private tiered_tensors<Buffer> {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
-  kept_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id, std::uint64_t most_chunks,
-               std::string set, tensor_names called, chunk_mapping placed, other_layout on_other);
+  persistent_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id,
+                     std::uint64_t most_chunks, std::string set, tensor_names called, chunk_mapping placed,
+                     other_layout on_other);
   [[nodiscard]] static std::string checked(std::string set);
   /// The key of a chunk of these tensors.
   [[nodiscard]] chunk_key key_of(std::uint32_t number) const {
@@ -173,10 +174,15 @@ class kept_tensors : private tiered_tensors<Buffer> {
   tensor_table table_;  // as it is in the file, where there is one of ours
   bool is_saved_ = false;
   bool is_unsure_ = false;  // whether it is `table_`: a newer one may have its name
-  kept_recovery recovery_;
+  persistent_recovery recovery_;
 };
+
+/// Names until version 0.2.
+template <class Buffer>
+using kept_tensors [[deprecated("its name is persistent_tensors")]] = persistent_tensors<Buffer>;
+using kept_recovery [[deprecated("its name is persistent_recovery")]] = persistent_recovery;
 
 }  // namespace v0
 }  // namespace llmmem
 
-#include <llmmem/tiering/detail/kept_tensors_body.hpp>
+#include <llmmem/tiering/detail/persistent_tensors_body.hpp>

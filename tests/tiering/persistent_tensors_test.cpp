@@ -2,8 +2,8 @@
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
-#include <llmmem/tiering/kept_tensors.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
+#include <llmmem/tiering/persistent_tensors.hpp>
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ using bytes = std::vector<std::byte>;
 constexpr std::uint64_t kib = 1024;
 using disk_space = persistent_file_space<>;
 using buffer_type = tiered_buffer<host_space, disk_space>;
-using tensors_type = kept_tensors<buffer_type>;
+using tensors_type = persistent_tensors<buffer_type>;
 
 struct named {
   std::string name;
@@ -313,7 +313,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
   }
   {
     life now(path);
-    const kept_recovery& found = now.tensors.recovery();
+    const persistent_recovery& found = now.tensors.recovery();
     CHECK(found.missing == std::vector{tensor_id{0}, tensor_id{1}, tensor_id{2}, tensor_id{4}});
     CHECK(found.kept == 1);
     CHECK(found.message() ==
@@ -558,7 +558,7 @@ TEST_CASE("a lossy codec in the last tier keeps the tensors, whose table it neve
     host_space host({.budget = 1 << 20});
     disk_space disk(path, {.space = {.budget = 256 * kib}});
     cast_buffer buffer({.largest_chunk_bytes = 4096}, {host, 32 * kib, 512}, {disk, 256 * kib, 512});
-    kept_tensors tensors(buffer, disk, "weights", names_of(usual), mapping_of(usual));
+    persistent_tensors tensors(buffer, disk, "weights", names_of(usual), mapping_of(usual));
     CHECK(tensors.recovery().kept == (round == 0 ? 0 : 1));
     if (round == 1) CHECK(tensors.read(tensor_id{0}).value().span()[3] == std::byte{0x3F});
     if (round == 1) continue;
@@ -581,11 +581,12 @@ TEST_CASE("what cannot name tensors is refused with how to mend it") {
     }
     return std::string("taken");
   };
-  CHECK(refused("a/b", {"a", "b", "c", "d", "e"}) ==
-        "kept_tensors: \"a/b\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' "
-        "first");
-  CHECK(refused("..", {"a", "b", "c", "d", "e"}).starts_with("kept_tensors: \"..\" cannot"));
-  CHECK(refused("", {"a", "b", "c", "d", "e"}).starts_with("kept_tensors: \"\" cannot"));
+  CHECK(
+      refused("a/b", {"a", "b", "c", "d", "e"}) ==
+      "persistent_tensors: \"a/b\" cannot name a set: take 1 to 64 letters, digits, '_', '-' and '.', no '.' "
+      "first");
+  CHECK(refused("..", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"..\" cannot"));
+  CHECK(refused("", {"a", "b", "c", "d", "e"}).starts_with("persistent_tensors: \"\" cannot"));
   CHECK(refused("w", {"a", "b"}) == "w: 2 names for 5 tensors; give each of them one");
   CHECK(refused("w", {"a", "b", "a", "d", "e"}) ==
         "tensor_names: tensors 0 and 2 are both called \"a\"; names must differ");
@@ -725,7 +726,7 @@ TEST_CASE("a process that is killed leaves whole tensors, or says that they are 
     REQUIRE(::waitpid(child, &status, 0) == child);
     REQUIRE(WIFSIGNALED(status));
     life after(path);
-    const kept_recovery& found = after.tensors.recovery();
+    const persistent_recovery& found = after.tensors.recovery();
     CHECK(!found.table_damaged);
     CHECK(found.kept + found.missing.size() == usual.size());
     for (std::size_t i = 0; i + 1 < usual.size(); ++i) {
