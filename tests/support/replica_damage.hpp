@@ -2,11 +2,12 @@
 
 // Damage to what a replica holds, beyond what any caller can reach.
 
+#include <llmmem/redundancy/detail/held_versions.hpp>
+#include <llmmem/redundant_replica.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <llmmem/redundant_replica.hpp>
 
 namespace llmmem {
 inline namespace v0 {
@@ -38,6 +39,17 @@ struct testing_access {
   static std::uint64_t memory_bytes(const Replica& replica) {
     return replica.restorer_.memory_bytes();
   }
+
+  /// What a rank holds in such a place, to be changed.
+  static std::vector<std::byte>& bytes_at(detail::kept_version& held, kept_place place,
+                                          std::uint32_t number) {
+    if (place == kept_place::copy) return held.copies_[number];
+    if (place == kept_place::parity) return held.parities_[number];
+    return held.own_;
+  }
+  /// What others are told of it.
+  static detail::version_facts& facts(detail::kept_version& held) { return held.facts_; }
+  static detail::kept_version& committed(detail::held_versions& held) { return held.committed_; }
 
  private:
   static bool turn(std::vector<std::byte>& bytes) {
