@@ -173,7 +173,9 @@
 #include <llmmem/redundancy/redundant_replica.hpp>
 #include <llmmem/redundancy/reed_solomon.hpp>
 #include <llmmem/redundancy/replica_map.hpp>
+#include <llmmem/redundancy/replica_types.hpp>
 #include <llmmem/redundancy/run_epochs.hpp>
+#include <llmmem/redundancy/seat_placement.hpp>
 #include <llmmem/redundancy/simd_path.hpp>
 #include <llmmem/redundancy/xor_parity.hpp>
 #include <llmmem/result.hpp>

@@ -157,11 +157,11 @@ TEST_SUITE("replica_source") {
     folders of;
     of.save_everywhere({100, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {
-      std::vector<std::vector<std::byte>> rooms(seats, std::vector<std::byte>(500));
+      std::vector<std::vector<std::byte>> destinations(seats, std::vector<std::byte>(500));
       std::vector<part_id> asked;
       replica_into kept(self.replica, [&](part_id part) {
         asked.push_back(part);
-        return std::span(rooms[to_index(part)]);
+        return std::span(destinations[to_index(part)]);
       });
       const auto found = [&] {
         return recover(verification::checksums,
@@ -176,7 +176,7 @@ TEST_SUITE("replica_source") {
       CHECK(asked == self.replica.mine());
       CHECK(self.has(120));
       for (const part_id part : asked)
-        CHECK(self.replica.recovered(part).data() == rooms[to_index(part)].data());
+        CHECK(self.replica.recovered(part).data() == destinations[to_index(part)].data());
       kept.forget();
       CHECK(found().found);
     });

@@ -67,7 +67,7 @@ struct job {
   std::vector<std::uint64_t> sizes{};
   std::vector<seat_id> homes{};
   std::uint64_t versions = 5;
-  bool has_rooms = false;  ///< what comes back is to lie in the rank's own memory
+  bool has_destinations = false;  ///< what comes back is to lie in the rank's own memory
 };
 
 /// A rank of a job: each version, all its parts become something else, are kept, and committed.
@@ -75,9 +75,9 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
   ranks_of ranks(end);
   if (!ranks.join(ranks.after(10 * second))) return;
   replica_of replica(ranks, plan.scheme, plan.sizes, plan.homes);
-  std::vector<std::vector<std::byte>> rooms;  // by part, with bytes of no use
+  std::vector<std::vector<std::byte>> destinations;  // by part, with bytes of no use
   for (std::size_t part = 0; part < plan.sizes.size(); ++part)
-    rooms.push_back(bytes_of_seed(plan.sizes[part], 77));
+    destinations.push_back(bytes_of_seed(plan.sizes[part], 77));
   std::uint64_t version = 0;
   bool is_settled = false;
   bool has_lost = false;
@@ -86,13 +86,13 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
     bool well = true;
     if (!is_settled) {
       std::vector<part_id> asked;
-      const auto room = [&](part_id part) {
+      const auto into = [&](part_id part) {
         asked.push_back(part);
-        return std::span(rooms[to_index(part)]);
+        return std::span(destinations[to_index(part)]);
       };
-      const auto state = plan.has_rooms ? replica.recover(by, room) : replica.recover(by);
+      const auto state = plan.has_destinations ? replica.recover(by, into) : replica.recover(by);
       if (state)
-        CHECK(asked == (plan.has_rooms && state->is_there ? replica.mine() : std::vector<part_id>()));
+        CHECK(asked == (plan.has_destinations && state->is_there ? replica.mine() : std::vector<part_id>()));
       if (state.code() == errc::state_lost) {
         has_lost = true;
         break;
@@ -105,7 +105,7 @@ void run(sim_endpoint& end, const job& plan, job_record& record) {
           const auto bytes = replica.recovered(part);
           const auto expected = part_at(to_index(part), version, plan.sizes[to_index(part)]);
           CHECK(std::equal(bytes.begin(), bytes.end(), expected.begin(), expected.end()));
-          if (plan.has_rooms) CHECK(bytes.data() == rooms[to_index(part)].data());
+          if (plan.has_destinations) CHECK(bytes.data() == destinations[to_index(part)].data());
         }
       }
     }
@@ -222,7 +222,7 @@ TEST_SUITE("redundant_replica") {
         const job plan{.scheme = scheme,
                        .sizes = some_sizes(seats + 1),
                        .homes = own_seats(seats + 1, seats),
-                       .has_rooms = seed % 2 == 0};
+                       .has_destinations = seed % 2 == 0};
         net.run([&](sim_endpoint& end) { run(end, plan, record); });
         CHECK(record.lost == 0);
         CHECK(record.through >= seats - victims);
@@ -712,11 +712,11 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("parts of several pieces come back whole, by copies and by sums, with and without rooms") {
+  TEST_CASE("parts of several pieces come back whole, by copies and by sums, with and without destinations") {
     for (const char* const text : {"mirror:2", "parity:2", "rs:2+2"}) {
-      for (const bool has_rooms : {false, true}) {
+      for (const bool has_destinations : {false, true}) {
         CAPTURE(text);
-        CAPTURE(has_rooms);
+        CAPTURE(has_destinations);
         sim_network net({.seats = 4});
         net.run([&](sim_endpoint& end) {
           member at(end, redundancy_scheme::parse(text), {3'000'001, 1'048'576, 2'500'000, 4'000'003});
@@ -724,13 +724,13 @@ TEST_SUITE("redundant_replica") {
           at.keep(1).value();
           at.replica.commit();
           if (at.self == 3) at.replica.forget();
-          std::vector<std::byte> room = bytes_of_seed(at.sizes[at.self], 5);
-          const auto into = [&](part_id) { return std::span(room); };
-          const auto back =
-              has_rooms ? at.replica.recover(at.ranks.after(second), into).value() : at.recover().value();
+          std::vector<std::byte> destination = bytes_of_seed(at.sizes[at.self], 5);
+          const auto into = [&](part_id) { return std::span(destination); };
+          const auto back = has_destinations ? at.replica.recover(at.ranks.after(second), into).value()
+                                             : at.recover().value();
           CHECK(back.rebuilt_bytes == (at.self == 3 ? at.sizes[3] : 0));
           CHECK(at.has(1));
-          if (has_rooms) CHECK(room == at.bytes(1));
+          if (has_destinations) CHECK(destination == at.bytes(1));
           at.agree();
         });
       }
@@ -754,14 +754,15 @@ TEST_SUITE("redundant_replica") {
         at.replica.commit();
         if (at.self == 0) at.replica.forget();  // as a fresh process
         if (at.self == 1 && !call) first = net.calls(seat_id{1}) + 1;
-        std::vector<std::byte> room(at.sizes[at.self]);
-        const auto into = [&](part_id) { return std::span(room); };
+        std::vector<std::byte> destination(at.sizes[at.self]);
+        const auto into = [&](part_id) { return std::span(destination); };
         const auto back = at.replica.recover(at.ranks.after(60 * second), into);
         if (at.self == 1 && !call) last = net.calls(seat_id{1});
         if (!back) CHECK(at.ranks.is_revoked());
         const auto outcome = at.agree();
         if (!call) return;
-        if (at.self == 0 && !back && room.front() == at.bytes(1).front() && room != at.bytes(1)) ++halves;
+        if (at.self == 0 && !back && destination.front() == at.bytes(1).front() && destination != at.bytes(1))
+          ++halves;
         at.ranks.shrink(outcome);
         const auto again = at.recover().value();
         CHECK(again.is_there);
@@ -779,7 +780,9 @@ TEST_SUITE("redundant_replica") {
     CHECK(halves > 1);
   }
 
-  TEST_CASE("what this rank holds whole is not copied where no room is named, and others' take no more") {
+  TEST_CASE(
+      "what this rank holds whole is not copied where no destination is named, and only others' parts take "
+      "memory") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(2), {5'000'000, 6'000'000});
@@ -787,22 +790,23 @@ TEST_SUITE("redundant_replica") {
       at.keep(1).value();
       at.replica.commit();
       at.recover().value();
-      CHECK(testing_access::room_bytes(at.replica) == 0);
+      CHECK(testing_access::memory_bytes(at.replica) == 0);
       CHECK(at.has(1));
       if (at.self == 1) at.replica.forget();
       at.recover().value();
-      CHECK(testing_access::room_bytes(at.replica) == (at.self == 1 ? 6'000'000 : 0));
+      CHECK(testing_access::memory_bytes(at.replica) == (at.self == 1 ? 6'000'000 : 0));
       at.keep(2).value();
       CHECK(at.has(1));
       at.replica.commit();
-      CHECK(testing_access::room_bytes(at.replica) == 0);
+      CHECK(testing_access::memory_bytes(at.replica) == 0);
       CHECK(at.replica.recovered(part_id{at.self}).empty());
       at.agree();
     });
   }
 
   TEST_CASE(
-      "a room of another size, and what naming it throws, are told to who asked; nobody waits for him") {
+      "a destination of another size, and what naming it throws, are told to the caller, and no rank waits "
+      "for it") {
     for (const bool is_thrown : {false, true}) {
       CAPTURE(is_thrown);
       sim_network net({.seats = 2});
@@ -812,11 +816,11 @@ TEST_SUITE("redundant_replica") {
         at.keep(1).value();
         at.replica.commit();
         if (at.self == 0) at.replica.forget();
-        std::vector<std::byte> room(at.sizes[at.self]);
+        std::vector<std::byte> destination(at.sizes[at.self]);
         const auto into = [&](part_id part) {
           CHECK(part == part_id{at.self});
           if (at.self == 0 && is_thrown) throw 7;
-          return std::span(room).first(at.sizes[at.self] - (at.self == 0 ? 1U : 0U));
+          return std::span(destination).first(at.sizes[at.self] - (at.self == 0 ? 1U : 0U));
         };
         const std::uint64_t began = end.now_ns();
         if (at.self == 0 && is_thrown) {

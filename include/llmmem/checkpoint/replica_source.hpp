@@ -48,19 +48,20 @@ static_assert(recoverable_replica<no_replica>);
 ///     replica_into kept(replica, [&](part_id part) { return bytes_of(parameters, part); });
 ///     const auto recovered = recover(how, replica_source("peers", ranks, kept, by), ...);
 ///
-/// When what is found is a checkpoint instead, those rooms may have been written by then: load them whole.
-/// @tparam Rooms  what `Replica::recover(by, into)` takes.
-template <class Replica, class Rooms>
+/// When what is found is a checkpoint instead, those destinations may have been written by then: load them
+/// whole.
+/// @tparam Destinations  what `Replica::recover(by, into)` takes.
+template <class Replica, class Destinations>
 class replica_into {
  public:
   /// The replica outlives this.
-  replica_into(Replica& replica, Rooms into) : replica_(&replica), into_(std::move(into)) {}
+  replica_into(Replica& replica, Destinations into) : replica_(&replica), into_(std::move(into)) {}
   [[nodiscard]] auto recover(deadline by) { return replica_->recover(by, into_); }
   void forget() { replica_->forget(); }
 
  private:
   Replica* replica_;
-  Rooms into_;
+  Destinations into_;
 };
 
 /// The memory of the ranks of an epoch. Its versions are steps of training.

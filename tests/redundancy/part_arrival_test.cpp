@@ -1,5 +1,5 @@
 #include <llmmem/hash/crc32c.hpp>
-#include <llmmem/redundancy/detail/redundant_replica_rooms.hpp>
+#include <llmmem/redundancy/detail/part_arrival.hpp>
 #include <llmmem/redundancy/gf256.hpp>
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 using llmmem::crc32c;
 using llmmem::gf256_multiply;
 using llmmem::detail::part_arrival;
-using llmmem::detail::part_room;
+using llmmem::detail::part_memory;
 using llmmem_tests::bytes_of_seed;
 
 /// Bytes that are sent, a piece at a time, to be added to a part or to be a stretch of it.
@@ -52,15 +52,15 @@ void land(part_arrival& part, const stretch& from, bool is_summed, std::mt19937_
 
 }  // namespace
 
-TEST_SUITE("redundant_replica_rooms") {
-  TEST_CASE("a part is the sum of what comes, zeros where nothing does, whatever was in its room") {
+TEST_SUITE("part_arrival") {
+  TEST_CASE("a part is the sum of what comes, zeros where nothing does, whatever was at its destination") {
     for (const auto seed : llmmem_tests::seeds(2000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const std::uint64_t size = random() % 200;
       std::vector<std::byte> expected(size);
-      std::vector<std::byte> room = bytes_of_seed(size, seed);
-      part_arrival part{room};
+      std::vector<std::byte> destination = bytes_of_seed(size, seed);
+      part_arrival part{destination};
       const bool is_summed = random() % 4 != 0;
       const std::uint64_t stretches = is_summed ? random() % 6 : 1;
       for (std::uint64_t i = 0; i < stretches && size != 0; ++i) {
@@ -74,7 +74,7 @@ TEST_SUITE("redundant_replica_rooms") {
               gf256_multiply(from.coefficient, static_cast<std::uint8_t>(from.bytes[k])));
       }
       const std::uint32_t sum = part.finish();
-      CHECK(room == expected);
+      CHECK(destination == expected);
       CHECK(sum == crc32c(0, expected));
     }
   }
@@ -82,42 +82,42 @@ TEST_SUITE("redundant_replica_rooms") {
   TEST_CASE("a part that is sent a second time in place of the first is the second, and so is its checksum") {
     const std::vector<std::byte> first = bytes_of_seed(100, 1);
     const std::vector<std::byte> second = bytes_of_seed(100, 2);
-    std::vector<std::byte> room(100);
-    part_arrival part{room};
+    std::vector<std::byte> destination(100);
+    part_arrival part{destination};
     part.take(0, first, 1, false);
     part.take(0, second, 1, false);
     CHECK(part.finish() == crc32c(0, second));
-    CHECK(room == second);
+    CHECK(destination == second);
   }
 
   TEST_CASE(
       "what comes first of a sum is received where it is to lie, and only what follows is added to it") {
-    std::vector<std::byte> room(100, std::byte{9});
-    part_arrival part{room};
+    std::vector<std::byte> destination(100, std::byte{9});
+    part_arrival part{destination};
     const std::vector<std::byte> bytes(60, std::byte{3});
-    CHECK(part.landing(0, 60, true).data() == room.data());
+    CHECK(part.landing(0, 60, true).data() == destination.data());
     CHECK(part.landing(0, 60, true).size() == 60);
     part.take(0, bytes, 1, true);
     CHECK(part.landing(0, 60, true).empty());
     CHECK(part.landing(59, 2, true).empty());
-    CHECK(part.landing(60, 40, true).data() == room.data() + 60);
+    CHECK(part.landing(60, 40, true).data() == destination.data() + 60);
     CHECK(part.landing(0, 60, false).size() == 60);
   }
 
-  TEST_CASE("a room has its bytes until it is destroyed, wherever it was moved") {
-    std::vector<part_room> rooms;
+  TEST_CASE("memory for a part has its bytes until it is destroyed, wherever it was moved") {
+    std::vector<part_memory> memories;
     for (const std::uint64_t bytes : {0U, 1U, 5000U, 3U << 20U}) {
-      rooms.emplace_back(bytes);
-      CHECK(rooms.back().bytes().size() == bytes);
-      std::ranges::fill(rooms.back().bytes(), std::byte{7});
+      memories.emplace_back(bytes);
+      CHECK(memories.back().bytes().size() == bytes);
+      std::ranges::fill(memories.back().bytes(), std::byte{7});
     }
-    const std::byte* const there = rooms.back().bytes().data();
-    part_room moved;
-    moved = std::move(rooms.back());
-    CHECK(rooms.back().bytes().empty());
+    const std::byte* const there = memories.back().bytes().data();
+    part_memory moved;
+    moved = std::move(memories.back());
+    CHECK(memories.back().bytes().empty());
     CHECK(moved.bytes().data() == there);
     CHECK(moved.bytes().size() == 3U << 20U);
     CHECK(moved.bytes().back() == std::byte{7});
-    CHECK(rooms[2].bytes().front() == std::byte{7});
+    CHECK(memories[2].bytes().front() == std::byte{7});
   }
 }

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: where parts lie that are given back, and how they come together there.
+/// `redundant_replica`: the destination of a part that is given back, and how the part comes together there.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -17,22 +17,22 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Memory for a part, whatever is in it: nobody clears what is written over anyway. Without advice for huge
-/// pages: a recovery must not wait until the system has made room for some.
-class part_room {
+/// Memory for a part, not cleared: all of it is written. It gives no advice for huge pages: a recovery must
+/// not wait until the system has found some.
+class part_memory {
  public:
-  part_room() noexcept = default;
+  part_memory() noexcept = default;
   /// @throws std::bad_alloc
-  explicit part_room(std::uint64_t bytes)
+  explicit part_memory(std::uint64_t bytes)
       : data_(static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes)))), bytes_(bytes) {}
-  part_room(part_room&& other) noexcept
+  part_memory(part_memory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  part_room& operator=(part_room&& other) noexcept {
+  part_memory& operator=(part_memory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~part_room() { ::operator delete(data_); }
+  ~part_memory() { ::operator delete(data_); }
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept {
     return {data_, static_cast<std::size_t>(bytes_)};
@@ -43,24 +43,25 @@ class part_room {
   std::uint64_t bytes_ = 0;
 };
 
-/// A part that comes together in its room, of pieces that are copied or summed up. What was in the room
-/// counts for nothing: the first piece of a sum is written, and only where none came are there zeros.
+/// A part that comes together at its destination, of pieces that are copied or summed up. What was there
+/// before counts for nothing: the first piece of a sum is written, and zeros are written only where no piece
+/// came.
 class part_arrival {
  public:
   part_arrival() noexcept = default;
-  explicit part_arrival(std::span<std::byte> room) noexcept : room_(room) {}
+  explicit part_arrival(std::span<std::byte> destination) noexcept : destination_(destination) {}
 
-  [[nodiscard]] std::span<std::byte> room() const noexcept { return room_; }
+  [[nodiscard]] std::span<std::byte> destination() const noexcept { return destination_; }
 
-  /// Where those bytes may be received, to be told to `landed` then; an empty span when they must be added.
+  /// Where the caller may receive those bytes, and then calls `landed`; an empty span when it must add them.
   [[nodiscard]] std::span<std::byte> landing(std::uint64_t offset, std::uint64_t bytes,
                                              bool is_summed) const noexcept {
     if (is_summed && offset < filled_) return {};
-    return room_.subspan(offset, bytes);
+    return destination_.subspan(offset, bytes);
   }
-  /// They have been received there, and are to be `coefficient` times what came.
+  /// The caller has received them there, and the part has `coefficient` times what came.
   void landed(std::uint64_t offset, std::uint64_t bytes, std::uint8_t coefficient) noexcept {
-    const std::span<std::byte> there = room_.subspan(offset, bytes);
+    const std::span<std::byte> there = destination_.subspan(offset, bytes);
     if (coefficient != 1) static_cast<void>(gf256_multiply_into(there, there, coefficient));
     count(offset, there);
   }
@@ -68,9 +69,9 @@ class part_arrival {
   void add(std::uint64_t offset, std::span<const std::byte> bytes, std::uint8_t coefficient) noexcept {
     clear_up_to(offset + bytes.size());
     is_in_order_ = false;
-    static_cast<void>(gf256_multiply_add(room_.subspan(offset, bytes.size()), bytes, coefficient));
+    static_cast<void>(gf256_multiply_add(destination_.subspan(offset, bytes.size()), bytes, coefficient));
   }
-  /// Takes bytes that lie elsewhere, and are no part of the room.
+  /// Takes bytes that lie elsewhere, outside of the destination.
   void take(std::uint64_t offset, std::span<const std::byte> bytes, std::uint8_t coefficient,
             bool is_summed) noexcept {
     const std::span<std::byte> there = landing(offset, bytes.size(), is_summed);
@@ -81,18 +82,18 @@ class part_arrival {
 
   /// Nothing more comes. @return the CRC-32C of the part
   [[nodiscard]] std::uint32_t finish() noexcept {
-    clear_up_to(room_.size());
-    return is_in_order_ ? sum_ : crc32c(0, room_);
+    clear_up_to(destination_.size());
+    return is_in_order_ ? sum_ : crc32c(0, destination_);
   }
 
  private:
   void clear_up_to(std::uint64_t end) noexcept {
     if (end <= filled_) return;
-    std::memset(room_.data() + filled_, 0, static_cast<std::size_t>(end - filled_));
+    std::memset(destination_.data() + filled_, 0, static_cast<std::size_t>(end - filled_));
     filled_ = end;
     is_in_order_ = false;
   }
-  /// The checksum goes along while the bytes are in the cache.
+  /// Makes the checksum while the bytes are in the cache.
   void count(std::uint64_t offset, std::span<const std::byte> written) noexcept {
     if (offset > filled_) clear_up_to(offset);
     is_in_order_ = is_in_order_ && offset == filled_;
@@ -100,10 +101,10 @@ class part_arrival {
     if (offset + written.size() > filled_) filled_ = offset + written.size();
   }
 
-  std::span<std::byte> room_{};
+  std::span<std::byte> destination_{};
   std::uint64_t filled_ = 0;  // behind it nothing has been written
   std::uint32_t sum_ = 0;     // of what is before it
-  bool is_in_order_ = true;   // every byte was written once, the first first
+  bool is_in_order_ = true;   // every byte was written once, from the first to the last
 };
 
 }  // namespace detail

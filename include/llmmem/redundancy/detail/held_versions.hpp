@@ -1,0 +1,127 @@
+/// @file
+/// `redundant_replica`: the versions that a rank holds, and which of them counts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/redundancy/detail/kept_damage.hpp>
+#include <llmmem/redundancy/detail/kept_version.hpp>
+#include <llmmem/redundancy/replica_types.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+struct testing_access;
+
+namespace detail {
+
+/// What a rank knows of the versions before, for when no rank holds any. Of what several ranks know, the
+/// highest is true. The numbers are sent.
+enum class known_past : std::uint32_t { unknown, never_kept, forgotten, kept };
+
+/// The committed version, which counts, and the pending one, which counts for nothing until it is committed.
+/// Each is there or not; memory of one that is not there serves the next that is kept.
+///
+/// @par Complexity      O(1), but for `begin_recovery`: O(parts), and a pass over all bytes where the version
+/// is
+///      doubted. @par Thread safety   one thread at a time. @par Errors   none.
+class held_versions {
+ public:
+  /// @name Two phases
+  /// @{
+  /// Gives the caller a version to fill; what was pending is dropped.
+  [[nodiscard]] kept_version& begin() noexcept {
+    has_pending_ = false;
+    return pending_;
+  }
+  /// What was filled is pending from now on.
+  void finish() noexcept {
+    pending_.seal();
+    has_pending_ = true;
+  }
+  /// What is pending counts from now on. @return false where nothing is.
+  bool commit() noexcept;
+  void drop() noexcept { has_pending_ = false; }
+  /// Gives up both versions, and their memory.
+  void forget() noexcept;
+  /// @}
+
+  /// The committed version, or null.
+  [[nodiscard]] const kept_version* committed() const noexcept {
+    return has_committed_ ? &committed_ : nullptr;
+  }
+  [[nodiscard]] std::optional<std::uint64_t> version() const noexcept {
+    return has_committed_ ? std::optional(committed_.facts().version) : std::nullopt;
+  }
+  /// Adds the bytes that both take.
+  void count(replica_stats& stats) const noexcept;
+
+  /// @name When an epoch begins
+  /// @{
+  /// Drops what is pending, and the committed version where this rank would tell others wrong things of it:
+  /// that is short, and all ranks believe it, so it is proved each time.
+  ///
+  /// Of its bytes most are asked for by nobody, and those that are sent are proved where they arrive. Where a
+  /// recovery from this version was begun before, it may have failed by damage: then all is proved here.
+  /// @param epoch  the first has seen all there was.
+  /// @return what of the committed version is damaged, where that is doubted; else no places
+  [[nodiscard]] kept_damage begin_recovery(std::uint64_t epoch);
+  /// The committed version is not the one that the ranks go on with.
+  void discard_committed() noexcept { has_committed_ = false; }
+  [[nodiscard]] known_past past() const noexcept { return past_; }
+  void learn(known_past past) noexcept { past_ = std::max(past_, past); }
+  /// @}
+
+ private:
+  friend struct llmmem::testing_access;
+
+  kept_version committed_{};
+  kept_version pending_{};
+  bool has_committed_ = false;
+  bool has_pending_ = false;
+  bool is_doubted_ = false;  // a recovery from the committed version was begun before
+  known_past past_ = known_past::unknown;
+};
+
+inline bool held_versions::commit() noexcept {
+  if (!has_pending_) return false;
+  std::swap(committed_, pending_);
+  has_committed_ = true;
+  has_pending_ = false;
+  is_doubted_ = false;
+  past_ = known_past::kept;
+  return true;
+}
+
+inline void held_versions::forget() noexcept {
+  committed_ = {};
+  pending_ = {};
+  has_committed_ = false;
+  has_pending_ = false;
+  past_ = known_past::forgotten;
+}
+
+inline void held_versions::count(replica_stats& stats) const noexcept {
+  for (const kept_version* const each : {&committed_, &pending_}) {
+    stats.own_bytes += each->own_capacity();
+    stats.kept_bytes += each->kept_capacity();
+  }
+}
+
+inline kept_damage held_versions::begin_recovery(std::uint64_t epoch) {
+  has_pending_ = false;
+  if (has_committed_ && !committed_.tells_the_truth()) has_committed_ = false;
+  kept_damage damage;
+  if (has_committed_ && is_doubted_) damage = committed_.damage();
+  is_doubted_ = true;
+  if (epoch == 1 && past_ == known_past::unknown) past_ = known_past::never_kept;
+  return damage;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

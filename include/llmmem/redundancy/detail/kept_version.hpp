@@ -1,0 +1,215 @@
+/// @file
+/// `redundant_replica`: a version as one rank holds it.
+#pragma once
+
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/redundancy/detail/kept_damage.hpp>
+#include <llmmem/redundancy/gf256.hpp>
+#include <llmmem/redundancy/part_ownership.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+struct testing_access;
+
+namespace detail {
+
+/// What all ranks know of a version.
+struct version_facts {
+  std::uint64_t version = 0;
+  std::uint64_t epoch = 0;            // in which it was kept
+  std::vector<seat_id> seats{};       // the members of that epoch
+  kept_layout layout{};               // which of them owned what
+  std::vector<std::uint32_t> sums{};  // CRC-32C by part
+};
+
+/// Two checksums that should be the same.
+struct sum_mismatch {
+  std::uint32_t wanted = 0;
+  std::uint32_t found = 0;
+};
+
+/// What one rank holds of a version: its own parts one behind the other (the *blob*), copies of the blobs of
+/// others, parities of its group's codewords; and what all ranks know of the version. Each byte of it is
+/// covered by a checksum, so that the rank can prove what it holds.
+///
+/// It is filled between `begin` and `seal`, and only read afterwards. A version that begins takes over the
+/// memory of the one before.
+///
+/// @par Complexity      one pass over the bytes that a function is given or proves.
+/// @par Thread safety   one thread at a time. @par Errors   std::bad_alloc; what was held then counts for
+/// nothing.
+class kept_version {
+ public:
+  /// @name Filling it
+  /// @{
+  /// Nothing is held as yet. Of `facts`, the checksums are told part by part.
+  /// @param self  this rank, in the version's epoch.
+  void begin(version_facts facts, rank_id self);
+  /// The next own part, with its checksum. @pre parts come in order
+  void add_own(part_id part, std::span<const std::byte> bytes);
+  /// What another rank says of a part of its own.
+  void set_sum(part_id part, std::uint32_t sum) noexcept { facts_.sums[to_index(part)] = sum; }
+  /// Memory for a copy of a rank's blob, to be written by the caller.
+  [[nodiscard]] std::span<std::byte> make_copy(rank_id of);
+  /// The next part of a rank's blob.
+  void add_to_copy(rank_id of, std::span<const std::byte> bytes);
+  /// Parities of so many codewords: none is held of any as yet.
+  void begin_parities(std::uint32_t codewords);
+  /// A parity of one of them, zeros so far.
+  void make_parity(std::uint32_t codeword, std::uint64_t bytes) {
+    parities_[codeword].assign(bytes, std::byte{0});
+  }
+  /// @pre the parity is there, and no shorter than the stripe
+  void add_to_parity(std::uint32_t codeword, std::span<const std::byte> stripe,
+                     std::uint8_t coefficient) noexcept;
+  /// All is there: makes the checksums of parities, and of what others are told.
+  void seal() noexcept;
+  /// @}
+
+  /// @name Reading it
+  /// @{
+  [[nodiscard]] const version_facts& facts() const noexcept { return facts_; }
+  [[nodiscard]] rank_id self() const noexcept { return self_; }
+  [[nodiscard]] std::span<const std::byte> own() const noexcept { return own_; }
+  /// All that is held in such a place; nothing if that is nothing.
+  [[nodiscard]] std::span<const std::byte> at(kept_place place, rank_id of,
+                                              std::uint32_t codeword) const noexcept;
+  /// Bytes of memory that the own blob takes.
+  [[nodiscard]] std::uint64_t own_capacity() const noexcept { return own_.capacity(); }
+  /// And all that is held for others.
+  [[nodiscard]] std::uint64_t kept_capacity() const noexcept;
+  /// @}
+
+  /// @name Proving it
+  /// @{
+  /// The first part in a rank's blob that is not what was kept. @pre the blob has the size of that rank's
+  [[nodiscard]] std::optional<sum_mismatch> mismatch_in(rank_id owner,
+                                                        std::span<const std::byte> blob) const noexcept;
+  /// Whether what others are told of the version is as it was when it was sealed.
+  [[nodiscard]] bool tells_the_truth() const noexcept { return sum_of_facts() == facts_sum_; }
+  /// What of it is damaged: reads all of it.
+  [[nodiscard]] kept_damage damage() const;
+  /// @}
+
+ private:
+  friend struct llmmem::testing_access;
+  [[nodiscard]] std::uint32_t sum_of_facts() const noexcept;
+
+  version_facts facts_{};
+  rank_id self_{};
+  std::vector<std::byte> own_{};
+  std::vector<std::vector<std::byte>> copies_{};    // by rank; empty where none is held
+  std::vector<std::vector<std::byte>> parities_{};  // by codeword of the own group; empty where none is held
+  std::vector<std::uint32_t> parity_sums_{};
+  std::uint32_t facts_sum_ = 0;
+};
+
+inline void kept_version::begin(version_facts facts, rank_id self) {
+  facts_ = std::move(facts);
+  facts_.sums.assign(facts_.layout.part_bytes.size(), 0);
+  self_ = self;
+  own_.clear();
+  copies_.resize(facts_.layout.world);
+  for (std::vector<std::byte>& each : copies_)
+    each.clear();
+  for (std::vector<std::byte>& each : parities_)
+    each.clear();
+}
+
+inline void kept_version::add_own(part_id part, std::span<const std::byte> bytes) {
+  own_.insert(own_.end(), bytes.begin(), bytes.end());
+  set_sum(part, crc32c(0, bytes));
+}
+
+inline std::span<std::byte> kept_version::make_copy(rank_id of) {
+  std::vector<std::byte>& copy = copies_[to_index(of)];
+  copy.resize(facts_.layout.blob_bytes(of));
+  return copy;
+}
+
+inline void kept_version::add_to_copy(rank_id of, std::span<const std::byte> bytes) {
+  std::vector<std::byte>& copy = copies_[to_index(of)];
+  copy.insert(copy.end(), bytes.begin(), bytes.end());
+}
+
+inline void kept_version::begin_parities(std::uint32_t codewords) {
+  parities_.resize(codewords);
+  parity_sums_.assign(codewords, 0);
+}
+
+inline void kept_version::add_to_parity(std::uint32_t codeword, std::span<const std::byte> stripe,
+                                        std::uint8_t coefficient) noexcept {
+  static_cast<void>(gf256_multiply_add(parities_[codeword], stripe, coefficient));
+}
+
+inline void kept_version::seal() noexcept {
+  for (std::size_t codeword = 0; codeword < parities_.size(); ++codeword) {
+    if (!parities_[codeword].empty()) parity_sums_[codeword] = crc32c(0, parities_[codeword]);
+  }
+  facts_sum_ = sum_of_facts();
+}
+
+inline std::span<const std::byte> kept_version::at(kept_place place, rank_id of,
+                                                   std::uint32_t codeword) const noexcept {
+  if (place == kept_place::copy) return copies_[to_index(of)];
+  if (place == kept_place::parity) return parities_[codeword];
+  return own_;
+}
+
+inline std::uint64_t kept_version::kept_capacity() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const std::vector<std::byte>& copy : copies_)
+    bytes += copy.capacity();
+  for (const std::vector<std::byte>& parity : parities_)
+    bytes += parity.capacity();
+  return bytes;
+}
+
+inline std::optional<sum_mismatch> kept_version::mismatch_in(rank_id owner,
+                                                             std::span<const std::byte> blob) const noexcept {
+  const kept_layout& layout = facts_.layout;
+  std::uint64_t at = 0;
+  for (std::size_t i = 0; i < layout.part_bytes.size(); ++i) {
+    if (layout.owners[i] != owner) continue;
+    const std::uint32_t sum = crc32c(0, blob.subspan(at, layout.part_bytes[i]));
+    if (sum != facts_.sums[i]) return sum_mismatch{.wanted = facts_.sums[i], .found = sum};
+    at += layout.part_bytes[i];
+  }
+  return std::nullopt;
+}
+
+inline kept_damage kept_version::damage() const {
+  kept_damage found(facts_.layout.world);
+  if (mismatch_in(self_, own_)) found.note_own();
+  for (std::uint32_t rank = 0; rank < copies_.size(); ++rank) {
+    if (!copies_[rank].empty() && mismatch_in(rank_id{rank}, copies_[rank])) found.note_copy(rank);
+  }
+  for (std::uint32_t codeword = 0; codeword < parities_.size(); ++codeword) {
+    const std::vector<std::byte>& parity = parities_[codeword];
+    if (!parity.empty() && crc32c(0, parity) != parity_sums_[codeword]) found.note_parity(codeword);
+  }
+  return found;
+}
+
+/// All ranks that hold the version hold what comes back to this.
+inline std::uint32_t kept_version::sum_of_facts() const noexcept {
+  const std::uint64_t numbers[] = {facts_.version, facts_.epoch, to_index(self_), facts_.layout.world};
+  std::uint32_t sum = crc32c(0, std::as_bytes(std::span(numbers)));
+  sum = crc32c(sum, std::as_bytes(std::span(facts_.seats)));
+  sum = crc32c(sum, std::as_bytes(std::span(facts_.layout.owners)));
+  return crc32c(sum, std::as_bytes(std::span(facts_.sums)));
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

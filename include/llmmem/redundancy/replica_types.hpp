@@ -1,0 +1,75 @@
+/// @file
+/// What a `redundant_replica` asks of its ranks, what it is given, and what it tells.
+#pragma once
+
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/comm/transport.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/redundancy/part_ownership.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// A transport whose ranks sit in seats, and change with the epoch. `communicator` is one.
+template <class T>
+concept seated_transport = transport<T> && requires(const T& ranks) {
+  { ranks.epoch() } noexcept -> std::same_as<std::uint64_t>;
+  { ranks.seats() } noexcept -> std::convertible_to<std::span<const seat_id>>;
+};
+
+/// Names the destination of each part: the engine's own memory for it, of the part's size.
+template <class D>
+concept part_destinations = requires(D& destinations, part_id part) {
+  { destinations(part) } -> std::convertible_to<std::span<std::byte>>;
+};
+
+/// What `part_destinations` was called before. Deprecated: it goes with version 0.2.
+template <class D>
+concept part_rooms = part_destinations<D>;
+
+/// The bytes of a part.
+struct part_bytes {
+  part_id part{};
+  std::span<const std::byte> bytes{};
+};
+
+/// How a replica is set up.
+struct replica_options {
+  const char* name = "redundant_replica";  ///< for error texts; outlives the replica
+  std::uint32_t tag = 0x7265'7000;         ///< of its messages: nothing else uses it at the same time
+};
+
+/// Why there is nothing to give back, and so what all ranks load instead. Each rank loads the parts that it
+/// owns now, also where it has loaded them in an earlier epoch: a step that was begun has changed them.
+enum class absence : std::uint8_t {
+  none,        ///< there is something
+  never_kept,  ///< no rank has committed anything so far: load what the run began from
+  forgotten,   ///< all were told to `forget`: load the checkpoint that they went back to
+  gone,  ///< no rank is left that knows what was kept: load the newest checkpoint; where there is none, what
+         ///< was trained is lost
+};
+
+/// What `recover` found: the same on all ranks, but for the bytes.
+struct recovered_state {
+  bool is_there = false;            ///< else `why_not` tells what to load
+  absence why_not = absence::none;  ///< why there is nothing
+  std::uint64_t version = 0;        ///< that all parts are of
+  std::uint64_t moved_bytes = 0;    ///< between ranks
+  std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged
+};
+
+/// What a replica holds and has done.
+struct replica_stats {
+  std::uint64_t own_bytes = 0;   ///< copies of this rank's own parts, of all versions held
+  std::uint64_t kept_bytes = 0;  ///< copies and parity of others', of all versions held
+  std::uint64_t keeps = 0;
+  std::uint64_t recoveries = 0;
+};
+
+}  // namespace v0
+}  // namespace llmmem
