@@ -74,6 +74,7 @@
 #include <llmmem/comm/reduce_op.hpp>
 #include <llmmem/comm/reduction_buckets.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
+#include <llmmem/comm/socket_options.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>

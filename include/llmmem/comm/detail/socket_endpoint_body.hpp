@@ -1,5 +1,5 @@
 /// @file
-/// `socket_endpoint`: sending, waiting.
+/// `socket_endpoint`: its beginning and end, sending, waiting.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -7,263 +7,153 @@
 #include <llmmem/transfer/errors.hpp>
 
 #include <sched.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
-#include <array>
-#include <cerrno>
 #include <utility>
 
 namespace llmmem {
 inline namespace v0 {
 
-inline seat_id socket_endpoint::seat_of(const peer& at) const noexcept {
-  return seat_id{static_cast<std::uint32_t>(&at - peers_.data())};
+inline socket_endpoint::socket_endpoint(socket_options options)
+    : setup_(std::move(options)),
+      mine_(detail::hello_of(setup_.options)),
+      nonce_(detail::wire_reader(mine_.incarnation).take<std::uint64_t>() | 1U),
+      owner_(::getpid()),
+      poller_(setup_.peers() != 0),
+      control_(poller_, setup_.peers(), setup_.options.told_bytes),
+      calls_(poller_.clock(), setup_.peers(), setup_.options.first_call_ns, setup_.options.last_call_ns),
+      peers_(poller_, control_, calls_, setup_.options, setup_.peers()) {
+  if (setup_.peers() == 0) return;
+  joining_.emplace(poller_, calls_, peers_, setup_.options, mine_, std::move(setup_.addresses));
+  if (setup_.options.beat_ns != 0) control_.start(setup_.options.beat_ns);
 }
 
-inline void socket_endpoint::tell(seat_id to, const frame_header& header,
-                                  std::span<const std::byte> bytes) noexcept {
-  if (!is_connected(to) || bytes.size() > max_told_bytes) {
-    ++counted_.dropped;
+inline socket_endpoint::~socket_endpoint() {
+  // In a forked child the thread does not exist, and the parent lives.
+  if (::getpid() != owner_) {
+    control_.forget_thread();
     return;
   }
-  const std::lock_guard lock(told_mutex_);
-  detail::told_writer& out = peers_[to_index(to)].out;
-  put_told(out, detail::frame_sort::frame, header, bytes);
-  if (out.is_overflowed) next_timer_ = 0;
+  control_.stop();
+  peers_.leave();
+  if (joining_) joining_->remove_file();
 }
 
-inline void socket_endpoint::withdraw(seat_id from) noexcept {
-  if (to_index(from) < peers_.size()) peers_[to_index(from)].data_in.withdraw();
-}
-
-inline void socket_endpoint::give_up(seat_id seat) noexcept {
-  if (to_index(seat) >= peers_.size()) return;
-  peer& of = peers_[to_index(seat)];
-  if (of.now != peer::state::up && of.now != peer::state::ending) return;
-  stop_hearing(of);
-  if (of.is_known_dead()) due(now_);  // told of with the next look: nothing else will come of it
-  const std::lock_guard lock(told_mutex_);
-  of.out.is_overflowed = false;
-  put_told(of.out, detail::frame_sort::given_up, {}, {});
-}
-
-inline void socket_endpoint::wake() noexcept {
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(wake_.get(), &one, sizeof(one)));
-}
-
-inline void socket_endpoint::begin_listening() noexcept {
-  now_ = detail::monotonic_ns();
-}
-
-/// @param most  what may have gone by since the last look: a process that was stopped has not listened.
-inline void socket_endpoint::look_at_clock(std::uint64_t most) noexcept {
-  const std::uint64_t now = detail::monotonic_ns();
-  listened_ += now - now_ < most ? now - now_ : most;
-  now_ = now;
-}
-
-/// Looks for more from where data came last, without asking epoll; or offers the core to whoever is to send
-/// it. Whether something has moved.
-inline bool socket_endpoint::look_once(const handler_ref& handler) {
-  bool has_moved = false;
-  if (last_from_ != no_seat) {
-    peer& from = peers_[to_index(last_from_)];
-    const std::uint64_t taken = from.data_in.taken();
-    if (from.now == peer::state::up) static_cast<void>(take_data(from, handler));
-    has_moved = from.data_in.taken() != taken;
-  }
+/// Looks for more from where data came last, without asking epoll; or yields the core, which its sender may
+/// need. Whether something has come.
+inline bool socket_endpoint::look_once(handler_call& call) {
+  const bool has_moved = peers_.has_last() && peers_.read_last(call);
   if (!has_moved) ::sched_yield();
-  look_at_clock(detail::timer_ns);
+  poller_.look();
   return has_moved;
-}
-
-/// Whether all else can do without a look of its own.
-inline bool socket_endpoint::may_spin(std::uint64_t until) const noexcept {
-  return now_ < until && now_ < next_timer_ && now_ - looked_ <= look_ns && held_.empty();
 }
 
 inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& header,
                                                 std::span<const std::byte> bytes, deadline by,
-                                                const handler_ref& handler) {
-  const std::uint32_t index = to_index(to);
-  const char* const name = options_.name.c_str();
+                                                const detail::frame_handler_ref& handler) {
+  const char* const name = setup_.options.name.c_str();
+  if (bytes.size() > frame_bytes())
+    return failure{errc::out_of_range, to_index(to), bytes.size(), frame_bytes(), name};
   const auto ended = [&](error_code why, std::size_t sent) {
-    constexpr std::size_t head = detail::wire_header_bytes;
-    return failure{why, index, bytes.size(), sent > head ? sent - head : 0, name};
+    return failure{why, to_index(to), bytes.size(), sent, name};
   };
-  if (bytes.size() > options_.frame_bytes)
-    return failure{errc::out_of_range, index, bytes.size(), options_.frame_bytes, name};
   if (!is_connected(to)) return ended(errc::peer_failed, 0);
-  peer& whom = peers_[index];
-  const std::uint32_t generation = whom.generation;
-  begin_listening();
-  has_come_ = false;
-  if (!held_.empty()) ask_held(handler);
-  // Who sends and sends, and never has to wait, hears what is told all the same.
-  if (now_ - looked_ > look_ns || now_ >= next_timer_) wait_and_take(now_, -1, handler);
-  std::array<std::byte, detail::wire_header_bytes> head{};
-  std::size_t sent = 0;
+  const detail::listening_clock& clock = poller_.clock();
+  const std::uint32_t generation = peers_.generation(to);
+  handler_call call{handler};
+  poller_.begin();
+  if (peers_.has_held()) peers_.ask_held(call);
+  // A sender that never waits reads control messages all the same.
+  if (clock.is_look_due()) wait_and_take(clock.now(), -1, call);
+  std::optional<detail::outgoing_frame> frame;
+  const auto sent = [&] { return frame ? frame->payload_sent() : 0; };
   bool is_waiting = false;
   bool has_moved = false;
   for (;;) {
-    if (has_come_ && !handler.on_goes_on(handler.object)) break;
-    has_come_ = false;
-    if (whom.now != peer::state::up || whom.generation != generation) return ended(errc::peer_failed, sent);
-    if (flush_rest(whom)) {
-      if (sent == 0) {
-        detail::wire_header wire{header, detail::socket_lane::data, detail::frame_sort::frame,
-                                 whom.data_sequence};
-        wire.frame.bytes = static_cast<std::uint32_t>(bytes.size());
-        detail::write_header(wire, head);
-      }
-      const bool is_head = sent < head.size();
-      const ssize_t went = is_head ? write_data(whom, std::span<const std::byte>(head).subspan(sent), bytes)
-                                   : write_data(whom, bytes.subspan(sent - head.size()), {});
-      if (went < 0) return ended(errc::peer_failed, sent);
-      if (sent == 0 && went > 0) ++whom.data_sequence;
-      sent += static_cast<std::size_t>(went);
+    if (call.has_come && !call.goes_on()) break;
+    call.has_come = false;
+    if (!peers_.is_up(to) || peers_.generation(to) != generation) return ended(errc::peer_failed, sent());
+    if (peers_.flush(to)) {
+      if (!frame) frame = peers_.begin_frame(to, header, bytes);
+      const ssize_t went = peers_.write(to, *frame);
+      if (went < 0) return ended(errc::peer_failed, sent());
       has_moved = has_moved || went != 0;
-      if (sent == head.size() + bytes.size()) {
-        ++whom.data_sent.frames;
-        whom.data_sent.bytes += bytes.size();
-        if (is_waiting) send_spin_.end(now_);
+      if (frame->is_whole()) {
+        if (is_waiting) send_spin_.end(clock.now());
         return {};
       }
-    } else if (whom.now != peer::state::up) {
-      return ended(errc::peer_failed, sent);
+    } else if (!peers_.is_up(to)) {
+      return ended(errc::peer_failed, sent());
     }
-    if (now_ >= by.ns) break;
-    if (!std::exchange(is_waiting, true)) send_spin_.begin(now_, options_.spin_ns);
-    if (has_moved) send_spin_.found_some(now_);
-    if (may_spin(by.ns) && send_spin_.goes_on(now_)) {
-      has_moved = look_once(handler);
+    if (clock.now() >= by.ns) break;
+    if (!std::exchange(is_waiting, true)) send_spin_.begin(clock.now(), setup_.options.spin_ns);
+    if (has_moved) send_spin_.found_some(clock.now());
+    if (may_spin(by) && send_spin_.goes_on(clock.now())) {
+      has_moved = look_once(call);
       continue;
     }
-    wait_and_take(by.ns, whom.data.get(), handler);
-    if (!held_.empty()) ask_held(handler);
+    wait_and_take(by.ns, peers_.data_socket(to), call);
+    if (peers_.has_held()) peers_.ask_held(call);
   }
-  // Who reads shall not see half of it.
-  const bool is_late = now_ >= by.ns && !has_come_;
-  if (sent != 0 && whom.now == peer::state::up) {
-    if (sent < head.size()) whom.rest.add(std::span<const std::byte>(head).subspan(sent));
-    whom.rest.add(bytes.subspan(sent < head.size() ? 0 : sent - head.size()));
-    ++whom.data_sent.frames;
-    whom.data_sent.bytes += bytes.size();
-  }
-  watch_data(whom);
-  return ended(is_late ? errc::peer_timed_out : errc::cancelled, sent);
+  // The receiver must not see half a frame: the rest of one that was begun goes with later calls.
+  const bool is_late = clock.now() >= by.ns && !call.has_come;
+  if (frame && frame->is_begun() && peers_.is_up(to)) peers_.keep_rest(to, *frame);
+  peers_.watch(to);
+  return ended(is_late ? errc::peer_timed_out : errc::cancelled, sent());
 }
 
-inline bool socket_endpoint::poll_until(deadline by, const handler_ref& handler) {
-  begin_listening();
-  has_come_ = false;
-  if (!held_.empty()) ask_held(handler);
+inline bool socket_endpoint::poll_until(deadline by, const detail::frame_handler_ref& handler) {
+  const detail::listening_clock& clock = poller_.clock();
+  handler_call call{handler};
+  poller_.begin();
+  if (peers_.has_held()) peers_.ask_held(call);
   bool has_looked = false;
-  if (has_come_ || is_woken_ || now_ - looked_ > look_ns || now_ >= next_timer_)
-    wait_and_take(now_, -1, handler);
-  for (poll_spin_.begin(now_, last_from_ == no_seat ? 0 : options_.spin_ns); !has_come_ && !is_woken_;) {
-    if (may_spin(by.ns) && poll_spin_.goes_on(now_)) {
-      if (look_once(handler)) poll_spin_.found_some(now_);
+  if (call.has_come || poller_.is_woken() || clock.is_look_due()) wait_and_take(clock.now(), -1, call);
+  const std::uint64_t spin_ns = peers_.has_last() ? setup_.options.spin_ns : 0;
+  for (poll_spin_.begin(clock.now(), spin_ns); !call.has_come && !poller_.is_woken();) {
+    if (may_spin(by) && poll_spin_.goes_on(clock.now())) {
+      if (look_once(call)) poll_spin_.found_some(clock.now());
       continue;
     }
-    if (has_looked && now_ >= by.ns) break;
-    wait_and_take(by.ns, -1, handler);
+    if (has_looked && clock.now() >= by.ns) break;
+    wait_and_take(by.ns, -1, call);
     has_looked = true;
   }
-  poll_spin_.end(now_);
-  is_woken_ = false;
-  return has_come_;
+  poll_spin_.end(clock.now());
+  poller_.forget_wake();
+  return call.has_come;
 }
 
-/// Takes what has come. Waits for it, until then at most or until `writable` is.
-inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, const handler_ref& handler) {
-  std::array<epoll_event, 32> events{};
-  const std::uint64_t wait_until = until < next_timer_ ? until : next_timer_;
-  int timeout = detail::milliseconds_until(now_, peers_.empty() ? until : wait_until);
-  const std::uint64_t most =
-      timeout < 0 ? ~std::uint64_t{0} : std::uint64_t(timeout) * 1'000'000 + detail::timer_ns;
-  const bool is_hot = hot_ != no_seat && is_read(peers_[to_index(hot_)]);
-  bool has_data = false;
-  if (writable >= 0 || is_hot) {
-    // Without telling epoll, and once more when it can be written to again.
-    std::array<pollfd, 3> all{pollfd{epoll_.get(), POLLIN, 0}, pollfd{writable, POLLOUT, 0},
-                              pollfd{-1, POLLIN, 0}};
-    if (is_hot) all[2].fd = peers_[to_index(hot_)].data.get();
-    const int ready = ::poll(all.data(), all.size(), timeout);
-    has_data = ready > 0 && all[2].revents != 0;
-    timeout = ready > 0 && all[0].revents != 0 ? 0 : -2;
-  }
-  int count = 0;
-  if (timeout != -2)
-    count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
-  look_at_clock(most);
-  looked_ = now_;
-  for (int i = 0; i < count; ++i)
-    handle(events[static_cast<std::size_t>(i)], handler);
-  if (has_data && hot_ != no_seat) static_cast<void>(take_data(peers_[to_index(hot_)], handler));
-  if (now_ >= next_timer_ && !peers_.empty()) run_timers(handler);
+/// Waits until then, until something comes, or until `writable` can be written to, and takes what has come.
+inline void socket_endpoint::wait_and_take(std::uint64_t until, int writable, handler_call& call) {
+  detail::socket_poller::event_array events{};
+  const auto found = poller_.wait(until, writable, peers_.hot_socket(), events);
+  for (std::size_t i = 0; i < found.events; ++i)
+    handle(detail::ready_event(events[i]), call);
+  if (found.is_hot_ready) peers_.read_hot(call);
+  if (poller_.clock().is_due()) run_timers(call);
 }
 
-inline void socket_endpoint::handle(const epoll_event& event, const handler_ref& handler) {
-  const auto of = static_cast<detail::socket_event>(event.data.u64 >> 56);
-  const auto index = static_cast<std::uint32_t>(event.data.u64);
-  const auto is_of = [&](std::uint32_t generation) {
-    return (generation & 0xFF'FFFFU) == ((event.data.u64 >> 32) & 0xFF'FFFFU);
-  };
-  const bool is_readable = (event.events & ~std::uint32_t{EPOLLOUT}) != 0;
-  const bool is_writable = (event.events & std::uint32_t{EPOLLOUT}) != 0;
-  if (of == detail::socket_event::listener) return accept_some();
-  if (of == detail::socket_event::wake) {
-    std::uint64_t times = 0;
-    is_woken_ = ::read(wake_.get(), &times, sizeof(times)) > 0 || is_woken_;
-    return;
-  }
-  if (of == detail::socket_event::half_open) {
-    if (halves_[index].as != detail::half_open::role::none && is_of(halves_[index].generation))
-      advance(index, handler);
-    return;
-  }
-  peer& whose = peers_[index];
-  if (of == detail::socket_event::candidate) return look_at_candidate(whose, handler);
-  if (!is_of(whose.generation)) return;
-  switch (of) {
-    case detail::socket_event::process:
-      return process_exited(whose, handler);
-    case detail::socket_event::told: {
-      if (is_writable) {
-        const std::lock_guard lock(told_mutex_);
-        flush_told(whose.out);
-      }
-      if (is_readable) static_cast<void>(take_told(whose, handler));
-      return;
-    }
+inline void socket_endpoint::handle(const detail::ready_event& event, handler_call& call) {
+  switch (event.of) {
+    case detail::socket_event::wake:
+      return poller_.note_wake();
+    case detail::socket_event::listener:
+      return joining_->accept();
+    case detail::socket_event::half_open:
+      return joining_->advance(event, call);
+    case detail::socket_event::candidate:
+      return joining_->look_at_candidate(seat_id{event.index}, call);
     default:
-      if (is_writable) static_cast<void>(flush_rest(whose));
-      // Of one that is held, only its end shows, and nothing can be written to it any more.
-      if (is_readable && held_.contains(seat_id{index})) whose.rest.clear();
-      watch_data(whose);
-      if (is_readable) static_cast<void>(take_data(whose, handler));
+      if (event.is_of(peers_.generation(seat_id{event.index}))) peers_.handle(event, call);
   }
 }
 
-inline socket_stats socket_endpoint::stats() const noexcept {
-  socket_stats all = counted_;
-  const auto add = [](detail::lane_count& to, const detail::lane_count& more) {
-    to.frames += more.frames;
-    to.bytes += more.bytes;
-  };
-  const std::lock_guard lock(told_mutex_);
-  for (const peer& each : peers_) {
-    add(all.data_sent, each.data_sent);
-    add(all.data_received, each.data_received);
-    add(all.told_sent, each.out.sent);
-    add(all.told_received, each.told_received);
-    all.beats_sent += each.out.beats;
-    all.connected += each.now == peer::state::up ? 1U : 0U;
-    all.silent += each.is_soft_silent ? 1U : 0U;
-  }
-  return all;
+inline void socket_endpoint::run_timers(handler_call& call) {
+  poller_.clock().restart_timers();
+  joining_->expire();
+  peers_.run_timers(call);
+  joining_->run_calls(call);
 }
 
 }  // namespace v0

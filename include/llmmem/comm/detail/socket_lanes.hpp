@@ -49,6 +49,22 @@ template <frame_handler H>
           [](void* h) noexcept { return static_cast<const H*>(h)->goes_on(); }};
 }
 
+/// The handler of one call of an endpoint, and whether it was told anything.
+struct handler_call {
+  frame_handler_ref handler;
+  bool has_come = false;
+
+  void came(seat_id seat) noexcept {
+    has_come = true;
+    handler.on_came(handler.object, seat);
+  }
+  void died(seat_id seat, death how) noexcept {
+    has_come = true;
+    handler.on_died(handler.object, seat, how);
+  }
+  [[nodiscard]] bool goes_on() const noexcept { return handler.on_goes_on(handler.object); }
+};
+
 /// What a lane has carried one way.
 struct lane_count {
   std::uint64_t frames = 0;

@@ -1,0 +1,128 @@
+/// @file
+/// What a socket endpoint is set up with: options that are checked, addresses, and its hello.
+#pragma once
+
+#include <llmmem/comm/detail/socket_system.hpp>
+#include <llmmem/comm/detail/socket_wire.hpp>
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/id_set.hpp>
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/comm/socket_options.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Checks every number. Throws `argument_error`.
+inline void check_numbers(const socket_options& o) {
+  const auto n = [](std::uint64_t value) { return std::to_string(value); };
+  const std::string who = "socket_endpoint: ";
+  if (o.seats == 0 || o.seats > max_seats)
+    throw argument_error(who + n(o.seats) + " seats; a job has 1 to " + n(max_seats));
+  if (to_index(o.seat) >= o.seats) {
+    throw argument_error(who + "seat " + n(to_index(o.seat)) + " of " + n(o.seats) +
+                         "; seats are counted from 0");
+  }
+  if (o.frame_bytes < max_told_bytes || o.frame_bytes > (1U << 30)) {
+    throw argument_error(who + "frame_bytes is " + n(o.frame_bytes) + "; allowed are " + n(max_told_bytes) +
+                         " to " + n(1U << 30));
+  }
+  if (o.told_bytes < 2 * max_told_bytes || o.told_bytes > (1U << 30)) {
+    throw argument_error(who + "told_bytes is " + n(o.told_bytes) + "; allowed are " +
+                         n(std::uint64_t{2} * max_told_bytes) + " to " + n(1U << 30));
+  }
+  if (o.socket_bytes > (1U << 30))
+    throw argument_error(who + "socket_bytes is " + n(o.socket_bytes) + "; allowed are 0 to " + n(1U << 30));
+  if (o.beat_ns != 0 && o.hard_silence_ns != 0 && o.hard_silence_ns < 3 * o.beat_ns) {
+    throw argument_error(who + "hard_silence_ns is " + n(o.hard_silence_ns) +
+                         "; it must be three times beat_ns at least, " + n(3 * o.beat_ns));
+  }
+  if (o.handshake_ns == 0 || o.first_call_ns == 0 || o.last_call_ns < o.first_call_ns) {
+    throw argument_error(who +
+                         "handshake_ns and first_call_ns must be more than 0, last_call_ns not less than "
+                         "first_call_ns");
+  }
+}
+
+/// The address of each seat. Throws `argument_error`. @pre more than one seat
+[[nodiscard]] inline std::vector<socket_address> addresses_of(const socket_options& o) {
+  const auto n = [](std::uint64_t value) { return std::to_string(value); };
+  const std::string who = "socket_endpoint: ";
+  if (o.folder.empty() == o.addresses.empty()) {
+    throw argument_error(
+        who +
+        (o.folder.empty() ? "neither a folder nor addresses are given" : "a folder and addresses are given") +
+        "; give a folder for Unix sockets, or an address for each seat for TCP");
+  }
+  std::vector<socket_address> all;
+  all.reserve(o.seats);
+  if (!o.folder.empty()) {
+    for (std::uint32_t i = 0; i < o.seats; ++i)
+      all.push_back(unix_address(o.folder + "/seat-" + n(i) + ".sock"));
+    return all;
+  }
+  if (o.addresses.size() != o.seats) {
+    throw argument_error(who + n(o.addresses.size()) + " addresses for " + n(o.seats) +
+                         " seats; give each one");
+  }
+  if (o.secret.empty()) {
+    throw argument_error(who +
+                         "an empty secret over TCP, where any user may call; give all processes the same, "
+                         "16 random bytes or more");
+  }
+  for (std::uint32_t i = 0; i < o.seats; ++i) {
+    const std::string which = who + "the address of seat " + n(i) + ", '" + o.addresses[i] + "', ";
+    all.push_back(numeric_address(o.addresses[i]));
+    if (all.back().size == 0) {
+      throw argument_error(which +
+                           "is no numeric host with a port from 1 to 65535, as 127.0.0.1:4000 or [::1]:4000");
+    }
+    if (o.reach == socket_reach::this_machine && !is_loopback(all.back())) {
+      throw argument_error(which +
+                           "can be reached from other machines, and frames are not encrypted; in a network "
+                           "that is trusted, set reach to socket_reach::any_machine");
+    }
+  }
+  return all;
+}
+
+/// Options that were checked, and the addresses of the seats: none for an endpoint that is alone.
+struct socket_setup {
+  explicit socket_setup(socket_options given) : options(std::move(given)) {
+    check_numbers(options);
+    if (options.seats > 1) addresses = addresses_of(options);
+  }
+
+  /// The seats that others may sit in: none for an endpoint that is alone.
+  [[nodiscard]] std::uint32_t peers() const noexcept { return options.seats == 1 ? 0 : options.seats; }
+
+  socket_options options;
+  std::vector<socket_address> addresses{};
+};
+
+/// The hello of this process. Throws `system_error`.
+[[nodiscard]] inline wire_hello hello_of(const socket_options& options) {
+  wire_hello mine;
+  mine.from = options.seat;
+  mine.seats = options.seats;
+  mine.frame_bytes = options.frame_bytes;
+  mine.boot = boot_of_machine();
+  mine.pid_space = pid_space_of_process();
+  mine.pid = static_cast<std::uint32_t>(::getpid());
+  if (!fill_random(mine.incarnation)) throw system_error("socket_endpoint: getrandom" + because(errno));
+  return mine;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
