@@ -190,6 +190,8 @@
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/prefetch_schedule.hpp>
+#include <llmmem/schedule/prefetch_types.hpp>
+#include <llmmem/schedule/scheduled_lease.hpp>
 #include <llmmem/schedule/shapes.hpp>
 #include <llmmem/schedule/simulate.hpp>
 #include <llmmem/schedule/timeline.hpp>
