@@ -30,7 +30,7 @@ class divergence_response {
   divergence_response(on_divergence what, std::uint32_t re_record_after) noexcept
       : what_(what), re_record_after_(re_record_after) {}
 
-  /// An iteration over `chunks` chunks is recorded. Uses that were counted stay, if the chunks are as many.
+  /// The trace is that of `chunks` chunks. Uses that were counted stay, if the chunks are as many.
   void know_chunks(std::size_t chunks) {
     if (what_ != on_divergence::by_frequency || (forecast_ && chunks_ == chunks)) return;
     forecast_.emplace(chunks);

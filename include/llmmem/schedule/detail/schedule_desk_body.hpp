@@ -107,6 +107,7 @@ void schedule_desk<Buffer>::foresee(schedule_trace trace) {
     refuse("a trace of " + std::to_string(sizes.size()) + " chunks was foreseen that are not the " +
            std::to_string(chunks.size()) + " that were added; make it with recorder()");
   }
+  response_.know_chunks(chunks.size());
   state_ = schedule_state::idle;
   planned_.set_trace(std::move(trace));
 }
