@@ -8,8 +8,12 @@
 
 // <llmmem/checkpoint/xxh3_chunk_digest.hpp> needs llmmem::xxhash
 // <llmmem/codec/zstd_plane.hpp> needs llmmem::zstd
+// <llmmem/comm/detail/nccl_communicator.hpp> needs llmmem::nccl
+// <llmmem/comm/detail/nccl_epochs.hpp> needs llmmem::nccl
 // <llmmem/comm/detail/nccl_library.hpp> needs llmmem::nccl
 // <llmmem/comm/detail/nccl_transport_body.hpp> needs llmmem::nccl
+// <llmmem/comm/detail/stream_marker.hpp> needs llmmem::nccl
+// <llmmem/comm/detail/window_table.hpp> needs llmmem::nccl
 // <llmmem/comm/nccl_memory.hpp> needs llmmem::nccl
 // <llmmem/comm/nccl_transport.hpp> needs llmmem::nccl
 // <llmmem/device/cuda.hpp> needs llmmem::cuda
@@ -69,6 +73,7 @@
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
+#include <llmmem/comm/nccl_types.hpp>
 #include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/reduce_op.hpp>
@@ -193,6 +198,8 @@
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/prefetch_schedule.hpp>
+#include <llmmem/schedule/prefetch_types.hpp>
+#include <llmmem/schedule/scheduled_lease.hpp>
 #include <llmmem/schedule/shapes.hpp>
 #include <llmmem/schedule/simulate.hpp>
 #include <llmmem/schedule/timeline.hpp>

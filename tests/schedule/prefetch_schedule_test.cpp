@@ -476,6 +476,41 @@ TEST_CASE("room for what is written anew is a step of the plan, and not counted 
   CHECK(program.schedule->stats().useless == 3 * others);
 }
 
+TEST_CASE("chunks added after an iteration without leases are counted with the others") {
+  device_program program(std::vector<std::uint64_t>(2, 4), 12, {.divergence = on_divergence::by_frequency});
+  program.schedule->begin_iteration();  // begins to count the uses of two chunks
+  program.schedule->end_iteration();
+  for (std::size_t i = 2; i < 40; ++i) {
+    program.chunks.push_back(program.schedule->create(page).value());
+    program.values.push_back(0);
+  }
+  program.schedule->begin_iteration();
+  for (const chunk_handle each : program.chunks)
+    CHECK(program.schedule->write(each));
+  program.schedule->end_iteration();
+  CHECK(program.schedule->trace().sizes().size() == 40);
+  CHECK(program.schedule->plan().events == 80);
+}
+
+TEST_CASE("a trace that cannot be planned takes the plan of the trace before with it") {
+  device_program program(std::vector<std::uint64_t>(3, 4), 8);
+  const auto foresee = [&](bool overlapping) {
+    trace_recorder known = program.schedule->recorder();
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      known.acquire(chunk_id{i}, access_mode::read);
+      if (!overlapping) known.release(chunk_id{i});
+    }
+    for (std::uint32_t i = 0; i < 3 && overlapping; ++i)
+      known.release(chunk_id{i});
+    program.schedule->foresee(known.freeze());
+  };
+  foresee(false);
+  CHECK(program.schedule->has_plan());
+  CHECK_THROWS_AS(foresee(true), argument_error);  // 12 pages at once do not fit
+  CHECK_FALSE(program.schedule->has_plan());
+  CHECK_THROWS_AS(program.schedule->replay(), argument_error);
+}
+
 TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
   device_program program({4, 4}, 12);
   const std::uint64_t began = program.clock.now().ns;

@@ -1,0 +1,81 @@
+/// @file
+/// What becomes of a plan that the program has left, and when chunks are expected without one. Private to
+/// schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/cursor.hpp>
+#include <llmmem/schedule/use_forecast.hpp>
+#include <llmmem/tiering/access.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Carries out `on_divergence`: counts iterations in a row that left the plan, and with
+/// `on_divergence::by_frequency` the uses of each chunk.
+///
+/// Once it `fell_back`, no plan is followed until `forget`.
+///
+/// @par Complexity      as `use_forecast`.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          `know_chunks` throws `std::bad_alloc`; nothing else throws.
+class divergence_response {
+ public:
+  /// @param re_record_after  with `on_divergence::repair`: as in `prefetch_options`.
+  divergence_response(on_divergence what, std::uint32_t re_record_after) noexcept
+      : what_(what), re_record_after_(re_record_after) {}
+
+  /// The trace is that of `chunks` chunks. Uses that were counted stay, if the chunks are as many.
+  void know_chunks(std::size_t chunks) {
+    if (what_ != on_divergence::by_frequency || (forecast_ && chunks_ == chunks)) return;
+    forecast_.emplace(chunks);
+    chunks_ = chunks;
+  }
+  void begin_iteration() noexcept {
+    if (forecast_) forecast_->begin_iteration();
+  }
+  /// The program uses `chunk`.
+  void used(chunk_id chunk) noexcept {
+    if (forecast_) forecast_->used(chunk);
+  }
+
+  /// The program has left the plan: whether that is of no use any more, and to be dropped.
+  [[nodiscard]] bool plan_left() noexcept {
+    if (what_ == on_divergence::fall_back || what_ == on_divergence::by_frequency) fell_back_ = true;
+    const bool for_good = ++left_in_a_row_ >= re_record_after_;
+    const bool drop = what_ == on_divergence::re_record || (what_ == on_divergence::repair && for_good);
+    if (drop) left_in_a_row_ = 0;
+    return drop;
+  }
+  /// The program has kept to the plan for an iteration.
+  void plan_kept() noexcept { left_in_a_row_ = 0; }
+  /// The chunks are no longer those that were counted, and whatever comes is recorded anew.
+  void forget() noexcept {
+    forecast_.reset();
+    fell_back_ = false;
+  }
+
+  /// Whether the plan was given up for good.
+  [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
+  /// Whether uses are counted, so that `next_use` tells something.
+  [[nodiscard]] bool has_forecast() const noexcept { return forecast_.has_value(); }
+  /// As `use_forecast::next_use`. @pre `has_forecast()`.
+  [[nodiscard]] std::uint64_t next_use(chunk_id chunk) const noexcept { return forecast_->next_use(chunk); }
+
+ private:
+  on_divergence what_;
+  std::uint32_t re_record_after_;
+  std::uint32_t left_in_a_row_ = 0;  // iterations that left the plan
+  bool fell_back_ = false;
+  std::optional<use_forecast> forecast_;  // with `on_divergence::by_frequency`
+  std::size_t chunks_ = 0;                // of `forecast_`
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,109 @@
+/// @file
+/// A plan carried out beside the calls of a program. Private to schedule/.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/schedule/cursor.hpp>
+#include <llmmem/schedule/detail/step_window.hpp>
+#include <llmmem/schedule/prefetch_types.hpp>
+#include <llmmem/schedule/trace.hpp>
+#include <llmmem/tiering/access.hpp>
+#include <llmmem/tiering/plan.hpp>
+
+#include <cstdint>
+#include <optional>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Knows where the program stands in its trace, and begins the steps that are due there: `call` before each
+/// call is served, then `reach` with the event that it is, and `call_ended` after it.
+///
+/// @par Complexity      as `schedule_cursor` and `step_window`.
+/// @par Thread safety   one thread at a time. The trace and the plan outlive their being followed.
+/// @par Errors          what the target throws passes through.
+class plan_runner {
+ public:
+  /// Follows `plan` from the beginning of its first iteration on. The caller begins its steps with
+  /// `begin_due`.
+  void start(const schedule_trace& trace, const schedule_plan& plan, schedule_cursor::options follow) {
+    window_.start(plan);
+    cursor_.emplace(trace, follow);
+    iterations_ended_ = 0;
+    trace_ = &trace;
+    plan_ = &plan;
+  }
+  /// The program has left its iteration in the middle, and begins the next one. As after `start`.
+  void restart() noexcept {
+    cursor_->restart();
+    iterations_ended_ = cursor_->iterations();
+    window_.clear();
+    window_.begin_iteration(plan_->steady);
+  }
+
+  /// The program is about to do `what` to `chunk`.
+  cursor_step call(trace_call what, chunk_id chunk, access_mode mode) noexcept {
+    return cursor_->call(what, chunk, mode);
+  }
+  /// Whether the last call is an event of another iteration than the one that `call_ended` knows of: the
+  /// events at the end of the iteration were skipped. The caller ends that iteration with `call_ended`.
+  [[nodiscard]] bool has_wrapped() const noexcept {
+    return cursor_->iterations() != iterations_ended_ && cursor_->next() != 0;
+  }
+  /// The program's call is `event`: begins what can begin of its steps, and leaves the others to the lease.
+  template <plan_target Target>
+  void reach(std::uint32_t event, const Target& target, prefetch_stats& stats) {
+    window_.issue(event, plan_moment::at_call);
+    window_.begin_pending(target, stats);
+    window_.give_up_late(event, target, stats);
+  }
+  /// The call was served: begins what the plan has ahead of the next event. True when it was the last of its
+  /// iteration; the steady iteration follows.
+  template <plan_target Target>
+  bool call_ended(const Target& target, prefetch_stats& stats) {
+    const bool iteration_ended = cursor_->iterations() != iterations_ended_;
+    if (iteration_ended) {
+      iterations_ended_ = cursor_->iterations();
+      window_.issue(plan_->events, plan_moment::at_call);
+      window_.begin_iteration(plan_->steady);
+    }
+    begin_due(target, stats);
+    return iteration_ended;
+  }
+  /// Begins what can begin of the steps ahead of the next event.
+  template <plan_target Target>
+  void begin_due(const Target& target, prefetch_stats& stats) {
+    window_.issue(cursor_->next(), plan_moment::ahead);
+    window_.begin_pending(target, stats);
+  }
+  /// Begins what can begin of the steps that wait.
+  template <plan_target Target>
+  void progress(const Target& target, prefetch_stats& stats) {
+    window_.begin_pending(target, stats);
+  }
+  /// Forgets the steps that have not begun.
+  void forget_pending() noexcept { window_.clear(); }
+
+  /// Whether the next event is the first of an iteration.
+  [[nodiscard]] bool is_at_beginning() const noexcept { return cursor_->next() == 0; }
+  /// The event that is expected next, or null for a trace without events.
+  [[nodiscard]] const trace_event* next_event() const noexcept {
+    return trace_->events().empty() ? nullptr : &trace_->events()[cursor_->next()];
+  }
+  /// The position of `event` of this iteration, in events since `start`.
+  [[nodiscard]] std::uint64_t position_of(std::uint32_t event) const noexcept {
+    return cursor_->iterations() * trace_->events().size() + event;
+  }
+
+ private:
+  const schedule_trace* trace_ = nullptr;
+  const schedule_plan* plan_ = nullptr;
+  std::optional<schedule_cursor> cursor_;
+  std::uint64_t iterations_ended_ = 0;  // of those that the cursor counts
+  step_window window_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

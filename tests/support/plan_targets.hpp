@@ -1,0 +1,46 @@
+/// @file
+/// What a test carries plans out on: it notes each call, and answers as it was told.
+#pragma once
+
+#include <llmmem/schedule/detail/step_window.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace llmmem_tests {
+
+/// Notes the chunks of the steps that begin and of those that are prefetched, in their order.
+struct noting_target {
+  struct notes {
+    std::vector<llmmem::chunk_id> begun{};
+    std::vector<llmmem::chunk_id> useless{};
+    std::vector<llmmem::chunk_id> prefetched{};
+    std::vector<std::size_t> tiers{};
+    std::uint64_t progressed = 0;
+  };
+  struct answers {
+    std::vector<llmmem::chunk_id> later{};    ///< chunks whose steps must wait
+    std::vector<llmmem::chunk_id> useless{};  ///< chunks whose steps are useless
+    std::vector<llmmem::chunk_id> throwing{};
+  };
+  notes* noted;
+  const answers* told;
+
+  void progress() const { ++noted->progressed; }
+  [[nodiscard]] llmmem::step_outcome execute(llmmem::chunk_id chunk, llmmem::plan_operation,
+                                             std::size_t tier) const {
+    const auto is_in = [&](const auto& chunks) { return std::ranges::find(chunks, chunk) != chunks.end(); };
+    if (is_in(told->throwing)) throw std::runtime_error("the target cannot");
+    if (is_in(told->later)) return llmmem::step_outcome::later;
+    (is_in(told->useless) ? noted->useless : noted->begun).push_back(chunk);
+    noted->tiers.push_back(tier);
+    return is_in(told->useless) ? llmmem::step_outcome::useless : llmmem::step_outcome::done;
+  }
+  void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }
+};
+static_assert(llmmem::detail::plan_target<noting_target>);
+
+}  // namespace llmmem_tests
