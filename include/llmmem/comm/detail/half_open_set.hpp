@@ -37,6 +37,8 @@ namespace detail {
 struct learned_absence {
   seat_id seat = no_seat;  ///< or `no_seat`, of a caller that did not say its seat
   seat_absence why = seat_absence::unheard;
+
+  friend constexpr bool operator==(const learned_absence&, const learned_absence&) noexcept = default;
 };
 
 /// Listens, calls, and shakes hands: until both ends of a connection have proved that they know the secret,

@@ -1,0 +1,372 @@
+/// The processes in other seats, played by the test: it writes frames by hand, closes lanes and lets
+/// processes "exit".
+#include <llmmem/comm/detail/socket_peers.hpp>
+
+#include <doctest/doctest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/socket_pair.hpp"
+#include "support/socket_world.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+using detail::descriptor;
+using detail::frame_sort;
+using detail::handler_call;
+using detail::ready_event;
+using detail::socket_lane;
+
+namespace {
+
+using deaths = std::vector<std::pair<std::uint32_t, death>>;
+
+constexpr seat_id other{1};
+
+socket_options options_of(socket_options given) {
+  given.seats = 2;
+  given.frame_bytes = 65536;
+  given.told_bytes = 2 * max_told_bytes;
+  given.confirm_ns = 100 * ms;
+  return given;
+}
+
+/// The peers of seat 0 of two.
+struct peers_here {
+  socket_options options;
+  detail::socket_poller poller{true};
+  detail::control_channel control{poller, 2, options.told_bytes};
+  detail::call_schedule calls{poller.clock(), 2, options.first_call_ns, options.last_call_ns};
+  detail::socket_peers peers{poller, control, calls, options, 2};
+  recorder heard;
+  handler_call call{detail::refer_to(heard)};
+  socket_pair data;
+  socket_pair told;
+  descriptor process;  // readable, as a pidfd, once it "exits"
+  std::uint32_t data_sequence = 0;
+  std::uint32_t told_sequence = 0;
+
+  explicit peers_here(socket_options given = {}) : options(options_of(std::move(given))) {
+    poller.begin();
+    poller.clock().restart_timers();
+    peers.reserve(other);
+  }
+  void connect(bool has_process = false, bool is_own = false) {
+    descriptor given;
+    if (has_process) {
+      given = descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+      process = descriptor(::dup(given.get()));
+    }
+    detail::incarnation_id life{};
+    life.fill(std::byte{9});
+    peers.connect(other, std::move(data.here), std::move(told.here), std::move(given), life, is_own, call);
+  }
+  bool say(socket_lane lane, frame_sort sort, std::span<const std::byte> bytes = {}) {
+    std::uint32_t& sequence = lane == socket_lane::data ? data_sequence : told_sequence;
+    std::vector<std::byte> all(detail::wire_header_bytes);
+    detail::write_header({{.bytes = static_cast<std::uint32_t>(bytes.size())}, lane, sort, sequence++},
+                         std::span<std::byte, detail::wire_header_bytes>(all.data(), all.size()));
+    all.insert(all.end(), bytes.begin(), bytes.end());
+    return (lane == socket_lane::data ? data : told).say_there(all);
+  }
+  void exit() const {
+    const std::uint64_t one = 1;
+    CHECK(::write(process.get(), &one, sizeof(one)) == sizeof(one));
+  }
+  /// Handles what is ready, with that much time gone by.
+  void turn(std::uint64_t ns = 0) {
+    detail::socket_poller::event_array events{};
+    const auto found = poller.wait(0, -1, -1, events);
+    poller.clock().look(poller.clock().now() + ns, ns);
+    for (std::size_t i = 0; i < found.events; ++i) {
+      const ready_event event(events[i]);
+      if (event.is_of(peers.generation(seat_id{event.index}))) peers.handle(event, call);
+    }
+    peers.run_timers(call);
+  }
+  /// The sorts of the control frames that have come to the other side.
+  std::vector<frame_sort> told_there() {
+    const std::vector<std::byte> bytes = told.hear_there();
+    std::vector<frame_sort> sorts;
+    constexpr std::size_t head = detail::wire_header_bytes;
+    for (std::size_t at = 0; at + head <= bytes.size();) {
+      const auto header = detail::read_header(std::span<const std::byte, head>(bytes.data() + at, head),
+                                              socket_lane::told, heard_there_++, max_told_bytes);
+      REQUIRE(header.has_value());
+      sorts.push_back(header->sort);
+      at += head + header->frame.bytes;
+    }
+    return sorts;
+  }
+  [[nodiscard]] socket_stats stats() const {
+    socket_stats all;
+    peers.add_to(all);
+    return all;
+  }
+
+ private:
+  std::uint32_t heard_there_ = 0;
+};
+
+const deaths certain{{1U, death::certain}};
+const deaths suspected{{1U, death::suspected}};
+
+}  // namespace
+
+TEST_CASE("a process that connects is reported, hears a heartbeat, and its frames are delivered") {
+  peers_here here;
+  CHECK_FALSE(here.peers.is_up(other));
+  CHECK(here.peers.is_free(other));
+  here.connect();
+  CHECK(here.heard.arrivals == std::vector<std::uint32_t>{1});
+  CHECK(here.peers.is_up(other));
+  CHECK_FALSE(here.peers.is_up(seat_id{2}));  // a seat that does not exist
+  CHECK_FALSE(here.peers.is_free(other));
+  CHECK(here.told_there() == std::vector{frame_sort::beat});
+  REQUIRE(here.say(socket_lane::told, frame_sort::frame, bytes_of("now")));
+  REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("bytes")));
+  here.turn();
+  CHECK(here.heard.tellings.size() == 1);
+  REQUIRE(here.heard.frames.size() == 1);
+  CHECK(here.heard.frames[0].bytes == bytes_of("bytes"));
+  CHECK(here.stats().connected == 1);
+}
+
+TEST_CASE("a process that leaves is certainly dead, after everything that it sent before") {
+  for (const bool is_late : {false, true}) {
+    peers_here here;
+    here.connect();
+    REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("last")));
+    REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+    if (!is_late) {
+      here.data.there.close();
+      here.told.there.close();
+    }
+    here.turn();
+    // While its lanes are open, more of it may be on its way.
+    CHECK(here.heard.deaths == (is_late ? deaths{} : certain));
+    here.turn(100 * ms);
+    CHECK(here.heard.deaths == certain);
+    CHECK(here.heard.frames.size() == 1);
+    CHECK_FALSE(here.peers.is_up(other));
+    CHECK(here.peers.is_free(other));
+    here.turn(10'000 * ms);
+    CHECK(here.heard.deaths == certain);
+  }
+}
+
+TEST_CASE("a process that gave this one up is suspected, and not heard any more") {
+  peers_here here;
+  here.connect();
+  REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
+  REQUIRE(here.say(socket_lane::told, frame_sort::frame, bytes_of("unheard")));
+  here.turn();
+  CHECK(here.heard.deaths == suspected);
+  CHECK(here.heard.tellings.empty());
+  CHECK(here.peers.is_free(other));
+  // Its death is still reported.
+  here.data.there.close();
+  here.told.there.close();
+  here.turn();
+  CHECK(here.heard.deaths == deaths{{1U, death::suspected}, {1U, death::certain}});
+}
+
+TEST_CASE("a connection that ends is a death as the options say when no process is known") {
+  for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
+    peers_here here({.reset = reset});
+    here.connect();
+    REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("last")));
+    here.data.there.close();
+    here.turn();
+    CHECK(here.heard.deaths.empty());  // the control lane may have more
+    here.told.there.close();
+    here.turn();
+    CHECK(here.heard.deaths == (reset == on_reset::dead ? certain : suspected));
+    CHECK(here.heard.frames.size() == 1);
+  }
+}
+
+TEST_CASE(
+    "a process that exits is dead though a child holds its lanes open, and one that lives is suspected") {
+  for (const bool exits : {true, false}) {
+    peers_here here({.folder = "/tmp"});
+    here.connect(true);
+    REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("last")));
+    if (exits) {
+      here.exit();
+    } else {
+      here.data.there.close();
+      here.told.there.close();
+    }
+    here.turn();
+    CHECK(here.heard.deaths == (exits ? certain : deaths{}));
+    here.turn(99 * ms);
+    CHECK(here.heard.deaths == (exits ? certain : deaths{}));
+    here.turn(1 * ms);
+    CHECK(here.heard.deaths == (exits ? certain : suspected));
+    CHECK(here.heard.frames.size() == 1);
+  }
+}
+
+TEST_CASE("a frame that has no room when its sender dies is asked for once more, then dropped") {
+  for (const bool has_room : {true, false}) {
+    peers_here here;
+    here.connect();
+    here.heard.answer = frame_room::answer::later;
+    REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("held")));
+    here.turn();
+    CHECK(here.peers.has_held());
+    if (has_room) here.heard.answer = frame_room::answer::take;
+    REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+    here.turn();
+    here.turn(100 * ms);
+    CHECK(here.heard.deaths == certain);
+    CHECK(here.heard.frames.size() == (has_room ? 1 : 0));
+    CHECK_FALSE(here.peers.has_held());
+  }
+}
+
+TEST_CASE("bytes that are no frame suspect their sender, which is told so") {
+  for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
+    peers_here here;
+    here.connect();
+    REQUIRE((lane == socket_lane::data ? here.data : here.told).say_there(std::vector(99, std::byte{0xFF})));
+    here.turn();
+    CHECK(here.heard.deaths == suspected);
+    CHECK(here.told_there() == std::vector{frame_sort::beat, frame_sort::given_up});
+    CHECK(here.stats().malformed == 1);
+    CHECK(here.peers.is_rejected(other, [] {
+      detail::incarnation_id life{};
+      life.fill(std::byte{9});
+      return life;
+    }()));
+  }
+}
+
+TEST_CASE("a process that reads none of its control messages is suspected, and told so if it reads at last") {
+  peers_here here;
+  here.told = socket_pair(4096);
+  here.connect();
+  int told = 0;
+  while (!here.control.has_overflowed(other)) {
+    here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes));
+    ++told;
+  }
+  CHECK(here.poller.clock().is_due());
+  here.turn();
+  CHECK(here.heard.deaths == suspected);
+  CHECK(here.stats().overflowed == 1);
+  std::vector<frame_sort> sorts = here.told_there();
+  for (int i = 0; i < 20; ++i) {
+    here.turn();
+    for (const frame_sort each : here.told_there())
+      sorts.push_back(each);
+  }
+  CHECK(sorts.size() == static_cast<std::size_t>(told) + 1);  // one did not fit; a beat and a notice
+  CHECK(sorts.back() == frame_sort::given_up);
+}
+
+TEST_CASE("a silent process is suspected when it has said nothing for the hard limit, as far as was read") {
+  peers_here here({.soft_silence_ns = 200 * ms, .hard_silence_ns = 500 * ms});
+  here.connect();
+  here.turn(300 * ms);
+  CHECK(here.stats().silent == 1);
+  CHECK(here.heard.deaths.empty());
+  here.turn(199 * ms);
+  CHECK(here.heard.deaths.empty());
+  // A last look finds that it has said something.
+  REQUIRE(here.say(socket_lane::told, frame_sort::beat));
+  here.poller.clock().look(here.poller.clock().now() + 10 * ms, 10 * ms);
+  here.peers.run_timers(here.call);
+  CHECK(here.heard.deaths.empty());
+  here.turn(600 * ms);
+  CHECK(here.heard.deaths == suspected);
+}
+
+TEST_CASE("a process that is given up is not reported, but for a death that is certain") {
+  peers_here here;
+  here.peers.give_up(other);  // nobody is there
+  here.peers.give_up(seat_id{5});
+  here.connect();
+  here.peers.give_up(other);
+  CHECK_FALSE(here.peers.is_up(other));
+  CHECK(here.told_there() == std::vector{frame_sort::beat, frame_sort::given_up});
+  REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("unheard")));
+  here.turn();
+  CHECK(here.heard.frames.empty());
+  CHECK(here.heard.deaths.empty());
+  REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+  here.turn();
+  CHECK(here.heard.deaths == certain);
+}
+
+TEST_CASE("a process that is known to be dead when it is given up is reported with the next timers") {
+  peers_here here;
+  here.connect();
+  REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+  here.turn();
+  CHECK(here.heard.deaths.empty());  // it is ending
+  here.peers.give_up(other);
+  CHECK(here.poller.clock().is_due());
+  here.turn();
+  CHECK(here.heard.deaths == certain);
+}
+
+TEST_CASE("a seat that is free after a death is called again after the first pause") {
+  peers_here here;
+  CHECK(here.calls.is_due(other));
+  here.connect();
+  REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+  here.data.there.close();
+  here.told.there.close();
+  here.turn();
+  REQUIRE(here.heard.deaths == certain);
+  const std::uint64_t now = here.poller.clock().now();
+  CHECK_FALSE(here.calls.is_due(other));
+  here.poller.clock().begin(now + here.options.first_call_ns);
+  CHECK(here.calls.is_due(other));
+}
+
+TEST_CASE("messages to nobody, and messages that are too long, are dropped and counted") {
+  peers_here here;
+  here.peers.tell(other, {}, {});
+  here.peers.tell(seat_id{9}, {}, {});
+  here.connect();
+  here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes + 1));
+  CHECK(here.stats().dropped == 3);
+  here.peers.tell(other, {}, std::vector<std::byte>(max_told_bytes));
+  CHECK(here.stats().dropped == 3);
+  CHECK(here.told_there() == std::vector{frame_sort::beat, frame_sort::frame});
+}
+
+TEST_CASE("a write to a connection that is broken is evidence, and a verdict follows") {
+  peers_here here;
+  here.connect();
+  here.data.there.close();
+  here.told.there.close();
+  detail::outgoing_frame frame = here.peers.begin_frame(other, {}, {});
+  CHECK(here.peers.write(other, frame) < 0);
+  CHECK_FALSE(here.peers.is_up(other));
+  CHECK(here.heard.deaths.empty());
+  here.turn();
+  CHECK(here.heard.deaths == certain);
+}
+
+TEST_CASE("an endpoint that leaves says so to all, and closes their lanes") {
+  peers_here here;
+  here.connect();
+  here.peers.leave();
+  CHECK(here.told_there() == std::vector{frame_sort::beat, frame_sort::leaving});
+  CHECK(here.told.is_closed_there());
+  CHECK(here.data.is_closed_there());
+  CHECK_FALSE(here.peers.is_up(other));
+}
