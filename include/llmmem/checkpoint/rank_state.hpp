@@ -132,12 +132,12 @@ class state_dealer {
     return true;
   }
   void cut() {
-    std::vector<cuttable_item> items;
+    std::vector<sharding::cuttable_item> items;
     for (const std::uint32_t each : cuttable_) {
       items.push_back(
           {elements_of_tensor(each), static_cast<std::uint32_t>(bits_of(catalogue_[each].type) / 8)});
     }
-    for (const write_share& share : cut_writes(items, written_))
+    for (const sharding::write_share& share : cut_writes(items, written_))
       give(to_index(share.rank), cuttable_[share.item], element_runs::flat_range(share.first, share.count));
   }
 

@@ -14,6 +14,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace comm {
+
 /// What members have agreed on.
 struct agreed {
   std::uint64_t bits = ~std::uint64_t{0};  ///< set where all had set it who were heard
@@ -22,6 +24,8 @@ struct agreed {
 
   friend constexpr bool operator==(const agreed&, const agreed&) noexcept = default;
 };
+
+}  // namespace comm
 
 /// What is said to agree.
 enum class agree_kind : std::uint16_t {
@@ -40,7 +44,7 @@ struct agree_message {
   agree_kind kind = agree_kind::report;
   std::uint64_t instance = 0;
   seat_id accepted_by = no_seat;  ///< of a report: whose proposal `value` is, or none's: then it is a say
-  agreed value{};
+  comm::agreed value{};
   seat_set certain{};    ///< known to be dead
   seat_set suspected{};  ///< not heard, and maybe alive; without those that only say the same of the sender
 
@@ -117,7 +121,7 @@ class agreement {
   void begin(std::uint64_t bits, const seat_set& joining, const Post& post) noexcept;
   /// A member has failed. One that was suspected may still die for certain.
   template <agree_post Post>
-  void died(seat_id seat, death how, const Post& post) noexcept;
+  void died(seat_id seat, comm::death how, const Post& post) noexcept;
   template <agree_post Post>
   void hear(seat_id from, const agree_message& message, const Post& post) noexcept;
   /// Asks the coordinator for whom it waits, where this is another one. For `waits_for`, and nothing else.
@@ -125,18 +129,18 @@ class agreement {
   void ask(const Post& post) const noexcept;
 
   /// The outcome of the agreement that is just over; once.
-  [[nodiscard]] std::optional<agreed> take_outcome() noexcept;
+  [[nodiscard]] std::optional<comm::agreed> take_outcome() noexcept;
 
  private:
   // What was said to this member as the coordinator of an instance.
   struct gathered {
     seat_set heard{};
-    agreed said{.joining = seat_set::first(rank_count{max_seats})};
+    comm::agreed said{.joining = seat_set::first(rank_count{max_seats})};
     seat_id accepted_by = no_seat;
-    agreed accepted{};
+    comm::agreed accepted{};
   };
 
-  void note(seat_id seat, death how) noexcept;
+  void note(seat_id seat, comm::death how) noexcept;
   void merge(const agree_message& message) noexcept;
   void gather(gathered& into, seat_id from, const agree_message& message) noexcept;
   [[nodiscard]] agree_message message(agree_kind kind) const noexcept;
@@ -151,7 +155,7 @@ class agreement {
   void coordinate(const Post& post) noexcept;
   template <agree_post Post>
   void answer_late(seat_id from, const agree_message& message, const Post& post) const noexcept;
-  void finish(const agreed& value) noexcept;
+  void finish(const comm::agreed& value) noexcept;
 
   seat_id self_{};
   seat_set members_{};
@@ -161,14 +165,14 @@ class agreement {
   seat_set told_estranged_{};
 
   std::uint64_t instance_ = 0;
-  agreed last_{};
-  std::optional<agreed> outcome_{};
+  comm::agreed last_{};
+  std::optional<comm::agreed> outcome_{};
 
   bool is_out_ = false;  // it was decided that this member has failed
   bool begun_ = false;
-  agreed say_{};
+  comm::agreed say_{};
   seat_id accepted_by_ = no_seat;
-  agreed accepted_{};
+  comm::agreed accepted_{};
   seat_id reported_to_ = no_seat;
   seat_set awaited_there_{};  // by the coordinator, as it said
 

@@ -21,17 +21,21 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace comm {
+
 /// Whether the bytes of messages carry a checksum beside that of their header.
 enum class payload_check : std::uint8_t {
   none,
   crc32c,  ///< each frame: what was damaged on its way is an error, and not in the message
 };
 
+}  // namespace comm
+
 /// How a communicator is set up.
 struct communicator_options {
   const char* name = "communicator";                    ///< for error texts; outlives it
   std::uint64_t early_bytes = std::uint64_t{64} << 20;  ///< for messages that nobody has asked for yet
-  payload_check check = payload_check::none;
+  comm::payload_check check = comm::payload_check::none;
 };
 
 /// Bytes of messages between this process and a seat. Headers, and what is said to agree, are not counted.
@@ -155,12 +159,12 @@ class communicator {
   /// of the first time. @return `errc::no_quorum` when those that are heard may not decide;
   /// `errc::peer_timed_out` with the lowest rank that was waited for, be it by the coordinator, which each
   /// asks for whom it waits: the coordinator itself where that has not answered.
-  result<agreed> agree(std::uint64_t bits, deadline by);
+  result<comm::agreed> agree(std::uint64_t bits, deadline by);
   /// The next epoch, without who has failed. All that got `outcome` must call it, or all `admit`.
   /// @pre `outcome` is of `agree`, in this epoch, and this process is not out
-  void shrink(const agreed& outcome);
+  void shrink(const comm::agreed& outcome);
   /// The next epoch, without who has failed, and with who waited. Ranks are numbered by seats again.
-  void admit(const agreed& outcome);
+  void admit(const comm::agreed& outcome);
 
   [[nodiscard]] communicator_stats stats() const noexcept;
   /// With the process in `seat` now and those before it.
@@ -192,7 +196,7 @@ class communicator {
     void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
       all->told(from, frame, bytes);
     }
-    void died(seat_id seat, death how) noexcept { all->died(seat, how); }
+    void died(seat_id seat, comm::death how) noexcept { all->died(seat, how); }
     void came(seat_id seat) noexcept { all->came(seat); }
     [[nodiscard]] bool goes_on() const noexcept { return all->goes_on(); }
   };
@@ -201,7 +205,7 @@ class communicator {
   [[nodiscard]] frame_room room_for(seat_id from, const frame_header& frame) noexcept;
   void arrived(seat_id from, const frame_header& frame) noexcept;
   void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
-  void died(seat_id seat, death how) noexcept;
+  void died(seat_id seat, comm::death how) noexcept;
   void came(seat_id seat) noexcept;
   [[nodiscard]] bool goes_on() const noexcept;
 

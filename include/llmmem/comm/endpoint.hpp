@@ -43,11 +43,15 @@ struct frame_header {
 /// The most bytes `tell` takes at once. A frame of data may have `frame_bytes()`.
 inline constexpr std::uint32_t max_told_bytes = 4096;
 
+namespace comm {
+
 /// How sure a death is.
 enum class death : std::uint8_t {
   certain,    ///< its process is gone: nothing of it will come any more
   suspected,  ///< silent beyond the limit, or its connection broke while it lives: it may come back, unheard
 };
+
+}  // namespace comm
 
 /// Where the bytes of a frame are to go.
 struct frame_room {
@@ -79,7 +83,7 @@ struct frame_room {
 /// They may call `tell`, and nothing else of the endpoint.
 template <class H>
 concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
-                                 std::span<const std::byte> bytes, death how) {
+                                 std::span<const std::byte> bytes, comm::death how) {
   { handler.room_for(from, header) } noexcept -> std::same_as<frame_room>;
   { handler.arrived(from, header) } noexcept;
   { handler.told(from, header, bytes) } noexcept;
@@ -95,7 +99,7 @@ struct any_frame_handler {
   frame_room room_for(seat_id, const frame_header&) noexcept { return {}; }
   void arrived(seat_id, const frame_header&) noexcept {}
   void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
-  void died(seat_id, death) noexcept {}
+  void died(seat_id, comm::death) noexcept {}
   void came(seat_id) noexcept {}
   [[nodiscard]] bool goes_on() const noexcept { return true; }
 };

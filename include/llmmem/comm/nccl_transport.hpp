@@ -101,14 +101,14 @@ class nccl_transport {
   /// members before and call `admit`. @pre the side channel has joined
   result<void> join(deadline by) { return epochs_.join(by); }
   /// As the side channel's.
-  result<agreed> agree(std::uint64_t bits, deadline by) { return channel_.agree(bits, by); }
+  result<comm::agreed> agree(std::uint64_t bits, deadline by) { return channel_.agree(bits, by); }
   /// Begins the next epoch of both channels, without the members that have failed. All members that got
   /// `outcome` must call it. Where it fails, the epoch of the side channel has begun all the same: `revoke`,
   /// `agree` and `shrink` again.
-  result<void> shrink(const agreed& outcome, deadline by) { return epochs_.shrink(outcome, by); }
+  result<void> shrink(const comm::agreed& outcome, deadline by) { return epochs_.shrink(outcome, by); }
   /// Begins the next epoch of both, without the members that have failed and with the joining ones, which
   /// call `join`.
-  result<void> admit(const agreed& outcome, deadline by) { return epochs_.admit(outcome, by); }
+  result<void> admit(const comm::agreed& outcome, deadline by) { return epochs_.admit(outcome, by); }
   /// Ends NCCL's communicator in good order, when all ranks are done. A failure when another rank does not
   /// leave by the deadline; the communicator is then aborted.
   result<void> leave(deadline by) { return epochs_.leave(by); }

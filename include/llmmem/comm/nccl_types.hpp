@@ -23,7 +23,7 @@ inline namespace v0 {
 /// It knows which ranks live, tells when an epoch is over, and carries NCCL's unique ids.
 template <class S>
 concept nccl_side = transport<S> && requires(S& side, const S& seen, rank_id rank, seat_id seat,
-                                             const agreed& outcome, std::uint64_t bits, deadline by) {
+                                             const comm::agreed& outcome, std::uint64_t bits, deadline by) {
   { seen.epoch() } noexcept -> std::same_as<std::uint64_t>;
   { seen.seats() } noexcept -> std::same_as<std::span<const seat_id>>;
   { seen.rank_of(seat) } noexcept -> std::same_as<std::optional<rank_id>>;
@@ -31,7 +31,7 @@ concept nccl_side = transport<S> && requires(S& side, const S& seen, rank_id ran
   { seen.has_failed(rank) } noexcept -> std::same_as<bool>;
   { seen.is_revoked() } noexcept -> std::same_as<bool>;
   side.poll();
-  { side.agree(bits, by) } -> std::same_as<result<agreed>>;
+  { side.agree(bits, by) } -> std::same_as<result<comm::agreed>>;
   side.shrink(outcome);
   side.admit(outcome);
 };

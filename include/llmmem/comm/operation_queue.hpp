@@ -130,6 +130,8 @@ class operation_queue {
   std::thread thread_;  // the last: it uses the others
 };
 
+namespace comm {
+
 /// A function that returns `result<void>`, as the queue runs it. Wait for it before it goes.
 template <class Work>
 class operation : public operation_queue::entry {
@@ -142,10 +144,12 @@ class operation : public operation_queue::entry {
   Work work_;
 };
 
+}  // namespace comm
+
 template <class Work>
 result<void> operation_queue::run(Work&& work) {
   const auto call = [&work]() -> result<void> { return work(); };
-  operation<decltype(call)> one(call);
+  comm::operation<decltype(call)> one(call);
   put(one);
   return wait(one);
 }

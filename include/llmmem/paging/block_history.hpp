@@ -23,11 +23,13 @@ inline namespace v0 {
 template <class H>
 concept block_history =
     std::default_initializable<H> && std::movable<H> &&
-    requires(H history, const H& read, std::uint32_t actor, block_id block, transition what) {
+    requires(H history, const H& read, std::uint32_t actor, block_id block, paging::transition what) {
       { history.act_for(actor) } noexcept;
       { history.note(block, what) } noexcept;
       { read.trail(block) } -> std::same_as<std::string>;
     };
+
+namespace paging {
 
 /// The actor that stands for the allocator itself: collecting, resizing, compacting.
 inline constexpr std::uint32_t nobody = 0xFFFF'FFFF;
@@ -39,7 +41,9 @@ struct no_history {
   [[nodiscard]] std::string trail(block_id) const { return {}; }
 };
 
-static_assert(block_history<no_history>);
+}  // namespace paging
+
+static_assert(block_history<paging::no_history>);
 
 /// The last `Entries` transitions of all blocks together, in a ring: for debug builds, to see who released a
 /// block twice and who held it before.
@@ -52,7 +56,7 @@ class owner_ring {
 
   void act_for(std::uint32_t actor) noexcept { actor_ = actor; }
 
-  void note(block_id block, transition what) noexcept {
+  void note(block_id block, paging::transition what) noexcept {
     entries_[count_ % Entries] = {static_cast<std::uint32_t>(count_), block, actor_, what};
     ++count_;
   }
@@ -66,7 +70,7 @@ class owner_ring {
       if (each.block != block) continue;
       out +=
           (out.empty() ? "#" : ", #") + std::to_string(each.number) + " " + std::string(to_string(each.what));
-      if (each.actor != nobody) out += " by sequence " + std::to_string(each.actor);
+      if (each.actor != paging::nobody) out += " by sequence " + std::to_string(each.actor);
     }
     return out;
   }
@@ -75,13 +79,13 @@ class owner_ring {
   struct entry {
     std::uint32_t number = 0;
     block_id block = null_block;
-    std::uint32_t actor = nobody;
-    transition what = transition::never_used;
+    std::uint32_t actor = paging::nobody;
+    paging::transition what = paging::transition::never_used;
   };
 
   std::array<entry, Entries> entries_{};
   std::uint64_t count_ = 0;
-  std::uint32_t actor_ = nobody;
+  std::uint32_t actor_ = paging::nobody;
 };
 
 static_assert(block_history<owner_ring<>>);

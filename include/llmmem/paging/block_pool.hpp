@@ -81,7 +81,7 @@ struct ignore_eviction {
 /// @par Moves   handles go along; a moved-from pool may only be destroyed or assigned to.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; everything else is `noexcept`.
 template <eviction_policy Eviction = lru_eviction, free_list FreeList = lifo_free_list,
-          block_history History = no_history>
+          block_history History = paging::no_history>
 class block_pool {
  public:
   explicit block_pool(block_pool_options options);

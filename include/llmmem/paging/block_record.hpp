@@ -10,6 +10,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace paging {
+
 /// The last thing that happened to a block: what an audit names beside a broken invariant.
 enum class transition : std::uint8_t {
   never_used,
@@ -25,30 +27,32 @@ enum class transition : std::uint8_t {
   moved,     ///< a compaction took what it held elsewhere
 };
 
+}  // namespace paging
+
 /// A word or two for an audit's text.
-[[nodiscard]] constexpr std::string_view to_string(transition last) noexcept {
+[[nodiscard]] constexpr std::string_view to_string(paging::transition last) noexcept {
   switch (last) {
-    case transition::never_used:
+    case paging::transition::never_used:
       return "never used";
-    case transition::allocated:
+    case paging::transition::allocated:
       return "allocated";
-    case transition::shared:
+    case paging::transition::shared:
       return "shared";
-    case transition::revived:
+    case paging::transition::revived:
       return "revived";
-    case transition::released:
+    case paging::transition::released:
       return "released";
-    case transition::cached:
+    case paging::transition::cached:
       return "cached";
-    case transition::idled:
+    case paging::transition::idled:
       return "idled";
-    case transition::freed:
+    case paging::transition::freed:
       return "freed";
-    case transition::uncached:
+    case paging::transition::uncached:
       return "uncached";
-    case transition::evicted:
+    case paging::transition::evicted:
       return "evicted";
-    case transition::moved:
+    case paging::transition::moved:
       return "moved";
   }
   return "unknown";
@@ -63,32 +67,32 @@ class block_record {
   [[nodiscard]] constexpr bool is_active() const noexcept { return state_ >= one_reference; }
   [[nodiscard]] constexpr bool is_cached() const noexcept { return (state_ & cached_bit) != 0; }
   [[nodiscard]] constexpr bool is_idle() const noexcept { return !is_active() && is_cached(); }
-  [[nodiscard]] constexpr transition last() const noexcept { return transition(state_ & transition_bits); }
+  [[nodiscard]] constexpr paging::transition last() const noexcept { return paging::transition(state_ & transition_bits); }
   [[nodiscard]] constexpr std::uint32_t generation() const noexcept { return generation_; }
 
   /// One reference, nothing kept.
-  constexpr void allocate() noexcept { state_ = one_reference | bits(transition::allocated); }
+  constexpr void allocate() noexcept { state_ = one_reference | bits(paging::transition::allocated); }
 
-  constexpr void add_reference(transition why) noexcept { state_ = with(state_ + one_reference, why); }
+  constexpr void add_reference(paging::transition why) noexcept { state_ = with(state_ + one_reference, why); }
 
   /// Removes a reference; says whether it was the last.
   constexpr bool drop_reference() noexcept {
     state_ -= one_reference;
     if (is_active()) {
-      state_ = with(state_, transition::released);
+      state_ = with(state_, paging::transition::released);
       return false;
     }
     return true;
   }
 
-  constexpr void note(transition why) noexcept { state_ = with(state_, why); }
-  constexpr void keep() noexcept { state_ = with(state_ | cached_bit, transition::cached); }
-  constexpr void give_up(transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
+  constexpr void note(paging::transition why) noexcept { state_ = with(state_, why); }
+  constexpr void keep() noexcept { state_ = with(state_ | cached_bit, paging::transition::cached); }
+  constexpr void give_up(paging::transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
 
   /// References, worth and history of `from`, whose life ends; this block keeps its own.
   constexpr void take_over(block_record& from) noexcept {
     state_ = from.state_;
-    from.state_ = bits(transition::moved);
+    from.state_ = bits(paging::transition::moved);
     from.end_life();
   }
 
@@ -101,10 +105,10 @@ class block_record {
   static constexpr std::uint32_t cached_bit = 1U << 7;
   static constexpr std::uint32_t transition_bits = cached_bit - 1;
 
-  [[nodiscard]] static constexpr std::uint32_t bits(transition why) noexcept {
+  [[nodiscard]] static constexpr std::uint32_t bits(paging::transition why) noexcept {
     return static_cast<std::uint32_t>(why);
   }
-  [[nodiscard]] static constexpr std::uint32_t with(std::uint32_t state, transition why) noexcept {
+  [[nodiscard]] static constexpr std::uint32_t with(std::uint32_t state, paging::transition why) noexcept {
     return (state & ~transition_bits) | bits(why);
   }
 

@@ -26,6 +26,8 @@ concept microsecond_clock = std::movable<C> && requires(const C& clock) {
   { clock.now() } noexcept -> std::convertible_to<std::uint64_t>;
 };
 
+namespace paging {
+
 /// The clock that stands where it was set: an engine sets it once a step, a test as it likes.
 class set_clock {
  public:
@@ -37,7 +39,9 @@ class set_clock {
   std::uint64_t now_ = 0;
 };
 
-static_assert(microsecond_clock<set_clock>);
+}  // namespace paging
+
+static_assert(microsecond_clock<paging::set_clock>);
 
 /// Counts of durations by fixed bounds. Plain data: subtract two to see what lies between.
 struct duration_histogram {
@@ -108,7 +112,7 @@ struct cache_metrics_options {
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
 /// @par Source   lifetime, idle time before eviction and reuse gap: the sampled histograms of vLLM; theirs
 ///      begin a lifetime at the allocation, these when contents become cached.
-template <microsecond_clock Clock = set_clock>
+template <microsecond_clock Clock = paging::set_clock>
 class cache_metrics {
  public:
   explicit cache_metrics(const cache_metrics_options& options, Clock clock = {})

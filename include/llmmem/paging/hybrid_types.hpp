@@ -93,6 +93,8 @@ struct hybrid_cost {
   friend constexpr bool operator==(const hybrid_cost&, const hybrid_cost&) noexcept = default;
 };
 
+namespace paging {
+
 /// The lengths nearest to one asked for to which a sequence can be cut.
 struct cut_points {
   std::uint64_t below = 0;  ///< the longest that is not longer, 0 at worst: compute the rest again from there
@@ -100,6 +102,8 @@ struct cut_points {
 
   friend constexpr bool operator==(const cut_points&, const cut_points&) noexcept = default;
 };
+
+}  // namespace paging
 
 /// A `hybrid_allocator` now, and since its construction.
 struct hybrid_stats {

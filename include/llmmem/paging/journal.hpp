@@ -26,6 +26,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace paging {
+
 /// A `paged_allocator` with a journal: the same operations, each recorded with its arguments and its outcome.
 ///
 ///     struct traced : llmmem::paged_traits { using fence = llmmem::recorded_fence; };
@@ -273,6 +275,8 @@ class journaled {
   std::uint32_t depth_ = 0;
   interruptible* current_ = nullptr;
 };
+}  // namespace paging
+
 
 }  // namespace v0
 }  // namespace llmmem

@@ -67,6 +67,8 @@ namespace detail {
 
 }  // namespace detail
 
+namespace paging {
+
 /// A cache that a journal was replayed into. It stays here: its fences and its pressure callback do.
 template <class Cache>
 class replayed {
@@ -259,6 +261,8 @@ template <class Make>
                 "Traits::fence of a cache to replay into must be recorded_fence");
   return replayed<cache_type>(bytes, make, records);
 }
+}  // namespace paging
+
 
 }  // namespace v0
 }  // namespace llmmem

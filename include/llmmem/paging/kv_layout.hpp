@@ -16,11 +16,15 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace paging {
+
 /// What varies slowest inside a block of one layer.
 enum class head_order : std::uint8_t {
   nhd,  ///< [token][head][element]: a token's heads side by side
   hnd,  ///< [head][token][element]: a head's tokens side by side
 };
+
+}  // namespace paging
 
 /// What varies slowest over all. Inside a block of a layer, `head_order` tells which of token and head is the
 /// outer one and which the inner.
@@ -75,7 +79,7 @@ struct kv_layout {
   std::uint32_t block_tokens = 16;
   bool has_values = true;  ///< false where one plane holds all there is (MLA)
   dtype element = dtype::bf16;
-  head_order heads_in_block = head_order::nhd;
+  paging::head_order heads_in_block = paging::head_order::nhd;
   block_order order = block_order::layer_first;
   /// What the values belong to beside the shape: a digest of model, revision and rotary embedding, of the
   /// engine's making. 0: not told.
@@ -152,7 +156,7 @@ struct kv_layout {
   [[nodiscard]] constexpr kv_layout packed() const noexcept {
     kv_layout out = *this;
     out.order = block_order::block_first;
-    out.heads_in_block = head_order::nhd;
+    out.heads_in_block = paging::head_order::nhd;
     return out;
   }
 
@@ -173,7 +177,7 @@ struct kv_layout {
                            std::to_string(number) + "; was it written by a newer version?");
     };
     known(bits_of(element) != 0, "element", static_cast<unsigned>(element));
-    known(heads_in_block <= head_order::hnd, "head_order", static_cast<unsigned>(heads_in_block));
+    known(heads_in_block <= paging::head_order::hnd, "head_order", static_cast<unsigned>(heads_in_block));
     known(static_cast<std::uint32_t>(order) < block_order_count, "block_order", static_cast<unsigned>(order));
     const auto positive = [](std::uint64_t number, const char* name) {
       if (number == 0) throw length_error(std::string("kv_layout: ") + name + " is 0; at least 1 is needed");
@@ -202,7 +206,7 @@ struct kv_layout {
  private:
   /// Adds what lies inside a block of a layer that is one run: its vectors.
   [[nodiscard]] constexpr plane_strides inside_unit(plane_strides out, std::uint32_t p) const noexcept {
-    const bool is_nhd = heads_in_block == head_order::nhd;
+    const bool is_nhd = heads_in_block == paging::head_order::nhd;
     out.vector_bytes = vector_bytes(p);
     out.head = is_nhd ? out.vector_bytes : out.vector_bytes * block_tokens;
     out.token = is_nhd ? out.vector_bytes * heads : out.vector_bytes;
@@ -212,7 +216,7 @@ struct kv_layout {
   [[nodiscard]] constexpr plane_strides among_vectors(plane_strides out, std::uint32_t p) const noexcept {
     out = inside_unit(out, p);
     const bool is_last = order == block_order::layer_last;
-    const bool is_nhd = heads_in_block == head_order::nhd;
+    const bool is_nhd = heads_in_block == paging::head_order::nhd;
     std::uint64_t& inner = is_nhd ? out.head : out.token;
     std::uint64_t& outer = is_nhd ? out.token : out.head;
     out.layer = is_last ? out.vector_bytes : outer;

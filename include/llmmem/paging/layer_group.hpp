@@ -173,6 +173,8 @@ struct attention_layers {
           checked_multiply(layers, state_bytes, "state_snapshots: layers x bytes of a state")};
 }
 
+namespace paging {
+
 /// Finds the longest hit of several groups in one walk over their blocks.
 ///
 /// A hit of L tokens needs of each group the blocks that the next token looks at, no more: of a window only
@@ -214,6 +216,8 @@ class hit_scan {
   std::array<std::uint64_t, max_layer_groups> run_{};
   bool hopeless_ = false;
 };
+}  // namespace paging
+
 
 }  // namespace v0
 }  // namespace llmmem

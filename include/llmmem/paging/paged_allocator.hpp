@@ -39,7 +39,7 @@ inline namespace v0 {
 struct paged_traits {
   using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
   using admission = admit_all;         ///< `admission_policy`: what is cached at all
-  using history = no_history;          ///< `block_history`: what audits tell of a block's past
+  using history = paging::no_history;          ///< `block_history`: what audits tell of a block's past
   using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
   using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
@@ -175,7 +175,7 @@ class paged_allocator {
   /// @return `errc::out_of_blocks` with what the whole batch needs (`leave` included),
   ///         `errc::sequence_full` for the first that grows too long, `errc::listed_twice`,
   ///         `errc::size_mismatch` if `out` is not as long as `batch`, and what `check` says of a handle.
-  result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
+  result<void> append_batch(std::span<const paging::growth> batch, std::span<append_result> out,
                             std::uint64_t leave = 0) noexcept;
 
   /// What a prompt of `tokens` would need if it came now. Changes nothing: for admission.
@@ -354,7 +354,7 @@ class paged_allocator {
   LLMMEM_COLD void warn() noexcept;
   result<need> make_room(sequence_id sequence, std::uint64_t count) noexcept;
   result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& room) noexcept;
-  [[nodiscard]] result<std::uint64_t> count_batch(std::span<const growth> batch) noexcept;
+  [[nodiscard]] result<std::uint64_t> count_batch(std::span<const paging::growth> batch) noexcept;
   template <class Visit>
   void walk(std::span<const token_id> tokens, const prefix_context& context, Visit&& visit) const noexcept;
   void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;

@@ -114,12 +114,16 @@ struct prompt_cost {
   friend constexpr bool operator==(const prompt_cost&, const prompt_cost&) noexcept = default;
 };
 
+namespace paging {
+
 /// What one sequence of a batch grows by.
 struct growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
   std::uint64_t untold = 0;  ///< tokens whose values are not told, as `extend` has them, behind `tokens`
 };
+
+}  // namespace paging
 
 /// Where the tokens of an `append` went.
 struct append_result {
@@ -214,6 +218,8 @@ struct ignore_cache_events {
 
 static_assert(cache_observer<ignore_cache_events>);
 
+namespace paging {
+
 /// Tells several observers, in their order.
 template <cache_observer... Observers>
 class observers {
@@ -255,7 +261,9 @@ class observers {
   std::tuple<Observers...> all_;
 };
 
-static_assert(sharing_observer<observers<ignore_cache_events, ignore_cache_events>>);
+}  // namespace paging
+
+static_assert(sharing_observer<paging::observers<ignore_cache_events, ignore_cache_events>>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -30,12 +30,16 @@ concept interleaving = requires {
   { S::point() } noexcept;
 };
 
+namespace paging {
+
 /// Nobody comes in between on purpose.
 struct uninterrupted {
   static void point() noexcept {}
 };
 
-static_assert(interleaving<uninterrupted>);
+}  // namespace paging
+
+static_assert(interleaving<paging::uninterrupted>);
 
 /// The free blocks of several threads: a stack for each shard, and one count over all of them.
 ///
@@ -59,7 +63,7 @@ static_assert(interleaving<uninterrupted>);
 /// @par Thread safety   `push`, `try_take` and `size` from any threads at once. What a thread wrote before it
 ///      pushed a block is seen by the one that takes it.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; nothing else fails.
-template <interleaving Interleaving = uninterrupted>
+template <interleaving Interleaving = paging::uninterrupted>
 class basic_sharded_free_list {
  public:
   /// A list of no block.

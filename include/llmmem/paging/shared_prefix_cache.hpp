@@ -48,7 +48,7 @@ struct shared_traits {
   using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
   using mutex = null_mutex;            ///< `writer_mutex`: how calls of `commit` take turns
-  using steps = uninterrupted;         ///< `interleaving`, for tests
+  using steps = paging::uninterrupted;         ///< `interleaving`, for tests
 };
 
 /// How a `shared_prefix_cache` is built.

@@ -237,7 +237,7 @@ class super_page_pool {
   void empty_page(std::uint32_t page, OnEvict& on_evict) noexcept;
   [[nodiscard]] std::uint32_t cheapest_page() const noexcept;
   [[nodiscard]] std::uint32_t page_older_than(std::uint32_t time) const noexcept;
-  void free_block(block_id block, transition why) noexcept;
+  void free_block(block_id block, paging::transition why) noexcept;
 
   std::string name_;
   std::uint64_t budget_bytes_;

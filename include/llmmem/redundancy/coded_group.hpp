@@ -20,6 +20,8 @@ inline constexpr std::uint64_t stripe_unit = 64;
   return (share + stripe_unit - 1) / stripe_unit * stripe_unit;
 }
 
+namespace redundancy {
+
 /// A range of bytes of a state.
 struct byte_range {
   std::uint64_t first = 0;
@@ -27,8 +29,10 @@ struct byte_range {
   friend constexpr bool operator==(const byte_range&, const byte_range&) noexcept = default;
 };
 
+}  // namespace redundancy
+
 /// What is there of stripe `stripe` of a state of `bytes`: the last ones may be short, or empty.
-[[nodiscard]] constexpr byte_range stripe_of(std::uint64_t bytes, std::uint32_t stripes,
+[[nodiscard]] constexpr redundancy::byte_range stripe_of(std::uint64_t bytes, std::uint32_t stripes,
                                              std::uint32_t stripe) noexcept {
   const std::uint64_t each = stripe_bytes(bytes, stripes);
   const std::uint64_t first = each * stripe < bytes ? each * stripe : bytes;

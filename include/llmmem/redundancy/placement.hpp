@@ -38,6 +38,8 @@ class ring_neighbours {
   [[nodiscard]] const char* name() const noexcept { return "ring_neighbours"; }
 };
 
+namespace redundancy {
+
 /// Groups of ranks that lie a jump apart: n, n + J, n + 2J, ... A failure that takes J consecutive ranks,
 /// such as a host of J, then takes at most one of each group.
 ///
@@ -63,6 +65,8 @@ class grouped {
  private:
   std::uint32_t jump_;
 };
+
+}  // namespace redundancy
 
 /// What fails as one: a host, a rack, a power supply.
 enum class domain_id : std::uint32_t {};
@@ -101,7 +105,7 @@ class failure_domains {
 };
 
 static_assert(replica_placement<ring_neighbours>);
-static_assert(replica_placement<grouped>);
+static_assert(replica_placement<redundancy::grouped>);
 static_assert(replica_placement<failure_domains>);
 
 /// Domains whose loss alone loses a state, ascending: none is what a placement by domains promises.

@@ -41,7 +41,7 @@ struct recovery_source {
 struct recovery_step {
   recovery_kind kind = recovery_kind::fetch;
   rank_id lost{};
-  byte_range range{};          ///< of the lost rank's state
+  redundancy::byte_range range{};          ///< of the lost rank's state
   std::uint32_t codeword = 0;  ///< of the rank's group, for a rebuild
   std::vector<recovery_source> sources;
   friend bool operator==(const recovery_step&, const recovery_step&) = default;
@@ -184,13 +184,13 @@ class recovery_planner {
     const coded_group layout = map_.layout(map_.group_of(rank));
     const std::uint32_t member = map_.member_of(rank);
     for (std::uint32_t stripe = 0; stripe < layout.shape().data; ++stripe) {
-      const byte_range range = stripe_of(bytes_[to_index(rank)], layout.shape().data, stripe);
+      const redundancy::byte_range range = stripe_of(bytes_[to_index(rank)], layout.shape().data, stripe);
       if (range.count != 0 || stripe == 0)
         plan_.steps.push_back(rebuild_stripe(rank, range, group, layout, layout.codeword_of(member, stripe)));
     }
   }
 
-  [[nodiscard]] recovery_step rebuild_stripe(rank_id rank, const byte_range& range,
+  [[nodiscard]] recovery_step rebuild_stripe(rank_id rank, const redundancy::byte_range& range,
                                              const std::vector<rank_id>& group, const coded_group& layout,
                                              std::uint32_t codeword) {
     std::vector<std::uint32_t> live = with_pieces(group, layout, codeword);

@@ -18,12 +18,16 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace redundancy {
+
 /// What becomes of states when ranks fail.
 struct survival {
   rank_set lost;  ///< ranks that failed and whose state nobody can give back
 
   [[nodiscard]] explicit operator bool() const noexcept { return lost.empty(); }
 };
+
+}  // namespace redundancy
 
 /// How a chance was found.
 enum class chance_method : std::uint8_t {
@@ -104,7 +108,7 @@ class replica_map {
 
   /// What is lost when all of `failed` fail at once. Ranks past the world are not looked at.
   /// @par Complexity   O(world x holders).
-  [[nodiscard]] survival survives(const rank_set& failed) const;
+  [[nodiscard]] redundancy::survival survives(const rank_set& failed) const;
 
   /// The chance that a state is lost when `failures` ranks fail, every set of so many alike likely.
   ///

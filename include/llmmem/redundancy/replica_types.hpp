@@ -44,6 +44,8 @@ struct replica_options {
   std::uint32_t tag = 0x7265'7000;         ///< of its messages: nothing else uses it at the same time
 };
 
+namespace redundancy {
+
 /// Why there is nothing to give back, and so what all ranks load instead. Each rank loads the parts that it
 /// owns now, also where it has loaded them in an earlier epoch: a step that was begun has changed them.
 enum class absence : std::uint8_t {
@@ -54,10 +56,12 @@ enum class absence : std::uint8_t {
          ///< was trained is lost
 };
 
+}  // namespace redundancy
+
 /// What `recover` found: the same on all ranks, but for the bytes.
 struct recovered_state {
   bool is_there = false;            ///< else `why_not` tells what to load
-  absence why_not = absence::none;  ///< why there is nothing
+  redundancy::absence why_not = redundancy::absence::none;  ///< why there is nothing
   std::uint64_t version = 0;        ///< that all parts are of
   std::uint64_t moved_bytes = 0;    ///< between ranks
   std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged

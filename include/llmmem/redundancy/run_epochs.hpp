@@ -14,6 +14,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace redundancy {
+
 /// How something went, for this rank.
 enum class went : std::uint8_t {
   well,
@@ -23,11 +25,13 @@ enum class went : std::uint8_t {
           ///< same go on once this rank's endpoint is gone
 };
 
+}  // namespace redundancy
+
 /// Ranks that agree, and begin epochs. `communicator` is one.
 template <class T>
 concept epoch_ranks =
-    requires(T& ranks, const T& seen, const agreed& outcome, std::uint64_t bits, deadline by) {
-      { ranks.agree(bits, by) } -> std::same_as<result<agreed>>;
+    requires(T& ranks, const T& seen, const comm::agreed& outcome, std::uint64_t bits, deadline by) {
+      { ranks.agree(bits, by) } -> std::same_as<result<comm::agreed>>;
       ranks.admit(outcome);
       { ranks.revoke() } noexcept;
       { seen.after(bits) } noexcept -> std::same_as<deadline>;
@@ -45,9 +49,9 @@ concept epoch_ranks =
 ///   of it.
 template <class J>
 concept epoch_job = requires(J& job) {
-  { job.begin() } -> std::same_as<went>;
+  { job.begin() } -> std::same_as<redundancy::went>;
   { job.is_over() } -> std::convertible_to<bool>;
-  { job.step() } -> std::same_as<went>;
+  { job.step() } -> std::same_as<redundancy::went>;
   job.commit();
   job.drop();
 };
@@ -66,7 +70,7 @@ enum class epochs_end : std::uint8_t {
 namespace detail {
 
 template <class J>
-void tell_agreed(J& job, const agreed& outcome) {
+void tell_agreed(J& job, const comm::agreed& outcome) {
   if constexpr (requires { job.agreed_on(outcome); }) job.agreed_on(outcome);
 }
 
@@ -100,12 +104,12 @@ template <epoch_ranks T, epoch_job J>
 [[nodiscard]] result<epochs_end> run_epochs(T& ranks, J& job, const epoch_options& options = {}) {
   try {
     for (bool is_settled = false;;) {
-      went how = is_settled ? went::well : job.begin();
-      const bool is_step = how == went::well && !job.is_over();
+      redundancy::went how = is_settled ? redundancy::went::well : job.begin();
+      const bool is_step = how == redundancy::went::well && !job.is_over();
       if (is_step) how = job.step();
-      if (how != went::well) ranks.revoke();
-      if (how == went::stop) return epochs_end::stopped;
-      const result<agreed> outcome = ranks.agree(how == went::well ? 1 : 0, ranks.after(options.patience_ns));
+      if (how != redundancy::went::well) ranks.revoke();
+      if (how == redundancy::went::stop) return epochs_end::stopped;
+      const result<comm::agreed> outcome = ranks.agree(how == redundancy::went::well ? 1 : 0, ranks.after(options.patience_ns));
       if (!outcome) return outcome.error();
       detail::tell_agreed(job, *outcome);
       const bool is_well = outcome->bits == 1;

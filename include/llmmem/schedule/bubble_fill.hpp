@@ -44,8 +44,12 @@ struct bubble_copy {
   return detail::link_ns(copy.bytes, copy.bytes_per_second, copy.latency_ns, "copy_ns");
 }
 
+namespace schedule {
+
 /// Whether work may be cut: then a piece may go into one bubble and the rest into later ones, at no cost.
 enum class preemption : std::uint8_t { none, free };
+
+}  // namespace schedule
 
 /// How hard to look.
 enum class bubble_search : std::uint8_t {
@@ -55,7 +59,7 @@ enum class bubble_search : std::uint8_t {
 
 /// How `bubble_fill` goes about it.
 struct bubble_options {
-  preemption cut = preemption::none;
+  schedule::preemption cut = schedule::preemption::none;
   bubble_search search = bubble_search::greedy;
 };
 
@@ -163,7 +167,7 @@ struct bubble_plan {
                          std::to_string(items.size()) + " items, exact search takes " +
                          std::to_string(max_exact_bubble_items) + "; search greedily, or give it fewer");
     }
-    const bool cut = options.cut == preemption::free;
+    const bool cut = options.cut == schedule::preemption::free;
     const auto pieces = options.search == bubble_search::exact
                             ? (cut ? detail::most_cut(gaps, items) : detail::most_whole(gaps, items))
                             : (cut ? detail::greedy_cut(gaps, items) : detail::greedy_whole(gaps, items));

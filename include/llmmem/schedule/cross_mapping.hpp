@@ -19,11 +19,15 @@ inline namespace v0 {
 /// The most devices that `cross_mapping` takes: it may have to look at each of their n! orders.
 inline constexpr std::uint32_t max_cross_mapping_devices = 10;
 
+namespace schedule {
+
 /// Which device takes which position, and what that costs.
 struct device_mapping {
   std::vector<std::uint32_t> device{};  ///< of each position
   std::uint64_t contention = 0;         ///< sum of the overlaps of pairs that share a link
 };
+
+}  // namespace schedule
 
 /// How much the loads of two positions overlap, when nothing is known but their order: n less the distance,
 /// as neighbours load one shortly after the other. A matrix of n x n, row by row; 0 on the diagonal.
@@ -53,7 +57,7 @@ struct device_mapping {
 /// @throws length_error    for 0 devices or more than `max_cross_mapping_devices`, or when all overlaps
 ///                         together pass 2^63 - 1.
 /// @throws argument_error  for a matrix of another size, or one that is not symmetric.
-[[nodiscard]] inline device_mapping cross_mapping(std::uint32_t devices,
+[[nodiscard]] inline schedule::device_mapping cross_mapping(std::uint32_t devices,
                                                   std::span<const std::uint64_t> overlap,
                                                   std::span<const std::uint8_t> shares_link) {
   static constexpr const char* who = "cross_mapping";
@@ -91,7 +95,7 @@ struct device_mapping {
     }
   }
 
-  device_mapping best{.contention = ~std::uint64_t{0}};
+  schedule::device_mapping best{.contention = ~std::uint64_t{0}};
   std::vector<std::uint32_t> chosen;
   std::vector<bool> taken(n, false);
   const auto extend = [&](const auto& self, std::uint64_t contention) -> void {

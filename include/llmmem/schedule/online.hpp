@@ -27,7 +27,7 @@ inline namespace v0 {
 /// @throws argument_error  when the machine has more than two tiers, tier 0 cannot hold what is leased at
 ///                         once, or the policy has too few slots.
 template <eviction_policy Policy>
-[[nodiscard]] simulation simulate_online(const schedule_trace& trace, const schedule_machine& machine,
+[[nodiscard]] schedule::simulation simulate_online(const schedule_trace& trace, const schedule_machine& machine,
                                          Policy policy, std::size_t iterations = 2,
                                          timeline_detail detail = timeline_detail::none) {
   machine.check();
@@ -55,7 +55,7 @@ template <eviction_policy Policy>
       detail::evict(policy, *victim);
     }
   };
-  simulation all;
+  schedule::simulation all;
   for (std::size_t iteration = 0; iteration < iterations; ++iteration) {
     tiers.begin_iteration();
     for (std::uint32_t i = 0; i < events.size(); ++i) {
@@ -66,12 +66,12 @@ template <eviction_policy Policy>
         const std::uint64_t base = std::uint64_t{iteration} * events.size();
         const std::uint32_t next = uses.after(i);
         const access_hint hint{.next_use = next > i ? base + next : base + events.size() + next};
-        if (tiers.at(event.chunk, 0).held && (tiers.at(event.chunk, 0).newest || !reads(event.mode))) {
+        if (tiers.at(event.chunk, 0).held && (tiers.at(event.chunk, 0).newest || !tiering::reads(event.mode))) {
           policy.pin(slot);
           policy.touch(slot, hint);
         } else {
           make_room(trace.size(event.chunk));
-          if (reads(event.mode)) {
+          if (tiering::reads(event.mode)) {
             static_cast<void>(tiers.fetch(event.chunk, 0, plan_moment::at_call, i, i));
           } else {
             static_cast<void>(tiers.allocate(event.chunk));

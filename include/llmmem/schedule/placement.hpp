@@ -67,6 +67,8 @@ struct placement_times {
   }
 };
 
+namespace schedule {
+
 /// Shares of each kind in each tier, and what a step then takes.
 struct placement {
   tier_fractions weights{};
@@ -74,6 +76,8 @@ struct placement {
   tier_fractions activations{};
   placement_times times{};
 };
+
+}  // namespace schedule
 
 /// Whole chunks in each tier.
 struct tier_chunks {
@@ -84,6 +88,8 @@ struct tier_chunks {
   friend constexpr bool operator==(const tier_chunks&, const tier_chunks&) noexcept = default;
 };
 
+namespace schedule {
+
 /// Into how many equal chunks each is divided: weights into layers, for example. At most `max_chunks`.
 struct chunk_counts {
   static constexpr std::uint32_t max_chunks = 1U << 20;
@@ -92,6 +98,8 @@ struct chunk_counts {
   std::uint32_t kv = 1;
   std::uint32_t activations = 1;
 };
+
+}  // namespace schedule
 
 /// The most ways to distribute chunks over the tiers among which `round_placement` finds the best for
 /// certain: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.
@@ -128,7 +136,7 @@ struct chunked_placement {
 /// @par Complexity   constant; some microseconds.
 /// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
 /// @throws argument_error  for a bandwidth of 0 or above 2^53.
-[[nodiscard]] inline placement solve_placement(const placement_facts& facts);
+[[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts);
 
 /// Whole chunks near the fractions of `solve_placement`, or any others: within `device_bytes`, `host_bytes`
 /// and `nvme_bytes`, exactly, a chunk counted as its bytes over the number of chunks, rounded up.
@@ -144,8 +152,8 @@ struct chunked_placement {
 ///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
 /// @throws length_error    when none of the ways looked at keeps the budgets; as `solve_placement`.
 [[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
-                                                       const placement& fractional,
-                                                       const chunk_counts& chunks);
+                                                       const schedule::placement& fractional,
+                                                       const schedule::chunk_counts& chunks);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -34,6 +34,8 @@ concept schedule_planner =
       { planner(trace, machine) } -> std::same_as<schedule_plan>;
     };
 
+namespace schedule {
+
 /// Fetches what is missing when it is asked for; drops what was used least recently. The baseline.
 struct on_demand {
   plan_span span = plan_span::cyclic;
@@ -61,7 +63,9 @@ struct next_use {
   [[nodiscard]] schedule_plan operator()(const schedule_trace& trace, const schedule_machine& machine) const;
 };
 
-static_assert(schedule_planner<on_demand> && schedule_planner<lookahead> && schedule_planner<next_use>);
+}  // namespace schedule
+
+static_assert(schedule_planner<schedule::on_demand> && schedule_planner<schedule::lookahead> && schedule_planner<schedule::next_use>);
 
 }  // namespace v0
 }  // namespace llmmem

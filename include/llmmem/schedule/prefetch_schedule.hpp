@@ -75,7 +75,7 @@ inline namespace v0 {
 ///                      `add` and `record` also `handle_error` for a chunk that is gone; leases are refused
 ///                      as by the buffer. What a space's copies throw when a lease ends is thrown by the
 ///                      next call.
-template <class Buffer, schedule_planner Planner = next_use>
+template <class Buffer, schedule_planner Planner = schedule::next_use>
 class prefetch_schedule {
   using desk_type = detail::schedule_desk<Buffer>;
 
@@ -170,18 +170,18 @@ class prefetch_schedule {
 
   /// @name Calls   as those of the buffer, for chunks that were added
   /// @{
-  result<read_lease> read(chunk_handle chunk, patience wait = wait_complete) {
+  result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::read>(chunk, [&] { return buffer().read(chunk, wait); });
   }
-  result<write_lease> write(chunk_handle chunk, patience wait = wait_complete) {
+  result<write_lease> write(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::write>(chunk, [&] { return buffer().write(chunk, wait); });
   }
-  result<update_lease> update(chunk_handle chunk, patience wait = wait_complete) {
+  result<update_lease> update(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return desk_.template take<access_mode::read_write>(chunk, [&] { return buffer().update(chunk, wait); });
   }
   /// With `count` = 0, it is a lease to read until `also_changes`.
   result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
-                              patience wait = wait_complete) {
+                              tiering::patience wait = tiering::wait_complete) {
     return desk_.update(chunk, offset, count, wait);
   }
   result<void> discard(chunk_handle chunk) { return desk_.discard(chunk); }
@@ -214,7 +214,7 @@ class prefetch_schedule {
   [[nodiscard]] const schedule_trace& trace() const noexcept { return desk_.planned().trace(); }
   [[nodiscard]] schedule_machine machine() const { return desk_.machine(); }
   /// The plan in virtual time. @pre `has_plan()`.
-  [[nodiscard]] simulation simulate(std::size_t iterations = 2,
+  [[nodiscard]] schedule::simulation simulate(std::size_t iterations = 2,
                                     timeline_detail detail = timeline_detail::none) const {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }

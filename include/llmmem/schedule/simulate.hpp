@@ -16,12 +16,16 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace schedule {
+
 /// Times of all iterations count from the first one's beginning.
 struct simulation {
   std::vector<plan_forecast> iterations{};
   std::vector<timeline_span> spans{};       ///< empty unless asked for
   std::vector<std::uint64_t> most_bytes{};  ///< of each tier with a budget: the most it ever held
 };
+
+}  // namespace schedule
 
 /// Runs `plan` for `iterations` iterations: its first one, then the steady one over and over. Budgets hold at
 /// every instant, bytes in flight counted in the tier they go to from a transfer's start; the contents that
@@ -30,7 +34,7 @@ struct simulation {
 /// @par Complexity   O((events + steps) log steps) an iteration.
 /// @throws argument_error  when the plan was made for another trace, or does what cannot be done; the text
 ///                         names iteration, step and reason.
-[[nodiscard]] simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
+[[nodiscard]] schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
                                   std::size_t iterations = 2, timeline_detail detail = timeline_detail::none);
 
 }  // namespace v0

@@ -20,7 +20,7 @@ inline namespace v0 {
 ///
 /// @pre `run` was made with `timeline_detail::full`; otherwise there are tracks with nothing on them.
 /// @par Complexity   O(spans), about 100 bytes of text each.
-[[nodiscard]] std::string write_chrome_trace(const simulation& run);
+[[nodiscard]] std::string write_chrome_trace(const schedule::simulation& run);
 
 /// How a time line is drawn.
 struct timeline_svg_options {
@@ -33,13 +33,13 @@ struct timeline_svg_options {
 /// row that would touch within a tenth of a pixel are drawn as one.
 ///
 /// @throws argument_error  when the width is 0 or over 100,000.
-[[nodiscard]] std::string write_timeline_svg(const simulation& run, const timeline_svg_options& options = {});
+[[nodiscard]] std::string write_timeline_svg(const schedule::simulation& run, const timeline_svg_options& options = {});
 
 namespace detail {
 
 /// The row or track of a span: 0 the program, 1 its stalls, then two an edge.
 [[nodiscard]] inline std::size_t row_of(const timeline_span& each) noexcept {
-  if (each.kind != span_kind::transfer) return each.kind == span_kind::stall ? 1 : 0;
+  if (each.kind != schedule::span_kind::transfer) return each.kind == schedule::span_kind::stall ? 1 : 0;
   return 2 + std::size_t{each.tier} * 2 + (each.way == link_direction::offload ? 1 : 0);
 }
 [[nodiscard]] inline std::string row_name(std::size_t row) {
@@ -48,7 +48,7 @@ namespace detail {
   const std::string lower = std::to_string((row - 2) / 2 + 1);
   return row % 2 == 0 ? "onboard, tier " + lower + " to " + upper : "offload, tier " + upper + " to " + lower;
 }
-[[nodiscard]] inline std::size_t rows_of(const simulation& run) noexcept {
+[[nodiscard]] inline std::size_t rows_of(const schedule::simulation& run) noexcept {
   return 2 + run.most_bytes.size() * 2;
 }
 
@@ -63,7 +63,7 @@ namespace detail {
 
 }  // namespace detail
 
-inline std::string write_chrome_trace(const simulation& run) {
+inline std::string write_chrome_trace(const schedule::simulation& run) {
   std::string text = R"({"displayTimeUnit":"ns","traceEvents":[)"
                      "\n";
   for (std::size_t row = 0; row < detail::rows_of(run); ++row) {
@@ -74,13 +74,13 @@ inline std::string write_chrome_trace(const simulation& run) {
             "\n";
   }
   for (const timeline_span& each : run.spans) {
-    const std::size_t row = each.kind == span_kind::stall ? 0 : detail::row_of(each);
+    const std::size_t row = each.kind == schedule::span_kind::stall ? 0 : detail::row_of(each);
     text += R"({"ph":"X","pid":0,"tid":)" + std::to_string(row) + R"(,"ts":)" +
             detail::decimal(each.start_ns, 3) + R"(,"dur":)" +
             detail::decimal(each.finish_ns - each.start_ns, 3) + R"(,"name":")";
-    if (each.kind == span_kind::compute) {
+    if (each.kind == schedule::span_kind::compute) {
       text += R"(compute","args":{"event":)" + std::to_string(each.event);
-    } else if (each.kind == span_kind::stall) {
+    } else if (each.kind == schedule::span_kind::stall) {
       text += std::string("stall: ") + name_of(each.cause) + R"(","cname":"terrible","args":{"event":)" +
               std::to_string(each.event) + R"(,"chunk":)" + std::to_string(to_index(each.chunk));
     } else {
@@ -96,7 +96,7 @@ inline std::string write_chrome_trace(const simulation& run) {
   return text;
 }
 
-inline std::string write_timeline_svg(const simulation& run, const timeline_svg_options& options) {
+inline std::string write_timeline_svg(const schedule::simulation& run, const timeline_svg_options& options) {
   if (options.width == 0 || options.width > 100'000) {
     throw argument_error("write_timeline_svg: a width of " + std::to_string(options.width) +
                          " pixels; it must be 1 to 100000");

@@ -11,14 +11,18 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace schedule {
+
 /// What a stretch of a time line shows.
 enum class span_kind : std::uint8_t { compute, stall, transfer };
+
+}  // namespace schedule
 
 /// A stretch of time. Those of one kind and lane do not overlap and are in order.
 struct timeline_span {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
-  span_kind kind = span_kind::compute;
+  schedule::span_kind kind = schedule::span_kind::compute;
   stall_cause cause = stall_cause::demand_fetch;  ///< of a stall
   link_direction way = link_direction::onboard;   ///< of a transfer
   std::uint8_t tier = 0;                          ///< of a transfer: the upper end of its edge

@@ -28,6 +28,8 @@ inline namespace v0 {
 [[nodiscard]] std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_bytes,
                                                   std::span<const std::uint64_t> already);
 
+namespace sharding {
+
 /// An item that may be cut between elements.
 struct cuttable_item {
   std::uint64_t elements = 0;
@@ -44,6 +46,8 @@ struct write_share {
   friend constexpr bool operator==(const write_share&, const write_share&) noexcept = default;
 };
 
+}  // namespace sharding
+
 /// Cuts the items, laid end to end, into one range a rank, so that all ranks come to write the same. There
 /// are fewer cuts than ranks, and each rank writes one stretch; the cuts are rounded to the next multiple of
 /// `alignment` elements of their item, or to its end.
@@ -59,7 +63,7 @@ struct write_share {
 /// @par Complexity   O(items + world x log world).
 /// @throws argument_error  when `already` is empty or `alignment` 0.
 /// @throws length_error    when the bytes together pass 2^63 - 1, or items 2^32.
-[[nodiscard]] std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
+[[nodiscard]] std::vector<sharding::write_share> cut_writes(std::span<const sharding::cuttable_item> items,
                                                   std::span<const std::uint64_t> already,
                                                   std::uint64_t alignment = 1);
 

@@ -66,7 +66,7 @@ class expert_parallel {
                            " experts of tensors; each tensor has one, or `no_expert`");
     }
     shapes_.reserve(tensors.size());
-    std::vector<cuttable_item> whole(tensors.size());  // empty for experts: their owner is known
+    std::vector<sharding::cuttable_item> whole(tensors.size());  // empty for experts: their owner is known
     std::vector<std::uint64_t> written(to_number(world), 0);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const tensor_facts& each = tensors[i];

@@ -44,7 +44,7 @@ struct gather_use {
 /// @param budget       bytes of whole tensors at once; at least the largest scope.
 /// @param link         a gather's time: `model/` and a measurement know it.
 /// @throws argument_error  for a use of no scope, or a budget that the largest does not fit.
-template <schedule_planner Planner = next_use>
+template <schedule_planner Planner = schedule::next_use>
 [[nodiscard]] schedule_plan plan_gathers(std::span<const std::uint64_t> scope_bytes,
                                          std::span<const gather_use> uses, std::uint64_t budget,
                                          const link_model& link, Planner planner = {}) {

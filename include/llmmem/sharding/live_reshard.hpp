@@ -48,7 +48,7 @@ template <partition From, partition To>
   detail::check_catalogue(to, tensors, "reshard: to");
   live_reshard result;
   result.stored = held_pieces(from);
-  result.wanted = wanted_pieces(to, read_first::own_number);
+  result.wanted = wanted_pieces(to, sharding::read_first::own_number);
   const reshard_plan all = make_reshard(tensors, result.stored, result.wanted);
 
   std::vector<reshard_share<holder_id>> holders;  // both lists by number, holes closed below

@@ -16,6 +16,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace sharding {
+
 /// Every rank holds all of every tensor, as data parallelism has it. Each element still has one owner, so
 /// that a checkpoint holds it once: the bytes of all tensors, end to end, are cut evenly between the ranks
 /// (`cut_writes`), at fewer places than there are ranks.
@@ -58,7 +60,9 @@ class replicated {
   detail::owner_table owners_;
 };
 
-static_assert(partition<replicated>);
+}  // namespace sharding
+
+static_assert(partition<sharding::replicated>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -48,6 +48,8 @@ inline constexpr std::uint64_t max_reshard_runs = std::uint64_t{1} << 24;
                                         std::span<const stored_piece> stored,
                                         std::span<const wanted_piece> wanted);
 
+namespace sharding {
+
 /// What a checkpoint of `from` holds: each element once, with its owner, holder = rank. By tensor, then rank;
 /// pieces without elements are left out.
 /// @par Complexity   O(tensors x world).
@@ -82,15 +84,17 @@ enum class read_first : std::uint8_t {
   own_number,  ///< from the holder that has the rank's own number: a rank that stays
 };
 
+}  // namespace sharding
+
 /// What the ranks of `to` are to hold. As `owned_pieces` else.
 template <partition To>
-[[nodiscard]] std::vector<wanted_piece> wanted_pieces(const To& to, read_first first = read_first::anywhere) {
+[[nodiscard]] std::vector<wanted_piece> wanted_pieces(const To& to, sharding::read_first first = sharding::read_first::anywhere) {
   std::vector<wanted_piece> pieces;
   for (std::uint32_t t = 0; t < to.tensors(); ++t) {
     for (std::uint32_t r = 0; r < to_number(to.world()); ++r) {
       const element_runs elements = to.local(tensor_id{t}, rank_id{r});
       if (elements.empty()) continue;
-      const holder_id prefers = first == read_first::own_number ? holder_id{r} : no_holder;
+      const holder_id prefers = first == sharding::read_first::own_number ? holder_id{r} : no_holder;
       pieces.push_back({tensor_id{t}, rank_id{r}, elements, prefers});
     }
   }

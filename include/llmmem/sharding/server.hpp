@@ -18,6 +18,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace sharding {
+
 /// What becomes of one key range when servers are lost, or come back.
 struct range_change {
   tensor_id range{};
@@ -31,9 +33,11 @@ struct range_change {
   friend bool operator==(const range_change&, const range_change&) = default;
 };
 
+}  // namespace sharding
+
 /// What to do so that every range is held by as many servers as before, as far as there are so many.
 struct server_change {
-  std::vector<range_change> changes{};   ///< ranges whose chain is another now, in order
+  std::vector<sharding::range_change> changes{};   ///< ranges whose chain is another now, in order
   std::vector<tensor_id> lost_ranges{};  ///< of which nobody living has a copy: read them from a checkpoint
   std::uint64_t copied_keys = 0;         ///< each counted as often as it is sent
 

@@ -25,6 +25,8 @@ enum class access_mode : std::uint8_t {
   return static_cast<std::uint32_t>(chunk);
 }
 
+namespace tiering {
+
 /// Whether an access of this kind needs the contents, and whether it changes them.
 [[nodiscard]] constexpr bool reads(access_mode mode) noexcept {
   return mode != access_mode::write;
@@ -32,6 +34,8 @@ enum class access_mode : std::uint8_t {
 [[nodiscard]] constexpr bool writes(access_mode mode) noexcept {
   return mode != access_mode::read;
 }
+
+}  // namespace tiering
 
 /// Is told what a tier 0 holds and who uses it, in the order in which it happens: see `access_window`. It
 /// must not call back.

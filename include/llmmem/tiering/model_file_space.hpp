@@ -93,7 +93,7 @@ class model_file_space {
   /// @{
   [[nodiscard]] result<transfer_fence> copy_out_async(std::span<std::byte> to, range_type from,
                                                       std::span<const transfer_fence> after,
-                                                      urgency how = urgency::demand) {
+                                                      transfer::urgency how = transfer::urgency::demand) {
     const std::uint64_t offset = offset_of(from.data);
     if (from.bytes != to.size())
       return failure{errc::size_mismatch, 0, from.bytes, to.size(), file_.path().c_str()};
@@ -104,7 +104,7 @@ class model_file_space {
   }
   [[nodiscard]] result<transfer_fence> copy_in_async(range_type, std::span<const std::byte>,
                                                      std::span<const transfer_fence>,
-                                                     urgency = urgency::write_back) {
+                                                     transfer::urgency = transfer::urgency::write_back) {
     return only_read();
   }
   [[nodiscard]] result<transfer_fence> copy_within_async(range_type, range_type,

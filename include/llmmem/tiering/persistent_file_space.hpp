@@ -27,18 +27,22 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace tiering {
+
 /// What to do with a file that holds chunks of another layout.
 enum class other_layout : std::uint8_t {
   refuse,      ///< it is an error, and the file stays as it is
   start_over,  ///< what it holds is given up
 };
 
+}  // namespace tiering
+
 /// How a persistent file space is set up.
 struct persistent_file_options {
   file_space_options space{};  ///< its budget is taken on the device at once
   /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
   std::uint64_t layout = 0;
-  other_layout on_other_layout = other_layout::refuse;
+  tiering::other_layout on_other_layout = tiering::other_layout::refuse;
   /// With a key, at once. Not less than the buffer's, which takes more all the same: those are not kept, and
   /// `persist` is refused.
   std::uint32_t max_chunks = 4096;

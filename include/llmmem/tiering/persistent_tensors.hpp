@@ -93,7 +93,7 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   /// @param set     what these tensors are kept as: letters, digits, '_', '-', '.'; not two at once of one.
   template <io_engine Engine>
   persistent_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
-                     tensor_names called, chunk_mapping placed, other_layout on_other = other_layout::refuse)
+                     tensor_names called, chunk_mapping placed, tiering::other_layout on_other = tiering::other_layout::refuse)
       : persistent_tensors(buffer, home.file().path(), home.file_id(), home.index().capacity(),
                            std::move(set), std::move(called), std::move(placed), on_other) {}
   /// Leaves the chunks to the buffer. @pre no lease is held.
@@ -150,13 +150,13 @@ class persistent_tensors : private tiered_tensors<Buffer> {
  private:
   persistent_tensors(Buffer& buffer, const std::string& file, const chunk_key& file_id,
                      std::uint64_t most_chunks, std::string set, tensor_names called, chunk_mapping placed,
-                     other_layout on_other);
+                     tiering::other_layout on_other);
   [[nodiscard]] static std::string checked(std::string set);
   /// The key of a chunk of these tensors.
   [[nodiscard]] chunk_key key_of(std::uint32_t number) const {
     return key_of_name("tensors of " + set_ + ": chunk " + std::to_string(number));
   }
-  void open(other_layout on_other, std::uint64_t most_chunks);
+  void open(tiering::other_layout on_other, std::uint64_t most_chunks);
   /// @param most_chunks  that the tier's index can hold.
   void remove_others(std::uint64_t most_chunks);
   [[nodiscard]] std::string first_other_chunk(const tensor_table& kept) const;

@@ -40,6 +40,8 @@ struct tensor_table {
 /// `kept` had. Empty when they do not.
 [[nodiscard]] std::string first_difference(const tensor_table& kept, const tensor_table& now);
 
+namespace tiering {
+
 /// What was found where a table was to be.
 enum class table_state : std::uint8_t {
   absent,   ///< no file
@@ -47,9 +49,11 @@ enum class table_state : std::uint8_t {
   read,     ///< a table
 };
 
+}  // namespace tiering
+
 /// The table in a file. Bytes that come from there are held to a CRC-32C, and to what a table can be.
 /// @throws io_error  when the file cannot be read, is another kind of file, or of another version.
-[[nodiscard]] table_state read_tensor_table(const std::string& path, tensor_table& into);
+[[nodiscard]] tiering::table_state read_tensor_table(const std::string& path, tensor_table& into);
 
 /// Puts the table in place of the file's, and returns once that is on the device. Whoever reads the file, at
 /// any time and after any crash, finds the one or the other. `errc::not_opened`, `errc::write_failed` and

@@ -157,20 +157,20 @@ class basic_tiered_buffer {
   /// the way, `errc::out_of_bytes` when leased chunks leave no room in tier 0, `errc::timed_out` when
   /// patience ends (the chunk then comes up in the background), and what a transfer failed with.
   /// @{
-  result<read_lease> read(chunk_handle chunk, patience wait = wait_complete) {
+  result<read_lease> read(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.template lease<access_mode::read>(chunk, {}, wait);
   }
   /// All of it will be written; until then the contents are anything.
-  result<write_lease> write(chunk_handle chunk, patience wait = wait_complete) {
+  result<write_lease> write(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.template lease<access_mode::write>(chunk, {}, wait);
   }
   /// Any of it may change.
-  result<update_lease> update(chunk_handle chunk, patience wait = wait_complete) {
+  result<update_lease> update(chunk_handle chunk, tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.update(chunk, wait);
   }
   /// Only `count` bytes from `offset` on change, and are moved down. The span is the whole chunk.
   result<update_lease> update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
-                              patience wait = wait_complete) {
+                              tiering::patience wait = tiering::wait_complete) {
     return parts_.desk.update(chunk, offset, count, wait);
   }
   /// @}
@@ -191,7 +191,7 @@ class basic_tiered_buffer {
   /// One step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from beneath, `write_back` from
   /// it, `drop` of its copy, written back first where it is dirty. Never waits. Evicts only where neither
   /// what lies free nor what is on its way out is room enough.
-  step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
+  tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
     return parts_.desk.execute(chunk, operation, tier);
   }
   /// Tells the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).

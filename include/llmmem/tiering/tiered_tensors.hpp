@@ -29,7 +29,7 @@ class persistent_tensors;
 /// What tensors stand on: a `tiered_buffer`, or a `prefetch_schedule` over one, which then records and plans
 /// the leases of their chunks.
 template <class T>
-concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, patience wait,
+concept chunk_store = requires(T& store, chunk_handle chunk, std::uint64_t bytes, tiering::patience wait,
                                typename T::update_lease& update, typename T::write_lease& write) {
   typename T::top_range;
   { store.create(bytes) } -> std::same_as<result<chunk_handle>>;
@@ -192,41 +192,41 @@ class tiered_tensors {
   /// Of a tensor in one part; `errc::tensor_in_parts` for another. `errc::no_contents` when it was never
   /// written, `errc::chunk_leased` when a lease of the same part is in the way; and what the buffer refuses.
   /// @{
-  result<read_lease> read(tensor_id tensor, patience wait = wait_complete) {
+  result<read_lease> read(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::read>(tensor, wait);
   }
   /// All of it will be written; until then its contents are anything.
-  result<write_lease> write(tensor_id tensor, patience wait = wait_complete) {
+  result<write_lease> write(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::write>(tensor, wait);
   }
   /// Any of it may change.
-  result<update_lease> update(tensor_id tensor, patience wait = wait_complete) {
+  result<update_lease> update(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::read_write>(tensor, wait);
   }
   /// @}
 
   /// @name Leases of one part, counted from 0
   /// @{
-  result<read_lease> read(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+  result<read_lease> read(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read>(tensor, part, wait);
   }
-  result<write_lease> write(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+  result<write_lease> write(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::write>(tensor, part, wait);
   }
-  result<update_lease> update(tensor_id tensor, std::uint32_t part, patience wait = wait_complete) {
+  result<update_lease> update(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read_write>(tensor, part, wait);
   }
   /// Only the bytes `changed`, counted from the part's first, change: no others are moved down for it. The
   /// span is the whole part. `errc::past_the_bytes`.
   result<update_lease> update(tensor_id tensor, std::uint32_t part, byte_interval changed,
-                              patience wait = wait_complete);
+                              tiering::patience wait = tiering::wait_complete);
   /// @}
 
   /// Leases one part after another and calls `f(lease, part)` with it, a `lease<Mode>&` and its
   /// `tensor_part`; the part behind it is brought up meanwhile. Ends with the first lease that is refused,
   /// for that reason: the parts before it are done.
   template <access_mode Mode, class F>
-  result<void> for_each_part(tensor_id tensor, F&& f, patience wait = wait_complete);
+  result<void> for_each_part(tensor_id tensor, F&& f, tiering::patience wait = tiering::wait_complete);
 
   /// @name Movement   as the buffer's, of all chunks that the tensor is in; goes on after a failure, and
   /// gives the first
@@ -288,16 +288,16 @@ class tiered_tensors {
     return chunks_[to_index(mapping_.parts()[part].chunk)];
   }
   template <access_mode Mode>
-  [[nodiscard]] result<lease<Mode>> whole(tensor_id tensor, patience wait);
+  [[nodiscard]] result<lease<Mode>> whole(tensor_id tensor, tiering::patience wait);
   template <access_mode Mode>
-  [[nodiscard]] result<lease<Mode>> lease_part(tensor_id tensor, std::uint32_t part, patience wait);
+  [[nodiscard]] result<lease<Mode>> lease_part(tensor_id tensor, std::uint32_t part, tiering::patience wait);
   template <access_mode Mode>
   [[nodiscard]] result<lease<Mode>> begin_lease(tensor_id tensor, std::uint32_t part, byte_interval changed,
-                                                patience wait);
+                                                tiering::patience wait);
   template <access_mode Mode>
   [[nodiscard]] result<typename Buffer::template lease<Mode>> take(chunk_handle chunk, byte_interval changed,
-                                                                   patience wait);
-  [[nodiscard]] result<void> join(std::uint32_t part, access_mode mode, byte_interval changed, patience wait);
+                                                                   tiering::patience wait);
+  [[nodiscard]] result<void> join(std::uint32_t part, access_mode mode, byte_interval changed, tiering::patience wait);
   void end_lease(std::uint32_t part, access_mode mode) noexcept;
   /// Calls `f` with each part's number, and keeps the first failure.
   template <class F>

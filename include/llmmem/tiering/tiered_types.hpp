@@ -25,6 +25,8 @@ struct chunk_handle {
   friend constexpr bool operator==(const chunk_handle&, const chunk_handle&) noexcept = default;
 };
 
+namespace tiering {
+
 /// How long a lease waits for its chunk to come up, in nanoseconds. The names are SGLang HiCache's.
 struct patience {
   std::uint64_t ns = 0;
@@ -36,6 +38,8 @@ inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as
 [[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
   return {ns};
 }
+
+}  // namespace tiering
 
 /// How a tiered buffer is set up.
 struct tiered_options {
@@ -74,7 +78,7 @@ struct tier_stats {
 template <std::size_t Tiers>
 struct tiered_stats {
   std::array<tier_stats, Tiers> tiers{};
-  meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
+  transfer::meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
   std::uint64_t leases = 0;               ///< given out
   std::uint64_t shared = 0;               ///< chunks that share what they have with a clone
   std::uint64_t parted_bytes = 0;         ///< copied within tier 0, for clones that came to differ
@@ -83,12 +87,16 @@ struct tiered_stats {
   std::uint64_t metadata_bytes = 0;
 };
 
+namespace tiering {
+
 /// What became of one step of a plan.
 enum class step_outcome : std::uint8_t {
   done,     ///< begun, or finished where it takes no time
   later,    ///< something under way is before it: ask again when that has ended
   useless,  ///< what it was to do is done, or can no longer be done
 };
+
+}  // namespace tiering
 
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {

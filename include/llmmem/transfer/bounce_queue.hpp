@@ -113,13 +113,13 @@ class bounce_queue {
   /// @param checksum  of the bytes moved, if wanted.
   [[nodiscard]] result<transfer_fence> copy_down_async(lower_range to, upper_range from,
                                                        std::span<const transfer_fence> after = {},
-                                                       urgency how = urgency::write_back,
+                                                       transfer::urgency how = transfer::urgency::write_back,
                                                        bounce_checksum* checksum = nullptr) {
     return start(way::down, from, to, after, how, checksum);
   }
   [[nodiscard]] result<transfer_fence> copy_up_async(upper_range to, lower_range from,
                                                      std::span<const transfer_fence> after = {},
-                                                     urgency how = urgency::demand,
+                                                     transfer::urgency how = transfer::urgency::demand,
                                                      bounce_checksum* checksum = nullptr) {
     return start(way::up, to, from, after, how, checksum);
   }
@@ -128,9 +128,9 @@ class bounce_queue {
   /// a device's queue that both use.
   void poll() noexcept;
   /// Makes an operation more urgent than it was. No change once it is over.
-  void promote(const transfer_fence& of, urgency how) noexcept {
+  void promote(const transfer_fence& of, transfer::urgency how) noexcept {
     if (!board_.gave(of) || of.ready()) return;
-    urgency& had = operations_[transfer_board::slot_of(of)].how;
+    transfer::urgency& had = operations_[transfer_board::slot_of(of)].how;
     if (how < had) had = how;
   }
   [[nodiscard]] bounce_stats stats() const noexcept;
@@ -162,7 +162,7 @@ class bounce_queue {
   struct operation {
     bool runs = false;
     way direction = way::down;
-    urgency how = urgency::demand;
+    transfer::urgency how = transfer::urgency::demand;
     std::uint32_t flying = 0;  // slots
     std::uint32_t after_count = 0;
     std::uint64_t number = 0;  // the order asked for
@@ -185,7 +185,7 @@ class bounce_queue {
   }
 
   [[nodiscard]] result<transfer_fence> start(way direction, upper_range upper, lower_range lower,
-                                             std::span<const transfer_fence> after, urgency how,
+                                             std::span<const transfer_fence> after, transfer::urgency how,
                                              bounce_checksum* checksum);
   [[nodiscard]] bool has_begun_all(const operation& o) const noexcept { return o.begun == o.upper.bytes; }
   void begin_pieces() noexcept;

@@ -18,6 +18,8 @@ struct io_span {
   friend constexpr bool operator==(const io_span&, const io_span&) noexcept = default;
 };
 
+namespace transfer {
+
 /// The first request of a transfer of `bytes` between `offset` of a file and `address` in memory: the head up
 /// to the first aligned offset, then whole aligned blocks, at most `most` bytes at a time, then the tail.
 /// Heads and tails go through the page cache; so does everything when memory and file are not aligned alike,
@@ -39,6 +41,8 @@ struct io_span {
   if (head != 0) return {head, false};
   return {once / block * block, true};
 }
+}  // namespace transfer
+
 
 }  // namespace v0
 }  // namespace llmmem

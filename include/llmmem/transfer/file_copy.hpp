@@ -38,6 +38,8 @@ struct file_copy {
   return {&file, io_direction::write, offset, const_cast<std::byte*>(from.data()), from.size()};
 }
 
+namespace transfer {
+
 /// What goes first when a device has more to do than it can at once.
 enum class urgency : std::uint8_t {
   demand,      ///< somebody waits for it
@@ -51,6 +53,8 @@ enum class drive_by : std::uint8_t {
   waiters,     ///< whoever starts, polls or waits: no thread, and without them nothing goes on
 };
 
+}  // namespace transfer
+
 /// Whether a queue looks for its best depth and block size while it works.
 enum class io_tuning : std::uint8_t {
   off,
@@ -59,7 +63,7 @@ enum class io_tuning : std::uint8_t {
 
 /// How a file queue is set up.
 struct file_queue_options {
-  drive_by driver = drive_by::own_thread;
+  transfer::drive_by driver = transfer::drive_by::own_thread;
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< most bytes of one request, at least a page
   std::uint32_t depth = 0;              ///< requests under way at most; 0: as many as the engine takes
   std::uint32_t max_operations = 1024;  ///< under way or waiting

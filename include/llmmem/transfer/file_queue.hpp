@@ -88,12 +88,12 @@ class file_queue {
   /// @return `errc::table_full` (operations or copies), `errc::failures_kept` (see `clear_failures`),
   ///         `errc::out_of_range` (more than 4 of `after`, or bytes no file has), `errc::null_handle`,
   ///         `errc::not_opened`.
-  result<transfer_fence> start(std::span<const file_copy> copies, urgency how = urgency::demand,
+  result<transfer_fence> start(std::span<const file_copy> copies, transfer::urgency how = transfer::urgency::demand,
                                std::span<const transfer_fence> after = {}) noexcept;
-  result<transfer_fence> start(const file_copy& copy, urgency how = urgency::demand) noexcept {
+  result<transfer_fence> start(const file_copy& copy, transfer::urgency how = transfer::urgency::demand) noexcept {
     return start(std::span(&copy, 1), how);
   }
-  result<transfer_fence> start(const file_copy& copy, urgency how, const transfer_fence& after) noexcept {
+  result<transfer_fence> start(const file_copy& copy, transfer::urgency how, const transfer_fence& after) noexcept {
     return start(std::span(&copy, 1), how, std::span(&after, 1));
   }
 
@@ -103,7 +103,7 @@ class file_queue {
   void cancel(const transfer_fence& of) noexcept;
 
   /// Makes the operation more urgent; never less.
-  void promote(const transfer_fence& of, urgency how) noexcept;
+  void promote(const transfer_fence& of, transfer::urgency how) noexcept;
 
   /// Bytes moved so far; all of them once it is over is not told here, but by the fence.
   [[nodiscard]] std::uint64_t bytes_done(const transfer_fence& of) const noexcept;
@@ -233,7 +233,7 @@ file_queue<Engine>::file_queue(file_queue_options options, Args&&... engine)
       core_(options_, depth_of(options_, engine_.caps())),
       tuner_(tuner_options(options_, depth_of(options_, engine_.caps()))) {
   if (options_.tuning == io_tuning::on) core_.use(tuner_.setting());
-  if (options_.driver == drive_by::waiters) {
+  if (options_.driver == transfer::drive_by::waiters) {
     core_.board().drive_by(
         [](void* self, const transfer_fence& awaited) noexcept {
           auto& me = *static_cast<file_queue*>(self);
@@ -268,7 +268,7 @@ file_queue<Engine>::~file_queue() {
 }
 
 template <io_engine Engine>
-result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copies, urgency how,
+result<transfer_fence> file_queue<Engine>::start(std::span<const file_copy> copies, transfer::urgency how,
                                                  std::span<const transfer_fence> after) noexcept {
   std::unique_lock lock(mutex_);
   const result<transfer_fence> begun = core_.start(copies, how, after);
@@ -292,7 +292,7 @@ void file_queue<Engine>::forget_file(const io_file& file) noexcept {
     std::unique_lock lock(mutex_);
     files_.drop(file.opened_direct());
     files_.drop(file.buffered());
-    if (files_.has_changes() && options_.driver == drive_by::own_thread) kick(lock);
+    if (files_.has_changes() && options_.driver == transfer::drive_by::own_thread) kick(lock);
   }
 }
 
@@ -302,7 +302,7 @@ void file_queue<Engine>::kick(std::unique_lock<std::mutex>& lock) noexcept {
   if (driven_) {
     kicked_ = true;
     engine_.wake();
-  } else if (options_.driver == drive_by::waiters) {
+  } else if (options_.driver == transfer::drive_by::waiters) {
     drive(lock, 0);
   } else {
     ring();
@@ -325,7 +325,7 @@ void file_queue<Engine>::cancel(const transfer_fence& of) noexcept {
 }
 
 template <io_engine Engine>
-void file_queue<Engine>::promote(const transfer_fence& of, urgency how) noexcept {
+void file_queue<Engine>::promote(const transfer_fence& of, transfer::urgency how) noexcept {
   with(of, [&](std::uint32_t slot) { core_.promote(slot, how); });
 }
 
@@ -338,7 +338,7 @@ std::uint64_t file_queue<Engine>::bytes_done(const transfer_fence& of) const noe
 
 template <io_engine Engine>
 void file_queue<Engine>::poll() noexcept {
-  if (options_.driver != drive_by::waiters) return;
+  if (options_.driver != transfer::drive_by::waiters) return;
   std::unique_lock lock(mutex_);
   if (!driven_) drive(lock, 0);
 }
@@ -347,7 +347,7 @@ template <io_engine Engine>
 void file_queue<Engine>::wait_idle() noexcept {
   std::unique_lock lock(mutex_);
   while (core_.board().running() != 0) {
-    if (options_.driver == drive_by::waiters) {
+    if (options_.driver == transfer::drive_by::waiters) {
       turn(lock);
     } else {
       const transfer_fence some = core_.some_running();

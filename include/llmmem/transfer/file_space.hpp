@@ -82,14 +82,14 @@ class file_space {
   /// @{
   [[nodiscard]] result<transfer_fence> copy_in_async(range_type to, std::span<const std::byte> from,
                                                      std::span<const transfer_fence> after,
-                                                     urgency how = urgency::write_back) {
+                                                     transfer::urgency how = transfer::urgency::write_back) {
     if (const failure wrong = refusal(to, from.size()); wrong.code != errc::ok) return wrong;
     const file_copy copy = write_to(file_, offset_of(to.data), from);
     return queue_.start(std::span(&copy, 1), how, after);
   }
   [[nodiscard]] result<transfer_fence> copy_out_async(std::span<std::byte> to, range_type from,
                                                       std::span<const transfer_fence> after,
-                                                      urgency how = urgency::demand) {
+                                                      transfer::urgency how = transfer::urgency::demand) {
     if (const failure wrong = refusal(from, to.size()); wrong.code != errc::ok) return wrong;
     const file_copy copy = read_from(file_, offset_of(from.data), to);
     return queue_.start(std::span(&copy, 1), how, after);

@@ -49,6 +49,8 @@ struct stall_times {
   friend constexpr bool operator==(const stall_times&, const stall_times&) noexcept = default;
 };
 
+namespace transfer {
+
 /// What went over a link in one direction.
 struct flow {
   std::uint64_t bytes = 0;
@@ -56,15 +58,17 @@ struct flow {
   friend constexpr bool operator==(const flow&, const flow&) noexcept = default;
 };
 
+}  // namespace transfer
+
 /// What went over a link.
 struct link_flow {
-  flow onboard;
-  flow offload;
+  transfer::flow onboard;
+  transfer::flow offload;
 
-  [[nodiscard]] constexpr flow& operator[](link_direction way) noexcept {
+  [[nodiscard]] constexpr transfer::flow& operator[](link_direction way) noexcept {
     return way == link_direction::onboard ? onboard : offload;
   }
-  [[nodiscard]] constexpr const flow& operator[](link_direction way) const noexcept {
+  [[nodiscard]] constexpr const transfer::flow& operator[](link_direction way) const noexcept {
     return way == link_direction::onboard ? onboard : offload;
   }
   friend constexpr bool operator==(const link_flow&, const link_flow&) noexcept = default;

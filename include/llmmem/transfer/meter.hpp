@@ -33,6 +33,8 @@ struct steady_meter_clock {
 };
 static_assert(meter_clock<steady_meter_clock>);
 
+namespace transfer {
+
 /// What a meter has counted. A plain value.
 template <std::size_t Links>
 struct meter_stats {
@@ -116,6 +118,8 @@ class meter {
   LLMMEM_NO_UNIQUE_ADDRESS Clock clock_{};
   meter_stats<Links> stats_{};
 };
+}  // namespace transfer
+
 
 }  // namespace v0
 }  // namespace llmmem

@@ -57,7 +57,7 @@ template <class Queue>
 
 template <class Queue, class Range>
 [[nodiscard]] result<typename Queue::fence_type> copy_in(Queue& queue, Range to,
-                                                         std::span<const std::byte> from, urgency how) {
+                                                         std::span<const std::byte> from, transfer::urgency how) {
   if constexpr (requires { queue.copy_in_async(to, from, {}, how); }) {
     return queue.copy_in_async(to, from, {}, how);
   } else {
@@ -66,7 +66,7 @@ template <class Queue, class Range>
 }
 template <class Queue, class Range>
 [[nodiscard]] result<typename Queue::fence_type> copy_out(Queue& queue, std::span<std::byte> to, Range from,
-                                                          urgency how) {
+                                                          transfer::urgency how) {
   if constexpr (requires { queue.copy_out_async(to, from, {}, how); }) {
     return queue.copy_out_async(to, from, {}, how);
   } else {

@@ -146,12 +146,12 @@ class striped_space {
   /// @{
   [[nodiscard]] result<striped_fence> copy_in_async(range_type to, std::span<const std::byte> from,
                                                     std::span<const striped_fence> after,
-                                                    urgency how = urgency::write_back) {
+                                                    transfer::urgency how = transfer::urgency::write_back) {
     return copy(to, const_cast<std::byte*>(from.data()), from.size(), io_direction::write, after, how);
   }
   [[nodiscard]] result<striped_fence> copy_out_async(std::span<std::byte> to, range_type from,
                                                      std::span<const striped_fence> after,
-                                                     urgency how = urgency::demand) {
+                                                     transfer::urgency how = transfer::urgency::demand) {
     return copy(from, to.data(), to.size(), io_direction::read, after, how);
   }
   /// Runs on the calling thread, a stripe at a time.
@@ -162,7 +162,7 @@ class striped_space {
   /// @name A queue, as tiers expect one
   /// @{
   [[nodiscard]] striped_space& queue() noexcept { return *this; }
-  void promote(const striped_fence& of, urgency how) noexcept {
+  void promote(const striped_fence& of, transfer::urgency how) noexcept {
     for (member_type* const each : members_) {
       for (const transfer_fence& part : of.parts())
         each->queue().promote(part, how);
@@ -228,7 +228,7 @@ class striped_space {
   [[nodiscard]] failure refusal(range_type range, std::uint64_t bytes) const noexcept;
   [[nodiscard]] result<striped_fence> copy(range_type range, std::byte* data, std::uint64_t bytes,
                                            io_direction way, std::span<const striped_fence> after,
-                                           urgency how);
+                                           transfer::urgency how);
   [[nodiscard]] result<std::span<const file_copy>> pieces(const record& what, std::uint32_t member,
                                                           std::uint64_t offset, std::byte* data,
                                                           std::uint64_t bytes, io_direction way) noexcept;
@@ -415,7 +415,7 @@ result<std::span<const file_copy>> striped_space<Engine>::pieces(const record& w
 template <io_engine Engine>
 result<striped_fence> striped_space<Engine>::copy(range_type range, std::byte* data, std::uint64_t bytes,
                                                   io_direction way, std::span<const striped_fence> after,
-                                                  urgency how) {
+                                                  transfer::urgency how) {
   if (const failure wrong = refusal(range, bytes); wrong.code != errc::ok) return wrong;
   for (const striped_fence& each : after) {
     if (const result<void> passed = each.settled(); !passed) return passed.error();

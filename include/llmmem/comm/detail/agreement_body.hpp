@@ -20,9 +20,9 @@ inline bool agreement::has_quorum() const noexcept {
   return !is_out_ && heard_members().size() >= quorum();
 }
 
-inline void agreement::note(seat_id seat, death how) noexcept {
+inline void agreement::note(seat_id seat, comm::death how) noexcept {
   if (seat == self_ || !members_.contains(seat)) return;
-  (how == death::certain ? certain_ : suspected_).insert(seat);
+  (how == comm::death::certain ? certain_ : suspected_).insert(seat);
 }
 
 inline agree_message agreement::message(agree_kind kind) const noexcept {
@@ -38,9 +38,9 @@ inline agree_message agreement::last_decision() const noexcept {
 
 inline void agreement::merge(const agree_message& message) noexcept {
   for (const seat_id seat : message.certain)
-    note(seat, death::certain);
+    note(seat, comm::death::certain);
   for (const seat_id seat : message.suspected)
-    note(seat, death::suspected);
+    note(seat, comm::death::suspected);
 }
 
 inline void agreement::gather(gathered& into, seat_id from, const agree_message& message) noexcept {
@@ -71,7 +71,7 @@ void agreement::begin(std::uint64_t bits, const seat_set& joining, const Post& p
 }
 
 template <agree_post Post>
-void agreement::died(seat_id seat, death how, const Post& post) noexcept {
+void agreement::died(seat_id seat, comm::death how, const Post& post) noexcept {
   note(seat, how);
   advance(post);
 }
@@ -177,7 +177,7 @@ void agreement::coordinate(const Post& post) noexcept {
 
 /// It may be without this member, and who tells it so may not have known: it was suspected by a coordinator
 /// that nobody hears any more, or asks for what was decided before it was heard again.
-inline void agreement::finish(const agreed& value) noexcept {
+inline void agreement::finish(const comm::agreed& value) noexcept {
   last_ = value;
   is_out_ = value.failed.contains(self_);
   if (!is_out_) outcome_ = value;
@@ -215,7 +215,7 @@ void agreement::ask(const Post& post) const noexcept {
   if (begun_ && leads != self_) post(leads, message(agree_kind::ask));
 }
 
-inline std::optional<agreed> agreement::take_outcome() noexcept {
+inline std::optional<comm::agreed> agreement::take_outcome() noexcept {
   return std::exchange(outcome_, std::nullopt);
 }
 

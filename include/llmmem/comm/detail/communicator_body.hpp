@@ -64,9 +64,9 @@ void communicator<E>::poll() {
 // -------------------------------------------------------------------------------------------------
 
 template <endpoint E>
-void communicator<E>::died(seat_id seat, death how) noexcept {
+void communicator<E>::died(seat_id seat, comm::death how) noexcept {
   gone_.insert(seat);
-  if (how == death::certain) certain_.insert(seat);
+  if (how == comm::death::certain) certain_.insert(seat);
   fresh_.erase(seat);
   waiting_.erase(seat);
   anew_.erase(seat);
@@ -228,12 +228,12 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   // there by now.
   const seat_set stay = members - newcomers;
   for (const seat_id seat : part_before_.suspected() & stay)
-    part_.died(seat, death::suspected, post);
+    part_.died(seat, comm::death::suspected, post);
   for (const seat_id seat : part_before_.certain() & stay)
-    part_.died(seat, death::certain, post);
+    part_.died(seat, comm::death::certain, post);
   for (const seat_id seat : members) {
     if (gone_.contains(seat) && was_member(seat))
-      part_.died(seat, certain_.contains(seat) ? death::certain : death::suspected, post);
+      part_.died(seat, certain_.contains(seat) ? comm::death::certain : comm::death::suspected, post);
   }
   for (const early_word& each : early_words) {
     if (each.epoch == epoch) part_.hear(each.from, each.message, post);
@@ -319,7 +319,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
 // --------------------------------------------------------------------------------------------
 
 template <endpoint E>
-result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
+result<comm::agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
@@ -332,7 +332,7 @@ result<agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   };
   std::uint64_t ask_at = halfway(end_->now_ns());
   for (;;) {
-    if (std::optional<agreed> outcome = part_.take_outcome()) {
+    if (std::optional<comm::agreed> outcome = part_.take_outcome()) {
       ++stats_.agreements;
       return *outcome;
     }
@@ -362,14 +362,14 @@ void communicator<E>::leave_behind(const seat_set& failed) noexcept {
 }
 
 template <endpoint E>
-void communicator<E>::shrink(const agreed& outcome) {
+void communicator<E>::shrink(const comm::agreed& outcome) {
   const seat_set members = part_.members() - outcome.failed;
   begin_epoch(epoch_ + 1, members, {}, nonces_);
   leave_behind(outcome.failed);
 }
 
 template <endpoint E>
-void communicator<E>::admit(const agreed& outcome) {
+void communicator<E>::admit(const comm::agreed& outcome) {
   const seat_set members = (part_.members() - outcome.failed) | outcome.joining;
   begin_epoch(epoch_ + 1, members, outcome.joining, nonces_);
   leave_behind(outcome.failed - outcome.joining);

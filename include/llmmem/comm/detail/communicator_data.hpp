@@ -63,7 +63,7 @@ result<void> communicator<E>::send_frames(std::span<const std::byte> bytes, rank
     const auto now = static_cast<std::uint32_t>(std::min<std::uint64_t>(rest, end_->frame_bytes()));
     const std::span<const std::byte> part = bytes.subspan(sent, now);
     frame_header frame{.epoch = epoch_, .message = bytes.size(), .offset = sent, .bytes = now, .tag = tag};
-    if (options_.check == payload_check::crc32c) {
+    if (options_.check == comm::payload_check::crc32c) {
       frame.is_checked = 1;
       frame.crc = crc32c(0, part);
     }

@@ -44,8 +44,8 @@ class nccl_epochs {
     standing how{.is_new = true, .may_keep = true};
     return form(how, by);
   }
-  [[nodiscard]] result<void> shrink(const agreed& outcome, deadline by);
-  [[nodiscard]] result<void> admit(const agreed& outcome, deadline by);
+  [[nodiscard]] result<void> shrink(const comm::agreed& outcome, deadline by);
+  [[nodiscard]] result<void> admit(const comm::agreed& outcome, deadline by);
   [[nodiscard]] result<void> leave(deadline by);
 
  private:
@@ -76,7 +76,7 @@ class nccl_epochs {
 };
 
 template <nccl_side Side, class Api>
-result<void> nccl_epochs<Side, Api>::shrink(const agreed& outcome, deadline by) {
+result<void> nccl_epochs<Side, Api>::shrink(const comm::agreed& outcome, deadline by) {
   Side& side = channel_.side();
   comm_.stop(side);
   standing how{.excluded = channel_.ranks_of(outcome.failed)};
@@ -86,7 +86,7 @@ result<void> nccl_epochs<Side, Api>::shrink(const agreed& outcome, deadline by) 
 }
 
 template <nccl_side Side, class Api>
-result<void> nccl_epochs<Side, Api>::admit(const agreed& outcome, deadline by) {
+result<void> nccl_epochs<Side, Api>::admit(const comm::agreed& outcome, deadline by) {
   Side& side = channel_.side();
   standing how;
   if constexpr (Api::has_grow) {

@@ -60,7 +60,7 @@ class side_channel {
     return *voted != 0;
   }
   /// The side channel's, after the votes that are owed.
-  [[nodiscard]] result<agreed> agree(std::uint64_t bits, deadline by);
+  [[nodiscard]] result<comm::agreed> agree(std::uint64_t bits, deadline by);
   /// @}
 
   /// All ranks get the bytes of rank 0.
@@ -96,7 +96,7 @@ result<void> side_channel<Side>::listen(std::optional<rank_id> with, std::uint64
 /// The AND of all members' bits. A member that has died is a failure, which all members are told.
 template <nccl_side Side>
 result<std::uint64_t> side_channel<Side>::vote(std::uint64_t bits, owes next, deadline by) {
-  const result<agreed> outcome = side_.agree(bits, by);
+  const result<comm::agreed> outcome = side_.agree(bits, by);
   if (!outcome) return outcome.error();
   owes_ = outcome->failed.empty() ? next : owes::nothing;
   if (const std::optional<seat_id> dead = outcome->failed.lowest()) {
@@ -106,7 +106,7 @@ result<std::uint64_t> side_channel<Side>::vote(std::uint64_t bits, owes next, de
 }
 
 template <nccl_side Side>
-result<agreed> side_channel<Side>::agree(std::uint64_t bits, deadline by) {
+result<comm::agreed> side_channel<Side>::agree(std::uint64_t bits, deadline by) {
   while (owes_ != owes::nothing) {
     const result<std::uint64_t> voted = vote(0, owes_ == owes::both ? owes::second : owes::nothing, by);
     if (!voted && voted.code() != errc::peer_failed) return voted.error();

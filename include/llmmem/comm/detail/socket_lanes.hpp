@@ -27,7 +27,7 @@ struct frame_handler_ref {
   frame_room (*on_room_for)(void*, seat_id, const frame_header&) noexcept;
   void (*on_arrived)(void*, seat_id, const frame_header&) noexcept;
   void (*on_told)(void*, seat_id, const frame_header&, std::span<const std::byte>) noexcept;
-  void (*on_died)(void*, seat_id, death) noexcept;
+  void (*on_died)(void*, seat_id, comm::death) noexcept;
   void (*on_came)(void*, seat_id) noexcept;
   bool (*on_goes_on)(void*) noexcept;
 };
@@ -44,7 +44,7 @@ template <frame_handler H>
           [](void* h, seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
             static_cast<H*>(h)->told(from, header, bytes);
           },
-          [](void* h, seat_id seat, death how) noexcept { static_cast<H*>(h)->died(seat, how); },
+          [](void* h, seat_id seat, comm::death how) noexcept { static_cast<H*>(h)->died(seat, how); },
           [](void* h, seat_id seat) noexcept { static_cast<H*>(h)->came(seat); },
           [](void* h) noexcept { return static_cast<const H*>(h)->goes_on(); }};
 }
@@ -58,7 +58,7 @@ struct handler_call {
     has_come = true;
     handler.on_came(handler.object, seat);
   }
-  void died(seat_id seat, death how) noexcept {
+  void died(seat_id seat, comm::death how) noexcept {
     has_come = true;
     handler.on_died(handler.object, seat, how);
   }

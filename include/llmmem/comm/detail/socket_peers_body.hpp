@@ -151,7 +151,7 @@ inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept 
   }
   if (!lanes_.is_given_up(of) || !detector_.is_up(of)) return;
   stop_hearing(of);
-  if (detector_.report_suspected(of)) call.died(of, death::suspected);
+  if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
 }
 
 inline void socket_peers::judge_silence(seat_id of, handler_call& call) noexcept {
@@ -176,7 +176,7 @@ inline void socket_peers::try_conclude(seat_id of, handler_call& call) noexcept 
 inline void socket_peers::conclude_certain(seat_id of, handler_call& call) noexcept {
   close(of);
   calls_.seat_freed(of);
-  if (detector_.report_certain(of)) call.died(of, death::certain);
+  if (detector_.report_certain(of)) call.died(of, comm::death::certain);
 }
 
 inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
@@ -190,7 +190,7 @@ inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
   }
   stop_hearing(of);
   control_.give_up(of);
-  if (detector_.report_suspected(of)) call.died(of, death::suspected);
+  if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
 }
 
 /// Neither hears nor sends there any more, and leaves the connection open.

@@ -207,7 +207,7 @@ bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
     if (!was_heard) return true;  // given up before
     heard = 0;
     held.unlock();
-    handler.died(what.seat, death::certain);
+    handler.died(what.seat, comm::death::certain);
   } else {
     here().notices.pop_front();
     heard = what.of;

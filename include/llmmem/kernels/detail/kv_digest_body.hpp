@@ -255,7 +255,7 @@ result<void> run_kv_digest(const Run& run, const kv_memory& memory, const digest
     shape.packed = packed.strides(p, 1);
     shape.memory = work.plane[p].strides;
     shape.vector_bytes = divider(static_cast<std::uint32_t>(layout.vector_bytes(p)));
-    shape.is_by_head = layout.heads_in_block == head_order::hnd;
+    shape.is_by_head = layout.heads_in_block == paging::head_order::hnd;
     shape.inner = divider(shape.is_by_head ? layout.block_tokens : layout.heads);
     shape.is_run = is_one_run(shape.memory, shape.memory, layout);
     shape.is_packed_run = is_one_run(shape.memory, shape.packed, layout);

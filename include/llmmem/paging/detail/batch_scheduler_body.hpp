@@ -32,7 +32,7 @@ batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, sc
       free_slots_(options_.max_requests, options_.metadata, "batch_scheduler: free slots"),
       running_(options_.max_running, options_.metadata, "batch_scheduler: running"),
       waiting_(options_.max_requests, options_.metadata, "batch_scheduler: waiting"),
-      growths_(options_.max_running, growth{}, options_.metadata, "batch_scheduler: growths"),
+      growths_(options_.max_running, paging::growth{}, options_.metadata, "batch_scheduler: growths"),
       grown_(options_.max_running, append_result{}, options_.metadata, "batch_scheduler: grown"),
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
       work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),

@@ -100,7 +100,7 @@ template <eviction_policy Eviction, free_list FreeList, block_history History>
 inline block_id block_pool<Eviction, FreeList, History>::take_free(block_id beside) noexcept {
   const block_id block = free_.take(beside);
   records_[to_index(block)].allocate();
-  history_.note(block, transition::allocated);
+  history_.note(block, paging::transition::allocated);
   ++allocations_;
   return block;
 }
@@ -133,8 +133,8 @@ std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t cou
       const block_id block{to_index(*victim)};
       detail::evict(eviction_, *victim);
       block_record& record = records_[to_index(block)];
-      record.give_up(transition::evicted);
-      history_.note(block, transition::evicted);
+      record.give_up(paging::transition::evicted);
+      history_.note(block, paging::transition::evicted);
       record.end_life();
       push_free(block);
       --idle_count_;

@@ -76,13 +76,13 @@ result<void> block_pool<Eviction, FreeList, History>::release_all(std::span<cons
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
-  history_.note(block, record.is_idle() ? transition::revived : transition::shared);
+  history_.note(block, record.is_idle() ? paging::transition::revived : paging::transition::shared);
   if (record.is_idle()) {
     eviction_.pin(slot_id{to_index(block)});
     --idle_count_;
-    record.add_reference(transition::revived);
+    record.add_reference(paging::transition::revived);
   } else {
-    record.add_reference(transition::shared);
+    record.add_reference(paging::transition::shared);
   }
 }
 
@@ -90,16 +90,16 @@ template <eviction_policy Eviction, free_list FreeList, block_history History>
 void block_pool<Eviction, FreeList, History>::drop_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.drop_reference()) {
-    history_.note(block, transition::released);
+    history_.note(block, paging::transition::released);
     return;
   }
-  history_.note(block, record.is_cached() ? transition::idled : transition::freed);
+  history_.note(block, record.is_cached() ? paging::transition::idled : paging::transition::freed);
   if (record.is_cached()) {
-    record.note(transition::idled);
+    record.note(paging::transition::idled);
     eviction_.unpin(slot_id{to_index(block)});
     ++idle_count_;
   } else {
-    record.note(transition::freed);
+    record.note(paging::transition::freed);
     record.end_life();
     push_free(block);
   }
@@ -115,7 +115,7 @@ void block_pool<Eviction, FreeList, History>::undo_drop(block_id block) noexcept
       free_.undo_push(block);
     }
     record.undo_end_life();
-    record.add_reference(transition::allocated);
+    record.add_reference(paging::transition::allocated);
   } else {
     add_reference(block);
   }
@@ -124,7 +124,7 @@ void block_pool<Eviction, FreeList, History>::undo_drop(block_id block) noexcept
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 void block_pool<Eviction, FreeList, History>::mark_cached(block_id block, const access_hint& hint) noexcept {
   records_[to_index(block)].keep();
-  history_.note(block, transition::cached);
+  history_.note(block, paging::transition::cached);
   eviction_.insert(slot_id{to_index(block)}, hint);
 }
 
@@ -134,8 +134,8 @@ void block_pool<Eviction, FreeList, History>::unmark_cached(block_id block) noex
   if (!record.is_cached()) return;
   const bool was_idle = record.is_idle();
   eviction_.erase(slot_id{to_index(block)});
-  record.give_up(transition::uncached);
-  history_.note(block, transition::uncached);
+  record.give_up(paging::transition::uncached);
+  history_.note(block, paging::transition::uncached);
   if (was_idle) {
     record.end_life();
     push_free(block);

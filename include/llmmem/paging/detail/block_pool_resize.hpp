@@ -21,8 +21,8 @@ void block_pool<Eviction, FreeList, History>::relocate(std::span<const block_mov
     if (from.is_cached())
       detail::relabel(eviction_, slot_id{to_index(move.source)}, slot_id{to_index(move.destination)});
     to.take_over(from);
-    history_.note(move.source, transition::moved);
-    history_.note(move.destination, transition::allocated);
+    history_.note(move.source, paging::transition::moved);
+    history_.note(move.destination, paging::transition::allocated);
     push_free(move.source);
   }
 }

@@ -14,7 +14,7 @@ inline namespace v0 {
 template <class Traits>
 typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
     std::span<const token_id> tokens, place at, const prefix_context& context) const noexcept {
-  hit_scan scan(groups());
+  paging::hit_scan scan(groups());
   hit best{.tokens = 0, .at = at};
   const std::uint64_t limit = tokens.size() < max_sequence_tokens_ ? tokens.size() : max_sequence_tokens_;
   for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.hopeless(); end += chunk_tokens_) {

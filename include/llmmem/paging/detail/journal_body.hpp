@@ -9,6 +9,8 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace paging {
+
 /// An operation while it runs. One that throws has changed nothing, and is not recorded.
 template <class Cache, journal_sink Sink, fence Fence>
 class journaled<Cache, Sink, Fence>::interruptible {
@@ -43,8 +45,10 @@ class journaled<Cache, Sink, Fence>::interruptible {
   bool is_open_ = false;
 };
 
+}  // namespace paging
+
 template <class Cache, journal_sink Sink, fence Fence>
-paged_options journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
+paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
   if (options.pressure.call != nullptr) {
     options.pressure.call = &journaled::on_pressure;
     options.pressure.context = this;
@@ -54,7 +58,7 @@ paged_options journaled<Cache, Sink, Fence>::watched(paged_options options) noex
 
 /// Stands before the engine's callback, so that what that does is recorded inside the operation.
 template <class Cache, journal_sink Sink, fence Fence>
-bool journaled<Cache, Sink, Fence>::on_pressure(void* context, const block_shortage& shortage) noexcept {
+bool paging::journaled<Cache, Sink, Fence>::on_pressure(void* context, const block_shortage& shortage) noexcept {
   auto& self = *static_cast<journaled*>(context);
   if (self.depth_ == most_pressure_depth) return false;
   ++self.depth_;

@@ -101,7 +101,7 @@ class record_decoder {
     void extra() noexcept { given.extra = from.in_->varint(); }
     void batch() {
       for (std::size_t left = from.in_->count(3); left > 0 && from.in_->ok(); --left) {
-        growth each{.sequence = from.handle()};
+        paging::growth each{.sequence = from.handle()};
         from.out_->batch_tokens.push_back(from.tokens());
         each.untold = from.in_->varint();
         from.out_->batch.push_back(each);

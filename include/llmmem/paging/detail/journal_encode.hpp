@@ -85,7 +85,7 @@ class record_encoder {
     void extra() noexcept { put_varint(*to.out_, given.extra); }
     void batch() noexcept {
       put_varint(*to.out_, given.batch.size());
-      for (const growth& each : given.batch) {
+      for (const paging::growth& each : given.batch) {
         to.handle(each.sequence);
         to.tokens(each.tokens);
         put_varint(*to.out_, each.untold);

@@ -116,7 +116,7 @@ template <class Cache>
     case journal_op::extend:
       return outcome_of(cache.extend(sequence, given.number));
     case journal_op::append_batch: {
-      for (growth& each : again.batch)
+      for (paging::growth& each : again.batch)
         each.sequence = real(each.sequence);
       // An output of another length is refused by its length alone.
       const std::size_t most = again.batch.size() + 1;

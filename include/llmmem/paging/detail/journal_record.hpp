@@ -34,7 +34,7 @@ struct journal_arguments {
   keyed_blocks keyed{};
   std::uint64_t number = 0;  // tokens, blocks, a time, a group's size, a point, a digest: by operation
   std::uint64_t extra = 0;   // the point of a fence; the length of an output
-  std::span<const growth> batch{};
+  std::span<const paging::growth> batch{};
   std::span<const block_move> moves{};
 };
 
@@ -184,7 +184,7 @@ struct owned_record {
   std::vector<token_id> tokens;
   std::vector<block_key> keys;
   std::vector<access_hint> hints;
-  std::vector<growth> batch;
+  std::vector<paging::growth> batch;
   std::vector<std::size_t> batch_tokens;  // how many of `tokens` each of the batch has
   std::vector<block_move> moves;
 };

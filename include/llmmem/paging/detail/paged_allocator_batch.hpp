@@ -10,7 +10,7 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Traits>
-result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch,
+result<void> paged_allocator<Traits>::append_batch(std::span<const paging::growth> batch,
                                                    std::span<append_result> out,
                                                    std::uint64_t leave) noexcept {
   if (batch.size() != out.size()) return refusal(errc::size_mismatch, 0, batch.size(), out.size());
@@ -26,7 +26,7 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch
   }
   const std::uint64_t before = pool_.available();
   for (std::size_t i = 0; i < batch.size(); ++i) {
-    const growth& each = batch[i];
+    const paging::growth& each = batch[i];
     const std::uint32_t slot = each.sequence.slot;
     const std::uint64_t count = each.tokens.size() + each.untold;
     const auto grown = grow(slot, count, needed_for(slot, count));
@@ -42,13 +42,13 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const growth> batch
 /// Blocks that all of `batch` takes together. Of k sequences that share their last block, all but the last to
 /// hold it copy: references are dropped while counting, as growing would drop them, and put back.
 template <class Traits>
-result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const growth> batch) noexcept {
+result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const paging::growth> batch) noexcept {
   ++batches_;
   std::uint64_t needed = 0;
   failure refused{};
   std::size_t counted = 0;
   for (; counted < batch.size(); ++counted) {
-    const growth& each = batch[counted];
+    const paging::growth& each = batch[counted];
     const auto alive = check(each.sequence);
     if (!alive) {
       refused = alive.error();

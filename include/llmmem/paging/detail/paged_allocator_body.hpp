@@ -178,7 +178,7 @@ result<void> paged_allocator<Traits>::defer(std::uint32_t slot, std::span<const 
 
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::collect() noexcept {
-  pool_.act_for(nobody);
+  pool_.act_for(paging::nobody);
   const std::uint64_t gone = deferred_.collect([this](block_id block) noexcept {
     static_cast<void>(pool_.release(block));  // cannot fail: the queue held this reference
   });

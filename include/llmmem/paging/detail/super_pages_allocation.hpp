@@ -115,8 +115,8 @@ void super_page_pool<Eviction>::evict(block_id block, OnEvict& on_evict) noexcep
   on_evict(std::span<const block_id>(&block, 1));
   detail::evict(*evictions_by_group_[group], slot(block, groups_[group]));
   idle_.remove(page, to_index(block));
-  records_[to_index(block)].give_up(transition::evicted);
-  free_block(block, transition::evicted);
+  records_[to_index(block)].give_up(paging::transition::evicted);
+  free_block(block, paging::transition::evicted);
   change(page, [](page_record& each) noexcept { --each.idle; });
   ++evictions_;
 }

@@ -110,14 +110,14 @@ result<void> super_page_pool<Eviction>::share(block_id block) noexcept {
     return refusal(errc::too_many_shares, to_index(block), 1, record.references());
   }
   if (!record.is_idle()) {
-    record.add_reference(transition::shared);
+    record.add_reference(paging::transition::shared);
     return {};
   }
   const auto page = static_cast<std::uint32_t>(layout_.page_of(block));
   const std::size_t group = pages_[page].group;
   evictions_by_group_[group]->pin(slot(block, groups_[group]));
   idle_.remove(page, to_index(block));
-  record.add_reference(transition::revived);
+  record.add_reference(paging::transition::revived);
   change(page, [](page_record& each) noexcept {
     --each.idle;
     ++each.active;
@@ -133,7 +133,7 @@ result<void> super_page_pool<Eviction>::release(block_id block) noexcept {
   const auto page = static_cast<std::uint32_t>(layout_.page_of(block));
   if (record.is_cached()) {
     const std::size_t group = pages_[page].group;
-    record.note(transition::idled);
+    record.note(paging::transition::idled);
     evictions_by_group_[group]->unpin(slot(block, groups_[group]));
     since_[to_index(block)] = pages_[page].last_idle = ++clock_;
     idle_.push_back(page, to_index(block));
@@ -142,7 +142,7 @@ result<void> super_page_pool<Eviction>::release(block_id block) noexcept {
       ++each.idle;
     });
   } else {
-    free_block(block, transition::freed);
+    free_block(block, paging::transition::freed);
     change(page, [](page_record& each) noexcept { --each.active; });
   }
   return {};
@@ -162,11 +162,11 @@ void super_page_pool<Eviction>::unmark_cached(block_id block) noexcept {
   const bool idle = record.is_idle();
   const std::size_t group = group_of(block);
   evictions_by_group_[group]->erase(slot(block, groups_[group]));
-  record.give_up(transition::uncached);
+  record.give_up(paging::transition::uncached);
   if (!idle) return;
   const auto page = static_cast<std::uint32_t>(layout_.page_of(block));
   idle_.remove(page, to_index(block));
-  free_block(block, transition::uncached);
+  free_block(block, paging::transition::uncached);
   change(page, [](page_record& each) noexcept { --each.idle; });
 }
 

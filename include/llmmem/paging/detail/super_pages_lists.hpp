@@ -112,7 +112,7 @@ block_id super_page_pool<Eviction>::take_free(std::uint32_t page) noexcept {
 }
 
 template <eviction_policy Eviction>
-void super_page_pool<Eviction>::free_block(block_id block, transition why) noexcept {
+void super_page_pool<Eviction>::free_block(block_id block, paging::transition why) noexcept {
   block_record& record = records_[to_index(block)];
   record.note(why);
   record.end_life();

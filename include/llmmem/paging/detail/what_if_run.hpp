@@ -119,7 +119,7 @@ class what_if_run {
         *passed_ = std::max(*passed_, given.number);
         return;
       case journal_op::append_batch:
-        for (const growth& each : then.batch) {
+        for (const paging::growth& each : then.batch) {
           what_if_sequence* const grown = find(each.sequence);
           if (grown == nullptr) continue;
           append(*grown, each.tokens);

@@ -95,7 +95,7 @@ inline replica_map ring_neighbours::place(const redundancy_scheme& scheme, rank_
   return replica_map::of_groups(scheme, world, std::move(groups));
 }
 
-inline replica_map grouped::place(const redundancy_scheme& scheme, rank_count world) const {
+inline replica_map redundancy::grouped::place(const redundancy_scheme& scheme, rank_count world) const {
   detail::check_placement(name(), scheme, world);
   const std::uint32_t ranks = to_number(world);
   if (ranks / jump_ < scheme.group_ranks()) {

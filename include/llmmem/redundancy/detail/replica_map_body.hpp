@@ -134,8 +134,8 @@ inline replica_map replica_map::of_groups(const redundancy_scheme& scheme, rank_
   return map;
 }
 
-inline survival replica_map::survives(const rank_set& failed) const {
-  survival what;
+inline redundancy::survival replica_map::survives(const rank_set& failed) const {
+  redundancy::survival what;
   if (scheme_.is_coded()) {
     for (const std::vector<rank_id>& group : groups_) {
       rank_set down;

@@ -62,7 +62,7 @@ class replica_sender {
     [[nodiscard]] bool is_parity(std::uint32_t member, std::uint32_t codeword) const noexcept {
       return to_index(layout.piece_of(member, codeword)) >= layout.shape().data;
     }
-    [[nodiscard]] byte_range stripe(const kept_layout& of, std::uint32_t member,
+    [[nodiscard]] redundancy::byte_range stripe(const kept_layout& of, std::uint32_t member,
                                     std::uint32_t codeword) const noexcept {
       return stripe_of(of.blob_bytes(ranks[member]), layout.shape().data, layout.stripe_in(member, codeword));
     }
@@ -131,7 +131,7 @@ inline result<void> replica_sender::share_sums(kept_version& made, const std::op
     if (layout.owners[i] == made.self()) own[at++] = made.facts().sums[i];
   }
   for (std::uint32_t stripe = 0; stripe < stripes(made.self()); ++stripe) {
-    const byte_range range = stripe_of(made.own().size(), stripes(made.self()), stripe);
+    const redundancy::byte_range range = stripe_of(made.own().size(), stripes(made.self()), stripe);
     own[at++] = crc32c(0, made.own().subspan(range.first, range.count));
   }
   own[at] = crc32c(0, std::as_bytes(own.first(at)));
@@ -242,7 +242,7 @@ inline result<void> replica_sender::trade_stripe(kept_version& made, const group
   const kept_layout& layout = made.facts().layout;
   std::optional<std::span<const std::byte>> out;
   if (group.is_parity(to, codeword) && !group.is_parity(group.self, codeword)) {
-    const byte_range own = group.stripe(layout, group.self, codeword);
+    const redundancy::byte_range own = group.stripe(layout, group.self, codeword);
     out = made.own().subspan(own.first, own.count);
   }
   std::optional<std::span<std::byte>> into;

@@ -47,7 +47,7 @@ struct size_range {
 
 [[nodiscard]] inline bool changes_anything(const schedule_trace& trace) noexcept {
   return std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& each) {
-    return each.call == trace_call::acquire && writes(each.mode);
+    return each.call == trace_call::acquire && tiering::writes(each.mode);
   });
 }
 

@@ -95,7 +95,7 @@ class evicting_engine {
   /// What evicting costs, in fetches.
   [[nodiscard]] std::uint64_t weight(chunk_id chunk, std::size_t tier) const noexcept {
     const chunk_state& own = of(chunk);
-    const bool again = own.next != never && reads(event_at(own.next).mode);
+    const bool again = own.next != never && tiering::reads(event_at(own.next).mode);
     return (again ? 1 : 0) + (machine_.elsewhere(chunk, tier) ? 0 : options_.dirty_weight);
   }
   [[nodiscard]] bool dear(chunk_id chunk, std::size_t tier) const noexcept {

@@ -110,7 +110,7 @@ class executor {
   /// Computing that leads up to `event`.
   void compute(std::uint64_t ns, std::uint32_t event) {
     if (ns == 0) return;
-    span({.start_ns = now_, .finish_ns = later(now_, ns), .kind = span_kind::compute, .event = event});
+    span({.start_ns = now_, .finish_ns = later(now_, ns), .kind = schedule::span_kind::compute, .event = event});
     forecast_.compute_ns += ns;
     advance(later(now_, ns));
   }
@@ -130,17 +130,17 @@ class executor {
       return refusal::none;
     }
     copy& own = writable(event.chunk, 0);
-    if (!own.held || (reads(event.mode) && !own.newest)) return refusal::not_there;
-    if (own.ready_ns == unresolved || (writes(event.mode) && waits(event.chunk))) return refusal::no_room;
-    wait(index, event.chunk, own.ready_ns, writes(event.mode) ? own.busy_ns : 0);
-    if (writes(event.mode)) {
+    if (!own.held || (tiering::reads(event.mode) && !own.newest)) return refusal::not_there;
+    if (own.ready_ns == unresolved || (tiering::writes(event.mode) && waits(event.chunk))) return refusal::no_room;
+    wait(index, event.chunk, own.ready_ns, tiering::writes(event.mode) ? own.busy_ns : 0);
+    if (tiering::writes(event.mode)) {
       for (std::size_t tier = 1; tier < tiers_; ++tier)
         writable(event.chunk, tier).newest = false;
       own.newest = true;
     }
     chunk.worthless = false;
     chunk.leased = true;
-    chunk.writing = writes(event.mode);
+    chunk.writing = tiering::writes(event.mode);
     return refusal::none;
   }
 
@@ -264,7 +264,7 @@ class executor {
       arrivals_of(chunk) = {
           .cause = when == plan_moment::at_call ? stall_cause::demand_fetch : stall_cause::prefetch_late,
           .event = event};
-    flow& taken = forecast_.edges[upper][way];
+    transfer::flow& taken = forecast_.edges[upper][way];
     taken.bytes += trace_->size(chunk);
     ++taken.operations;
     lane_state& line = lanes_[lane(upper, way)];
@@ -326,7 +326,7 @@ class executor {
     }
     span({.start_ns = start,
           .finish_ns = finish,
-          .kind = span_kind::transfer,
+          .kind = schedule::span_kind::transfer,
           .way = each.way,
           .tier = each.upper,
           .chunk = each.chunk});
@@ -353,7 +353,7 @@ class executor {
     forecast_.stalls[cause] += ns;
     span({.start_ns = now_,
           .finish_ns = now_ + ns,
-          .kind = span_kind::stall,
+          .kind = schedule::span_kind::stall,
           .cause = cause,
           .chunk = chunk,
           .event = event});

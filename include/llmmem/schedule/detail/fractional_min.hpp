@@ -47,8 +47,8 @@ class fractional_min {
       if (i < count_ && opens(event)) ends_[i] = next;
       if (event.call == trace_call::discard) next = never;
       if (event.call != trace_call::acquire) continue;
-      if (kind == gap_kind::to_read) next = reads(event.mode) ? i : never;
-      if (kind == gap_kind::between_writes && writes(event.mode)) next = i;
+      if (kind == gap_kind::to_read) next = tiering::reads(event.mode) ? i : never;
+      if (kind == gap_kind::between_writes && tiering::writes(event.mode)) next = i;
     }
   }
 
@@ -93,7 +93,7 @@ class fractional_min {
     chunk_state& own = chunks_[to_index(event.chunk)];
     const std::uint64_t size = trace_->size(event.chunk);
     if (closes(event)) {
-      const bool wanted = kind_ == gap_kind::to_read ? event.call == trace_call::acquire && reads(event.mode)
+      const bool wanted = kind_ == gap_kind::to_read ? event.call == trace_call::acquire && tiering::reads(event.mode)
                                                      : event.call == trace_call::acquire && own.end != never;
       if (wanted) moved_ += size - own.bytes;
       if (own.end != never && own.bytes != 0) filed_.erase(own.end);
@@ -122,11 +122,11 @@ class fractional_min {
 
   [[nodiscard]] bool opens(const trace_event& event) const noexcept {
     return kind_ == gap_kind::to_read ? event.call == trace_call::release
-                                      : event.call == trace_call::acquire && writes(event.mode);
+                                      : event.call == trace_call::acquire && tiering::writes(event.mode);
   }
   [[nodiscard]] bool closes(const trace_event& event) const noexcept {
     if (event.call == trace_call::discard) return true;
-    return event.call == trace_call::acquire && (kind_ == gap_kind::to_read || writes(event.mode));
+    return event.call == trace_call::acquire && (kind_ == gap_kind::to_read || tiering::writes(event.mode));
   }
   void hold(chunk_state& own, std::uint64_t bytes) noexcept {
     used_ = used_ - own.bytes + bytes;

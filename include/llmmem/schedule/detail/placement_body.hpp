@@ -187,7 +187,7 @@ struct placement_costs {
 /// The search of `round_placement`.
 class chunk_search {
  public:
-  chunk_search(const placement_facts& facts, const placement& fractional, const chunk_counts& chunks)
+  chunk_search(const placement_facts& facts, const schedule::placement& fractional, const schedule::chunk_counts& chunks)
       : costs_(priced(facts, who)),
         counts_{chunks.weights, chunks.kv, chunks.activations},
         room_{facts.device_bytes, facts.host_bytes, facts.nvme_bytes} {
@@ -197,9 +197,9 @@ class chunk_search {
                                                            fractional.activations};
     for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
       const std::uint32_t count = counts_[kind];
-      if (count == 0 || count > chunk_counts::max_chunks) {
+      if (count == 0 || count > schedule::chunk_counts::max_chunks) {
         throw argument_error(std::string(who) + ": " + names[kind] + " in " + std::to_string(count) +
-                             " chunks; it must be 1 to " + std::to_string(chunk_counts::max_chunks));
+                             " chunks; it must be 1 to " + std::to_string(schedule::chunk_counts::max_chunks));
       }
       const double sum = nearest[kind].device + nearest[kind].host + nearest[kind].nvme;
       const bool good = nearest[kind].device >= 0 && nearest[kind].host >= 0 && nearest[kind].nvme >= 0 &&
@@ -217,7 +217,7 @@ class chunk_search {
     const bool all = few();
     for (std::uint32_t radius = 1; radius <= 3 && !best_ && !all; ++radius)
       try_near(radius);
-    if (all) try_near(chunk_counts::max_chunks);
+    if (all) try_near(schedule::chunk_counts::max_chunks);
     if (!best_) {
       throw length_error(std::string(who) +
                          ": no whole chunks near the fractions keep the budgets; take smaller chunks, or "
@@ -362,7 +362,7 @@ class chunk_search {
 namespace llmmem {
 inline namespace v0 {
 
-[[nodiscard]] inline placement solve_placement(const placement_facts& facts) {
+[[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts) {
   const auto costs = detail::priced(facts, "solve_placement");
   const std::uint64_t needed =
       facts.weight_bytes + facts.kv_bytes + facts.activation_bytes;  // checked by `priced`
@@ -377,7 +377,7 @@ inline namespace v0 {
   const auto fractions = [&](std::size_t kind, std::uint64_t bytes) {
     return bytes == 0 ? tier_fractions{.device = 1} : detail::fractions(x[2 * kind], x[2 * kind + 1]);
   };
-  placement found{.weights = fractions(0, facts.weight_bytes),
+  schedule::placement found{.weights = fractions(0, facts.weight_bytes),
                   .kv = fractions(1, facts.kv_bytes),
                   .activations = fractions(2, facts.activation_bytes)};
   found.times = detail::times_of(facts, {found.weights, found.kv, found.activations});
@@ -385,8 +385,8 @@ inline namespace v0 {
 }
 
 [[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
-                                                       const placement& fractional,
-                                                       const chunk_counts& chunks) {
+                                                       const schedule::placement& fractional,
+                                                       const schedule::chunk_counts& chunks) {
   return detail::chunk_search(facts, fractional, chunks).run();
 }
 

@@ -83,8 +83,8 @@ class planner_engine : private evicting_engine {
     when_ = plan_moment::ahead;
     const bool acquires = event.call == trace_call::acquire;
     const bool wanted =
-        acquires && (reads(event.mode) ? !has(event.chunk, 0) : !machine_.at(event.chunk, 0).held);
-    if (wanted && !reads(event.mode) && options_.ahead != engine_options::prefetch::none)
+        acquires && (tiering::reads(event.mode) ? !has(event.chunk, 0) : !machine_.at(event.chunk, 0).held);
+    if (wanted && !tiering::reads(event.mode) && options_.ahead != engine_options::prefetch::none)
       allocate(event.chunk);
     std::uint64_t until = later_by(event.compute_ns);
     if (acquires && machine_.at(event.chunk, 0).held)
@@ -92,8 +92,8 @@ class planner_engine : private evicting_engine {
     if (options_.ahead != engine_options::prefetch::none) prefetch(until);
     machine_.compute(event.compute_ns, index);
     when_ = plan_moment::at_call;
-    if (acquires && reads(event.mode) && !has(event.chunk, 0)) bring(event.chunk, 0, 0);
-    if (acquires && !reads(event.mode) && !machine_.at(event.chunk, 0).held) allocate(event.chunk);
+    if (acquires && tiering::reads(event.mode) && !has(event.chunk, 0)) bring(event.chunk, 0, 0);
+    if (acquires && !tiering::reads(event.mode) && !machine_.at(event.chunk, 0).held) allocate(event.chunk);
     if (machine_.serve(index) != refusal::none) throw error("planner: an event could not be served");
     served_ns_[index] = machine_.now() - machine_.began();
     chunk_state& chunk = of(event.chunk);
@@ -183,7 +183,7 @@ class planner_engine : private evicting_engine {
     const std::uint64_t stop = options_.cyclic ? position_ + lines() : end_;
     for (; pointer < stop; ++pointer) {
       const trace_event& event = event_at(pointer);
-      if (event.call != trace_call::acquire || !reads(event.mode)) continue;
+      if (event.call != trace_call::acquire || !tiering::reads(event.mode)) continue;
       if (pointer >= end_ && goal_ != nullptr && !goal_->holds(event.chunk, tier)) continue;
       // A write comes before it, or it is leased now: then nothing can or need be fetched.
       if (of(event.chunk).next != pointer || present(event.chunk, tier)) continue;
@@ -226,7 +226,7 @@ class planner_engine : private evicting_engine {
     }
     for (std::uint64_t i = position_; i <= last && i < stop; ++i) {
       const trace_event& event = event_at(i);
-      if (event.call != trace_call::acquire || !reads(event.mode) || of(event.chunk).next != i) continue;
+      if (event.call != trace_call::acquire || !tiering::reads(event.mode) || of(event.chunk).next != i) continue;
       if (i >= end_ && goal_ != nullptr && !goal_->holds(event.chunk, 0)) continue;
       if (!has(event.chunk, 0) && !try_bring(event.chunk, 0, last)) break;
     }

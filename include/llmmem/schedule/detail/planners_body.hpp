@@ -124,7 +124,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
                                                                   bool cyclic) {
   const std::uint64_t largest = size_range(trace).largest;
   const bool dirty = std::any_of(trace.events().begin(), trace.events().end(), [](const trace_event& event) {
-    return event.call == trace_call::acquire && writes(event.mode);
+    return event.call == trace_call::acquire && tiering::writes(event.mode);
   });
   const std::uint64_t takes = transfer_ns(machine.links[machine.link_below(0)], largest);
   std::vector<engine_options> all;
@@ -152,7 +152,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
 
 }  // namespace detail
 
-inline schedule_plan on_demand::operator()(const schedule_trace& trace,
+inline schedule_plan schedule::on_demand::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
@@ -162,7 +162,7 @@ inline schedule_plan on_demand::operator()(const schedule_trace& trace,
   return detail::bounded(detail::make_plan(trace, machine, uses, options, "on_demand", 0), trace, span);
 }
 
-inline schedule_plan lookahead::operator()(const schedule_trace& trace,
+inline schedule_plan schedule::lookahead::operator()(const schedule_trace& trace,
                                            const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
@@ -173,7 +173,7 @@ inline schedule_plan lookahead::operator()(const schedule_trace& trace,
   return detail::bounded(detail::make_plan(trace, machine, uses, options, "lookahead", 0), trace, span);
 }
 
-inline schedule_plan next_use::operator()(const schedule_trace& trace,
+inline schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
                                           const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::use_table uses(trace);

@@ -95,7 +95,7 @@ class schedule_desk {
     return take<Mode>(known(chunk), Mode, std::move(take_from_buffer));
   }
   [[nodiscard]] result<lease<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
-                                                              std::uint64_t count, patience wait);
+                                                              std::uint64_t count, tiering::patience wait);
   result<void> discard(chunk_handle chunk);
   /// A lease has ended. What is thrown is kept for the next call.
   void released(chunk_id chunk) noexcept;

@@ -244,13 +244,13 @@ access_mode schedule_desk<Buffer>::mode_at_next(chunk_id chunk) const noexcept {
   if (state_ != schedule_state::replaying) return access_mode::read;
   const trace_event* next = runner_.next_event();
   if (next == nullptr) return access_mode::read;
-  const bool is_it = next->call == trace_call::acquire && next->chunk == chunk && reads(next->mode);
+  const bool is_it = next->call == trace_call::acquire && next->chunk == chunk && tiering::reads(next->mode);
   return is_it ? next->mode : access_mode::read;
 }
 
 template <class Buffer>
 auto schedule_desk<Buffer>::update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
-                                   patience wait) -> result<lease<access_mode::read_write>> {
+                                   tiering::patience wait) -> result<lease<access_mode::read_write>> {
   const chunk_id number = known(chunk);
   const access_mode noted = count == 0 ? mode_at_next(number) : access_mode::read_write;
   return take<access_mode::read_write>(number, noted,

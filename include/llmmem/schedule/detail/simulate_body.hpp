@@ -126,11 +126,11 @@ class plan_follower {
 
 }  // namespace detail
 
-inline simulation simulate(const schedule_trace& trace, const schedule_plan& plan, std::size_t iterations,
+inline schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan, std::size_t iterations,
                            timeline_detail detail) {
   plan.machine.check();
   detail::plan_follower follower(trace, plan, detail);
-  simulation all;
+  schedule::simulation all;
   for (std::size_t i = 0; i < iterations; ++i)
     all.iterations.push_back(follower.iteration(i == 0 ? plan.first : plan.steady, i));
   all.most_bytes = follower.machine().most_bytes();

@@ -22,7 +22,7 @@ namespace detail {
 template <class T>
 concept plan_target = requires(const T& target, chunk_id chunk, plan_operation operation, std::size_t tier) {
   target.progress();
-  { target.execute(chunk, operation, tier) } -> std::same_as<step_outcome>;
+  { target.execute(chunk, operation, tier) } -> std::same_as<tiering::step_outcome>;
   target.prefetch(chunk);
 };
 
@@ -85,10 +85,10 @@ void step_window::begin_pending(const Target& target, prefetch_stats& stats) {
   for (; done < pending_.size(); ++done) {
     const plan_step& step = pending_[done];
     const std::size_t tier = step.operation == plan_operation::fetch ? step.to : step.from;
-    const step_outcome outcome = target.execute(step.chunk, step.operation, tier);
-    if (outcome == step_outcome::later) break;
+    const tiering::step_outcome outcome = target.execute(step.chunk, step.operation, tier);
+    if (outcome == tiering::step_outcome::later) break;
     if (step.operation == plan_operation::allocate) continue;  // the lease that writes takes its own room
-    ++(outcome == step_outcome::done ? stats.steps : stats.useless);
+    ++(outcome == tiering::step_outcome::done ? stats.steps : stats.useless);
   }
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(done));
 }

@@ -79,7 +79,7 @@ inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
       chunk.discarded_by = static_cast<std::uint32_t>(i);
       continue;
     }
-    if (worthless && reads(event.mode)) refuse(i, by + "; acquire it to write all of it");
+    if (worthless && tiering::reads(event.mode)) refuse(i, by + "; acquire it to write all of it");
     chunk.discarded_by = traced_chunk::none;
     chunk.leased_by = static_cast<std::uint32_t>(i);
     leased = checked_add(leased, sizes[index], "trace: bytes leased at once");

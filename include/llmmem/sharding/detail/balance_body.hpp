@@ -51,7 +51,7 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
 }
 
 /// `bytes` into the item as a count of elements: the nearest multiple of `alignment`, or the item's end.
-inline std::uint64_t nearest_cut(const cuttable_item& item, std::uint64_t bytes, std::uint64_t alignment) {
+inline std::uint64_t nearest_cut(const sharding::cuttable_item& item, std::uint64_t bytes, std::uint64_t alignment) {
   const std::uint64_t whole = bytes / item.element_bytes / alignment * alignment;
   const std::uint64_t next = item.elements - whole <= alignment ? item.elements : whole + alignment;
   const std::uint64_t past = bytes - whole * item.element_bytes;
@@ -99,7 +99,7 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
   return writers;
 }
 
-inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
+inline std::vector<sharding::write_share> cut_writes(std::span<const sharding::cuttable_item> items,
                                            std::span<const std::uint64_t> already, std::uint64_t alignment) {
   detail::check_ranks(already, "cut_writes");
   if (alignment == 0) throw argument_error("cut_writes: an alignment of 0 elements; 1 cuts anywhere");
@@ -107,7 +107,7 @@ inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
     throw length_error("cut_writes: " + std::to_string(items.size()) + " items; their ids are 32 bits wide");
   }
   std::uint64_t bytes = 0;
-  for (const cuttable_item& each : items) {
+  for (const sharding::cuttable_item& each : items) {
     const auto size = checked_multiply(each.elements, each.element_bytes, "cut_writes: elements x bytes");
     bytes = checked_add(bytes, size, "cut_writes: bytes");
   }
@@ -116,12 +116,12 @@ inline std::vector<write_share> cut_writes(std::span<const cuttable_item> items,
     sum = checked_add(sum, each, "cut_writes: bytes");
 
   const std::vector<std::uint64_t> more = detail::fill_evenly(already, bytes);
-  std::vector<write_share> shares;
+  std::vector<sharding::write_share> shares;
   std::uint64_t begins = 0;   // of the item, in bytes of all laid end to end
   std::uint64_t covered = 0;  // by the ranks before this one
   std::size_t rank = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const cuttable_item& item = items[i];
+    const sharding::cuttable_item& item = items[i];
     const std::uint64_t ends = begins + item.elements * item.element_bytes;
     std::uint64_t first = 0;
     while (first < item.elements) {

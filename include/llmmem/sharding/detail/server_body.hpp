@@ -53,7 +53,7 @@ inline server_change key_servers::change_from(const key_servers& before) const {
     const std::vector<rank_id> old_chain = before.replicas(range);
     const std::vector<rank_id> new_chain = replicas(range);
     if (old_chain == new_chain) continue;
-    range_change change{.range = range,
+    sharding::range_change change{.range = range,
                         .owner_before = old_chain.front(),
                         .owner_after = new_chain.front(),
                         .copy_to = {},

@@ -516,7 +516,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       if (there != what.process && !(was_suspected && is_certain)) continue;  // nobody asks any more
       there = detail::no_process;
       if (is_certain) speaks = detail::no_process;
-      handler.died(seat, is_certain ? death::certain : death::suspected);
+      handler.died(seat, is_certain ? comm::death::certain : comm::death::suspected);
       return true;
     }
     const auto from = static_cast<std::uint32_t>(next.at);

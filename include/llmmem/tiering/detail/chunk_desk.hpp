@@ -75,17 +75,17 @@ class chunk_desk {
   template <access_mode Mode>
   using lease_type = chunk_lease<chunk_desk, Mode>;
   template <access_mode Mode>
-  [[nodiscard]] result<lease_type<Mode>> lease(chunk_handle chunk, byte_interval changed, patience wait) {
+  [[nodiscard]] result<lease_type<Mode>> lease(chunk_handle chunk, byte_interval changed, tiering::patience wait) {
     const result<range_type> range = begin_lease(chunk, Mode, changed, wait);
     if (!range) return range.error();
     return lease_type<Mode>(*this, chunk.slot, *range);
   }
-  [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, patience wait);
+  [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, tiering::patience wait);
   [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
-                                                                   std::uint64_t count, patience wait);
+                                                                   std::uint64_t count, tiering::patience wait);
   /// @param changed  the bytes that will change under a lease that reads and writes.
   [[nodiscard]] result<range_type> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
-                                               patience wait);
+                                               tiering::patience wait);
   void end_lease(std::uint32_t name, access_mode mode) noexcept;
   /// More of a chunk's bytes change. @pre it is written under a lease.
   [[nodiscard]] result<void> add_dirty(std::uint32_t name, std::uint64_t offset,
@@ -97,7 +97,7 @@ class chunk_desk {
   [[nodiscard]] result<void> prefetch(chunk_handle chunk);
   [[nodiscard]] result<void> evict(chunk_handle chunk);
   [[nodiscard]] result<void> flush(chunk_handle chunk);
-  [[nodiscard]] step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier);
+  [[nodiscard]] tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier);
   [[nodiscard]] result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept;
   /// @}
 
@@ -117,7 +117,7 @@ class chunk_desk {
  private:
   [[nodiscard]] result<chunk_handle> enter(tier_copy& place, std::uint64_t bytes);
   [[nodiscard]] failure refuse_leased(std::uint32_t name, std::uint32_t slot) const noexcept;
-  [[nodiscard]] result<void> part(std::uint32_t name, std::uint64_t bytes, parting how, patience wait);
+  [[nodiscard]] result<void> part(std::uint32_t name, std::uint64_t bytes, parting how, tiering::patience wait);
   [[nodiscard]] result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] result<void> copy_top(const tier_copy& to, const tier_copy& from, std::uint64_t bytes);
   void adopt_kept();
@@ -134,7 +134,7 @@ class chunk_desk {
 
 template <class Traits, class... Tiers>
 auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
-                                               patience wait) -> result<range_type> {
+                                               tiering::patience wait) -> result<range_type> {
   if (const failure wrong = chunks_.check(chunk); wrong.code != errc::ok) return wrong;
   std::uint32_t slot = chunks_.record_of(chunk);
   const std::uint64_t bytes = chunks_[slot].bytes;
@@ -142,7 +142,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
     return failure{
         .code = errc::past_the_bytes, .wanted = changed.end, .found = bytes, .where = chunks_.where()};
   }
-  const bool changes = writes(mode);
+  const bool changes = tiering::writes(mode);
   const std::uint32_t leases = chunks_.leases_of(chunk.slot);
   if (chunks_[slot].writing || (changes && leases != 0))
     return chunks_.at_chunk(errc::chunk_leased, slot, 0, leases);
@@ -150,9 +150,9 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   mover_.note_ended();
   mover_.write_through_due(changes && !parts ? slot : no_index);
   const std::size_t found = newest(chunks_[slot]);
-  if (found == tiers && reads(mode)) return chunks_.at_chunk(errc::no_contents, slot);
+  if (found == tiers && tiering::reads(mode)) return chunks_.at_chunk(errc::no_contents, slot);
   if (parts) {
-    const parting how = reads(mode) ? parting::copied : parting::anew;
+    const parting how = tiering::reads(mode) ? parting::copied : parting::anew;
     if (const result<void> parted = part(chunk.slot, bytes, how, wait); !parted) return parted.error();
     slot = chunks_.slot_of(chunk.slot);
   } else if (found != 0 && found < last) {
@@ -161,7 +161,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   // A transfer that reads the copy is in nobody's way but a writer's.
   record_type& c = chunks_[slot];
   if (!parts && (found != 0 || (changes && c.transfer != no_index))) {
-    if (const result<void> there = mover_.make_resident(slot, reads(mode), wait); !there)
+    if (const result<void> there = mover_.make_resident(slot, tiering::reads(mode), wait); !there)
       return there.error();
   }
   if (found != tiers) stack_.count_hit(found);
@@ -181,7 +181,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
 }
 
 template <class Traits, class... Tiers>
-auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, patience wait)
+auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, tiering::patience wait)
     -> result<lease_type<access_mode::read_write>> {
   const result<std::uint64_t> all = bytes(chunk);
   if (!all) return all.error();
@@ -190,7 +190,7 @@ auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, patience wait)
 
 template <class Traits, class... Tiers>
 auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
-                                          patience wait) -> result<lease_type<access_mode::read_write>> {
+                                          tiering::patience wait) -> result<lease_type<access_mode::read_write>> {
   const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
   return lease<access_mode::read_write>(chunk, {offset, end}, wait);
 }
@@ -202,7 +202,7 @@ void chunk_desk<Traits, Tiers...>::end_lease(std::uint32_t name, access_mode mod
   chunks_.end_lease(name, c);
   if (c.leases == 0) stack_.observer().on_released(chunk_id{slot}, c.copies[0].granted);
   stack_.unpin(nth<0>, slot);
-  if (!writes(mode)) return;
+  if (!tiering::writes(mode)) return;
   c.writing = false;
   mover_.written(slot);
 }
@@ -223,7 +223,7 @@ result<void> chunk_desk<Traits, Tiers...>::add_dirty(std::uint32_t name, std::ui
 /// record too, and there are contents to be copied where they are.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_t bytes, parting how,
-                                                patience wait) {
+                                                tiering::patience wait) {
   const std::uint64_t began = engine_.now_ns();
   const std::uint32_t shared = chunks_.slot_of(name);
   auto beneath = stack_.spare(nth<last>);

@@ -95,12 +95,12 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   if (const failure wrong = stack_.check_size(bytes); wrong.code != errc::ok) return wrong;
   if (const failure wrong = stack_.check_fits(bytes); wrong.code != errc::ok) return wrong;
   if (c.sharers > 1) {
-    return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, wait_complete);
+    return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, tiering::wait_complete);
   }
   mover_.quiet(slot);
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
-    if (const result<void> there = mover_.make_resident(slot, true, wait_complete); !there) return there;
+    if (const result<void> there = mover_.make_resident(slot, true, tiering::wait_complete); !there) return there;
     // A write-back of it may have begun before it was asked for.
     mover_.quiet(slot);
   }
@@ -132,7 +132,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::u
   const pinned_copy kept(stack_, nth<0>, slot);
   auto fresh = stack_.spare(nth<0>);
   const result<void> room =
-      mover_.await_top_room(fresh.place(), bytes, slot, wait_complete, engine_.now_ns());
+      mover_.await_top_room(fresh.place(), bytes, slot, tiering::wait_complete, engine_.now_ns());
   if (!room) return room;
   // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
   mover_.quiet(slot);
@@ -156,7 +156,7 @@ result<void> chunk_desk<Traits, Tiers...>::discard(chunk_handle chunk) {
   const std::uint32_t slot = chunks_.record_of(chunk);
   if (const failure wrong = refuse_leased(chunk.slot, slot); wrong.code != errc::ok) return wrong;
   if (chunks_[slot].sharers > 1) {
-    return part(chunk.slot, chunks_[slot].bytes, parting::empty, wait_complete);
+    return part(chunk.slot, chunks_[slot].bytes, parting::empty, tiering::wait_complete);
   }
   static_cast<void>(mover_.await_quiet(slot));  // how that went no longer matters
   if (const result<void> gone = keys_.unindex(slot); !gone) return gone;
@@ -211,9 +211,9 @@ result<void> chunk_desk<Traits, Tiers...>::flush(chunk_handle chunk) {
 }
 
 template <class Traits, class... Tiers>
-step_outcome chunk_desk<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
+tiering::step_outcome chunk_desk<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
                                                    std::size_t tier) {
-  if (tier >= last || chunks_.check(chunk).code != errc::ok) return step_outcome::useless;
+  if (tier >= last || chunks_.check(chunk).code != errc::ok) return tiering::step_outcome::useless;
   return mover_.execute(chunks_.record_of(chunk), operation, tier);
 }
 

@@ -42,7 +42,7 @@ result<std::uint64_t> chunk_desk<Traits, Tiers...>::check_kept() {
       if (rests(next)) mover_.prefetch(chunks_.record_of(chunks_.handle(next)));
     }
     const chunk_handle chunk = chunks_.handle(name);
-    const result<range_type> seen = begin_lease(chunk, access_mode::read, {}, wait_complete);
+    const result<range_type> seen = begin_lease(chunk, access_mode::read, {}, tiering::wait_complete);
     if (seen) end_lease(name, access_mode::read);
     if (seen.code() == errc::checksum_differs || seen.code() == errc::damaged_encoding) {
       const bool was_there = chunks_[chunks_.slot_of(name)].kept.was_there;

@@ -59,15 +59,15 @@ class chunk_mover {
   /// @name For a lease
   /// @{
   /// Waits until the chunk is in tier 0. Where its contents are not needed it only gets its place there.
-  [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, patience wait);
+  [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, tiering::patience wait);
   /// Gives `fresh` a place in tier 0, waiting as long as patience lasts.
   /// @param held  the record whose copy in tier 0 stays there meanwhile, or `no_index`.
   [[nodiscard]] result<void> await_top_room(tier_copy& fresh, std::uint64_t bytes, std::uint32_t held,
-                                            patience wait, std::uint64_t began_ns);
+                                            tiering::patience wait, std::uint64_t began_ns);
   /// Waits for the chunk's transfer, if it has one; how that went.
   result<void> await_quiet(std::uint32_t slot) {
     const std::uint32_t id = chunks_[slot].transfer;
-    return id == no_index ? result<void>{} : wait_for(id, wait_complete, engine_.now_ns());
+    return id == no_index ? result<void>{} : wait_for(id, tiering::wait_complete, engine_.now_ns());
   }
   /// The same, and notes a failure.
   void quiet(std::uint32_t slot) {
@@ -95,7 +95,7 @@ class chunk_mover {
   [[nodiscard]] result<void> flush(std::uint32_t slot);
   [[nodiscard]] result<void> flush();
   void progress();
-  [[nodiscard]] step_outcome execute(std::uint32_t slot, plan_operation operation, std::size_t tier);
+  [[nodiscard]] tiering::step_outcome execute(std::uint32_t slot, plan_operation operation, std::size_t tier);
   /// Nothing of the chunk is brought up in advance any more.
   void unqueue_prefetch(std::uint32_t slot) noexcept;
   /// Nothing of the chunk moves any more, and no tier has a copy. @pre no lease and no transfer.
@@ -112,21 +112,21 @@ class chunk_mover {
   class passed_over;
 
   template <std::size_t Index>
-  [[nodiscard]] attempt make_room(tier_copy& into, std::uint64_t bytes, urgency how);
+  [[nodiscard]] attempt make_room(tier_copy& into, std::uint64_t bytes, transfer::urgency how);
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, urgency how);
-  [[nodiscard]] attempt begin_store(std::size_t tier, std::uint32_t slot, urgency how);
+  [[nodiscard]] attempt begin_store(std::uint32_t slot, bool then_drops, transfer::urgency how);
+  [[nodiscard]] attempt begin_store(std::size_t tier, std::uint32_t slot, transfer::urgency how);
   template <std::size_t Index>
-  void let_go(std::uint32_t slot, urgency how);
+  void let_go(std::uint32_t slot, transfer::urgency how);
   bool cancel_reservations() noexcept;
-  [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, urgency how);
+  [[nodiscard]] attempt advance(std::uint32_t slot, bool needs_contents, transfer::urgency how);
   template <std::size_t Index>
-  [[nodiscard]] attempt hop(std::uint32_t slot, urgency how, bool& has_moved);
+  [[nodiscard]] attempt hop(std::uint32_t slot, transfer::urgency how, bool& has_moved);
   template <std::size_t Index>
-  [[nodiscard]] step_outcome execute_fetch(std::uint32_t slot);
+  [[nodiscard]] tiering::step_outcome execute_fetch(std::uint32_t slot);
   template <std::size_t Index>
-  [[nodiscard]] step_outcome execute_store(std::uint32_t slot, plan_operation operation);
-  result<void> wait_for(std::uint32_t id, patience wait, std::uint64_t began_ns);
+  [[nodiscard]] tiering::step_outcome execute_store(std::uint32_t slot, plan_operation operation);
+  result<void> wait_for(std::uint32_t id, tiering::patience wait, std::uint64_t began_ns);
   [[nodiscard]] result<void> wait_out(std::uint32_t id, std::uint32_t slot);
   result<void> complete(std::uint32_t id);
   void complete_ready();
@@ -182,7 +182,7 @@ class chunk_mover<Traits, Tiers...>::passed_over {
 /// that other prefetches keep: it waits.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes, urgency how) {
+attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes, transfer::urgency how) {
   constexpr auto tier = nth<Index>;
   passed_over<Index> unable(stack_);
   for (;;) {
@@ -201,12 +201,12 @@ attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t 
       const bool enough_leaves = stack_.leaving(Index) >= bytes;
       if (!victim || enough_leaves) {
         if (const std::uint32_t on = engine_.touching(Index); on != no_index) return attempt::blocked(on);
-        if (how == urgency::prefetch) return attempt::blocked(no_index);
+        if (how == transfer::urgency::prefetch) return attempt::blocked(no_index);
         if (cancel_reservations()) continue;
         return attempt::failed(unable.why(had.error()));
       }
       const std::uint32_t slot = to_index(*victim);
-      if (how == urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(no_index);
+      if (how == transfer::urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(no_index);
       if (is_clean(chunks_[slot], Index)) {
         let_go<Index>(slot, how);
         continue;
@@ -230,7 +230,7 @@ bool chunk_mover<Traits, Tiers...>::cancel_reservations() noexcept {
 /// Begins to copy a chunk's dirty bytes from tier Index to the one beneath.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, urgency how) {
+attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, transfer::urgency how) {
   const attempt ready = engine_.can_begin(nth<Index>);
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
@@ -253,7 +253,7 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then
 
 /// The same of any tier but the last, where the copy above stays.
 template <class Traits, class... Tiers>
-attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot, urgency how) {
+attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot, transfer::urgency how) {
   attempt begun;
   with_index<last>(tier,
                    [&](auto index) { begun = this->template begin_store<index.value>(slot, false, how); });
@@ -263,7 +263,7 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32
 /// A clean copy leaves: at once, or when the tier beneath has it where it is demoted. @pre it is not pinned.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, urgency how) {
+void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency how) {
   using write_type = typename stack_type::template tier_type<Index>::write_type;
   if constexpr (Index + 1 < last && demotes<write_type>()) {
     record_type& c = chunks_[slot];
@@ -282,7 +282,7 @@ void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, urgency how) {
 /// One hop up to tier Index from the one beneath. @param has_moved  the copy beneath left for another tier.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, urgency how, bool& has_moved) {
+attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency how, bool& has_moved) {
   record_type& c = chunks_[slot];
   tier_copy& to = c.copies[Index];
   if (to.at == residence::absent) {
@@ -327,7 +327,7 @@ void chunk_mover<Traits, Tiers...>::complete_ready() {
 
 /// Waits for a transfer as long as patience lasts, then takes note of its end.
 template <class Traits, class... Tiers>
-result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, patience wait,
+result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, tiering::patience wait,
                                                      std::uint64_t began_ns) {
   const auto stalled = engine_.waiting_for(id);
   if (const result<void> ready = engine_.await_ready(id, wait, began_ns); !ready) return ready;
@@ -338,7 +338,7 @@ result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, patience 
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint32_t slot) {
   const tier_transfer awaited = engine_[id];
-  const result<void> waited = wait_for(id, wait_complete, engine_.now_ns());
+  const result<void> waited = wait_for(id, tiering::wait_complete, engine_.now_ns());
   if (waited || is_in_the_way(awaited, slot, true)) return waited;
   engine_.note(waited.error());
   return {};
@@ -346,7 +346,7 @@ result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint
 
 /// Brings a chunk as far up as it gets without waiting.
 template <class Traits, class... Tiers>
-attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents, urgency how) {
+attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents, transfer::urgency how) {
   record_type& c = chunks_[slot];
   if (c.transfer != no_index) {
     engine_.find_under_way(c.transfer);
@@ -378,7 +378,7 @@ attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_co
 
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::make_resident(std::uint32_t slot, bool needs_contents,
-                                                          patience wait) {
+                                                          tiering::patience wait) {
   const std::uint64_t began = engine_.now_ns();
   const auto end = [&](const result<void>& how) {
     if (!chunks_[slot].wanted) stack_.release_reservations(chunks_[slot]);
@@ -389,7 +389,7 @@ result<void> chunk_mover<Traits, Tiers...>::make_resident(std::uint32_t slot, bo
     tier_transfer awaited;
     result<void> waited;
     try {
-      tried = advance(slot, needs_contents, urgency::demand);
+      tried = advance(slot, needs_contents, transfer::urgency::demand);
       if (tried.is_done()) return {};
       if (tried.how == attempt::kind::failed) return end(tried.why);
       awaited = engine_[tried.on];
@@ -416,10 +416,10 @@ void chunk_mover<Traits, Tiers...>::want_first(std::uint32_t slot) noexcept {
 
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::await_top_room(tier_copy& fresh, std::uint64_t bytes,
-                                                           std::uint32_t held, patience wait,
+                                                           std::uint32_t held, tiering::patience wait,
                                                            std::uint64_t began_ns) {
   for (;;) {
-    const attempt room = make_room<0>(fresh, bytes, urgency::demand);
+    const attempt room = make_room<0>(fresh, bytes, transfer::urgency::demand);
     if (room.is_done()) return {};
     if (room.how == attempt::kind::failed) return room.why;
     const tier_transfer awaited = engine_[room.on];

@@ -42,7 +42,7 @@ void chunk_mover<Traits, Tiers...>::progress() {
     const std::uint32_t slot = queue.next();
     record_type& c = chunks_[slot];
     if (c.transfer != no_index) continue;
-    const attempt tried = advance(slot, true, urgency::prefetch);
+    const attempt tried = advance(slot, true, transfer::urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
       // First come, first served: what waits for room in tier 0 is not overtaken.
       if (c.transfer == no_index && c.copies[0].at == residence::absent) break;
@@ -83,7 +83,7 @@ void chunk_mover<Traits, Tiers...>::begin_due(std::uint32_t except) {
     while (tier < last && !stack_.is_due(c, tier))
       ++tier;
     attempt begun;
-    if (tier < last) begun = begin_store(tier, slot, urgency::write_back);
+    if (tier < last) begun = begin_store(tier, slot, transfer::urgency::write_back);
     if (begun.how == attempt::kind::blocked) continue;
     queue.take_out();
     c.store_due = false;
@@ -99,10 +99,10 @@ result<void> chunk_mover<Traits, Tiers...>::evict(std::uint32_t slot) {
   for (;;) {
     if (!c.copies[0].is_valid()) return {};
     if (is_clean(c, 0)) {
-      let_go<0>(slot, urgency::write_back);
+      let_go<0>(slot, transfer::urgency::write_back);
       return {};
     }
-    const attempt left = begin_store<0>(slot, true, urgency::write_back);
+    const attempt left = begin_store<0>(slot, true, transfer::urgency::write_back);
     if (left.is_done()) return {};
     if (left.how == attempt::kind::failed) return left.why;
     if (const result<void> waited = wait_out(left.on, slot); !waited) return waited;
@@ -124,7 +124,7 @@ result<void> chunk_mover<Traits, Tiers...>::flush(std::uint32_t slot) {
       ++i;
       continue;
     }
-    const attempt left = begin_store(i, slot, urgency::demand);
+    const attempt left = begin_store(i, slot, transfer::urgency::demand);
     if (left.how == attempt::kind::failed) return left.why;
     is_ours = left.is_done();
     if (is_ours) continue;
@@ -154,19 +154,19 @@ void chunk_mover<Traits, Tiers...>::begin_writing_all() {
       if (c.writing) continue;
       quiet(slot);
       if (!c.copies[i].is_valid() || is_clean(c, i)) continue;
-      const attempt begun = begin_store(i, slot, urgency::demand);
+      const attempt begun = begin_store(i, slot, transfer::urgency::demand);
       if (begun.how != attempt::kind::blocked) continue;
-      if (const result<void> waited = wait_for(begun.on, wait_complete, engine_.now_ns()); !waited)
+      if (const result<void> waited = wait_for(begun.on, tiering::wait_complete, engine_.now_ns()); !waited)
         engine_.note(waited.error());
-      static_cast<void>(begin_store(i, slot, urgency::demand));
+      static_cast<void>(begin_store(i, slot, transfer::urgency::demand));
     }
   }
 }
 
 template <class Traits, class... Tiers>
-step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot, plan_operation operation,
+tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot, plan_operation operation,
                                                     std::size_t tier) {
-  step_outcome outcome = step_outcome::useless;
+  tiering::step_outcome outcome = tiering::step_outcome::useless;
   with_index<last>(tier, [&](auto index) {
     switch (operation) {
       case plan_operation::fetch:
@@ -185,41 +185,41 @@ step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot, plan_ope
 
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t slot) {
+tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t slot) {
   record_type& c = chunks_[slot];
   tier_copy& to = c.copies[Index];
-  if (newest(c) <= Index) return step_outcome::useless;
-  if (c.transfer != no_index) return step_outcome::later;
-  if (newest(c) == tiers) return step_outcome::useless;
-  if (!c.copies[Index + 1].is_valid()) return step_outcome::later;  // the hop before it has not arrived
+  if (newest(c) <= Index) return tiering::step_outcome::useless;
+  if (c.transfer != no_index) return tiering::step_outcome::later;
+  if (newest(c) == tiers) return tiering::step_outcome::useless;
+  if (!c.copies[Index + 1].is_valid()) return tiering::step_outcome::later;  // the hop before it has not arrived
   if (to.at == residence::absent) {
     // What is leaving makes the room that the plan counts on: nothing else must go for it.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;
     } else if (stack_.leaving(Index) != 0) {
-      return step_outcome::later;
+      return tiering::step_outcome::later;
     } else {
-      const attempt room = make_room<Index>(to, c.bytes, urgency::prefetch);
-      if (room.how == attempt::kind::blocked) return step_outcome::later;
-      if (room.how == attempt::kind::failed) return step_outcome::useless;
+      const attempt room = make_room<Index>(to, c.bytes, transfer::urgency::prefetch);
+      if (room.how == attempt::kind::blocked) return tiering::step_outcome::later;
+      if (room.how == attempt::kind::failed) return tiering::step_outcome::useless;
       if (c.transfer != no_index || !c.copies[Index + 1].is_valid()) {
         // The chunk's own copy beneath had to leave for it.
         stack_.give_back(nth<Index>, to);
-        return step_outcome::later;
+        return tiering::step_outcome::later;
       }
     }
   }
-  const attempt begun = engine_.begin_fetch(nth<Index>, slot, urgency::prefetch);
-  if (c.transfer != no_index) return step_outcome::done;
+  const attempt begun = engine_.begin_fetch(nth<Index>, slot, transfer::urgency::prefetch);
+  if (c.transfer != no_index) return tiering::step_outcome::done;
   // Not begun: its place must not stay taken.
   if (to.at == residence::reserved) stack_.give_back(nth<Index>, to);
-  return begun.how == attempt::kind::blocked ? step_outcome::later : step_outcome::useless;
+  return begun.how == attempt::kind::blocked ? tiering::step_outcome::later : tiering::step_outcome::useless;
 }
 
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t slot, plan_operation operation) {
+tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t slot, plan_operation operation) {
   record_type& c = chunks_[slot];
   tier_copy& held = c.copies[Index];
   const bool drops = operation == plan_operation::drop;
@@ -227,20 +227,20 @@ step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t slot, pl
     const tier_transfer& under_way = engine_[c.transfer];
     if (drops && under_way.stores && under_way.edge == Index && !under_way.then_drops) {
       engine_.let_drop(c.transfer);
-      return step_outcome::done;
+      return tiering::step_outcome::done;
     }
-    return under_way.stores && under_way.edge == Index ? step_outcome::useless : step_outcome::later;
+    return under_way.stores && under_way.edge == Index ? tiering::step_outcome::useless : tiering::step_outcome::later;
   }
-  if (!held.is_valid()) return step_outcome::useless;
-  if (held.pins != 0 && (drops || c.writing)) return step_outcome::later;
+  if (!held.is_valid()) return tiering::step_outcome::useless;
+  if (held.pins != 0 && (drops || c.writing)) return tiering::step_outcome::later;
   if (is_clean(c, Index)) {
-    if (!drops) return step_outcome::useless;
+    if (!drops) return tiering::step_outcome::useless;
     stack_.drop_clean(nth<Index>, slot);
-    return step_outcome::done;
+    return tiering::step_outcome::done;
   }
-  const attempt begun = begin_store<Index>(slot, drops, urgency::write_back);
-  if (begun.how == attempt::kind::blocked) return step_outcome::later;
-  return begun.is_done() ? step_outcome::done : step_outcome::useless;
+  const attempt begun = begin_store<Index>(slot, drops, transfer::urgency::write_back);
+  if (begun.how == attempt::kind::blocked) return tiering::step_outcome::later;
+  return begun.is_done() ? tiering::step_outcome::done : tiering::step_outcome::useless;
 }
 
 template <class Traits, class... Tiers>

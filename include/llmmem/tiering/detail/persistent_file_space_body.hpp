@@ -33,7 +33,7 @@ void persistent_file_space<Engine>::open_header() {
   }
   const std::uint64_t layout = detail::get_number(at + 16, 8);
   if (layout != options_.layout) {
-    if (options_.on_other_layout == other_layout::refuse) {
+    if (options_.on_other_layout == tiering::other_layout::refuse) {
       throw io_error(what + "its chunks are of layout " + std::to_string(layout) + ", wanted is " +
                      std::to_string(options_.layout) +
                      "; take another path, or other_layout::start_over to give them up");

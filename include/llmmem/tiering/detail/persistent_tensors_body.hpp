@@ -41,7 +41,7 @@ template <class Buffer>
 persistent_tensors<Buffer>::persistent_tensors(Buffer& buffer, const std::string& file,
                                                const chunk_key& file_id, std::uint64_t most_chunks,
                                                std::string set, tensor_names called, chunk_mapping placed,
-                                               other_layout on_other)
+                                               tiering::other_layout on_other)
     : base(typename base::without_chunks{}, buffer, std::move(placed), set),
       set_(checked(std::move(set))),
       path_(file + "." + set_ + ".tensors"),
@@ -64,12 +64,12 @@ persistent_tensors<Buffer>::persistent_tensors(Buffer& buffer, const std::string
 }
 
 template <class Buffer>
-void persistent_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_chunks) {
+void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint64_t most_chunks) {
   tensor_table kept;
-  const table_state state = read_tensor_table(path_, kept);
-  recovery_.is_new = state == table_state::absent;
-  recovery_.table_damaged = state == table_state::damaged;
-  bool holds = state == table_state::read;
+  const tiering::table_state state = read_tensor_table(path_, kept);
+  recovery_.is_new = state == tiering::table_state::absent;
+  recovery_.table_damaged = state == tiering::table_state::damaged;
+  bool holds = state == tiering::table_state::read;
   if (holds && kept.file_id != table_.file_id) {
     recovery_.other_file = true;
     holds = false;
@@ -77,7 +77,7 @@ void persistent_tensors<Buffer>::open(other_layout on_other, std::uint64_t most_
   std::string differs = holds ? first_difference(kept, table_) : std::string();
   if (holds && differs.empty()) differs = first_other_chunk(kept);
   if (!differs.empty()) {
-    if (on_other == other_layout::refuse) {
+    if (on_other == tiering::other_layout::refuse) {
       throw argument_error(set_ + ": other tensors are kept in " + path_ + ": " + differs +
                            "; take another name for these, or other_layout::start_over to give those up");
     }

@@ -175,25 +175,25 @@ inline std::string first_difference(const tensor_table& kept, const tensor_table
          in_quotes(more ? now.names[both] : kept.names[both]) + (more ? " is new" : " is gone");
 }
 
-inline table_state read_tensor_table(const std::string& path, tensor_table& into) {
+inline tiering::table_state read_tensor_table(const std::string& path, tensor_table& into) {
   struct stat found{};
-  if (::stat(path.c_str(), &found) != 0 && errno == ENOENT) return table_state::absent;
+  if (::stat(path.c_str(), &found) != 0 && errno == ENOENT) return tiering::table_state::absent;
   const io_file file(path, {.mode = open_mode::read, .direct = direct_io::never});
   std::vector<std::byte> bytes(static_cast<std::size_t>(file.size().value()));
-  if (detail::read_whole(file, bytes, 0).value() != bytes.size()) return table_state::damaged;
+  if (detail::read_whole(file, bytes, 0).value() != bytes.size()) return tiering::table_state::damaged;
   const std::string what = path + ": cannot be taken as a table of tensors: ";
   if (bytes.size() >= 12 && detail::get_number(bytes.data() + 4, 8) != detail::tensor_table_mark)
     throw io_error(what + "it is another kind of file; move it away, or take another name for the tensors");
   if (bytes.size() < detail::tensor_table_header ||
       detail::get_number(bytes.data(), 4) != crc32c(0, std::span(bytes).subspan(4))) {
-    return table_state::damaged;
+    return tiering::table_state::damaged;
   }
   if (const std::uint64_t version = detail::get_number(bytes.data() + 12, 4);
       version != detail::tensor_table_version) {
     throw io_error(what + "it is of version " + std::to_string(version) + ", this is version " +
                    std::to_string(detail::tensor_table_version) + "; remove it to begin anew");
   }
-  return detail::decode(bytes, into) ? table_state::read : table_state::damaged;
+  return detail::decode(bytes, into) ? tiering::table_state::read : tiering::table_state::damaged;
 }
 
 inline result<void> write_tensor_table(const std::string& path, const tensor_table& table) {

@@ -64,7 +64,7 @@ class tier_link {
       : upper_(&setup.upper), lower_(&setup.lower) {}
 
   [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
-                                        urgency how, bounce_checksum*) {
+                                        transfer::urgency how, bounce_checksum*) {
     if constexpr (host_above) {
       return copy_in(*lower_, to, std::span<const std::byte>(from.span()), how);
     } else {
@@ -72,14 +72,14 @@ class tier_link {
     }
   }
   [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from,
-                                      urgency how, bounce_checksum*) {
+                                      transfer::urgency how, bounce_checksum*) {
     if constexpr (host_above) {
       return copy_out(*lower_, to.span(), from, how);
     } else {
       return copy_in(*upper_, to, std::span<const std::byte>(from.span()), how);
     }
   }
-  void promote(const fence_type& fence, urgency how) noexcept {
+  void promote(const fence_type& fence, transfer::urgency how) noexcept {
     if constexpr (requires(queue_type& q) { q.queue().promote(fence, how); })
       queue().queue().promote(fence, how);
   }
@@ -146,14 +146,14 @@ class tier_link<Traits, Upper, Lower> {
       : staging_(setup.bounce_bytes), queue_(setup.upper, setup.lower, *staging_, options(setup)) {}
 
   [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
-                                        urgency how, bounce_checksum* sum) {
+                                        transfer::urgency how, bounce_checksum* sum) {
     return queue_.copy_down_async(to, from, {}, how, sum);
   }
   [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from,
-                                      urgency how, bounce_checksum* sum) {
+                                      transfer::urgency how, bounce_checksum* sum) {
     return queue_.copy_up_async(to, from, {}, how, sum);
   }
-  void promote(const fence_type& fence, urgency how) noexcept { queue_.promote(fence, how); }
+  void promote(const fence_type& fence, transfer::urgency how) noexcept { queue_.promote(fence, how); }
   void poll() noexcept { queue_.poll(); }
   [[nodiscard]] bounce_stats stats() const noexcept { return queue_.stats(); }
 
@@ -189,14 +189,14 @@ class tier_link<Traits, Upper, Lower> {
       : upper_(&setup.upper), lower_(&setup.lower) {}
 
   [[nodiscard]] result<fence_type> down(typename Lower::range_type to, typename Upper::range_type from,
-                                        urgency, bounce_checksum*) {
+                                        transfer::urgency, bounce_checksum*) {
     if constexpr (by_lower) {
       return lower_->copy_from_async(to, from, {});
     } else {
       return upper_->copy_to_async(to, from, {});
     }
   }
-  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from, urgency,
+  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from, transfer::urgency,
                                       bounce_checksum*) {
     if constexpr (by_lower) {
       return lower_->copy_to_async(to, from, {});
@@ -204,7 +204,7 @@ class tier_link<Traits, Upper, Lower> {
       return upper_->copy_from_async(to, from, {});
     }
   }
-  void promote(const fence_type&, urgency) noexcept {}
+  void promote(const fence_type&, transfer::urgency) noexcept {}
   void poll() noexcept {
     if constexpr (by_lower) {
       poll_queue(*lower_);
@@ -236,7 +236,7 @@ class tier_edge {
   /// @param sum_bytes  where it bounces, and the one part begins with the chunk: how many bytes `checksum`
   ///                   is of; 0 for none.
   result<void> store(std::uint32_t id, typename Upper::range_type from, typename Lower::range_type to,
-                     std::span<const byte_interval> parts, urgency how, std::uint64_t sum_bytes = 0) {
+                     std::span<const byte_interval> parts, transfer::urgency how, std::uint64_t sum_bytes = 0) {
     bounce_checksum* const sum = expect_checksum(id, sum_bytes);
     return each_part(id, parts, [&](const byte_interval& part) {
       return link_.down(sub(to, part), sub(from, part), how, sum);
@@ -251,7 +251,7 @@ class tier_edge {
   /// Begins to copy a chunk up.
   /// @param sum_bytes  as in `store`.
   result<void> fetch(std::uint32_t id, typename Upper::range_type to, typename Lower::range_type from,
-                     urgency how, std::uint64_t sum_bytes = 0) {
+                     transfer::urgency how, std::uint64_t sum_bytes = 0) {
     const byte_interval whole{0, to.bytes};
     bounce_checksum* const sum = expect_checksum(id, sum_bytes);
     return each_part(id, std::span(&whole, 1),
@@ -293,7 +293,7 @@ class tier_edge {
   void hurry(std::uint32_t id) noexcept {
     const flight& f = flights_[id];
     for (std::size_t i = 0; i < f.count; ++i)
-      link_.promote(f.fences[i], urgency::demand);
+      link_.promote(f.fences[i], transfer::urgency::demand);
   }
 
   /// Lets a queue that only goes on when asked go on.

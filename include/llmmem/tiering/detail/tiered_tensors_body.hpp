@@ -128,7 +128,7 @@ result<void> tiered_tensors<Buffer>::discard(tensor_id tensor) {
 
 template <class Buffer>
 template <access_mode Mode>
-auto tiered_tensors<Buffer>::whole(tensor_id tensor, patience wait) -> result<lease<Mode>> {
+auto tiered_tensors<Buffer>::whole(tensor_id tensor, tiering::patience wait) -> result<lease<Mode>> {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
   if (const std::size_t count = mapping_.parts(tensor).size(); count != 1)
     return about(errc::tensor_in_parts, tensor, 0, count);
@@ -137,7 +137,7 @@ auto tiered_tensors<Buffer>::whole(tensor_id tensor, patience wait) -> result<le
 
 template <class Buffer>
 template <access_mode Mode>
-auto tiered_tensors<Buffer>::lease_part(tensor_id tensor, std::uint32_t part, patience wait)
+auto tiered_tensors<Buffer>::lease_part(tensor_id tensor, std::uint32_t part, tiering::patience wait)
     -> result<lease<Mode>> {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
   const auto all = mapping_.parts(tensor);
@@ -147,7 +147,7 @@ auto tiered_tensors<Buffer>::lease_part(tensor_id tensor, std::uint32_t part, pa
 
 template <class Buffer>
 auto tiered_tensors<Buffer>::update(tensor_id tensor, std::uint32_t part, byte_interval changed,
-                                    patience wait) -> result<update_lease> {
+                                    tiering::patience wait) -> result<update_lease> {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
   const auto all = mapping_.parts(tensor);
   if (part >= all.size()) return about(errc::no_such_part, tensor, part, all.size());
@@ -161,12 +161,12 @@ auto tiered_tensors<Buffer>::update(tensor_id tensor, std::uint32_t part, byte_i
 template <class Buffer>
 template <access_mode Mode>
 auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, byte_interval changed,
-                                         patience wait) -> result<lease<Mode>> {
+                                         tiering::patience wait) -> result<lease<Mode>> {
   part_state& state = parts_[part];
   const tensor_part& place = mapping_.parts()[part];
-  if (state.writing || (writes(Mode) && state.leases != 0))
+  if (state.writing || (tiering::writes(Mode) && state.leases != 0))
     return about(errc::chunk_leased, tensor, 1, state.leases);
-  if (reads(Mode) && !state.filled) return about(errc::no_contents, tensor, 1, 0);
+  if (tiering::reads(Mode) && !state.filled) return about(errc::no_contents, tensor, 1, 0);
   chunk_state& c = chunk_of(part);
   lease<Mode> made;
   top_range whole_chunk;
@@ -182,7 +182,7 @@ auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, b
   }
   ++state.leases;
   ++leases_;
-  state.writing = writes(Mode);
+  state.writing = tiering::writes(Mode);
   fill(part);
   made.owner_ = this;
   made.part_ = part;
@@ -195,7 +195,7 @@ auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, b
 /// A lease of a chunk for the only tensor in it.
 template <class Buffer>
 template <access_mode Mode>
-auto tiered_tensors<Buffer>::take(chunk_handle chunk, byte_interval changed, patience wait)
+auto tiered_tensors<Buffer>::take(chunk_handle chunk, byte_interval changed, tiering::patience wait)
     -> result<typename Buffer::template lease<Mode>> {
   if constexpr (Mode == access_mode::read) {
     return buffer_->read(chunk, wait);
@@ -209,12 +209,12 @@ auto tiered_tensors<Buffer>::take(chunk_handle chunk, byte_interval changed, pat
 /// A share in the lease of a chunk that several tensors are in.
 template <class Buffer>
 result<void> tiered_tensors<Buffer>::join(std::uint32_t part, access_mode mode, byte_interval changed,
-                                          patience wait) {
+                                          tiering::patience wait) {
   const tensor_part& place = mapping_.parts()[part];
   const chunk_state& c = chunk_of(part);
   shared_chunk& s = shared_[c.shared];
   const std::uint64_t offset = place.offset + changed.begin;
-  const std::uint64_t count = writes(mode) ? changed.end - changed.begin : 0;
+  const std::uint64_t count = tiering::writes(mode) ? changed.end - changed.begin : 0;
   const std::uint32_t neighbours = c.filled - (parts_[part].filled ? 1 : 0);
   if (s.leases == 0 && mode == access_mode::write && neighbours == 0) {
     auto taken = buffer_->write(c.handle, wait);
@@ -237,7 +237,7 @@ template <class Buffer>
 void tiered_tensors<Buffer>::end_lease(std::uint32_t part, access_mode mode) noexcept {
   part_state& state = parts_[part];
   --state.leases;
-  if (writes(mode)) state.writing = false;
+  if (tiering::writes(mode)) state.writing = false;
   const std::uint32_t shared = chunk_of(part).shared;
   if (shared == none) return;
   shared_chunk& s = shared_[shared];
@@ -248,7 +248,7 @@ void tiered_tensors<Buffer>::end_lease(std::uint32_t part, access_mode mode) noe
 
 template <class Buffer>
 template <access_mode Mode, class F>
-result<void> tiered_tensors<Buffer>::for_each_part(tensor_id tensor, F&& f, patience wait) {
+result<void> tiered_tensors<Buffer>::for_each_part(tensor_id tensor, F&& f, tiering::patience wait) {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
   const auto all = mapping_.parts(tensor);
   for (std::uint32_t i = 0; i < all.size(); ++i) {
@@ -256,7 +256,7 @@ result<void> tiered_tensors<Buffer>::for_each_part(tensor_id tensor, F&& f, pati
     if (!held) return held.error();
     const std::uint32_t next = mapping_.first_part(tensor) + i + 1;
     // How that goes is told by its own lease.
-    if (reads(Mode) && i + 1 < all.size() && parts_[next].filled)
+    if (tiering::reads(Mode) && i + 1 < all.size() && parts_[next].filled)
       static_cast<void>(buffer_->prefetch(chunk_of(next).handle));
     f(*held, all[i]);
   }

@@ -55,7 +55,7 @@ class transfer_engine {
   using keys_type = chunk_keys<table_type, typename lowest_type::space_type, typename lowest_type::codec_type,
                                table_type::keeps_chunks>;
   using clock_type = typename Traits::clock;
-  using meter_type = meter<last, clock_type>;
+  using meter_type = transfer::meter<last, clock_type>;
 
   transfer_engine(table_type& chunks, stack_type& stack, keys_type& keys, clock_type clock,
                   const tiered_options& options);
@@ -87,10 +87,10 @@ class transfer_engine {
   /// Begins to copy a chunk's dirty bytes from tier Index to its place in the one beneath. @pre `can_begin`
   /// is done, and the chunk has no transfer.
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops, urgency how);
+  [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops, transfer::urgency how);
   /// Begins to copy a chunk to its place in tier Index from the one beneath; then blocked on that transfer.
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_fetch(tier_number<Index>, std::uint32_t slot, urgency how);
+  [[nodiscard]] attempt begin_fetch(tier_number<Index>, std::uint32_t slot, transfer::urgency how);
   /// @}
 
   /// @name Ending
@@ -101,7 +101,7 @@ class transfer_engine {
   /// Counts the time until what is returned ends as a wait for that transfer, which hurries.
   [[nodiscard]] typename meter_type::stall waiting_for(std::uint32_t id) noexcept;
   /// Waits until the transfer can be completed or patience ends: then `errc::timed_out`.
-  [[nodiscard]] result<void> await_ready(std::uint32_t id, patience wait, std::uint64_t began_ns);
+  [[nodiscard]] result<void> await_ready(std::uint32_t id, tiering::patience wait, std::uint64_t began_ns);
   /// Takes note of a transfer's end: whatever it touched is at rest. Waits where it has not ended.
   result<void> complete(std::uint32_t id);
   /// @}
@@ -136,7 +136,7 @@ class transfer_engine {
     return {.code = errc::dependency_failed, .where = chunks_.where()};
   }
   template <std::size_t Index>
-  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, urgency how);
+  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, transfer::urgency how);
   template <std::size_t Index>
   result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
   template <std::size_t Index>
@@ -227,7 +227,7 @@ attempt transfer_engine<Traits, Tiers...>::can_begin(tier_number<Index>) noexcep
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt transfer_engine<Traits, Tiers...>::begin_store(tier_number<Index>, std::uint32_t slot,
-                                                       bool then_drops, urgency how) {
+                                                       bool then_drops, transfer::urgency how) {
   record_type& c = chunks_[slot];
   tier_copy& above = c.copies[Index];
   tier_copy& beneath = c.copies[Index + 1];
@@ -275,7 +275,7 @@ attempt transfer_engine<Traits, Tiers...>::refused(const failure& why) const noe
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
-                                                                     urgency how) {
+                                                                     transfer::urgency how) {
   const record_type& c = chunks_[slot];
   const tier_copy& above = c.copies[Index];
   const tier_copy& beneath = c.copies[Index + 1];
@@ -384,7 +384,7 @@ void transfer_engine<Traits, Tiers...>::sum_stored([[maybe_unused]] std::uint32_
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, std::uint32_t slot,
-                                                       urgency how) {
+                                                       transfer::urgency how) {
   const attempt ready = can_begin(tier);
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
@@ -392,7 +392,7 @@ attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, 
   tier_copy& above = c.copies[Index];
   tier_copy& beneath = c.copies[Index + 1];
   const std::uint32_t id = claim(
-      {.chunk = slot, .edge = static_cast<std::uint32_t>(Index), .in_advance = how == urgency::prefetch});
+      {.chunk = slot, .edge = static_cast<std::uint32_t>(Index), .in_advance = how == transfer::urgency::prefetch});
   stack_.pin(nth<Index + 1>, slot);
   above.at = residence::arriving;
   auto destination =
@@ -410,7 +410,7 @@ attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, 
     static_cast<void>(finish<Index>(id, not_moved()));
     throw;
   }
-  meter_.stalled(how == urgency::prefetch ? stall_cause::prefetch_late : stall_cause::demand_fetch,
+  meter_.stalled(how == transfer::urgency::prefetch ? stall_cause::prefetch_late : stall_cause::demand_fetch,
                  clock_.now_ns() - began);
   if (!begun) return refused(finish<Index>(id, begun).error());
   meter_.moved(Index, link_direction::onboard, destination.bytes);
@@ -494,9 +494,9 @@ auto transfer_engine<Traits, Tiers...>::waiting_for(std::uint32_t id) noexcept -
 }
 
 template <class Traits, class... Tiers>
-result<void> transfer_engine<Traits, Tiers...>::await_ready(std::uint32_t id, patience wait,
+result<void> transfer_engine<Traits, Tiers...>::await_ready(std::uint32_t id, tiering::patience wait,
                                                             std::uint64_t began_ns) {
-  if (wait.ns == wait_complete.ns) return {};
+  if (wait.ns == tiering::wait_complete.ns) return {};
   // A clock that is not the machine's may be one that nobody moves meanwhile: sleeping counts, too.
   constexpr std::uint64_t nap_ns = 20'000;
   constexpr std::uint64_t least_sleep_ns = 1'000'000;

@@ -52,7 +52,7 @@ class transfer_core {
     return now;
   }
 
-  [[nodiscard]] result<transfer_fence> start(std::span<const file_copy> copies, urgency how,
+  [[nodiscard]] result<transfer_fence> start(std::span<const file_copy> copies, transfer::urgency how,
                                              std::span<const transfer_fence> after) noexcept;
 
   /// Operations whose dependencies have passed become ready.
@@ -83,7 +83,7 @@ class transfer_core {
     for (std::uint32_t slot = 0; slot < operations_.size(); ++slot)
       cancel(slot);
   }
-  void promote(std::uint32_t slot, urgency how) noexcept;
+  void promote(std::uint32_t slot, transfer::urgency how) noexcept;
   /// An operation that is not over; a fence that has passed when there is none.
   [[nodiscard]] transfer_fence some_running() noexcept;
   [[nodiscard]] std::uint64_t done(std::uint32_t slot) const noexcept { return operations_[slot].done; }
@@ -115,7 +115,7 @@ class transfer_core {
 
   struct operation {
     stage at = stage::over;
-    urgency how = urgency::demand;
+    transfer::urgency how = transfer::urgency::demand;
     std::uint32_t first_copy = none;
     std::uint32_t copies_left = 0;
     std::uint32_t pieces = 0;  // requests under way or to be repeated
@@ -266,7 +266,7 @@ inline result<void> transfer_core::check(std::span<const file_copy> copies,
   return {};
 }
 
-inline result<transfer_fence> transfer_core::start(std::span<const file_copy> copies, urgency how,
+inline result<transfer_fence> transfer_core::start(std::span<const file_copy> copies, transfer::urgency how,
                                                    std::span<const transfer_fence> after) noexcept {
   if (const result<void> fine = check(copies, after.size()); !fine) return fine.error();
   const result<std::uint32_t> begun = board_.begin(name_);
@@ -347,7 +347,7 @@ inline void transfer_core::choose_way(piece& p) const noexcept {
   const std::uint64_t left = p.end - p.begin;
   io_span span{smaller(left, block_bytes_), false};
   if (what.file->direct() >= 0) {
-    span = first_span(what.offset + p.begin, left, reinterpret_cast<std::uintptr_t>(what.data + p.begin),
+    span = transfer::first_span(what.offset + p.begin, left, reinterpret_cast<std::uintptr_t>(what.data + p.begin),
                       what.file->limits(), larger(block_bytes_, what.file->limits().offset_alignment));
   }
   p.asked = static_cast<std::uint32_t>(span.bytes);
@@ -582,7 +582,7 @@ inline transfer_fence transfer_core::some_running() noexcept {
   return {};
 }
 
-inline void transfer_core::promote(std::uint32_t slot, urgency how) noexcept {
+inline void transfer_core::promote(std::uint32_t slot, transfer::urgency how) noexcept {
   operation& o = operations_[slot];
   if (how >= o.how) return;
   list& from = ready_[static_cast<std::size_t>(std::exchange(o.how, how))];
