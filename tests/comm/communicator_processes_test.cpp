@@ -87,6 +87,7 @@ TEST_SUITE("communicator_processes") {
         CHECK(::waitpid(pids[i], &status, 0) == pids[i]);
         REQUIRE(WIFEXITED(status));
         const int how = WEXITSTATUS(status);
+        CAPTURE(how);
         if (how == is_through && is_second[i]) ++readmitted;
         // One killed before all had met leaves nobody to begin with; one that comes too late finds nobody.
         CHECK((how == is_through || how == has_not_joined));

@@ -209,29 +209,29 @@ inline std::optional<learned_absence> half_open_set::not_reached(seat_id seat, h
 }
 
 inline std::optional<learned_absence> half_open_set::learn(std::uint32_t slot) noexcept {
-  using refusal = socket_handshake::refusal;
   const half_open& half = halves_[slot];
   const bool is_call = half.as == role::calls;
-  const refusal why = half.shaking.why();
-  if (why == refusal::other_version) ++other_version_;
+  const socket_handshake::refusal why = half.shaking.why();
+  if (why == socket_handshake::refusal::other_version) ++other_version_;
   if (is_call && half.purpose == hello_purpose::knock) return std::nullopt;
   // A caller whose hello cannot be read may sit in any seat.
-  const bool says_seat = is_call || why == refusal::other_seat || why == refusal::wrong_proof;
+  const bool says_seat = is_call || why == socket_handshake::refusal::other_seat ||
+                         why == socket_handshake::refusal::wrong_proof;
   const seat_id seat = is_call ? half.seat : says_seat ? half.shaking.theirs().from : no_seat;
   switch (why) {
-    case refusal::none:
+    case socket_handshake::refusal::none:
       if (!is_call) return std::nullopt;
       return learned_absence{seat, half.is_connecting                    ? seat_absence::unreachable
                                    : half.shaking.has_proved()           ? seat_absence::other_secret
                                    : poller_.clock().now() >= half.until ? seat_absence::no_answer
                                                                          : seat_absence::foreign};
-    case refusal::no_hello:
+    case socket_handshake::refusal::no_hello:
       return learned_absence{seat, seat_absence::foreign};
-    case refusal::other_version:
+    case socket_handshake::refusal::other_version:
       return learned_absence{seat, seat_absence::other_version};
-    case refusal::other_seat:
+    case socket_handshake::refusal::other_seat:
       return learned_absence{seat, seat_absence::other_seat};
-    case refusal::wrong_proof:
+    case socket_handshake::refusal::wrong_proof:
       return learned_absence{seat, seat_absence::other_secret};
   }
   return std::nullopt;
