@@ -93,7 +93,7 @@ class peer_memory {
       agree();
       replica.commit();
     }
-    llmmem::agreed agree() { return ranks.agree(1, ranks.after(60 * second)).value(); }
+    llmmem::comm::agreed agree() { return ranks.agree(1, ranks.after(60 * second)).value(); }
 
     static constexpr std::array<seat_id, 2> homes{survivor, victim};
     llmmem::socket_endpoint end;

@@ -46,7 +46,7 @@ class message_taker {
     ++frames_;
   }
   void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
-  void died(seat_id, death) noexcept {}
+  void died(seat_id, comm::death) noexcept {}
   void came(seat_id) noexcept {}
   [[nodiscard]] bool goes_on() const noexcept { return true; }
 

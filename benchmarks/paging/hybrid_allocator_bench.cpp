@@ -51,7 +51,7 @@ void require(bool succeeded) {
 
 struct paged {
   using cache_type = paged_allocator<>;
-  using growth_type = growth;
+  using growth_type = llmmem::paging::growth;
   using grown_type = append_result;
   static constexpr bool cuts = true;
   static cache_type make(std::uint32_t sequences) {

@@ -54,7 +54,7 @@ class counting_sink {
   std::uint64_t bytes_ = 0;
 };
 
-using journaled_cache = journaled<paged_allocator<journaled_traits>, counting_sink>;
+using journaled_cache = llmmem::paging::journaled<paged_allocator<journaled_traits>, counting_sink>;
 
 /// Every figure is of calls that succeed.
 void require(bool succeeded) {

@@ -148,7 +148,7 @@ void stepping(benchmark::State& state) {
   cache_type cache(options(1'100));
   const token_id token = 7;
   const auto begun = prompt(1, 1);
-  std::vector<growth> batch;
+  std::vector<llmmem::paging::growth> batch;
   for (std::uint64_t i = 0; i < size(state); ++i) {
     batch.push_back({.sequence = cache.create().value(), .tokens = std::span(&token, 1)});
     cache.append(batch.back().sequence, std::span(begun).first(1 + i % block_tokens)).value();
@@ -159,7 +159,7 @@ void stepping(benchmark::State& state) {
       state, [] {}, [&] { require(cache.append_batch(batch, out).has_value()); },
       [&] {
         if (++steps % 512 != 0) return;
-        for (const growth& each : batch)
+        for (const llmmem::paging::growth& each : batch)
           cache.truncate(each.sequence, 1).value();
       });
 }

@@ -98,7 +98,7 @@ void plan_million(benchmark::State& state, std::uint32_t chunks, bool at_random,
   const auto trace = million(chunks, at_random, written);
   const schedule_machine machine{.budgets = {chunks * mb / 4}, .links = {pcie}};
   for (auto _ : state)
-    benchmark::DoNotOptimize(next_use{}(trace, machine));
+    benchmark::DoNotOptimize(schedule::next_use{}(trace, machine));
 }
 
 const int registered = [] {
@@ -109,11 +109,11 @@ const int registered = [] {
         plan(state, work, planner);
       })->Unit(benchmark::kMillisecond);
     };
-    row("on_demand", on_demand{});
-    row("lookahead_2", lookahead{2});
-    row("lookahead_8", lookahead{8});
-    row("next_use_bytes", next_use{plan_objective::bytes});
-    row("next_use", next_use{});
+    row("on_demand", schedule::on_demand{});
+    row("lookahead_2", schedule::lookahead{2});
+    row("lookahead_8", schedule::lookahead{8});
+    row("next_use_bytes", schedule::next_use{plan_objective::bytes});
+    row("next_use", schedule::next_use{});
   }
   return 0;
 }();

@@ -55,7 +55,7 @@ void fill(benchmark::State& state, bubble_search search) {
   }
   for (auto _ : state) {
     benchmark::DoNotOptimize(
-        bubble_fill(timeline, work, {.cut = preemption::free, .search = search}).filled_ns);
+        bubble_fill(timeline, work, {.cut = llmmem::schedule::preemption::free, .search = search}).filled_ns);
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }

@@ -111,8 +111,8 @@ void report(benchmark::State& state, const workload& load, double cpu_seconds) {
 
 /// Copies of one block each, `depth` under way at any time, as fio's jobs do.
 template <class Engine, class... Args>
-void move_by_queue(benchmark::State& state, const workload& load, drive_by driver, huge_pages pages,
-                   Args... engine) {
+void move_by_queue(benchmark::State& state, const workload& load, llmmem::transfer::drive_by driver,
+                   huge_pages pages, Args... engine) {
   const io_file file(shared_file().path, {.mode = open_mode::update});
   if (file.direct() < 0) return state.SkipWithError("no direct I/O here");
   file_queue<Engine> queue({.driver = driver, .block_bytes = load.block, .depth = load.depth}, engine...);
@@ -255,9 +255,10 @@ class stream {
     return static_cast<double>(moved) / took.count();
   }
   double speed_of(const io_setting& setting, std::uint64_t bytes) {
-    file_queue<uring_io> queue(
-        {.driver = drive_by::waiters, .block_bytes = setting.block_bytes, .depth = setting.depth},
-        uring_options{.depth = setting.depth, .issuer = uring_issuer::one_thread});
+    file_queue<uring_io> queue({.driver = llmmem::transfer::drive_by::waiters,
+                                .block_bytes = setting.block_bytes,
+                                .depth = setting.depth},
+                               uring_options{.depth = setting.depth, .issuer = uring_issuer::one_thread});
     return run(queue, bytes, [] { return false; });
   }
 
@@ -298,7 +299,7 @@ void tune(benchmark::State& state, io_direction way) {
     for (std::size_t i = 1; i < settings.size(); ++i) {
       if (median_of(speeds[i]) > median_of(speeds[best])) best = i;
     }
-    file_queue<uring_io> queue({.driver = drive_by::waiters,
+    file_queue<uring_io> queue({.driver = llmmem::transfer::drive_by::waiters,
                                 .depth = most.depth,
                                 .tuning = io_tuning::on,
                                 .tuner = {.least = least, .most = most}},
@@ -367,22 +368,22 @@ const int registered = [] {
   };
   for (const workload& load : workloads) {
     add(load, "llmmem_posix", [&load](benchmark::State& state) {
-      move_by_queue<posix_io>(state, load, drive_by::waiters, huge_pages::advise);
+      move_by_queue<posix_io>(state, load, llmmem::transfer::drive_by::waiters, huge_pages::advise);
     });
 #if __has_include(<liburing.h>)
-    const auto add_uring = [&](const char* who, drive_by driver, huge_pages pages) {
+    const auto add_uring = [&](const char* who, llmmem::transfer::drive_by driver, huge_pages pages) {
       add(load, who, [&load, driver, pages](benchmark::State& state) {
         move_by_queue<uring_io>(state, load, driver, pages,
                                 uring_options{.depth = load.depth, .issuer = uring_issuer::one_thread});
       });
     };
-    add_uring("llmmem", drive_by::waiters, huge_pages::advise);
-    add_uring("llmmem_small_pages", drive_by::waiters, huge_pages::never);
-    add_uring("llmmem_thread", drive_by::own_thread, huge_pages::advise);
+    add_uring("llmmem", llmmem::transfer::drive_by::waiters, huge_pages::advise);
+    add_uring("llmmem_small_pages", llmmem::transfer::drive_by::waiters, huge_pages::never);
+    add_uring("llmmem_thread", llmmem::transfer::drive_by::own_thread, huge_pages::advise);
     add(load, "llmmem_one_buffer", [&load](benchmark::State& state) {
       workload alone = load;
       alone.depth = 1;
-      move_by_queue<uring_io>(state, alone, drive_by::waiters, huge_pages::never,
+      move_by_queue<uring_io>(state, alone, llmmem::transfer::drive_by::waiters, huge_pages::never,
                               uring_options{.depth = 1, .issuer = uring_issuer::one_thread});
     });
 #endif
@@ -390,7 +391,7 @@ const int registered = [] {
     add(load, "llmmem_posix_one_buffer", [&load](benchmark::State& state) {
       workload alone = load;
       alone.depth = 1;
-      move_by_queue<posix_io>(state, alone, drive_by::waiters, huge_pages::never);
+      move_by_queue<posix_io>(state, alone, llmmem::transfer::drive_by::waiters, huge_pages::never);
     });
     if (std::getenv("LLMMEM_BENCH_FIO") != nullptr) {
       add(load, "fio_psync", [&load](benchmark::State& state) { move_by_fio(state, load, "psync"); });

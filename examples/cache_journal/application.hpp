@@ -100,7 +100,7 @@ namespace detail {
   finding found;
   found.journal = name;
   found.bytes = journal.size();
-  const auto same = llmmem::replay(journal, make_cache);
+  const auto same = llmmem::paging::replay(journal, make_cache);
   found.records = same.end().records;
   found.torn = same.end().reason;
   if (same.divergence()) found.diverged = same.divergence()->message();

@@ -57,7 +57,7 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
                                             return true;
                                           },
                                       .context = &bytes};
-  llmmem::journaled<cache_type, llmmem::callback_journal> cache(
+  llmmem::paging::journaled<cache_type, llmmem::callback_journal> cache(
       options, sink, "lru", llmmem::make_eviction("lru", llmmem::slot_count{options.blocks + 1}));
 
   std::vector<llmmem::block_key> keys;

@@ -87,7 +87,7 @@ class rank_parts {
   }
 
  private:
-  using any_partition = std::variant<llmmem::flat_uneven, llmmem::split_2d, llmmem::replicated>;
+  using any_partition = std::variant<llmmem::flat_uneven, llmmem::split_2d, llmmem::sharding::replicated>;
 
   [[nodiscard]] static any_partition make(const std::vector<const llmmem::checkpoint_tensor*>& tensors,
                                           const reshard_options& options) {
@@ -107,7 +107,7 @@ class rank_parts {
     }
     const llmmem::rank_count world{options.world};
     if (options.partition == partition_kind::flat) return llmmem::flat_uneven::even(facts, world);
-    if (options.partition == partition_kind::replicated) return llmmem::replicated(facts, world);
+    if (options.partition == partition_kind::replicated) return llmmem::sharding::replicated(facts, world);
     return llmmem::split_2d(facts, axes, world);
   }
 

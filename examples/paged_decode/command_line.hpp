@@ -114,7 +114,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   if (permutation)
     asked.what.cache.permutation =
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
-  if (is_hnd) asked.what.cache.heads_in_block = llmmem::head_order::hnd;
+  if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
   detail::check_shape(shape, asked.what.with_errors || asked.what.cache.form == kv_form::int8);
   return {asked, std::nullopt};

@@ -31,7 +31,7 @@ struct paged_config {
   std::uint64_t blocks = 0;
   std::uint32_t block_tokens = 16;
   std::uint64_t most_tokens = 0;  ///< of a sequence
-  llmmem::head_order heads_in_block = llmmem::head_order::nhd;
+  llmmem::paging::head_order heads_in_block = llmmem::paging::head_order::nhd;
   llmmem::block_order order = llmmem::block_order::layer_first;
   std::uint64_t permutation = 0;  ///< not 0: free blocks are handed out in an order made up of it
 };
@@ -75,7 +75,7 @@ class paged_cache {
   [[nodiscard]] std::uint64_t tokens(sequence of) const { return allocator_.tokens(of); }
 
   void grow(std::span<const grown<sequence>> batch) {
-    std::vector<llmmem::growth> growths;
+    std::vector<llmmem::paging::growth> growths;
     for (const auto& each : batch)
       growths.push_back({each.sequence, each.tokens});
     std::vector<llmmem::append_result> rooms(batch.size());

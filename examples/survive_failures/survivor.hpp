@@ -83,20 +83,20 @@ class survivor {
 
   /// @name What `run_epochs` calls
   /// @{
-  [[nodiscard]] llmmem::went begin() {
+  [[nodiscard]] llmmem::redundancy::went begin() {
     attempt_ = attempt::beginning;
     const bool is_there = begin_epoch();
-    return is_lost_ ? llmmem::went::stop : told(is_there);
+    return is_lost_ ? llmmem::redundancy::went::stop : told(is_there);
   }
   [[nodiscard]] bool is_over() const {
     return step_ == plan_.steps && (attempt_ == attempt::end || !is_save_due());
   }
-  [[nodiscard]] llmmem::went step() {
+  [[nodiscard]] llmmem::redundancy::went step() {
     if (is_save_due()) save();
     attempt_ = step_ < plan_.steps ? attempt::step : attempt::end;
     return told(attempt_ == attempt::end || take_step());
   }
-  void agreed_on(const llmmem::agreed& outcome) {
+  void agreed_on(const llmmem::comm::agreed& outcome) {
     if (is_well_ && !outcome.failed.empty()) tell(event_kind::failed);
     if (outcome.bits != 1 || !outcome.failed.empty() || !outcome.joining.empty()) tell(event_kind::agreed);
   }
@@ -154,10 +154,10 @@ class survivor {
     tell(outcome.is_saved ? event_kind::saved : event_kind::unsaved, 0, 0, outcome.trouble);
   }
 
-  [[nodiscard]] llmmem::went told(bool is_well) {
+  [[nodiscard]] llmmem::redundancy::went told(bool is_well) {
     is_well_ = is_well;
     if (!is_well) tell(event_kind::failed);
-    return is_well ? llmmem::went::well : llmmem::went::badly;
+    return is_well ? llmmem::redundancy::went::well : llmmem::redundancy::went::badly;
   }
 
   /// Gets this rank to where all are: who owns what, their state, all weights.

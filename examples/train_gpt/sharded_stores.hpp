@@ -70,7 +70,7 @@ namespace train_gpt {
   }
   // By count and not by time: any link will do, the same for all ranks.
   return llmmem::plan_gathers(bytes, uses, budget, {.bytes_per_second = 1'000'000'000},
-                              llmmem::lookahead{.accesses = ahead});
+                              llmmem::schedule::lookahead{.accesses = ahead});
 }
 
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank

@@ -27,8 +27,8 @@ struct chosen_planner {
 
   [[nodiscard]] llmmem::schedule_plan operator()(const llmmem::schedule_trace& trace,
                                                  const llmmem::schedule_machine& machine) const {
-    if (kind == schedule_kind::lookahead) return llmmem::lookahead{.accesses = 4}(trace, machine);
-    return llmmem::next_use{}(trace, machine);
+    if (kind == schedule_kind::lookahead) return llmmem::schedule::lookahead{.accesses = 4}(trace, machine);
+    return llmmem::schedule::next_use{}(trace, machine);
   }
 };
 

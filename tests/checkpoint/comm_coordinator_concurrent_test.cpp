@@ -101,7 +101,7 @@ struct process {
   }
   /// As an owner does between two checkpoints.
   void regroup() {
-    const agreed outcome = ranks.agree(1, ranks.after(300 * second)).value();
+    const llmmem::comm::agreed outcome = ranks.agree(1, ranks.after(300 * second)).value();
     if (!outcome.failed.empty() || !outcome.joining.empty()) ranks.admit(outcome);
   }
 };
@@ -147,7 +147,7 @@ void save_steps(sim_endpoint& end, simulated_storage& storage, std::uint64_t ste
     }
     CHECK(coordinator.tidy() == "");
     const bool is_last = step % 1000 + 1 >= steps;
-    const result<agreed> outcome = ranks.agree(is_last ? 1 : 0, ranks.after(1000 * second));
+    const result<llmmem::comm::agreed> outcome = ranks.agree(is_last ? 1 : 0, ranks.after(1000 * second));
     if (!outcome || outcome->bits == 1) return;
     ++step;
     if (outcome->failed.empty() && outcome->joining.empty()) continue;

@@ -198,7 +198,7 @@ TEST_SUITE("rank_state") {
 
   TEST_CASE("a state and a partition that do not fit are refused") {
     std::vector<state_tensor> catalogue = {tensor("a", {4, 4})};
-    const replicated split(facts_of(catalogue), rank_count{2});
+    const llmmem::sharding::replicated split(facts_of(catalogue), rank_count{2});
     CHECK(text_of([&] { static_cast<void>(rank_state(catalogue, split, rank_id{2})); }) ==
           "rank_state: rank 2 of 2");
     catalogue.push_back(tensor("b", {4}));

@@ -186,13 +186,13 @@ TEST_SUITE("ranks, each in a thread") {
         CHECK(what_is_wrong(folder.file("run"), open_checkpoint(storage, id, verification::checksums), 3) ==
               "");
     };
-    check(replicated(facts, rank_count{3}));
+    check(llmmem::sharding::replicated(facts, rank_count{3}));
     check(flat_uneven::even(facts, rank_count{3}));
   }
 
   TEST_CASE("when one rank fails, all know at once, and the next checkpoints are made") {
     const temporary_folder folder;
-    const replicated split(facts_of(catalogue), rank_count{3});
+    const llmmem::sharding::replicated split(facts_of(catalogue), rank_count{3});
     const auto began = std::chrono::steady_clock::now();
     const auto all = train_all(folder.file("run"), split, 4, 2);
     CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(50));  // not by the deadline

@@ -96,7 +96,7 @@ struct process {
       return std::ranges::equal(replica.recovered(part), part_at(part, version));
     });
   }
-  agreed agree() { return ranks.agree(1, ranks.after(300 * second)).value(); }
+  llmmem::comm::agreed agree() { return ranks.agree(1, ranks.after(300 * second)).value(); }
 };
 
 /// Three processes of a job; `body` for each.
@@ -351,7 +351,8 @@ TEST_SUITE("replica_source") {
               step = recovered.found ? recovered.found->id.step : 0;
             } catch (const comm_error&) {
             }
-            const agreed outcome = ranks.agree(step == 0 ? 0 : 1, ranks.after(100 * second)).value();
+            const llmmem::comm::agreed outcome =
+                ranks.agree(step == 0 ? 0 : 1, ranks.after(100 * second)).value();
             steps[to_index(end.self())] = step;
             if (outcome.bits == 1) return;
             ranks.shrink(outcome);

@@ -43,7 +43,9 @@ class members_at_work {
   [[nodiscard]] std::size_t size() const { return parts_.size(); }
   [[nodiscard]] agreement& part(std::size_t who) { return parts_[who]; }
   [[nodiscard]] bool is_alive(std::size_t who) const { return is_alive_[who]; }
-  [[nodiscard]] const std::vector<agreed>& outcomes(std::size_t who) const { return outcomes_[who]; }
+  [[nodiscard]] const std::vector<llmmem::comm::agreed>& outcomes(std::size_t who) const {
+    return outcomes_[who];
+  }
   [[nodiscard]] std::uint32_t sent(std::size_t who) const { return sent_[who]; }
 
   /// `who` sends that many messages more, and dies in the middle of what it does then.
@@ -58,7 +60,7 @@ class members_at_work {
 
   void suspect(std::size_t who, std::size_t whom) {
     auto send = post(who);
-    parts_[who].died(at(whom), death::suspected, send);
+    parts_[who].died(at(whom), comm::death::suspected, send);
     take(who);
   }
 
@@ -81,7 +83,7 @@ class members_at_work {
     auto send = post(now.to);
     if (now.is_notice) {
       knows_[now.to][now.from] = true;
-      parts_[now.to].died(at(now.from), death::certain, send);
+      parts_[now.to].died(at(now.from), comm::death::certain, send);
     } else {
       const agree_message message = wire_[now.from][now.to].front();
       wire_[now.from][now.to].pop_front();
@@ -132,7 +134,7 @@ class members_at_work {
   std::vector<bool> is_alive_;
   std::vector<std::uint32_t> dies_after_, sent_;
   std::vector<std::vector<bool>> knows_;
-  std::vector<std::vector<agreed>> outcomes_;
+  std::vector<std::vector<comm::agreed>> outcomes_;
   bool is_cut_[8][8] = {};
 };
 
@@ -145,7 +147,7 @@ void check_same(members_at_work& all, std::size_t instances, const std::vector<s
     REQUIRE(all.outcomes(i).size() == instances);
     if (first) CHECK(all.outcomes(i) == all.outcomes(*first));
     if (!first) first = i;
-    for (const agreed& each : all.outcomes(i)) {
+    for (const llmmem::comm::agreed& each : all.outcomes(i)) {
       CHECK((each.bits & ~said[i]) == 0);  // nobody's say is left out who lives
       for (const seat_id seat : each.failed)
         CHECK_FALSE(all.is_alive(to_index(seat)));
@@ -288,7 +290,7 @@ TEST_SUITE("agreement") {
       all.run();
       if (random() % 2 == 0) all.heal();  // late words of the others change nothing
       all.run();
-      std::optional<agreed> decided;
+      std::optional<llmmem::comm::agreed> decided;
       std::uint32_t through = 0;
       for (std::size_t i = 0; i < count; ++i) {
         if (!all.is_alive(i)) continue;
@@ -316,9 +318,9 @@ TEST_SUITE("agreement") {
                         std::initializer_list<std::uint32_t> certain) {
       agreement part(seat_id{self}, seat_set::first(rank_count{count}));
       for (const std::uint32_t each : suspected)
-        part.died(seat_id{each}, death::suspected, none);
+        part.died(seat_id{each}, comm::death::suspected, none);
       for (const std::uint32_t each : certain)
-        part.died(seat_id{each}, death::certain, none);
+        part.died(seat_id{each}, comm::death::certain, none);
       return part;
     };
     CHECK(of(4, 0, {}, {1, 2, 3}).has_quorum());
@@ -374,7 +376,7 @@ TEST_SUITE("agreement") {
     agree_message decides{.kind = agree_kind::decide};
     part.hear(seat_id{3}, decides, none);
     part.hear(seat_id{1}, decides, none);
-    part.died(seat_id{3}, death::certain, none);
+    part.died(seat_id{3}, comm::death::certain, none);
     CHECK(part.failed().empty());
     CHECK_FALSE(part.take_outcome());
     part.hear(seat_id{2}, decides, none);
@@ -402,8 +404,8 @@ TEST_SUITE("agreement") {
       letters sent;
       agreement part(seat_id{2}, seat_set::first(rank_count{5}));
       part.begin(7, {}, sent.post());
-      part.died(seat_id{0}, death::certain, sent.post());
-      part.died(seat_id{1}, death::certain, sent.post());
+      part.died(seat_id{0}, comm::death::certain, sent.post());
+      part.died(seat_id{1}, comm::death::certain, sent.post());
       const agree_message of_0{.accepted_by = seat_id{0}, .value = {.bits = 100}};
       const agree_message of_1{.accepted_by = seat_id{1}, .value = {.bits = 101}};
       part.hear(seat_id{3}, latest_first ? of_1 : of_0, sent.post());
@@ -419,8 +421,8 @@ TEST_SUITE("agreement") {
     part.begin(7, {}, sent.post());
     part.hear(seat_id{0}, {.kind = agree_kind::propose, .value = {.bits = 3}}, sent.post());
     CHECK(sent.of(agree_kind::accept).size() == 1);
-    part.died(seat_id{0}, death::certain, sent.post());       // which may have decided, and acted upon it
-    CHECK(part.take_outcome().value() == agreed{.bits = 3});  // in which 0 had not failed yet
+    part.died(seat_id{0}, comm::death::certain, sent.post());  // which may have decided, and acted upon it
+    CHECK(part.take_outcome().value() == comm::agreed{.bits = 3});  // in which 0 had not failed yet
   }
 
   TEST_CASE("of a decision that counts it among the failed a member learns that it is out") {
@@ -428,7 +430,7 @@ TEST_SUITE("agreement") {
     agreement part(seat_id{3}, seat_set::first(rank_count{4}));
     part.begin(1, {}, sent.post());
     // Who tells it suspects nobody: a coordinator left it out that was not heard any more itself.
-    const agreed without_it{.bits = 1, .failed = set_of({3})};
+    const llmmem::comm::agreed without_it{.bits = 1, .failed = set_of({3})};
     part.hear(seat_id{0}, {.kind = agree_kind::decide, .value = without_it}, sent.post());
     CHECK_FALSE(part.take_outcome().has_value());
     CHECK_FALSE(part.has_quorum());
@@ -453,7 +455,7 @@ TEST_SUITE("agreement") {
   TEST_CASE("one that is not heard any more is told so each time it speaks") {
     letters sent;
     agreement part(seat_id{0}, seat_set::first(rank_count{3}));
-    part.died(seat_id{2}, death::suspected, sent.post());
+    part.died(seat_id{2}, comm::death::suspected, sent.post());
     CHECK(sent.of(agree_kind::estranged).size() == 1);
     part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());
     part.hear(seat_id{2}, {.kind = agree_kind::report}, sent.post());

@@ -326,7 +326,7 @@ TEST_SUITE("collectives") {
             ++failed;
             CHECK((done.code() == errc::peer_failed || done.code() == errc::epoch_revoked));
           }
-          const agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(1000 * second)).value();
+          const llmmem::comm::agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(1000 * second)).value();
           if (outcome.bits == 0 || !outcome.failed.empty()) ranks.shrink(outcome);
         }
         CHECK(end.now_ns() < second);

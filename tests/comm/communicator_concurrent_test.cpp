@@ -307,7 +307,7 @@ TEST_SUITE("communicator") {
       sim_network net({.seats = 2, .seed = seed, .corrupts_one_in = 5});
       std::uint64_t told = 0;
       net.run([&](sim_endpoint& end) {
-        ranks_of ranks(end, {.check = payload_check::crc32c});
+        ranks_of ranks(end, {.check = llmmem::comm::payload_check::crc32c});
         ranks.join(ranks.after(second)).value();
         const deadline by = ranks.after(second);
         const rank_id other{1 - to_index(ranks.rank())};
@@ -352,7 +352,7 @@ TEST_SUITE("communicator") {
       CHECK(ranks.is_revoked());
       // Nobody waits anew.
       CHECK(ranks.send(bytes, rank_id{0}, 1, no_deadline).error() == failure{errc::epoch_revoked, 0, 0, 1});
-      const agreed outcome = ranks.agree(6, ranks.after(second)).value();
+      const llmmem::comm::agreed outcome = ranks.agree(6, ranks.after(second)).value();
       CHECK(to_text(outcome.failed) == "seat 2");
       ranks.shrink(outcome);
       CHECK(ranks.epoch() == 2);
@@ -409,7 +409,7 @@ TEST_SUITE("communicator") {
       const auto came = ranks.recv(bytes, rank_id{meets_it ? 0U : 1U}, 1, no_deadline);
       CHECK(came.code() == (meets_it ? errc::peer_failed : errc::epoch_revoked));
       ranks.revoke();
-      const agreed outcome = ranks.agree(1, ranks.after(second)).value();
+      const llmmem::comm::agreed outcome = ranks.agree(1, ranks.after(second)).value();
       CHECK(to_text(outcome.failed) == "seat 0");
       ranks.shrink(outcome);
       CHECK(ranks.rank_of(seat_id{0}) == std::nullopt);
@@ -501,7 +501,7 @@ TEST_SUITE("communicator") {
       net.run([](sim_endpoint& end) {
         communicator<sim_endpoint> ranks(end);
         ranks.join(ranks.after(1'000'000'000)).value();
-        const agreed outcome = ranks.agree(1, ranks.after(1'000'000'000)).value();
+        const llmmem::comm::agreed outcome = ranks.agree(1, ranks.after(1'000'000'000)).value();
         if (to_index(ranks.rank()) == 0) ranks.revoke();
         ranks.shrink(outcome);
         end.work(10'000'000);  // whatever is on its way has come by then

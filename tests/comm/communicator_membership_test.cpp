@@ -30,7 +30,9 @@ class scripted_endpoint {
       : self_(self), seats_(seats), nonce_(nonce) {}
 
   void comes(seat_id seat) { script_.push_back({what::came, seat, {}, {}, {}}); }
-  void dies(seat_id seat, death how = death::certain) { script_.push_back({what::died, seat, how, {}, {}}); }
+  void dies(seat_id seat, comm::death how = comm::death::certain) {
+    script_.push_back({what::died, seat, how, {}, {}});
+  }
   /// A message of one byte, which is lost where it is not taken.
   void sends(seat_id seat, std::uint64_t epoch, std::uint32_t tag, std::byte byte) {
     script_.push_back({what::sent, seat, {}, {.epoch = epoch, .message = 1, .bytes = 1, .tag = tag}, {byte}});
@@ -120,7 +122,7 @@ class scripted_endpoint {
   struct event {
     what kind = what::came;
     seat_id seat{};
-    death how = death::certain;
+    comm::death how = comm::death::certain;
     frame_header header{};
     std::vector<std::byte> bytes{};
   };
@@ -328,7 +330,7 @@ TEST_SUITE("communicator_membership") {
 
   TEST_CASE(
       "who has failed and is still a member of the next epoch has failed in it, whoever sits there by now") {
-    for (const death how : {death::certain, death::suspected}) {
+    for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);
       ranks.join({100}).value();
@@ -356,7 +358,7 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE("a member that died before the epoch began is dead in it, for certain or not") {
-    for (const death how : {death::certain, death::suspected}) {
+    for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = newcomer();
       end.comes(one);
       end.says_hello(one, 5, 21);
@@ -368,7 +370,7 @@ TEST_SUITE("communicator_membership") {
       CHECK(to_text(ranks.failed()) == "seat 1");
       // One that may live may have agreed with the other on something else.
       end.dies(zero);
-      CHECK(ranks.agree(1, {200}).code() == (how == death::certain ? errc::ok : errc::no_quorum));
+      CHECK(ranks.agree(1, {200}).code() == (how == comm::death::certain ? errc::ok : errc::no_quorum));
     }
   }
 

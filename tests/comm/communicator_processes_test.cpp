@@ -123,7 +123,7 @@ TEST_SUITE("communicator_processes") {
     CHECK(::waitpid(pid, &status, WUNTRACED) == pid);
     CHECK(WIFSTOPPED(status));
     std::uint32_t late = 0;
-    result<agreed> outcome = ranks.agree(1, ranks.after(100'000'000));
+    result<comm::agreed> outcome = ranks.agree(1, ranks.after(100'000'000));
     for (; outcome.code() == errc::peer_timed_out && late < 100; ++late) {
       CHECK(outcome.error().message() ==
             "job: rank 1 was waited for beyond the deadline; call again with more time, or revoke() and "

@@ -85,10 +85,10 @@ TEST_CASE("a communicator is shrunk where all ranks have one, and made anew wher
   for (const bool all_keep : {true, false}) {
     one_rank on;
     on.join();
-    const agreed outcome{.failed = {seat_id{1}}};
+    const comm::agreed outcome{.failed = {seat_id{1}}};
     on.side.answers = {agreed{.bits = all_keep ? 1U : 0U}, agreed{.bits = 1}};
     CHECK(on.epochs.shrink(outcome, late));
-    CHECK(on.side.epochs == std::vector<agreed>{outcome});
+    CHECK(on.side.epochs == std::vector<comm::agreed>{outcome});
     CHECK(on.side.said == std::vector<std::uint64_t>{1, 1});
     if (all_keep) {
       CHECK(on.script.excluded == std::vector<int>{1});  // by the ranks of the epoch before

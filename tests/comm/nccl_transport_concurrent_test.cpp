@@ -67,7 +67,7 @@ struct side_without_memory : side_of {
   using side_of::side_of;
   int more = -1;
 
-  result<agreed> agree(std::uint64_t bits, deadline by) {
+  result<comm::agreed> agree(std::uint64_t bits, deadline by) {
     if (more >= 0 && more-- == 0) throw std::bad_alloc();
     return side_of::agree(bits, by);
   }
@@ -104,7 +104,7 @@ std::uint32_t recover(Ranks& ranks) {
   for (std::uint32_t times = 1;; ++times) {
     REQUIRE(times < 20);
     ranks.revoke();
-    const agreed outcome = ranks.agree(1, ranks.after(hour)).value();
+    const comm::agreed outcome = ranks.agree(1, ranks.after(hour)).value();
     if (ranks.shrink(outcome, ranks.after(hour))) return times;
   }
 }
@@ -376,7 +376,7 @@ TEST_SUITE("nccl_transport") {
             done = add_up(ranks, ranks.after(hour));
           }
           if (!done) CHECK((done.code() == errc::peer_failed || done.code() == errc::epoch_revoked));
-          const agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(hour)).value();
+          const comm::agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(hour)).value();
           if (outcome.bits == 1 && outcome.failed.empty()) continue;
           if (!ranks.shrink(outcome, ranks.after(hour))) recovered += recover(ranks);
           ++recovered;
@@ -422,7 +422,7 @@ TEST_SUITE("nccl_transport") {
               CHECK(side.is_revoked());
               CHECK_FALSE(ranks.is_ready());
             }
-            const agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(hour)).value();
+            const comm::agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(hour)).value();
             CHECK(outcome.failed.empty());
             if (outcome.bits != 1 && !ranks.shrink(outcome, ranks.after(hour))) recover(ranks);
           }
@@ -529,7 +529,7 @@ TEST_SUITE("nccl_transport") {
         const bool is_hasty = to_index(side.rank()) == hasty;
         const auto joined = ranks.join(ranks.after(is_hasty ? given : hour));
         if (!joined) ranks.revoke();
-        const agreed outcome = ranks.agree(joined ? 3 : 1, ranks.after(hour)).value();
+        const comm::agreed outcome = ranks.agree(joined ? 3 : 1, ranks.after(hour)).value();
         CHECK((outcome.bits & 1) == 1);  // a user's bits, not a vote
         if ((outcome.bits & 2) == 0 && !ranks.shrink(outcome, ranks.after(hour))) recover(ranks);
         add_up(ranks, ranks.after(hour)).value();
@@ -562,7 +562,7 @@ TEST_SUITE("nccl_transport") {
           CHECK(ranks.stats().shrunk == 1);
           while (side.waiting().empty())
             add_up(ranks, ranks.after(hour)).value(), end.work(1'000'000), side.poll();
-          agreed outcome = ranks.agree(1, ranks.after(hour)).value();
+          comm::agreed outcome = ranks.agree(1, ranks.after(hour)).value();
           while (outcome.joining.empty())
             outcome = ranks.agree(1, ranks.after(hour)).value();
           ranks.admit(outcome, ranks.after(hour)).value();
@@ -599,7 +599,7 @@ TEST_SUITE("nccl_transport") {
           recover(ranks);
           while (side.waiting().empty())
             add_up(ranks, ranks.after(hour)).value(), end.work(1'000'000), side.poll();
-          agreed outcome = ranks.agree(1, ranks.after(hour)).value();
+          comm::agreed outcome = ranks.agree(1, ranks.after(hour)).value();
           while (outcome.joining.empty())
             outcome = ranks.agree(1, ranks.after(hour)).value();
           CHECK(ranks.is_ready());

@@ -24,7 +24,7 @@ TEST_SUITE("operation_queue") {
       };
     };
     operation_queue queue;
-    using noting = operation<decltype(noted(0))>;
+    using noting = llmmem::comm::operation<decltype(noted(0))>;
     std::vector<std::unique_ptr<noting>> all;
     for (int i = 0; i < 100; ++i) {
       all.push_back(std::make_unique<noting>(noted(i)));
@@ -43,7 +43,7 @@ TEST_SUITE("operation_queue") {
   TEST_CASE("who puts an operation in goes on beside it") {
     operation_queue queue;
     std::atomic<bool> may_end{false};
-    operation waits([&]() -> result<void> {
+    comm::operation waits([&]() -> result<void> {
       while (!may_end)
         std::this_thread::yield();
       return {};
@@ -57,8 +57,8 @@ TEST_SUITE("operation_queue") {
 
   TEST_CASE("a failure and what was thrown come out of the wait for their operation, and others are run") {
     operation_queue queue;
-    operation fails([]() -> result<void> { return failure{errc::peer_failed, 3, 0, 0}; });
-    operation throws([]() -> result<void> { throw std::runtime_error("killed"); });
+    comm::operation fails([]() -> result<void> { return failure{errc::peer_failed, 3, 0, 0}; });
+    comm::operation throws([]() -> result<void> { throw std::runtime_error("killed"); });
     queue.put(fails);
     queue.put(throws);
     CHECK(queue.run([]() -> result<void> { return {}; }).has_value());
@@ -66,7 +66,7 @@ TEST_SUITE("operation_queue") {
     CHECK_THROWS_WITH_AS(static_cast<void>(queue.wait(throws)), "killed", std::runtime_error);
     CHECK(queue.run([]() -> result<void> { return failure{errc::stopped, 0, 0, 0}; }).code() ==
           errc::stopped);
-    operation never([]() -> result<void> { return {}; });
+    comm::operation never([]() -> result<void> { return {}; });
     CHECK(queue.wait(never).has_value());
   }
 
@@ -76,8 +76,8 @@ TEST_SUITE("operation_queue") {
       ++run;
       return {};
     };
-    operation one(count);
-    operation two(count);
+    comm::operation one(count);
+    comm::operation two(count);
     {
       operation_queue queue;
       queue.put(one);

@@ -43,7 +43,7 @@ TEST_CASE("a rank listens until its peer has died, the epoch is over, or the tim
 
 TEST_CASE("both votes are the AND of all ranks, and leave nothing owed") {
   on_side on;
-  on.side.answers = {agreed{.bits = 1}, agreed{.bits = 0}, agreed{.bits = 5}};
+  on.side.answers = {comm::agreed{.bits = 1}, comm::agreed{.bits = 0}, comm::agreed{.bits = 5}};
   CHECK(on.channel.first_vote(3, late).value() == 1);
   CHECK_FALSE(on.channel.second_vote(true, late).value());
   CHECK(on.channel.agree(5, late).value().bits == 5);
@@ -86,11 +86,11 @@ TEST_CASE("votes that a rank could not give are given as a no before it agrees o
 
 TEST_CASE("when a member has died the votes end, because all members are told") {
   on_side on;
-  on.side.answers = {agreed{.bits = 1, .failed = {seat_id{2}}}};
+  on.side.answers = {comm::agreed{.bits = 1, .failed = {seat_id{2}}}};
   CHECK(on.channel.first_vote(3, late).error() == failure{errc::peer_failed, 2, 0, 0});
   CHECK(on.channel.agree(8, late));
   CHECK(on.side.said == std::vector<std::uint64_t>{3, 8});
-  on.side.answers = {agreed{}, agreed{.failed = {seat_id{9}}}};
+  on.side.answers = {comm::agreed{}, comm::agreed{.failed = {seat_id{9}}}};
   CHECK(on.channel.first_vote(3, late));
   CHECK(on.channel.second_vote(true, late).error() == failure{errc::peer_failed, 0, 0, 0});  // of no rank
 }

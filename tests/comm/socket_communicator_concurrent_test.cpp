@@ -46,7 +46,7 @@ TEST_SUITE("communicator") {
         ranks.join(ranks.after(20 * second)).value();
         before(ranks);
         ranks.revoke();
-        const agreed outcome = ranks.agree(1, ranks.after(20 * second)).value();
+        const llmmem::comm::agreed outcome = ranks.agree(1, ranks.after(20 * second)).value();
         CHECK(outcome.failed.empty());
         ranks.shrink(outcome);
         after(ranks);

@@ -60,7 +60,7 @@ class checker {
       is_right_ &= each == static_cast<std::byte>(i);
     ++tellings[i];
   }
-  void died(seat_id, death) noexcept { ++deaths; }
+  void died(seat_id, comm::death) noexcept { ++deaths; }
   void came(seat_id) noexcept {}
   [[nodiscard]] bool goes_on() const noexcept { return true; }
   [[nodiscard]] bool is_right() const noexcept { return is_right_; }

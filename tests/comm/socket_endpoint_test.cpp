@@ -112,7 +112,7 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
       REQUIRE(send(0));
       world.ends[0].reset();
       REQUIRE(world.until([&] { return !receiver.deaths.empty(); }));
-      CHECK(receiver.deaths[0] == std::pair{0U, death::certain});
+      CHECK(receiver.deaths[0] == std::pair{0U, comm::death::certain});
       CHECK(receiver.frames.size() == 1);
       world.start(0);
       REQUIRE(world.until([&] { return world.is_whole(); }));
@@ -325,7 +325,7 @@ TEST_CASE(
       world.start(leaver);
       REQUIRE(world.until([&] { return world.is_whole(); }));
       CHECK(world.heard[other].arrivals.size() == 2);
-      CHECK(world.heard[other].deaths == std::vector{std::pair{leaver, death::certain}});
+      CHECK(world.heard[other].deaths == std::vector{std::pair{leaver, comm::death::certain}});
     }
   }
 }
@@ -356,7 +356,7 @@ TEST_CASE("who is given up hears what was told before, reports a suspicion, and 
       CHECK(!world.ends[giver]->is_connected(seat_id{other}));
       REQUIRE(world.until([&] { return !world.heard[other].deaths.empty(); }));
       CHECK(world.heard[other].tellings.size() == 1);
-      CHECK(world.heard[other].deaths == std::vector{std::pair{giver, death::suspected}});
+      CHECK(world.heard[other].deaths == std::vector{std::pair{giver, comm::death::suspected}});
       // Calls go on, and the same process does not come again.
       world.run_for(500 * ms);
       CHECK(world.heard[giver].deaths.empty());
@@ -370,7 +370,7 @@ TEST_CASE("who is given up hears what was told before, reports a suspicion, and 
       world.heard[other] = {};
       world.start(other);
       REQUIRE(world.until([&] { return world.is_whole(); }));
-      CHECK(world.heard[giver].deaths == std::vector{std::pair{other, death::certain}});
+      CHECK(world.heard[giver].deaths == std::vector{std::pair{other, comm::death::certain}});
       CHECK(world.heard[giver].arrivals.size() == 2);
     }
   }
@@ -389,7 +389,7 @@ TEST_CASE("who has said that it leaves is dead for certain, also when it is give
     REQUIRE(heard.deaths.empty());
     world.ends[0]->give_up(seat_id{1});
     REQUIRE(world.until([&] { return !heard.deaths.empty(); }));
-    CHECK(heard.deaths == std::vector{std::pair{1U, death::certain}});
+    CHECK(heard.deaths == std::vector{std::pair{1U, comm::death::certain}});
     heard.answer = frame_room::answer::take;
     world.run_for(20 * ms);
     CHECK(heard.deaths.size() == 1);
@@ -416,7 +416,7 @@ TEST_CASE("a newcomer to a seat whose process lives is refused until that is gon
     static_cast<void>(newcomer.poll(world.in(ms), heard));
     return !heard.arrivals.empty() && world.heard[0].arrivals.size() == 2;
   }));
-  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::certain}});
+  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
 }
 
 TEST_CASE("who takes nothing of what it is told is suspected when no more of it can wait") {
@@ -428,11 +428,11 @@ TEST_CASE("who takes nothing of what it is told is suspected when no more of it 
     for (int i = 0; i < 5000; ++i)
       world.ends[0]->tell(seat_id{1}, {}, bytes);
     static_cast<void>(world.ends[0]->poll(world.in(1000 * ms), world.heard[0]));
-    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::suspected}});
+    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
     CHECK(world.ends[0]->stats().overflowed == 1);
     // It takes what could wait, in step, and hears that it was given up.
     REQUIRE(world.until([&] { return !world.heard[1].deaths.empty(); }));
-    CHECK(world.heard[1].deaths == std::vector{std::pair{0U, death::suspected}});
+    CHECK(world.heard[1].deaths == std::vector{std::pair{0U, comm::death::suspected}});
     CHECK(world.heard[1].tellings.size() >= 3);
     CHECK(world.ends[1]->stats().malformed == 0);
   }
@@ -469,8 +469,8 @@ TEST_CASE("who never beats is told of as silent from the soft limit on, and susp
   REQUIRE(world.until([&] { return world.ends[0]->stats().silent == 1; }));
   CHECK(world.heard[0].deaths.empty());
   REQUIRE(world.until([&] { return !world.heard[0].deaths.empty() && !world.heard[1].deaths.empty(); }));
-  CHECK(world.heard[0].deaths[0] == std::pair{1U, death::suspected});
-  CHECK(world.heard[1].deaths[0] == std::pair{0U, death::suspected});
+  CHECK(world.heard[0].deaths[0] == std::pair{1U, comm::death::suspected});
+  CHECK(world.heard[1].deaths[0] == std::pair{0U, comm::death::suspected});
   CHECK(world.ends[0]->stats().killed == 0);
 }
 

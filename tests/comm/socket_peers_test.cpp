@@ -28,7 +28,7 @@ using detail::socket_lane;
 
 namespace {
 
-using deaths = std::vector<std::pair<std::uint32_t, death>>;
+using deaths = std::vector<std::pair<std::uint32_t, comm::death>>;
 
 constexpr seat_id other{1};
 
@@ -135,8 +135,8 @@ struct peers_here {
   std::vector<std::byte> begun_there_;  // a frame of which not all has come
 };
 
-const deaths certain{{1U, death::certain}};
-const deaths suspected{{1U, death::suspected}};
+const deaths certain{{1U, comm::death::certain}};
+const deaths suspected{{1U, comm::death::suspected}};
 
 }  // namespace
 
@@ -195,7 +195,7 @@ TEST_CASE("a process that gave this one up is suspected, and not heard any more"
   here.data.there.close();
   here.told.there.close();
   here.turn();
-  CHECK(here.heard.deaths == deaths{{1U, death::suspected}, {1U, death::certain}});
+  CHECK(here.heard.deaths == deaths{{1U, comm::death::suspected}, {1U, comm::death::certain}});
 }
 
 TEST_CASE("a connection that ends is a death as the options say when no process is known") {

@@ -93,7 +93,7 @@ std::vector<std::uint64_t> time_of_death(socket_world& world, std::uint32_t seat
   process.kill();
   REQUIRE(world.until([&] { return times.size() == world.ends.size() - 1; }));
   for (std::uint32_t i = 0; i < world.heard.size(); ++i) {
-    if (i != seat) CHECK(world.heard[i].deaths == std::vector{std::pair{seat, death::certain}});
+    if (i != seat) CHECK(world.heard[i].deaths == std::vector{std::pair{seat, comm::death::certain}});
     world.heard[i].on_died = nullptr;
   }
   return times;
@@ -190,7 +190,7 @@ TEST_CASE("a process that is given up when its end was just seen is told of as d
   REQUIRE(heard.deaths.empty());
   world.ends[0]->give_up(seat_id{1});
   CHECK(world.until([&] { return !heard.deaths.empty(); }));
-  CHECK(heard.deaths == std::vector{std::pair{1U, death::certain}});
+  CHECK(heard.deaths == std::vector{std::pair{1U, comm::death::certain}});
   ::kill(grandchild, SIGKILL);
   ::close(told[0]);
   ::close(told[1]);
@@ -218,7 +218,7 @@ TEST_CASE("what a process sent before it was killed still comes") {
     REQUIRE(world.until([&] { return !world.heard[0].arrivals.empty(); }));
     ::usleep(50'000);
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
-    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::certain}});
+    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
     CHECK(frames == 3);
     CHECK(tellings == 10);
   }
@@ -254,7 +254,7 @@ TEST_CASE("a process that is stopped is suspected, does not come back, and is de
   process.send(SIGSTOP);
   REQUIRE(world.until([&] { return !world.heard[0].deaths.empty() && !world.heard[2].deaths.empty(); }));
   for (const std::size_t i : {0U, 2U}) {
-    CHECK(world.heard[i].deaths == std::vector{std::pair{1U, death::suspected}});
+    CHECK(world.heard[i].deaths == std::vector{std::pair{1U, comm::death::suspected}});
     CHECK(world.ends[i]->stats().connected == 1);
   }
   process.send(SIGCONT);
@@ -266,7 +266,7 @@ TEST_CASE("a process that is stopped is suspected, does not come back, and is de
   process.kill();
   REQUIRE(
       world.until([&] { return world.heard[0].deaths.size() == 2 && world.heard[2].deaths.size() == 2; }));
-  CHECK(world.heard[0].deaths[1] == std::pair{1U, death::certain});
+  CHECK(world.heard[0].deaths[1] == std::pair{1U, comm::death::certain});
   const seat_process fresh(world.options(1));
   REQUIRE(world.until([&] { return is_whole_but(world, 1); }));
 }
@@ -283,7 +283,7 @@ TEST_CASE("a stopped process is killed where that is asked for, and is then dead
     REQUIRE(world.until([&] { return is_whole_but(world, 1); }));
     process.send(SIGSTOP);
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
-    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::certain}});
+    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
     CHECK(world.ends[0]->stats().killed == 1);
     const int status = process.wait();
     CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
@@ -299,7 +299,7 @@ TEST_CASE("a process that ends in order is dead for certain, and its seat is fre
     world.ends[0]->tell(seat_id{1}, {.tag = 77}, {});
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
     CHECK(process.wait() == 0);
-    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::certain}});
+    CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::certain}});
     CHECK(world.heard[0].tellings.size() == 1);
     const seat_process fresh(world.options(1));
     REQUIRE(world.until([&] { return is_whole_but(world, 1); }));

@@ -215,7 +215,7 @@ TEST_CASE(
         REQUIRE(world.until([&] { return world.heard[0].tellings.size() == 1; }));
         CHECK((lane == data ? seat->data : seat->told).say(bytes));
         REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
-        CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::suspected}});
+        CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
         CHECK(world.ends[0]->stats().malformed == 1);
         CHECK(world.heard[0].asked == 0);
         // It is told so, on a connection that stays open.
@@ -261,7 +261,7 @@ TEST_CASE(
         framed({{.bytes = 3}, detail::socket_lane::data, detail::frame_sort::frame, 0}, bytes_of("abc"))));
     seat.reset();
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
-    const death how = reset == on_reset::dead ? death::certain : death::suspected;
+    const comm::death how = reset == on_reset::dead ? comm::death::certain : comm::death::suspected;
     CHECK(world.heard[0].deaths == std::vector{std::pair{1U, how}});
     CHECK(world.heard[0].frames.size() == 1);  // what came before
   }
@@ -281,7 +281,7 @@ TEST_CASE(
   seat.reset();
   REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
   CHECK(detail::monotonic_ns() - before >= 50 * ms);
-  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, death::suspected}});
+  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
 }
 
 TEST_CASE("a caller that goes away before it has said anything on its lanes never came") {

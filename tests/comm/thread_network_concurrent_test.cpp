@@ -284,7 +284,7 @@ TEST_SUITE("thread_network") {
       frame_room room_for(seat_id, const frame_header&) noexcept {
         return {.what = frame_room::answer::later};
       }
-      void died(seat_id, death) noexcept { ++deaths; }
+      void died(seat_id, comm::death) noexcept { ++deaths; }
       int deaths = 0;
     };
     thread_network net(2);
@@ -347,7 +347,7 @@ TEST_SUITE("thread_network") {
         return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
       }
       void arrived(seat_id, const frame_header&) noexcept { arrivals += deaths == 0 ? 1 : 0; }
-      void died(seat_id, death) noexcept { ++deaths; }
+      void died(seat_id, comm::death) noexcept { ++deaths; }
       std::array<std::byte, 100> bytes{};
       int arrivals = 0;
       int deaths = 0;

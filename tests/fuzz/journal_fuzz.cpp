@@ -31,7 +31,7 @@ fuzzed_cache small_cache(const journal_header& header) {
 
 void live(std::span<const std::byte> journal) {
   try {
-    auto done = replay(journal, small_cache);
+    auto done = llmmem::paging::replay(journal, small_cache);
     if (!done.cache().audit().empty()) std::abort();
     if (done.end().offset > journal.size()) std::abort();
     if (done.end().reason.empty() && !done.divergence() && done.end().offset != journal.size()) std::abort();

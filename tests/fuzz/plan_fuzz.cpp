@@ -28,7 +28,7 @@ void live(std::string_view text, const schedule_trace& trace) {
   try {
     const schedule_plan plan = read_plan(text);
     if (write_plan(plan) != text) std::abort();
-    const simulation run = simulate(trace, plan, 3, timeline_detail::full);
+    const llmmem::schedule::simulation run = simulate(trace, plan, 3, timeline_detail::full);
     for (std::size_t tier = 0; tier < plan.machine.budgets.size(); ++tier) {
       if (run.most_bytes[tier] > plan.machine.budgets[tier]) std::abort();
     }
@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000, 6'000},
                                  .links = {{.bytes_per_second = 1'000'000'000, .duplex = link_duplex::half}},
                                  .edges = {0, 0}};
-  std::string text = write_plan(lookahead{2}(trace, machine));
+  std::string text = write_plan(schedule::lookahead{2}(trace, machine));
   text.resize(text.rfind("crc32c"));
   for (std::size_t i = 0; i + 3 <= size; i += 3) {
     const std::size_t at = (std::size_t{data[i]} << 8 | data[i + 1]) % text.size();

@@ -37,7 +37,7 @@ struct taker {
     for (const std::byte each : bytes)
       sum ^= each;
   }
-  void died(seat_id, death) noexcept {}
+  void died(seat_id, comm::death) noexcept {}
   void came(seat_id) noexcept {}
   [[nodiscard]] bool goes_on() const noexcept { return true; }
 

@@ -83,7 +83,8 @@ TEST_SUITE("grid_threads") {
                              .heads = 3,
                              .head_dim = 40,
                              .element = seed % 2 == 0 ? dtype::bf16 : dtype::fp8_e4m3,
-                             .heads_in_block = seed % 3 == 0 ? head_order::hnd : head_order::nhd};
+                             .heads_in_block = seed % 3 == 0 ? llmmem::paging::head_order::hnd
+                                                             : llmmem::paging::head_order::nhd};
       constexpr std::uint64_t blocks = 40;
       const std::uint64_t capacity = blocks * layout.block_tokens;
       std::vector<std::int64_t> slots(capacity);

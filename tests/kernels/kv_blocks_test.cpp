@@ -87,7 +87,9 @@ TEST_SUITE("kv_blocks") {
       kv_layout layout = any_layout(random);
       if (random() % 4 == 0) layout.block_tokens *= 32;  // several tiles
       kv_layout other = layout;
-      if (random() % 2 == 0) other.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
+      if (random() % 2 == 0)
+        other.heads_in_block =
+            random() % 2 == 0 ? llmmem::paging::head_order::nhd : llmmem::paging::head_order::hnd;
       if (random() % 2 == 0) other.order = static_cast<block_order>(random() % block_order_count);
       const std::uint64_t from_blocks = 1 + random() % 4;
       const std::uint64_t to_blocks = 1 + random() % 5;

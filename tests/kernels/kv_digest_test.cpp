@@ -87,7 +87,8 @@ TEST_SUITE("kv_digest") {
   }
 
   TEST_CASE("it is the digest that a pool of packed blocks has, and tells one changed bit") {
-    const kv_layout layout{.layers = 3, .heads = 4, .head_dim = 128, .heads_in_block = head_order::hnd};
+    const kv_layout layout{
+        .layers = 3, .heads = 4, .head_dim = 128, .heads_in_block = llmmem::paging::head_order::hnd};
     std::vector<std::byte> bytes(layout.total_bytes(2));
     std::mt19937_64 random(5);
     fill_with(bytes, dtype::bf16, random);

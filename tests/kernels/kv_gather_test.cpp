@@ -193,7 +193,7 @@ TEST_SUITE("kv_gather") {
                            .heads = 2,
                            .head_dim = 64,
                            .element = dtype::fp8_e4m3,
-                           .heads_in_block = head_order::hnd};
+                           .heads_in_block = llmmem::paging::head_order::hnd};
     std::vector<std::byte> cache(layout.total_bytes(4), poison);
     const kv_memory memory{cache.data(), 4, layout};
     const float scale = 0.75F;

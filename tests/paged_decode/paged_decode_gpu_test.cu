@@ -16,7 +16,7 @@ void check_form(kv_form form, std::uint64_t seed, device_place& place) {
   experiment what;
   what.plan.seed = seed;
   what.cache.form = form;
-  if (seed % 2 == 0) what.cache.heads_in_block = llmmem::head_order::hnd;
+  if (seed % 2 == 0) what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   what.cache.order = static_cast<llmmem::block_order>(seed % llmmem::block_order_count);
   const model made(what.shape, what.most_tokens(), seed);
   contiguous_cache contiguous(what.shape, form, what.most_tokens());

@@ -54,11 +54,12 @@ outcome run(const std::vector<std::string>& arguments) {
                .samples = between(random, 1, 4),
                .drafts = between(random, 0, 5),
                .seed = random.next()};
-  what.cache = {.form = all_forms[random.below(std::uint32_t{4})],
-                .block_tokens = between(random, 1, 17),
-                .heads_in_block = random.once_in(2) ? llmmem::head_order::hnd : llmmem::head_order::nhd,
-                .order = llmmem::block_order(random.below(llmmem::block_order_count)),
-                .permutation = random.below(std::uint32_t{3})};
+  what.cache = {
+      .form = all_forms[random.below(std::uint32_t{4})],
+      .block_tokens = between(random, 1, 17),
+      .heads_in_block = random.once_in(2) ? llmmem::paging::head_order::hnd : llmmem::paging::head_order::nhd,
+      .order = llmmem::block_order(random.below(llmmem::block_order_count)),
+      .permutation = random.below(std::uint32_t{3})};
   return what;
 }
 

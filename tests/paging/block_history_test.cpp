@@ -38,16 +38,16 @@ TEST_CASE("a ring keeps the latest transitions, those of one block oldest first"
   const block_id two{2};
   CHECK(ring.trail(one).empty());
   ring.act_for(7);
-  ring.note(one, transition::allocated);
-  ring.note(two, transition::allocated);
-  ring.act_for(nobody);
-  ring.note(one, transition::freed);
+  ring.note(one, llmmem::paging::transition::allocated);
+  ring.note(two, llmmem::paging::transition::allocated);
+  ring.act_for(llmmem::paging::nobody);
+  ring.note(one, llmmem::paging::transition::freed);
   CHECK(ring.trail(one) == "#0 allocated by sequence 7, #2 freed");
-  ring.note(two, transition::freed);
+  ring.note(two, llmmem::paging::transition::freed);
   CHECK(ring.trail(one) == "#2 freed");
 }
 
 TEST_CASE("no history takes no room") {
-  CHECK(std::is_empty_v<no_history>);
-  CHECK(no_history{}.trail(block_id{1}).empty());
+  CHECK(std::is_empty_v<llmmem::paging::no_history>);
+  CHECK(paging::no_history{}.trail(block_id{1}).empty());
 }

@@ -160,7 +160,7 @@ TEST_CASE("sampled histograms are those of every n-th block's whole history, mov
 }
 
 TEST_CASE("time that goes back is ignored") {
-  set_clock clock;
+  llmmem::paging::set_clock clock;
   clock.set(5);
   clock.set(3);
   CHECK(clock.now() == 5);
@@ -168,10 +168,10 @@ TEST_CASE("time that goes back is ignored") {
 
 TEST_CASE("a log and metrics observe one cache together") {
   struct both : paged_traits {
-    using observer = observers<event_log, cache_metrics<>>;
+    using observer = llmmem::paging::observers<event_log, cache_metrics<>>;
   };
   paged_allocator<both> cache({.blocks = 2, .block_tokens = 1},
-                              observers(event_log({.events = 4}), cache_metrics<>({.blocks = 2})));
+                              paging::observers(event_log({.events = 4}), cache_metrics<>({.blocks = 2})));
   cache.observer().get<1>().clock().set(7);
   const auto sequence = cache.create().value();
   cache.append(sequence, std::vector<token_id>{5}).value();

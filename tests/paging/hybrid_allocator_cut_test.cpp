@@ -39,7 +39,8 @@ cache_type cache_of(std::span<const layer_group> groups) {
 std::vector<std::uint64_t> cuts(const cache_type& cache, sequence_id sequence) {
   std::vector<std::uint64_t> out;
   for (std::uint64_t n = 1; n <= cache.tokens(sequence); ++n) {
-    if (cache.nearest_cuts(sequence, n).value() == cut_points{.below = n, .above = n}) out.push_back(n);
+    if (cache.nearest_cuts(sequence, n).value() == paging::cut_points{.below = n, .above = n})
+      out.push_back(n);
   }
   return out;
 }
@@ -81,7 +82,7 @@ TEST_CASE("what a window has left behind cannot be had back, and the refusal say
   CHECK(refused.error().message() ==
         "kv: group 1 no longer has what comes next after 16 tokens; cut to 17, or to the length below that "
         "nearest_cuts() names, and compute the rest again");
-  CHECK(cache.nearest_cuts(sequence, 16).value() == cut_points{.below = 0, .above = 17});
+  CHECK(cache.nearest_cuts(sequence, 16).value() == paging::cut_points{.below = 0, .above = 17});
   CHECK(cache.tokens(sequence) == 18);
   CHECK(cache.audit().empty());
   cache.truncate(sequence, 17).value();
@@ -95,7 +96,7 @@ TEST_CASE("a chunk can be cut to within the present one, and to where any begins
   cache.append(sequence, count_up(0, 20)).value();
   cache.commit(sequence).value();
   CHECK(cuts(cache, sequence) == std::vector<std::uint64_t>{8, 16, 17, 18, 19, 20});
-  CHECK(cache.nearest_cuts(sequence, 13).value() == cut_points{.below = 8, .above = 16});
+  CHECK(cache.nearest_cuts(sequence, 13).value() == paging::cut_points{.below = 8, .above = 16});
   cache.truncate(sequence, 8).value();
   CHECK(cache.table(sequence, 1)[1] == null_block);
   cache.append(sequence, count_up(0, 1)).value();

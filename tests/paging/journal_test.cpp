@@ -32,7 +32,7 @@ std::uint64_t worlds_replay(std::uint64_t count) {
       world.step();
     world.cache().checkpoint();
     REQUIRE(world.cache().recording());
-    const auto same = replay(world.bytes(), cache_of<Traits>);
+    const auto same = paging::replay(world.bytes(), cache_of<Traits>);
     if (same.divergence()) FAIL(same.divergence()->message());
     CHECK(same.end().reason.empty());
     CHECK(same.end().records == world.cache().records());
@@ -49,7 +49,7 @@ struct plain_traced : paged_traits {
   using fence = recorded_fence;
 };
 using plain_cache = paged_allocator<plain_traced>;
-using plain_journal = journaled<plain_cache, memory_journal>;
+using plain_journal = llmmem::paging::journaled<plain_cache, memory_journal>;
 
 plain_cache plain_cache_of(const journal_header& header) {
   return plain_cache(header.options);
@@ -90,7 +90,7 @@ TEST_CASE("cut after any byte, a journal replays to the state at its last whole 
     journal_world<traced_traits> world(seed);
     std::map<std::uint64_t, std::string> states;  // by bytes written
     for (int i = 0; i < 40; ++i) {
-      const auto now = replay(world.bytes(), cache_of<traced_traits>);
+      const auto now = llmmem::paging::replay(world.bytes(), cache_of<traced_traits>);
       states[world.bytes().size()] = state_of(world.cache().cache(), world.own(now.sequences()));
       world.step();
     }
@@ -98,7 +98,7 @@ TEST_CASE("cut after any byte, a journal replays to the state at its last whole 
     std::uint64_t records = 0;
     for (std::size_t cut = states.begin()->first; cut <= whole.size(); ++cut) {
       CAPTURE(cut);
-      const auto restored = replay(whole.first(cut), cache_of<traced_traits>);
+      const auto restored = llmmem::paging::replay(whole.first(cut), cache_of<traced_traits>);
       CHECK_FALSE(restored.divergence());
       CHECK(restored.end().offset <= cut);
       CHECK((restored.end().offset == cut) == restored.end().reason.empty());
@@ -216,7 +216,7 @@ TEST_CASE("every operation's arguments are written in the format's order, to the
   const std::array hints{
       access_hint{.next_use = 18, .session = 19, .cost = 2, .keep = {.priority = 20, .until = 21}}};
   const sequence_id own{3, 4, owner};
-  const std::array batch{growth{.sequence = own, .tokens = two, .untold = 22}};
+  const std::array batch{paging::growth{.sequence = own, .tokens = two, .untold = 22}};
   const std::array moves{block_move{block_id{23}, block_id{24}}};
   const detail::journal_arguments given{
       .sequence = own,
@@ -327,7 +327,7 @@ TEST_CASE("a replay into another configuration names the first record that diffe
   cache.append(id, prompt).value();
   cache.commit(id).value();
   cache.checkpoint();
-  const auto smaller = replay(cache.sink().bytes(), [](const journal_header& header) {
+  const auto smaller = llmmem::paging::replay(cache.sink().bytes(), [](const journal_header& header) {
     paged_options options = header.options;
     options.blocks = 1;
     return plain_cache(options);
@@ -339,7 +339,7 @@ TEST_CASE("a replay into another configuration names the first record that diffe
       smaller.divergence()->message() ==
       "journal: record 2, append: expected (0, 2, 0, 0, 0); found \"kv: sequence 0 would hold 8 tokens, the "
       "most is 4; raise max_sequence_tokens, or blocks\"");
-  const auto larger = replay(cache.sink().bytes(), [](const journal_header& header) {
+  const auto larger = llmmem::paging::replay(cache.sink().bytes(), [](const journal_header& header) {
     paged_options options = header.options;
     options.blocks = 5;
     return plain_cache(options);
@@ -354,7 +354,7 @@ TEST_CASE("a replay stops where it is asked to") {
   const auto id = cache.create().value();
   cache.append(id, prompt).value();
   cache.release(id).value();
-  const auto before = replay(cache.sink().bytes(), plain_cache_of, 2);
+  const auto before = llmmem::paging::replay(cache.sink().bytes(), plain_cache_of, 2);
   REQUIRE(before.sequences().size() == 1);
   CHECK(before.cache().tokens(before.sequences()[0]) == 8);
   CHECK(before.handle(id) == before.sequences()[0]);
@@ -372,7 +372,7 @@ TEST_CASE("after a crash the index is restored, with nobody in it") {
   const auto second = cache.create().value();
   cache.append(second, prompt).value();
 
-  auto restored = replay(cache.sink().bytes(), plain_cache_of);
+  auto restored = llmmem::paging::replay(cache.sink().bytes(), plain_cache_of);
   CHECK(restored.cache().stats().active_blocks == 4);
   CHECK(restored.cache().cached_tokens(prompt) == 8);
   restored.release_all();
@@ -395,7 +395,7 @@ TEST_CASE("a fence passes in the replay where the journal saw it pass") {
   CHECK(cache.stats().free_blocks == 2);  // nobody has looked yet
   CHECK(cache.collect() == 2);
   for (const std::uint64_t records : {4U, 5U, 6U}) {
-    const auto then = replay(cache.sink().bytes(), plain_cache_of, records);
+    const auto then = llmmem::paging::replay(cache.sink().bytes(), plain_cache_of, records);
     CHECK(then.cache().stats().free_blocks == (records < 6 ? 2U : 4U));
   }
 }
@@ -427,10 +427,10 @@ TEST_CASE("a sink may be a function") {
                                     return true;
                                   },
                               .context = &kept};
-  journaled<plain_cache, callback_journal> cache({.blocks = 200, .block_tokens = 4}, sink);
+  paging::journaled<plain_cache, callback_journal> cache({.blocks = 200, .block_tokens = 4}, sink);
   const auto id = cache.create().value();
   cache.append(id, std::vector<token_id>(700, 100'000)).value();  // longer than the writer's buffer
-  const auto same = replay(kept, plain_cache_of);
+  const auto same = llmmem::paging::replay(kept, plain_cache_of);
   CHECK_FALSE(same.divergence());
   CHECK(same.cache().stats().tokens == 700);
   callback_journal none;
@@ -455,7 +455,7 @@ TEST_CASE("journaling allocates nothing beyond the sink") {
     const auto id = cache.create();
     static_cast<void>(cache.match(*id, prompt));
     static_cast<void>(cache.append(*id, prompt));
-    const std::array batch{growth{.sequence = *id, .untold = 3}};
+    const std::array batch{paging::growth{.sequence = *id, .untold = 3}};
     static_cast<void>(cache.append_batch(batch, out));
     static_cast<void>(cache.commit(*id));
     static_cast<void>(cache.release_after(*id, {}));
@@ -506,7 +506,7 @@ TEST_CASE("records out of any order are a divergence, not a crash") {
     std::vector<std::vector<std::byte>> payloads{header_payload({.blocks = 1, .block_tokens = 1})};
     payloads.insert(payloads.end(), records.begin(), records.end());
     const auto bytes = framed(payloads);
-    const auto done = replay(bytes, plain_cache_of);
+    const auto done = llmmem::paging::replay(bytes, plain_cache_of);
     return done.divergence() ? done.divergence()->message() : done.end().reason;
   };
   CHECK(diverges({bytes_of({27, 1, 0})}) ==
@@ -551,7 +551,7 @@ TEST_CASE("whatever stands in records, a replay ends with a sound cache") {
     }
     CHECK(framed(payloads_of(world.bytes())) == std::vector(world.bytes().begin(), world.bytes().end()));
     const auto bytes = framed(payloads);
-    const auto done = replay(
+    const auto done = llmmem::paging::replay(
         bytes, [](const journal_header& header) { return paged_allocator<traced_traits>(header.options); });
     CHECK(done.cache().audit().empty());
     replayed_records += done.end().records;

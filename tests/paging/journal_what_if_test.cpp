@@ -22,7 +22,7 @@ using namespace llmmem_tests;
 namespace {
 
 using traced_cache = paged_allocator<what_if_traits>;
-using traced_journal = journaled<traced_cache, memory_journal>;
+using traced_journal = llmmem::paging::journaled<traced_cache, memory_journal>;
 
 struct workload {
   std::uint64_t seed;

@@ -42,7 +42,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
           .block_tokens = 1 + random.below(std::uint32_t{4}),
           .has_values = !random.once_in(4),
           .element = types[random.below(std::uint64_t{types.size()})],
-          .heads_in_block = head_order(random.below(std::uint32_t{2})),
+          .heads_in_block = llmmem::paging::head_order(random.below(std::uint32_t{2})),
           .order = any_order(random)};
 }
 
@@ -53,7 +53,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
   using key = std::array<std::uint64_t, 5>;
   const auto rank = [&](std::uint64_t l, std::uint64_t plane, std::uint64_t b, std::uint64_t t,
                         std::uint64_t h) -> key {
-    const bool nhd = of.heads_in_block == head_order::nhd;
+    const bool nhd = of.heads_in_block == llmmem::paging::head_order::nhd;
     const std::uint64_t inner = nhd ? t : h;
     const std::uint64_t innermost = nhd ? h : t;
     switch (of.order) {
@@ -144,7 +144,7 @@ TEST_CASE(
     random_numbers random(seed);
     kv_layout from = random_layout(random);
     kv_layout to = from;
-    to.heads_in_block = head_order(random.below(std::uint32_t{2}));
+    to.heads_in_block = llmmem::paging::head_order(random.below(std::uint32_t{2}));
     to.order = any_order(random);
     const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
     const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
@@ -179,7 +179,7 @@ TEST_CASE("planes in several allocations hold what one allocation does") {
     random_numbers random(seed);
     const kv_layout from = random_layout(random);
     kv_layout to = from;
-    to.heads_in_block = head_order(random.below(std::uint32_t{2}));
+    to.heads_in_block = llmmem::paging::head_order(random.below(std::uint32_t{2}));
     to.order = any_order(random);
     const std::uint64_t from_blocks = 1 + random.below(std::uint64_t{3});
     const std::uint64_t to_blocks = 1 + random.below(std::uint64_t{3});
@@ -239,7 +239,7 @@ TEST_CASE("whatever differs changes the fingerprint, and what is only order leav
   std::set<std::uint64_t> of_all;
   for (const kv_layout& each : contents) {
     CHECK(of_contents.insert(each.content_fingerprint()).second);
-    for (const auto heads : {head_order::nhd, head_order::hnd}) {
+    for (const auto heads : {llmmem::paging::head_order::nhd, llmmem::paging::head_order::hnd}) {
       for (std::uint32_t order = 0; order < block_order_count; ++order) {
         kv_layout arranged = each;
         arranged.heads_in_block = heads;
@@ -292,7 +292,7 @@ TEST_CASE("numbers that no element and no order has are refused") {
                        "kv_layout: there is no element of number 200; was it written by a newer version?",
                        argument_error);
   out = llama;
-  out.heads_in_block = static_cast<head_order>(2);
+  out.heads_in_block = static_cast<llmmem::paging::head_order>(2);
   CHECK_THROWS_WITH_AS(out.checked(),
                        "kv_layout: there is no head_order of number 2; was it written by a newer version?",
                        argument_error);

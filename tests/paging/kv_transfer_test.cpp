@@ -37,7 +37,7 @@ TEST_CASE(
     kv_layout here = shape;
     kv_layout there = shape;
     for (kv_layout* each : {&here, &there}) {
-      each->heads_in_block = head_order(random.below(std::uint32_t{2}));
+      each->heads_in_block = llmmem::paging::head_order(random.below(std::uint32_t{2}));
       each->order = block_order(random.below(block_order_count));
     }
     side<> prefill({.blocks = 20, .block_tokens = 4}, here);

@@ -145,7 +145,7 @@ TEST_CASE("the scan finds the longest length that every group can serve, as tryi
       }
       if (hit && needs_any) longest = n;
     }
-    hit_scan scan(groups);
+    llmmem::paging::hit_scan scan(groups);
     std::uint64_t found = 0;
     for (std::uint64_t n = 1; n <= length && !scan.hopeless(); ++n) {
       for (std::size_t g = 0; g < groups.size(); ++g) {

@@ -46,11 +46,11 @@ TEST_CASE("of sequences that share their last block a batch counts a copy for al
     const sequence_id first = cache.create().value();
     REQUIRE(cache.append(first, tokens(2)));
     // Four hold the block, all four grow: three copies.
-    std::array<growth, 4> batch{growth{.sequence = first}};
+    std::array<llmmem::paging::growth, 4> batch{paging::growth{.sequence = first}};
     for (std::size_t i = 1; i < batch.size(); ++i)
       batch[i].sequence = cache.fork(first).value();
     const auto one = tokens(1, 50);
-    for (growth& each : batch)
+    for (paging::growth& each : batch)
       each.tokens = one;
     std::array<append_result, 4> out{};
     const auto done = cache.append_batch(batch, out);
@@ -75,8 +75,9 @@ TEST_CASE("of sequences that share their last block a batch counts a copy for al
 
 TEST_CASE("a batch keeps a watermark, and names all it needs when it cannot") {
   paged_allocator<> cache({.blocks = 6, .block_tokens = 4, .name = "kv"});
-  const std::array<growth, 2> batch{growth{.sequence = cache.create().value(), .untold = 9},
-                                    growth{.sequence = cache.create().value(), .untold = 4}};
+  const std::array<llmmem::paging::growth, 2> batch{
+      paging::growth{.sequence = cache.create().value(), .untold = 9},
+      paging::growth{.sequence = cache.create().value(), .untold = 4}};
   std::array<append_result, 2> out{};
   CHECK(cache.append_batch(batch, out, 3).error().message() ==
         "kv: 7 blocks needed, 6 free or evictable; release sequences, or build it with more blocks");
@@ -92,17 +93,20 @@ TEST_CASE("a batch with a bad entry changes nothing and says which") {
   const sequence_id one = cache.create().value();
   const sequence_id two = cache.create().value();
   std::array<append_result, 3> out{};
-  const std::array<growth, 3> twice{growth{.sequence = one, .untold = 1},
-                                    growth{.sequence = two, .untold = 1},
-                                    growth{.sequence = one, .untold = 1}};
+  const std::array<llmmem::paging::growth, 3> twice{paging::growth{.sequence = one, .untold = 1},
+                                                    paging::growth{.sequence = two, .untold = 1},
+                                                    paging::growth{.sequence = one, .untold = 1}};
   CHECK(cache.append_batch(twice, out).error().message() ==
         "kv: sequence 0 stands a second time at place 2 of a batch of 3; put its tokens into one entry");
-  const std::array<growth, 3> long_one{growth{.sequence = one, .untold = 1},
-                                       growth{.sequence = two, .untold = 13}, growth{}};
+  const std::array<llmmem::paging::growth, 3> long_one{paging::growth{.sequence = one, .untold = 1},
+                                                       paging::growth{.sequence = two, .untold = 13},
+                                                       paging::growth{}};
   CHECK(cache.append_batch(long_one, out).code() == errc::sequence_full);
-  const std::array<growth, 3> huge{growth{.sequence = one, .untold = unlimited}, growth{}, growth{}};
+  const std::array<llmmem::paging::growth, 3> huge{paging::growth{.sequence = one, .untold = unlimited},
+                                                   paging::growth{}, paging::growth{}};
   CHECK(cache.append_batch(huge, out).code() == errc::sequence_full);
-  const std::array<growth, 3> none{growth{.sequence = one, .untold = 1}, growth{.sequence = two}, growth{}};
+  const std::array<llmmem::paging::growth, 3> none{paging::growth{.sequence = one, .untold = 1},
+                                                   paging::growth{.sequence = two}, paging::growth{}};
   CHECK(cache.append_batch(none, out).code() == errc::null_handle);
   CHECK(cache.append_batch(std::span(none).first(2), out).code() == errc::size_mismatch);
   CHECK(cache.stats().tokens == 0);
@@ -113,7 +117,8 @@ TEST_CASE("a batch mixes told and untold tokens") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   const auto told = tokens(8);
-  const std::array<growth, 1> batch{growth{.sequence = one, .tokens = told, .untold = 3}};
+  const std::array<llmmem::paging::growth, 1> batch{
+      paging::growth{.sequence = one, .tokens = told, .untold = 3}};
   std::array<append_result, 1> out{};
   REQUIRE(cache.append_batch(batch, out));
   CHECK(cache.tokens(one) == 11);
@@ -141,7 +146,7 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   CHECK(relief.victims.size() == 1);
 
   SUBCASE("a batch asks too") {
-    const std::array<growth, 1> batch{growth{.sequence = wanting, .untold = 4}};
+    const std::array<llmmem::paging::growth, 1> batch{paging::growth{.sequence = wanting, .untold = 4}};
     std::array<append_result, 1> out{};
     REQUIRE(cache.append_batch(batch, out));
     CHECK(relief.victims.empty());
@@ -160,8 +165,8 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   SUBCASE("relief may take a sequence of the batch that asked") {
     const sequence_id other = cache.create().value();
     relief.victims = {wanting};
-    const std::array<growth, 2> batch{growth{.sequence = other, .untold = 4},
-                                      growth{.sequence = wanting, .untold = 1}};
+    const std::array<llmmem::paging::growth, 2> batch{paging::growth{.sequence = other, .untold = 4},
+                                                      paging::growth{.sequence = wanting, .untold = 1}};
     std::array<append_result, 2> out{};
     CHECK(cache.append_batch(batch, out).code() == errc::stale_handle);
     CHECK(cache.tokens(other) == 0);
@@ -265,7 +270,7 @@ TEST_CASE("relief that removes the reason to copy is relief") {
   }
   SUBCASE("for a batch") {
     relief.victims = {cache.fork(one).value()};
-    const std::array<growth, 1> batch{growth{.sequence = one, .untold = 1}};
+    const std::array<llmmem::paging::growth, 1> batch{paging::growth{.sequence = one, .untold = 1}};
     std::array<append_result, 1> out{};
     CHECK(cache.append_batch(batch, out));
   }

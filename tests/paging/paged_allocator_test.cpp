@@ -796,7 +796,7 @@ struct recorder {
 TEST_CASE("the observer hears what becomes cached and what is given up, in order") {
   std::vector<std::string> events;
   std::vector<block_key> keys;
-  using both = observers<ignore_cache_events, recorder>;
+  using both = llmmem::paging::observers<ignore_cache_events, recorder>;
   struct both_traits : paged_traits {
     using observer = both;
   };

@@ -39,8 +39,9 @@ void serve(paged_allocator<named_policy>& cache, int requests, random_numbers& r
     static_cast<void>(cache.append(*twin, std::span(prompt).first(3)));
     static_cast<void>(cache.truncate(*twin, 20));
     static_cast<void>(cache.extend(*twin, 5));
-    const std::array<growth, 2> step{growth{.sequence = *sequence, .untold = 1},
-                                     growth{.sequence = *twin, .tokens = std::span(prompt).first(2)}};
+    const std::array<llmmem::paging::growth, 2> step{
+        paging::growth{.sequence = *sequence, .untold = 1},
+        paging::growth{.sequence = *twin, .tokens = std::span(prompt).first(2)}};
     std::array<append_result, 2> grown{};
     static_cast<void>(cache.append_batch(step, grown, 2));
     static_cast<void>(cache.retain(*twin, {0, 9}, {.priority = 50}));

@@ -18,7 +18,7 @@ TEST_CASE("stripes are equal units of 64 bytes and cover a state once") {
       REQUIRE((each == 0 || (each - 64) * stripes < bytes));  // none smaller would do
       std::uint64_t at = 0;
       for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
-        const byte_range range = stripe_of(bytes, stripes, stripe);
+        const llmmem::redundancy::byte_range range = stripe_of(bytes, stripes, stripe);
         REQUIRE(range.first == at);
         REQUIRE(range.count <= each);
         at += range.count;

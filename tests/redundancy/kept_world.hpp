@@ -50,7 +50,8 @@ inline std::vector<std::byte> parity_in(const llmmem::detail::version_facts& fac
   for (std::uint32_t data = 0; data < code.shape().data; ++data) {
     const std::uint32_t of = code.member_of(piece_id{data}, codeword);
     const std::vector<std::byte> blob = blob_in(facts, group[of]);
-    const byte_range range = stripe_of(blob.size(), code.shape().data, code.stripe_in(of, codeword));
+    const llmmem::redundancy::byte_range range =
+        stripe_of(blob.size(), code.shape().data, code.stripe_in(of, codeword));
     parity.resize(std::max<std::size_t>(parity.size(), range.count));
     const std::uint8_t times = map.scheme().kind() == redundancy_kind::parity
                                    ? std::uint8_t{1}

@@ -58,7 +58,8 @@ struct kept_world {
           for (std::uint32_t data = 0; data < code.shape().data; ++data) {
             const std::uint32_t of = code.member_of(piece_id{data}, c);
             const auto& blob = blobs[to_index(group[of])];
-            const byte_range range = stripe_of(blob.size(), code.shape().data, code.stripe_in(of, c));
+            const llmmem::redundancy::byte_range range =
+                stripe_of(blob.size(), code.shape().data, code.stripe_in(of, c));
             const std::uint8_t by = map->scheme().kind() == redundancy_kind::parity
                                         ? std::uint8_t{1}
                                         : code_coefficient(code.shape(), piece, piece_id{data});
@@ -187,7 +188,7 @@ TEST_SUITE("part_ownership") {
       }
       const auto scheme = scheme_for(wanted, rank_count{then});
       std::optional<replica_map> map;
-      if (scheme) map = grouped(1).place(*scheme, rank_count{then});
+      if (scheme) map = llmmem::redundancy::grouped(1).place(*scheme, rank_count{then});
       if (scheme && random() % 2 == 0) map = ring_neighbours().place(*scheme, rank_count{then});
       const kept_world world(layout, map);
 

@@ -74,7 +74,7 @@ void check_map(const replica_map& map, const redundancy_scheme& scheme, std::uin
   std::vector<double> sets(world + 1, 0);
   for (std::uint32_t bits = 0; bits < 1U << world; ++bits) {
     const rank_set failed = of_bits(bits);
-    const survival outcome = map.survives(failed);
+    const llmmem::redundancy::survival outcome = map.survives(failed);
     REQUIRE(outcome.lost == naive_lost(map, failed));
     REQUIRE(static_cast<bool>(outcome) == outcome.lost.empty());
     if (failed.size() <= scheme.tolerates()) REQUIRE(outcome);
@@ -128,17 +128,20 @@ TEST_CASE(
       if (scheme.fits(rank_count{world})) {
         CHECK_THROWS_AS(static_cast<void>(ring_neighbours().place(scheme, rank_count{world})),
                         argument_error);
-        CHECK_THROWS_AS(static_cast<void>(grouped().place(scheme, rank_count{world})), argument_error);
+        CHECK_THROWS_AS(static_cast<void>(llmmem::redundancy::grouped().place(scheme, rank_count{world})),
+                        argument_error);
         continue;
       }
       check_map(ring_neighbours().place(scheme, rank_count{world}), scheme, world);
       for (std::uint32_t jump = 1; jump <= world; ++jump) {
         CAPTURE(jump);
         if (world / jump < scheme.group_ranks()) {
-          CHECK_THROWS_AS(static_cast<void>(grouped(jump).place(scheme, rank_count{world})), argument_error);
+          CHECK_THROWS_AS(
+              static_cast<void>(llmmem::redundancy::grouped(jump).place(scheme, rank_count{world})),
+              argument_error);
           continue;
         }
-        check_map(grouped(jump).place(scheme, rank_count{world}), scheme, world);
+        check_map(llmmem::redundancy::grouped(jump).place(scheme, rank_count{world}), scheme, world);
       }
     }
   }
@@ -150,7 +153,7 @@ TEST_CASE("a failure of as many consecutive ranks as the jump takes one of a gro
     const auto scheme = redundancy_scheme::parse(text);
     for (std::uint32_t world = 1; world <= 40; ++world) {
       for (std::uint32_t jump = 1; jump * scheme.group_ranks() <= world; ++jump) {
-        const replica_map map = grouped(jump).place(scheme, rank_count{world});
+        const replica_map map = llmmem::redundancy::grouped(jump).place(scheme, rank_count{world});
         for (std::uint32_t first = 0; first < world; ++first) {
           rank_set failed;
           for (std::uint32_t rank = first; rank < first + jump && rank < world; ++rank)
@@ -168,25 +171,25 @@ TEST_CASE("a failure of as many consecutive ranks as the jump takes one of a gro
 TEST_CASE("even worlds have the cliques of NVIDIA's resiliency extension: n, n + J, ... n + (F - 1) J") {
   using rows = std::vector<std::vector<std::uint32_t>>;
   const auto mirror = redundancy_scheme::mirror(2);
-  CHECK(groups_of(grouped(4).place(mirror, rank_count{16})) ==
+  CHECK(groups_of(llmmem::redundancy::grouped(4).place(mirror, rank_count{16})) ==
         rows{{0, 4}, {8, 12}, {1, 5}, {9, 13}, {2, 6}, {10, 14}, {3, 7}, {11, 15}});
-  CHECK(groups_of(grouped(1).place(mirror, rank_count{4})) == rows{{0, 1}, {2, 3}});
+  CHECK(groups_of(llmmem::redundancy::grouped(1).place(mirror, rank_count{4})) == rows{{0, 1}, {2, 3}});
 }
 
 TEST_CASE("what is left over goes to a mirror's last group and to a code's first ones") {
   using rows = std::vector<std::vector<std::uint32_t>>;
-  CHECK(groups_of(grouped().place(redundancy_scheme::mirror(2), rank_count{7})) ==
+  CHECK(groups_of(llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{7})) ==
         rows{{0, 1}, {2, 3}, {4, 5, 6}});
-  CHECK(groups_of(grouped().place(redundancy_scheme::mirror(3), rank_count{8})) ==
+  CHECK(groups_of(llmmem::redundancy::grouped().place(redundancy_scheme::mirror(3), rank_count{8})) ==
         rows{{0, 1, 2}, {3, 4, 5, 6, 7}});
-  CHECK(groups_of(grouped().place(redundancy_scheme::parity(2), rank_count{11})) ==
+  CHECK(groups_of(llmmem::redundancy::grouped().place(redundancy_scheme::parity(2), rank_count{11})) ==
         rows{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10}});
-  CHECK(groups_of(grouped(2).place(redundancy_scheme::mirror(2), rank_count{7})) ==
+  CHECK(groups_of(llmmem::redundancy::grouped(2).place(redundancy_scheme::mirror(2), rank_count{7})) ==
         rows{{0, 2}, {4, 6}, {1, 3, 5}});
-  const replica_map wide = grouped().place(redundancy_scheme::parity(2), rank_count{5});
+  const replica_map wide = llmmem::redundancy::grouped().place(redundancy_scheme::parity(2), rank_count{5});
   CHECK(wide.layout(0).shape() == code_shape{4, 1});
   CHECK(wide.extra_bytes(rank_id{0}, 1'024) == 256);  // less than the scheme's half
-  const replica_map ring = grouped().place(redundancy_scheme::mirror(2), rank_count{3});
+  const replica_map ring = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{3});
   CHECK(ring.extra_bytes(rank_id{2}, 1'000) == 1'000);
 }
 
@@ -194,7 +197,8 @@ TEST_CASE("of mirrors no cut into groups loses fewer pairs than the one chosen")
   // Every way to cut 2 to 12 ranks in a row into groups of 2 or more.
   const auto scheme = redundancy_scheme::mirror(2);
   for (std::uint32_t world = 2; world <= 12; ++world) {
-    const double ours = grouped().place(scheme, rank_count{world}).loss_probability(2).probability;
+    const double ours =
+        llmmem::redundancy::grouped().place(scheme, rank_count{world}).loss_probability(2).probability;
     for (std::uint32_t cuts = 0; cuts < 1U << (world - 1); ++cuts) {
       std::vector<std::vector<rank_id>> groups(1);
       for (std::uint32_t rank = 0; rank < world; ++rank) {
@@ -302,18 +306,20 @@ TEST_CASE("a world without enough domains is refused with the one in the way, or
 TEST_CASE("what cannot be placed is refused with what could") {
   CHECK(refusal(ring_neighbours(), "mirror:3", 2) ==
         "ring_neighbours: mirror:3 needs 3 ranks, the world has 2: start 1 more, or take mirror:2");
-  CHECK(refusal(grouped(), "rs:2+2", 3) ==
+  CHECK(refusal(llmmem::redundancy::grouped(), "rs:2+2", 3) ==
         "grouped: rs:2+2 needs 4 ranks, the world has 3: start 1 more, or take rs:1+2");
-  CHECK(refusal(grouped(4), "rs:2+2", 15) ==
+  CHECK(refusal(llmmem::redundancy::grouped(4), "rs:2+2", 15) ==
         "grouped: rs:2+2 needs 4 ranks a jump of 4 apart, a world of 15 has 3 in some columns: take a jump "
         "of at "
         "most 3");
   CHECK(refusal(ring_neighbours(), "mirror:2", 0) == "replica_map: a world of 0 ranks; it must be 1 to 1024");
-  CHECK(refusal(grouped(), "mirror:2", 1025) == "replica_map: a world of 1025 ranks; it must be 1 to 1024");
-  CHECK(refusal(grouped(), "rs:255+1", 511) ==
+  CHECK(refusal(llmmem::redundancy::grouped(), "mirror:2", 1025) ==
+        "replica_map: a world of 1025 ranks; it must be 1 to 1024");
+  CHECK(refusal(llmmem::redundancy::grouped(), "rs:255+1", 511) ==
         "replica_map: group 0 has 511 ranks; a code has at most 256 pieces: make smaller groups");
   CHECK(refusal(failure_domains(domains_of({1, 2, 3})), "mirror:2", 4) ==
         "failure_domains: domains of 3 ranks are given, the world has 4");
-  CHECK_THROWS_WITH_AS(grouped(0), "grouped: a jump of 0; it is at least 1, the ranks that fail together",
+  CHECK_THROWS_WITH_AS(llmmem::redundancy::grouped(0),
+                       "grouped: a jump of 0; it is at least 1, the ranks that fail together",
                        argument_error);
 }

@@ -77,7 +77,8 @@ class kept_world {
   [[nodiscard]] byte_vector stripe(std::uint32_t group, std::uint32_t member, std::uint32_t codeword) const {
     const coded_group layout = map_.layout(group);
     const byte_vector& state = states_[to_index(map_.groups()[group][member])];
-    const byte_range range = stripe_of(state.size(), layout.shape().data, layout.stripe_in(member, codeword));
+    const llmmem::redundancy::byte_range range =
+        stripe_of(state.size(), layout.shape().data, layout.stripe_in(member, codeword));
     const auto first = state.begin() + static_cast<std::ptrdiff_t>(range.first);
     return {first, first + static_cast<std::ptrdiff_t>(range.count)};
   }
@@ -162,7 +163,7 @@ TEST_CASE("after every set of failures every state that can be had comes back to
       if (scheme.fits(rank_count{world})) continue;
       check_recovery(ring_neighbours().place(scheme, rank_count{world}), random);
       if (world / 2 >= scheme.group_ranks())
-        check_recovery(grouped(2).place(scheme, rank_count{world}), random);
+        check_recovery(llmmem::redundancy::grouped(2).place(scheme, rank_count{world}), random);
     }
   }
   const failure_domains domains({domain_id{0}, domain_id{0}, domain_id{0}, domain_id{1}, domain_id{2}});
@@ -193,7 +194,8 @@ TEST_CASE("copies are fetched from the least loaded holder, those with few holde
 
 TEST_CASE("a rebuild draws evenly on those who live") {
   // One of eight lost: five of the seven are enough for each stripe, and all take part.
-  const replica_map map = grouped().place(redundancy_scheme::rs({.data = 5, .parity = 3}), rank_count{8});
+  const replica_map map =
+      llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 5, .parity = 3}), rank_count{8});
   const std::vector<std::uint64_t> bytes(8, 64 * 5 * 7);
   const recovery_plan plan = plan_recovery(map, {rank_id{2}}, bytes);
   CHECK(plan.steps.size() == 5);
@@ -211,7 +213,7 @@ TEST_CASE("a rebuild draws evenly on those who live") {
 }
 
 TEST_CASE("a single parity is an exclusive or: every coefficient is 1") {
-  const replica_map map = grouped().place(redundancy_scheme::parity(3), rank_count{4});
+  const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::parity(3), rank_count{4});
   for (const recovery_step& step :
        plan_recovery(map, {rank_id{1}}, std::vector<std::uint64_t>(4, 999)).steps) {
     for (const recovery_source& source : step.sources)
@@ -220,7 +222,7 @@ TEST_CASE("a single parity is an exclusive or: every coefficient is 1") {
 }
 
 TEST_CASE("what cannot be planned is refused") {
-  const replica_map map = grouped().place(redundancy_scheme::mirror(2), rank_count{4});
+  const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{4});
   CHECK_THROWS_WITH_AS(static_cast<void>(plan_recovery(map, {}, std::vector<std::uint64_t>(3))),
                        "plan_recovery: bytes of 3 states are given, the world has 4 ranks", argument_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(plan_recovery(map, {rank_id{1}, rank_id{4}, rank_id{9}},

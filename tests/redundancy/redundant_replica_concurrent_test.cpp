@@ -180,7 +180,9 @@ struct member {
     return replica.keep(version, parts, ranks.after(second));
   }
   [[nodiscard]] auto recover() { return replica.recover(ranks.after(second)); }
-  agreed agree(std::uint64_t bits = 0) { return ranks.agree(bits, ranks.after(second)).value(); }
+  llmmem::comm::agreed agree(std::uint64_t bits = 0) {
+    return ranks.agree(bits, ranks.after(second)).value();
+  }
   /// Whether its own part was given back as it was in a version.
   [[nodiscard]] bool has(std::uint64_t version) const {
     return std::ranges::equal(replica.recovered(part_id{self}), bytes(version));
@@ -430,7 +432,7 @@ TEST_SUITE("redundant_replica") {
         if (ranks.epoch() == 1) {
           const auto first = replica.recover(ranks.after(60 * second)).value();
           CHECK_FALSE(first.is_there);
-          CHECK(first.why_not == absence::never_kept);
+          CHECK(first.why_not == llmmem::redundancy::absence::never_kept);
           const auto bytes = part_at(self, 1, sizes[self]);
           const std::vector<part_bytes> parts{{part_id{self}, bytes}};
           replica.keep(1, parts, ranks.after(60 * second)).value();
@@ -453,10 +455,11 @@ TEST_SUITE("redundant_replica") {
         }
         const auto found = replica.recover(ranks.after(60 * second)).value();
         CHECK(found.is_there == (what == act::after_commit));
-        const absence expected = what == act::before_commit  ? absence::never_kept
-                                 : what == act::after_commit ? absence::none
-                                 : what == act::after_forget ? absence::forgotten
-                                                             : absence::gone;
+        const llmmem::redundancy::absence expected =
+            what == act::before_commit  ? llmmem::redundancy::absence::never_kept
+            : what == act::after_commit ? llmmem::redundancy::absence::none
+            : what == act::after_forget ? llmmem::redundancy::absence::forgotten
+                                        : llmmem::redundancy::absence::gone;
         CHECK(found.why_not == expected);
         ranks.agree(0, ranks.after(60 * second)).value();
       });
@@ -480,7 +483,7 @@ TEST_SUITE("redundant_replica") {
           testing_access::damage_word(at.replica, 0);
           const auto back = at.recover().value();
           CHECK_FALSE(back.is_there);
-          CHECK(back.why_not == absence::gone);
+          CHECK(back.why_not == llmmem::redundancy::absence::gone);
         } else {
           testing_access::damage(at.replica, 0);
           const auto back = at.recover();
@@ -525,7 +528,7 @@ TEST_SUITE("redundant_replica") {
         CHECK(kept.has_value() == !(version == 2 && at.self == 2));
         if (!kept) CHECK(kept.code() == errc::checksum_differs);
         if (!kept) CHECK(kept.error().index == 1);
-        const agreed outcome = at.agree(kept ? 1 : 0);
+        const llmmem::comm::agreed outcome = at.agree(kept ? 1 : 0);
         if (outcome.bits == 1) at.replica.commit();
         if (outcome.bits == 0) at.replica.drop();
       }

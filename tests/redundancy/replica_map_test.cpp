@@ -43,7 +43,8 @@ TEST_CASE("groups of mirrors meet the chances Gemini gives") {
   // at least 1 - N C(N - m, k - m) / (m C(N, k)), which is exact below 2m failures.
   for (const std::uint32_t m : {2U, 3U, 4U}) {
     for (const std::uint32_t n : {12U, 24U, 120U, 1'020U}) {
-      const replica_map map = grouped().place(redundancy_scheme::mirror(m), rank_count{n});
+      const replica_map map =
+          llmmem::redundancy::grouped().place(redundancy_scheme::mirror(m), rank_count{n});
       for (std::uint32_t k = 0; k < m; ++k)
         REQUIRE(chance(map, k) == 0);
       for (std::uint32_t k = m; k <= 12; ++k) {
@@ -57,7 +58,7 @@ TEST_CASE("groups of mirrors meet the chances Gemini gives") {
     }
   }
   // Its example: 16 machines, 2 copies; 93.3 % with two failures, 80 % with three.
-  const replica_map map = grouped().place(redundancy_scheme::mirror(2), rank_count{16});
+  const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{16});
   CHECK(chance(map, 2) == doctest::Approx(1.0 / 15));
   CHECK(chance(map, 3) == doctest::Approx(0.2));
 }
@@ -76,11 +77,13 @@ TEST_CASE("a ring of two copies loses every pair of neighbours") {
 
 TEST_CASE("groups of a code lose what more failures than they bear make of them") {
   // One group: none up to m, all beyond.
-  const replica_map one = grouped().place(redundancy_scheme::rs({.data = 2, .parity = 2}), rank_count{4});
+  const replica_map one =
+      llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 2, .parity = 2}), rank_count{4});
   CHECK(chance(one, 2) == 0);
   CHECK(chance(one, 3) == 1);
   // 16 groups of 4: three failures lose something when all are in one group.
-  const replica_map many = grouped().place(redundancy_scheme::rs({.data = 2, .parity = 2}), rank_count{64});
+  const replica_map many =
+      llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 2, .parity = 2}), rank_count{64});
   CHECK(chance(many, 3) == doctest::Approx(16 * 4 / choose(64, 3)));
   CHECK(chance(many, 4) == doctest::Approx(16 * (4 * 60 + 1) / choose(64, 4)));
 }
@@ -89,7 +92,7 @@ TEST_CASE("chances stay numbers in the largest world, at any count of failures")
   for (const char* text : {"mirror:2", "mirror:8", "parity:7", "rs:4+2", "rs:200+56"}) {
     CAPTURE(text);
     for (const replica_map& map :
-         {grouped().place(redundancy_scheme::parse(text), rank_count{1024}),
+         {llmmem::redundancy::grouped().place(redundancy_scheme::parse(text), rank_count{1024}),
           ring_neighbours().place(redundancy_scheme::parse(text), rank_count{1024})}) {
       double last = 0;
       for (const std::uint32_t failures : {0U, 1U, 2U, 3U, 8U, 64U, 300U, 512U, 700U, 1'023U, 1'024U}) {
@@ -105,7 +108,7 @@ TEST_CASE("chances stay numbers in the largest world, at any count of failures")
     }
   }
   // A chance of one in 10^18 is told as such: nothing is subtracted from 1.
-  const replica_map map = grouped().place(redundancy_scheme::mirror(8), rank_count{1024});
+  const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(8), rank_count{1024});
   CHECK(chance(map, 8) == doctest::Approx(128 / choose(1024, 8)).epsilon(1e-10));
 }
 
@@ -138,7 +141,7 @@ TEST_CASE("a map without groups is enumerated where that is short, and else samp
 }
 
 TEST_CASE("ranks past the world are nobody's loss") {
-  const replica_map map = grouped().place(redundancy_scheme::mirror(2), rank_count{4});
+  const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{4});
   CHECK(map.survives({rank_id{0}, rank_id{900}}));
   CHECK(map.survives({rank_id{0}, rank_id{1}, rank_id{900}}).lost == rank_set{rank_id{0}, rank_id{1}});
 }
@@ -172,7 +175,7 @@ TEST_CASE("groups and holders that make no map are refused by name") {
   CHECK_THROWS_WITH_AS(
       static_cast<void>(replica_map::of_holders(redundancy_scheme::parity(1), of({{1}, {0}}))),
       "replica_map: parity:1 has parity, which is placed by groups", argument_error);
-  const replica_map map = grouped().place(mirror, rank_count{4});
+  const replica_map map = llmmem::redundancy::grouped().place(mirror, rank_count{4});
   CHECK_THROWS_WITH_AS(static_cast<void>(map.loss_probability(5)), "replica_map: 5 failures in a world of 4",
                        argument_error);
 }

@@ -53,26 +53,27 @@ class kept_job {
     replica_.emplace(ranks, redundancy_scheme::parse(scheme), sizes, homes);
   }
 
-  went begin() {
+  redundancy::went begin() {
     const auto into = [this](part_id part) { return std::span(state_[to_index(part)]); };
     const auto back = replica_->recover(ranks_->after(60 * second), into);
-    if (back.code() == errc::state_lost) return went::stop;
-    if (!back) return went::badly;
+    if (back.code() == errc::state_lost) return redundancy::went::stop;
+    if (!back) return redundancy::went::badly;
     version_ = back->version;
     for (const part_id part : replica_->mine()) {
       if (!back->is_there) state_[to_index(part)] = part_at(part, 0);
     }
     check();
-    return went::well;
+    return redundancy::went::well;
   }
   [[nodiscard]] bool is_over() const { return version_ == last_; }
-  went step() {
+  redundancy::went step() {
     std::vector<part_bytes> parts;
     for (const part_id part : replica_->mine()) {
       state_[to_index(part)] = part_at(part, version_ + 1);
       parts.push_back({part, state_[to_index(part)]});
     }
-    return replica_->keep(version_ + 1, parts, ranks_->after(60 * second)) ? went::well : went::badly;
+    return replica_->keep(version_ + 1, parts, ranks_->after(60 * second)) ? redundancy::went::well
+                                                                           : redundancy::went::badly;
   }
   void commit() {
     replica_->commit();
@@ -98,39 +99,41 @@ class kept_job {
 /// A job of which the test says how each step goes.
 struct told_job {
   std::uint64_t last = 3;
-  std::function<went(std::uint64_t tries)> how = [](std::uint64_t) { return went::well; };
+  std::function<redundancy::went(std::uint64_t tries)> how = [](std::uint64_t) {
+    return redundancy::went::well;
+  };
   std::uint64_t done = 0;
   std::uint64_t tries = 0;
   std::uint64_t begun = 0;
   std::uint64_t dropped = 0;
   std::uint64_t heard = 0;
 
-  went begin() {
+  redundancy::went begin() {
     ++begun;
-    return went::well;
+    return redundancy::went::well;
   }
   [[nodiscard]] bool is_over() const { return done == last; }
-  went step() { return how(tries++); }
+  redundancy::went step() { return how(tries++); }
   void commit() { ++done; }
   void drop() { ++dropped; }
-  void agreed_on(const agreed& /*outcome*/) { ++heard; }
+  void agreed_on(const llmmem::comm::agreed& /*outcome*/) { ++heard; }
 };
 /// Ranks of which the test says what they agree on: `outcomes`, and then `why` there is no agreement.
 struct told_ranks {
-  std::vector<agreed> outcomes{};
+  std::vector<llmmem::comm::agreed> outcomes{};
   error_code why = errc::no_quorum;
   std::size_t agreements = 0;
   std::uint64_t admitted = 0;
   deadline by{};
 
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return {ns}; }
-  result<agreed> agree(std::uint64_t bits, deadline until) {
+  result<llmmem::comm::agreed> agree(std::uint64_t bits, deadline until) {
     by = until;
     CHECK(bits == 1);
     if (agreements == outcomes.size()) return failure{why};
     return outcomes[agreements++];
   }
-  void admit(const agreed& /*outcome*/) { ++admitted; }
+  void admit(const llmmem::comm::agreed& /*outcome*/) { ++admitted; }
   void revoke() noexcept {}
 };
 
@@ -235,7 +238,7 @@ TEST_SUITE("run_epochs") {
       ranks.join(ranks.after(second)).value();
       told_job job;
       job.how = [&](std::uint64_t tries) {
-        return tries == 1 && end.self() == seat_id{1} ? went::badly : went::well;
+        return tries == 1 && end.self() == seat_id{1} ? redundancy::went::badly : redundancy::went::well;
       };
       CHECK(run_epochs(ranks, job).value() == epochs_end::finished);
       CHECK(job.done == 3);
@@ -267,7 +270,9 @@ TEST_SUITE("run_epochs") {
       sim_ranks ranks(end);
       ranks.join(ranks.after(second)).value();
       told_job job;
-      job.how = [](std::uint64_t tries) { return tries == 2 ? went::stop : went::well; };
+      job.how = [](std::uint64_t tries) {
+        return tries == 2 ? redundancy::went::stop : redundancy::went::well;
+      };
       CHECK(run_epochs(ranks, job).value() == epochs_end::stopped);
       CHECK(ranks.is_revoked());
       CHECK(job.done == 2);
@@ -287,9 +292,9 @@ TEST_SUITE("run_epochs") {
         if (tries == 1 && throws) throw 7;
         std::byte one[1] = {};
         const rank_id other{to_number(ranks.world()) - 1 - to_index(ranks.rank())};
-        if (tries > 1) return went::well;  // alone
-        return ranks.exchange(one, other, one, other, 5, ranks.after(600 * second)) ? went::well
-                                                                                    : went::badly;
+        if (tries > 1) return redundancy::went::well;  // alone
+        return ranks.exchange(one, other, one, other, 5, ranks.after(600 * second)) ? redundancy::went::well
+                                                                                    : redundancy::went::badly;
       };
       if (throws) {
         CHECK_THROWS_AS(static_cast<void>(run_epochs(ranks, job)), int);
@@ -310,11 +315,11 @@ TEST_SUITE("run_epochs") {
       ranks.join(ranks.after(second)).value();
       told_job job;
       job.how = [&](std::uint64_t tries) {
-        if (tries != 1) return went::well;
-        if (end.self() == seat_id{1}) return went::badly;
+        if (tries != 1) return redundancy::went::well;
+        if (end.self() == seat_id{1}) return redundancy::went::badly;
         std::byte one[1] = {};
         CHECK(ranks.recv(one, rank_id{1}, 5, ranks.after(600 * second)).code() == errc::epoch_revoked);
-        return went::badly;
+        return redundancy::went::badly;
       };
       CHECK(run_epochs(ranks, job, {.patience_ns = 1000 * second}).value() == epochs_end::finished);
       CHECK(end.now_ns() < 100 * second);
@@ -335,7 +340,7 @@ TEST_SUITE("run_epochs") {
     std::vector<std::uint64_t> begun;
     job.how = [&](std::uint64_t) {
       begun.push_back(job.begun);
-      return went::well;
+      return redundancy::went::well;
     };
     CHECK(run_epochs(ranks, job).value() == epochs_end::finished);
     CHECK(begun == std::vector<std::uint64_t>{1, 1, 2, 2, 3, 4});

@@ -25,7 +25,7 @@ std::string percent(double chance) {
 /// A row of the table in docs/redundancy.md: the chance that a state is lost.
 std::string row(const char* text, std::uint32_t jump, std::uint32_t world) {
   const auto scheme = redundancy_scheme::parse(text);
-  const replica_map map = grouped(jump).place(scheme, rank_count{world});
+  const replica_map map = llmmem::redundancy::grouped(jump).place(scheme, rank_count{world});
   const double memory = static_cast<double>(map.extra_bytes(rank_id{0}, 1 << 30)) / (1 << 30);
   std::array<char, 32> states{};
   std::snprintf(states.data(), states.size(), "%.3g", memory);

@@ -153,10 +153,10 @@ class least_time_of_changes {
       return goes_on(now);
     }
     if (now.up.chunk == to_index(event.chunk)) return;
-    if (writes(event.mode) && now.down.chunk == to_index(event.chunk)) return;
+    if (llmmem::tiering::writes(event.mode) && now.down.chunk == to_index(event.chunk)) return;
     const auto served = [&](state after) {
       after.leased |= own;
-      if (writes(event.mode)) {
+      if (llmmem::tiering::writes(event.mode)) {
         after.dirty |= own;
         after.writing |= own;
         after.worthless &= ~own;
@@ -164,7 +164,7 @@ class least_time_of_changes {
       goes_on(after);
     };
     if ((now.held & own) != 0) return served(now);
-    if (!reads(event.mode)) with_room(now, to_index(event.chunk), served);
+    if (!tiering::reads(event.mode)) with_room(now, to_index(event.chunk), served);
   }
 
   void reach(std::uint64_t time, std::uint32_t index, std::uint64_t left, const state& now) {
@@ -210,7 +210,7 @@ TEST_CASE("no bound of a program that writes is above the best of all plans, and
                    .offload_bytes_per_second = random.once_in(2) ? 0 : 700'000'000U,
                    .duplex = random.once_in(2) ? link_duplex::full : link_duplex::half}}};
     const std::uint64_t least = least_time_of_changes(trace, machine).once();
-    const auto plan = next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     const std::uint64_t stall = least - trace.compute_ns();
@@ -238,7 +238,7 @@ TEST_CASE("of three tiers the two upper ones hold different chunks, where chunks
   // 80 layers of which 20 and 40 fit: what is in neither comes over the drive each time.
   const auto trace = shapes::forward(80, 500 * mb, 10 * ms);
   const schedule_machine machine{.budgets = {10 * gb, 20 * gb}, .links = {pcie, nvme}};
-  const schedule_plan plan = next_use{}(trace, machine);
+  const schedule_plan plan = schedule::next_use{}(trace, machine);
   const std::uint64_t together = plan.steady.bound.edges[1].onboard.bytes;
   CHECK(plan.steady.forecast.edges[1].onboard.bytes < together * 13 / 10);
   CHECK(plan.steady.forecast.stalls.total() < plan.steady.bound.stall_ns * 14 / 10);

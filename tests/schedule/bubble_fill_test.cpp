@@ -19,10 +19,11 @@ using llmmem_tests::seeds;
 
 namespace {
 
-constexpr bubble_options cut_greedy{.cut = preemption::free};
-constexpr bubble_options whole_greedy{.cut = preemption::none};
-constexpr bubble_options cut_exact{.cut = preemption::free, .search = bubble_search::exact};
-constexpr bubble_options whole_exact{.cut = preemption::none, .search = bubble_search::exact};
+constexpr bubble_options cut_greedy{.cut = llmmem::schedule::preemption::free};
+constexpr bubble_options whole_greedy{.cut = llmmem::schedule::preemption::none};
+constexpr bubble_options cut_exact{.cut = llmmem::schedule::preemption::free, .search = bubble_search::exact};
+constexpr bubble_options whole_exact{.cut = llmmem::schedule::preemption::none,
+                                     .search = bubble_search::exact};
 
 /// One device that is busy in some of `ticks` nanoseconds.
 pipeline_timeline random_timeline(random_numbers& random, std::uint64_t ticks) {
@@ -105,7 +106,7 @@ std::size_t most_whole_items(std::vector<bool>& idle, const std::vector<bubble_w
 /// Every promise of a plan that does not speak of how many: each tick once and idle, each item whole, in
 /// time.
 void check_plan(const pipeline_timeline& timeline, const std::vector<bubble_work>& work,
-                const bubble_plan& plan, preemption cut) {
+                const bubble_plan& plan, llmmem::schedule::preemption cut) {
   auto idle = idle_ticks(timeline);
   const auto idle_before = static_cast<std::uint64_t>(std::count(idle.begin(), idle.end(), true));
   std::vector<std::uint64_t> done(work.size(), 0);
@@ -124,7 +125,8 @@ void check_plan(const pipeline_timeline& timeline, const std::vector<bubble_work
     }
     done[piece.item] += piece.finish_ns - piece.start_ns;
     filled += piece.finish_ns - piece.start_ns;
-    if (cut == preemption::none) REQUIRE(piece.finish_ns - piece.start_ns == work[piece.item].ns);
+    if (cut == llmmem::schedule::preemption::none)
+      REQUIRE(piece.finish_ns - piece.start_ns == work[piece.item].ns);
   }
   for (std::size_t i = 0; i < work.size(); ++i) {
     const bool left_out = std::count(plan.left_out.begin(), plan.left_out.end(), i) == 1;
@@ -161,11 +163,11 @@ TEST_CASE("work that may be cut: greedy places all that a matching can, exact as
       if (can_be_cut(idle, work, set)) most = std::max(most, static_cast<std::size_t>(std::popcount(set)));
     }
     const auto exact = bubble_fill(timeline, work, cut_exact);
-    check_plan(timeline, work, exact, preemption::free);
+    check_plan(timeline, work, exact, llmmem::schedule::preemption::free);
     REQUIRE(work.size() - exact.left_out.size() == most);
 
     const auto greedy = bubble_fill(timeline, work, cut_greedy);
-    check_plan(timeline, work, greedy, preemption::free);
+    check_plan(timeline, work, greedy, llmmem::schedule::preemption::free);
     REQUIRE(work.size() - greedy.left_out.size() <= most);
     if (most == work.size()) REQUIRE(greedy.left_out.empty());
     std::uint32_t placed = all;
@@ -208,10 +210,10 @@ TEST_CASE("work that must stay whole: exact places as many as trying every start
     auto idle = idle_ticks(timeline);
     const std::size_t most = most_whole_items(idle, work);
     const auto exact = bubble_fill(timeline, work, whole_exact);
-    check_plan(timeline, work, exact, preemption::none);
+    check_plan(timeline, work, exact, llmmem::schedule::preemption::none);
     REQUIRE(work.size() - exact.left_out.size() == most);
     const auto greedy = bubble_fill(timeline, work, whole_greedy);
-    check_plan(timeline, work, greedy, preemption::none);
+    check_plan(timeline, work, greedy, llmmem::schedule::preemption::none);
     REQUIRE(work.size() - greedy.left_out.size() <= most);
     for (const auto& piece : greedy.pieces) {
       for (auto tick = piece.start_ns; tick < piece.finish_ns; ++tick)

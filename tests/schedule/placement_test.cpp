@@ -102,7 +102,7 @@ placement_facts random_facts(random_numbers& random) {
   return facts;
 }
 
-point point_of(const placement& placed) {
+point point_of(const llmmem::schedule::placement& placed) {
   return {placed.weights.device, placed.weights.host,       placed.kv.device,
           placed.kv.host,        placed.activations.device, placed.activations.host};
 }
@@ -348,7 +348,7 @@ TEST_CASE("few whole chunks are placed as fast as in the best of all ways, withi
     CAPTURE(seed);
     random_numbers random(seed);
     const auto facts = random_facts(random);
-    const chunk_counts counts{
+    const llmmem::schedule::chunk_counts counts{
         .weights = 1 + random.below(6U), .kv = 1 + random.below(6U), .activations = 1 + random.below(3U)};
     const std::array<std::uint32_t, 3> count{counts.weights, counts.kv, counts.activations};
     const std::array<std::uint64_t, 3> bytes{facts.weight_bytes, facts.kv_bytes, facts.activation_bytes};
@@ -407,9 +407,9 @@ TEST_CASE("many whole chunks keep the budgets, near the time of the fractions") 
     random_numbers random(seed);
     auto facts = random_facts(random);
     facts.nvme_bytes += 1'000'000'000'000;  // so that there is a way
-    const chunk_counts counts{.weights = 40 + random.below(60U),
-                              .kv = 40 + random.below(60U),
-                              .activations = 40 + random.below(60U)};
+    const llmmem::schedule::chunk_counts counts{.weights = 40 + random.below(60U),
+                                                .kv = 40 + random.below(60U),
+                                                .activations = 40 + random.below(60U)};
     const auto solved = solve_placement(facts);
     const auto rounded = round_placement(facts, solved, counts);
     std::array<std::uint64_t, 3> used{};

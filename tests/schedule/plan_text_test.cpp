@@ -22,7 +22,7 @@ schedule_plan some_plan(std::uint64_t seed) {
   schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000, 8'000},
                            .links = {{.bytes_per_second = 1'000'000'000, .duplex = link_duplex::half}},
                            .edges = {0, 0}};
-  return next_use{}(trace, machine);
+  return schedule::next_use{}(trace, machine);
 }
 
 /// With the checksum that belongs to it.

@@ -35,7 +35,7 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
                                              .overlaps = random.once_in(2)});
     const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
     const auto machine = over_one_link(slots * 1'000);
-    const auto plan = next_use{plan_objective::bytes, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace, machine);
     least_fetched oracle(trace, slots * 1'000);
     REQUIRE(plan.first.forecast.bytes() == oracle.once());
     REQUIRE(plan.first.bound.bytes() == oracle.once());
@@ -54,7 +54,7 @@ TEST_CASE(
                                              .accesses = 4 + random.below(std::uint32_t{14}),
                                              .overlaps = random.once_in(2)});
     const std::uint64_t slots = trace.most_leased_bytes() / 1'000 + random.below(std::uint64_t{3});
-    const auto plan = next_use{plan_objective::bytes}(trace, over_one_link(slots * 1'000));
+    const auto plan = schedule::next_use{plan_objective::bytes}(trace, over_one_link(slots * 1'000));
     const std::uint64_t least = least_fetched(trace, slots * 1'000).cyclic();
     REQUIRE(plan.steady.bound.bytes() == least);
     REQUIRE(plan.steady.forecast.bytes() >= least);
@@ -100,7 +100,7 @@ excess beyond_the_best(std::uint64_t count, bool equal) {
         equal ? 1'000 * random.below(std::uint64_t{3}) : random.below(std::uint64_t{3'000});
     const auto machine = over_one_link(trace.most_leased_bytes() + beyond,
                                        {.bytes_per_second = 1'000'000'000, .latency_ns = equal ? 0U : 100U});
-    const auto plan = next_use{plan_objective::time, plan_span::once}(trace, machine);
+    const auto plan = schedule::next_use{plan_objective::time, plan_span::once}(trace, machine);
     const std::uint64_t least = least_time(trace, machine).once();
     REQUIRE(plan.first.forecast.iteration_ns >= least);
     REQUIRE(trace.compute_ns() + plan.first.bound.stall_ns <= least);
@@ -133,8 +133,8 @@ TEST_CASE("a look-ahead of nothing is on demand, which waits for every byte it f
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 5, .accesses = 16, .overlaps = true});
     const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
-    const auto demanded = on_demand{plan_span::once}(trace, machine);
-    REQUIRE(lookahead{0, plan_span::once}(trace, machine).first.steps == demanded.first.steps);
+    const auto demanded = schedule::on_demand{plan_span::once}(trace, machine);
+    REQUIRE(schedule::lookahead{0, plan_span::once}(trace, machine).first.steps == demanded.first.steps);
     REQUIRE(demanded.first.forecast.stalls.total() == demanded.first.forecast.edges[0].onboard.bytes);
   }
 }
@@ -144,7 +144,7 @@ TEST_CASE("planning twice gives the same plan, bit for bit") {
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 6, .accesses = 20, .most_units = 4, .writes = true});
     const auto machine = over_one_link(trace.most_leased_bytes() + 2'000);
-    REQUIRE(next_use{}(trace, machine) == next_use{}(trace, machine));
+    REQUIRE(schedule::next_use{}(trace, machine) == schedule::next_use{}(trace, machine));
   }
 }
 
@@ -157,11 +157,11 @@ TEST_CASE("a machine that cannot hold what is leased is refused, with both numbe
   record.release(first);
   record.release(second);
   const auto trace = record.freeze();
-  CHECK_THROWS_WITH_AS(next_use{}(trace, over_one_link(1'299)),
+  CHECK_THROWS_WITH_AS(schedule::next_use{}(trace, over_one_link(1'299)),
                        "planner: tier 0 has 1299 bytes; the trace leases 1300 at once", argument_error);
-  CHECK(next_use{}(trace, over_one_link(1'300)).first.forecast.bytes() == 1'300);
+  CHECK(schedule::next_use{}(trace, over_one_link(1'300)).first.forecast.bytes() == 1'300);
   CHECK_THROWS_WITH_AS(
-      on_demand{}(trace, {.budgets = {1'300, 1'399}, .links = {thousand_a_us, thousand_a_us}}),
+      schedule::on_demand{}(trace, {.budgets = {1'300, 1'399}, .links = {thousand_a_us, thousand_a_us}}),
       "planner: tier 1 has 1399 bytes; a tier in between needs two of the largest chunk, one to go "
       "up and one to go down, and that has 700",
       argument_error);
@@ -210,11 +210,11 @@ TEST_CASE("what the next contents will need room for is written back while the l
     record.discard(gradients[i]);
   }
   const schedule_plan plan =
-      next_use{}(record.freeze(), {.budgets = {7 * unit},
-                                   .links = {{.bytes_per_second = 1'000'000'000,
-                                              .latency_ns = 500,
-                                              .offload_bytes_per_second = 2'000'000'000,
-                                              .duplex = link_duplex::half}}});
+      schedule::next_use{}(record.freeze(), {.budgets = {7 * unit},
+                                             .links = {{.bytes_per_second = 1'000'000'000,
+                                                        .latency_ns = 500,
+                                                        .offload_bytes_per_second = 2'000'000'000,
+                                                        .duplex = link_duplex::half}}});
   CHECK(plan.steady.bound.stall_ns == 45'380);
   CHECK(plan.steady.forecast.stalls.total() == 96'532);  // 180,404 where room is made when it is asked for
 }

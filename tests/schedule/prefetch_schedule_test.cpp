@@ -280,7 +280,8 @@ TEST_CASE(
   };
   device_program first(sizes, 12);
   run(first);
-  const schedule_plan other = lookahead{.accesses = 1}(first.schedule->trace(), first.schedule->machine());
+  const schedule_plan other =
+      schedule::lookahead{.accesses = 1}(first.schedule->trace(), first.schedule->machine());
   const schedule_plan read = read_plan(write_plan(other));
   CHECK(read == other);
   first.schedule->replay(read);
@@ -336,7 +337,7 @@ TEST_CASE("a lease that was refused is no event, neither of a recording nor of a
   for (int step = 0; step < 3; ++step) {
     program.schedule->begin_iteration();
     for (std::size_t i = 0; i < 6; ++i) {
-      const auto early = program.schedule->read(program.chunks[i], best_effort);
+      const auto early = program.schedule->read(program.chunks[i], llmmem::tiering::best_effort);
       if (!early) CHECK(early.code() == errc::timed_out);
       if (!early) program.use(i, 10'000);
     }
@@ -514,7 +515,7 @@ TEST_CASE("a trace that cannot be planned takes the plan of the trace before wit
 TEST_CASE("patience ends though nobody moves the clock that the buffer measures by") {
   device_program program({4, 4}, 12);
   const std::uint64_t began = program.clock.now().ns;
-  CHECK(program.buffer.read(program.chunks[0], timeout(1'000'000)).code() == errc::timed_out);
+  CHECK(program.buffer.read(program.chunks[0], tiering::timeout(1'000'000)).code() == errc::timed_out);
   CHECK(program.clock.now().ns == began);
-  CHECK(program.buffer.read(program.chunks[0], wait_complete));
+  CHECK(program.buffer.read(program.chunks[0], llmmem::tiering::wait_complete));
 }

@@ -26,7 +26,7 @@ schedule_machine resident(std::uint64_t layers) {
   return {.budgets = {layers * layer_bytes}, .links = {{.bytes_per_second = 1'000'000'000}}};
 }
 
-std::uint64_t fetched(const simulation& run) {
+std::uint64_t fetched(const llmmem::schedule::simulation& run) {
   std::uint64_t operations = 0;
   for (const plan_forecast& each : run.iterations)
     operations += each.edges[0].onboard.operations;
@@ -103,7 +103,7 @@ TEST_CASE("min_eviction on demand, next use by bytes and its bound agree, iterat
           back ? shapes::forward_backward(80, layer_bytes, 500) : shapes::forward(80, layer_bytes, 500);
       const auto trace = one.repeated(50);
       const auto machine = resident(layers);
-      const auto plan = next_use{plan_objective::bytes, plan_span::once}(trace, machine);
+      const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace, machine);
       CHECK(plan.first.forecast.edges[0].onboard.operations ==
             fetched(simulate_online(one, machine, min_eviction(slot_count{80}), 50)));
       CHECK(plan.first.regret().bytes == 0);
@@ -117,7 +117,7 @@ TEST_CASE("min_eviction on demand moves what next use by bytes moves, on any tra
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 7, .accesses = 20, .overlaps = random.once_in(2)});
     const auto machine = resident(trace.most_leased_bytes() / layer_bytes + random.below(std::uint64_t{4}));
-    const auto plan = next_use{plan_objective::bytes, plan_span::once}(trace.repeated(5), machine);
+    const auto plan = schedule::next_use{plan_objective::bytes, plan_span::once}(trace.repeated(5), machine);
     REQUIRE(plan.first.forecast.edges[0].onboard.operations ==
             fetched(simulate_online(trace, machine, min_eviction(slot_count{7}), 5)));
   }

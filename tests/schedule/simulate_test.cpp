@@ -70,10 +70,10 @@ TEST_CASE("every planner's plan runs as predicted, within budgets, above its bou
     for (const auto span : {plan_span::cyclic, plan_span::once}) {
       const bool cyclic = span == plan_span::cyclic;
       CAPTURE(cyclic);
-      holds_its_promises(trace, on_demand{span}(trace, machine), cyclic);
-      holds_its_promises(trace, lookahead{2, span}(trace, machine), cyclic);
-      holds_its_promises(trace, next_use{plan_objective::bytes, span}(trace, machine), cyclic);
-      holds_its_promises(trace, next_use{plan_objective::time, span}(trace, machine), cyclic);
+      holds_its_promises(trace, schedule::on_demand{span}(trace, machine), cyclic);
+      holds_its_promises(trace, schedule::lookahead{2, span}(trace, machine), cyclic);
+      holds_its_promises(trace, schedule::next_use{plan_objective::bytes, span}(trace, machine), cyclic);
+      holds_its_promises(trace, schedule::next_use{plan_objective::time, span}(trace, machine), cyclic);
     }
   }
 }

@@ -18,13 +18,13 @@ using namespace llmmem_tests;
 
 namespace {
 
-simulation some_run(std::uint64_t seed, timeline_detail detail) {
+llmmem::schedule::simulation some_run(std::uint64_t seed, timeline_detail detail) {
   random_numbers random(seed);
   const auto trace =
       random_trace(random, {.chunks = 5, .accesses = 14, .most_units = 3, .writes = true, .overlaps = true});
   const schedule_machine machine{.budgets = {trace.most_leased_bytes() + 1'000},
                                  .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = 10}}};
-  return simulate(trace, next_use{}(trace, machine), 3, detail);
+  return simulate(trace, schedule::next_use{}(trace, machine), 3, detail);
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ TEST_CASE("a time line accounts for every nanosecond of the program, and every t
     std::uint64_t program = 0;
     std::uint64_t transfers = 0;
     for (const timeline_span& each : run.spans) {
-      const bool moves = each.kind == span_kind::transfer;
+      const bool moves = each.kind == llmmem::schedule::span_kind::transfer;
       std::uint64_t& end = ended[moves ? detail::row_of(each) : 0];
       REQUIRE(each.start_ns >= end);
       REQUIRE(each.finish_ns > each.start_ns);

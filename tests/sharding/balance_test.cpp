@@ -46,15 +46,15 @@ std::uint64_t best_of(const std::vector<std::uint64_t>& items, std::vector<std::
 }
 
 /// Checks that the shares cover the items, each element once and in order, with cuts where they may be.
-std::vector<std::uint64_t> with_shares(const std::vector<cuttable_item>& items,
+std::vector<std::uint64_t> with_shares(const std::vector<llmmem::sharding::cuttable_item>& items,
                                        std::vector<std::uint64_t> loads, std::uint64_t alignment,
-                                       const std::vector<write_share>& shares) {
+                                       const std::vector<llmmem::sharding::write_share>& shares) {
   std::size_t next = 0;
   rank_id rank{0};
   for (std::uint32_t i = 0; i < items.size(); ++i) {
     std::uint64_t covered = 0;
     while (next < shares.size() && shares[next].item == i) {
-      const write_share& share = shares[next++];
+      const llmmem::sharding::write_share& share = shares[next++];
       REQUIRE(share.count != 0);
       REQUIRE(share.first == covered);
       REQUIRE(share.rank >= rank);  // one stretch for each rank
@@ -117,7 +117,7 @@ TEST_CASE("cut items make ranks write within 1.1 of each other from 32 alignment
     random_numbers random(seed);
     const std::uint64_t world = 1 + random.below(std::uint64_t{12});
     const std::uint64_t alignment = random.once_in(3) ? 1 : 1 + random.below(std::uint64_t{64});
-    std::vector<cuttable_item> items(random.below(std::uint64_t{12}));
+    std::vector<llmmem::sharding::cuttable_item> items(random.below(std::uint64_t{12}));
     std::uint64_t widest = 1;
     std::uint64_t bytes = 0;
     for (auto& each : items) {
@@ -144,7 +144,7 @@ TEST_CASE("cut items make ranks write within 1.1 of each other from 32 alignment
 }
 
 TEST_CASE("a rank that writes more than the rest ever will gets nothing, and the rest become even") {
-  const std::vector<cuttable_item> items{{.elements = 90, .element_bytes = 1}};
+  const std::vector<llmmem::sharding::cuttable_item> items{{.elements = 90, .element_bytes = 1}};
   const std::vector<std::uint64_t> already{500, 10, 0, 20};
   CHECK(with_shares(items, already, 1, cut_writes(items, already)) ==
         std::vector<std::uint64_t>{500, 40, 40, 40});
@@ -152,13 +152,14 @@ TEST_CASE("a rank that writes more than the rest ever will gets nothing, and the
 
 TEST_CASE("a cut is at the nearest multiple of the alignment, or at the item's end") {
   const std::vector<std::uint64_t> three(3, 0);
-  const std::vector<cuttable_item> items{{.elements = 100, .element_bytes = 4}};
-  CHECK(cut_writes(items, three, 8) ==
-        std::vector<write_share>{{0, rank_id{0}, 0, 32}, {0, rank_id{1}, 32, 32}, {0, rank_id{2}, 64, 36}});
+  const std::vector<llmmem::sharding::cuttable_item> items{{.elements = 100, .element_bytes = 4}};
+  CHECK(cut_writes(items, three, 8) == std::vector<llmmem::sharding::write_share>{{0, rank_id{0}, 0, 32},
+                                                                                  {0, rank_id{1}, 32, 32},
+                                                                                  {0, rank_id{2}, 64, 36}});
   // 66 is nearer to 70, the end, than to 56.
-  const std::vector<cuttable_item> two{{.elements = 70}, {.elements = 62}};
+  const std::vector<llmmem::sharding::cuttable_item> two{{.elements = 70}, {.elements = 62}};
   CHECK(cut_writes(two, std::vector<std::uint64_t>(2, 0), 28) ==
-        std::vector<write_share>{{0, rank_id{0}, 0, 70}, {1, rank_id{1}, 0, 62}});
+        std::vector<llmmem::sharding::write_share>{{0, rank_id{0}, 0, 70}, {1, rank_id{1}, 0, 62}});
 }
 
 TEST_CASE("writers for nobody, and bytes past counting, are refused") {
@@ -175,7 +176,7 @@ TEST_CASE("writers for nobody, and bytes past counting, are refused") {
       "assign_writers: bytes: 1 + 9223372036854775807 passes the limit of 2^63 - 1 bytes; lower one "
       "of the two",
       length_error);
-  const std::vector<cuttable_item> item{{.elements = max_bytes, .element_bytes = 2}};
+  const std::vector<llmmem::sharding::cuttable_item> item{{.elements = max_bytes, .element_bytes = 2}};
   CHECK_THROWS_WITH_AS(
       cut_writes(item, one),
       "cut_writes: elements x bytes: 9223372036854775807 x 2 passes the limit of 2^63 - 1 bytes; "

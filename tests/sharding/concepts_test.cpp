@@ -61,7 +61,7 @@ TEST_CASE("a share is as even as can be, and the first are the longer ones") {
 TEST_CASE("replicas are written in equal parts") {
   const auto tensors =
       tensors_of({tensor_shape::matrix(7, 11), tensor_shape::scalar(), tensor_shape::vector(2)});
-  const replicated p(tensors, rank_count{4});
+  const llmmem::sharding::replicated p(tensors, rank_count{4});
   for (std::uint32_t r = 0; r < 4; ++r) {
     std::uint64_t owned = 0;
     for (std::uint32_t t = 0; t < 3; ++t)
@@ -132,8 +132,8 @@ TEST_CASE("what is not split evens out what ranks write of the rest") {
 TEST_CASE("partitions refuse what they cannot mean") {
   const auto tensors = tensors_of({tensor_shape::vector(4), tensor_shape::matrix(2, 3)});
   const auto flat = [&](std::vector<std::uint64_t> boundaries) { return flat_uneven(tensors, boundaries); };
-  CHECK_THROWS_WITH_AS(replicated(tensors, rank_count{0}), "replicated: 0 ranks; a world has at least one",
-                       argument_error);
+  CHECK_THROWS_WITH_AS(llmmem::sharding::replicated(tensors, rank_count{0}),
+                       "replicated: 0 ranks; a world has at least one", argument_error);
   CHECK_THROWS_WITH_AS(flat_uneven::even(tensors, rank_count{0}),
                        "flat_uneven: 0 ranks; a world has at least one", argument_error);
   CHECK_THROWS_WITH_AS(flat({}), "flat_uneven: 0 ranks; a world has at least one", argument_error);
@@ -160,6 +160,6 @@ TEST_CASE("partitions refuse what they cannot mean") {
                        argument_error);
   const auto huge = tensors_of({tensor_shape::vector(max_bytes), tensor_shape::vector(1)});
   CHECK_THROWS_AS(flat_uneven::even(huge, rank_count{1}), length_error);
-  CHECK_THROWS_AS(replicated(huge, rank_count{1}), length_error);
+  CHECK_THROWS_AS(llmmem::sharding::replicated(huge, rank_count{1}), length_error);
   CHECK_THROWS_AS(split_2d(huge, columns, rank_count{1}), error);
 }

@@ -91,10 +91,10 @@ TEST_SUITE("gather_schedule") {
       const std::uint64_t largest = *std::max_element(bytes.begin(), bytes.end());
       const std::uint64_t budget = largest * (1 + random.below(4U));
       const auto uses = timed(order, 1 + random.below(20'000U));
-      const schedule_plan plan =
-          random.once_in(2)
-              ? plan_gathers(bytes, uses, budget, wire)
-              : plan_gathers(bytes, uses, budget, wire, lookahead{.accesses = 1 + random.below(3U)});
+      const schedule_plan plan = random.once_in(2)
+                                     ? plan_gathers(bytes, uses, budget, wire)
+                                     : plan_gathers(bytes, uses, budget, wire,
+                                                    schedule::lookahead{.accesses = 1 + random.below(3U)});
       std::vector<std::uint64_t> gathers(world);
       in_thread_world(world, [&](ranks_of& ranks, host_space& space, std::uint32_t self) {
         const table_partition who(flat_uneven::even(tensors, rank_count{world}));

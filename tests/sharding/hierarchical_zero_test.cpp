@@ -105,7 +105,7 @@ TEST_CASE("the backward gather crosses no node, where the forward one must") {
     // Every rank gathers all, reading in its own node only.
     for (std::uint32_t r = 0; r < 6; ++r) {
       std::vector<stored_piece> in_node;
-      for (const stored_piece& each : held_pieces(p)) {
+      for (const stored_piece& each : llmmem::sharding::held_pieces(p)) {
         if (p.node_of(rank_id{to_index(each.holder)}) == p.node_of(rank_id{r})) in_node.push_back(each);
       }
       const wanted_piece all{

@@ -137,8 +137,8 @@ TEST_CASE("a stage of ZeRO more moves nothing, and one less gathers") {
 TEST_CASE("a reshard of another catalogue is refused with the side that it is not of") {
   const auto tensors = tensors_of({tensor_shape::vector(4)});
   const auto other = tensors_of({tensor_shape::vector(5)});
-  const replicated ours(tensors, rank_count{1});
-  const replicated theirs(other, rank_count{1});
+  const llmmem::sharding::replicated ours(tensors, rank_count{1});
+  const llmmem::sharding::replicated theirs(other, rank_count{1});
   CHECK_THROWS_WITH_AS(reshard(tensors, theirs, ours),
                        "reshard: from: tensor 'w' is 4 x 1 in the catalogue and 5 x 1 in the partition",
                        argument_error);

@@ -16,7 +16,7 @@ TEST_CASE("a rank holds what is local and answers for what it owns, each tensor 
   const std::vector<tensor_facts> tensors{
       {.name = "w", .shape = tensor_shape::matrix(3, 4), .element_bytes = 2},
       {.name = "m", .shape = tensor_shape::vector(6), .element_bytes = 8}};
-  const replicated all(tensors, rank_count{3});
+  const llmmem::sharding::replicated all(tensors, rank_count{3});
   const flat_uneven cut = flat_uneven::even(tensors, rank_count{2});
   for (std::uint32_t r = 0; r < 3; ++r) {
     CHECK(local_bytes(all, tensors, rank_id{r}) == 72);
@@ -29,7 +29,7 @@ TEST_CASE("a rank holds what is local and answers for what it owns, each tensor 
 
 TEST_CASE("a catalogue that is another partition's is refused with where they differ") {
   const auto tensors = tensors_of({tensor_shape::matrix(2, 3), tensor_shape::vector(4)});
-  const replicated p(tensors, rank_count{1});
+  const llmmem::sharding::replicated p(tensors, rank_count{1});
   const auto one = tensors_of({tensor_shape::matrix(2, 3)});
   const auto other = tensors_of({tensor_shape::matrix(2, 3), tensor_shape::vector(5)});
   CHECK_THROWS_WITH_AS(local_bytes(p, one, rank_id{0}),
@@ -40,7 +40,7 @@ TEST_CASE("a catalogue that is another partition's is refused with where they di
                        "owned_bytes: tensor 'w' is 5 x 1 in the catalogue and 4 x 1 in the partition",
                        argument_error);
   const auto wide = tensors_of({tensor_shape::vector(max_bytes), tensor_shape::vector(0)}, 1);
-  const replicated huge(wide, rank_count{1});
+  const llmmem::sharding::replicated huge(wide, rank_count{1});
   CHECK(local_bytes(huge, wide, rank_id{0}) == max_bytes);
   const auto wider = tensors_of({tensor_shape::vector(max_bytes), tensor_shape::vector(0)}, 2);
   CHECK_THROWS_WITH_AS(local_bytes(huge, wider, rank_id{0}),

@@ -158,11 +158,11 @@ TEST_CASE("any partition over 1 to 5 ranks loads into any other over 1 to 5, eac
           const auto tensors = random_tensors(random, 6);
           const auto from = random_partition(random, tensors, kinds % partition_kinds, rank_count{n});
           const auto to = random_partition(random, tensors, kinds / partition_kinds, rank_count{m});
-          const auto owned = std::visit([](const auto& p) { return owned_pieces(p); }, from);
-          const auto held = std::visit([](const auto& p) { return held_pieces(p); }, from);
+          const auto owned = std::visit([](const auto& p) { return sharding::owned_pieces(p); }, from);
+          const auto held = std::visit([](const auto& p) { return sharding::held_pieces(p); }, from);
           const auto wanted = std::visit([](const auto& p) { return wanted_pieces(p); }, to);
-          const auto local =
-              std::visit([](const auto& p) { return wanted_pieces(p, read_first::own_number); }, to);
+          const auto local = std::visit(
+              [](const auto& p) { return wanted_pieces(p, llmmem::sharding::read_first::own_number); }, to);
           checked_reshard(tensors, owned, wanted);
           checked_reshard(tensors, held, wanted);
           checked_reshard(tensors, held, local);
@@ -181,7 +181,7 @@ TEST_CASE("more ranks than elements leave most ranks with nothing to store and n
     CAPTURE(kinds);
     const auto from = random_partition(random, tensors, kinds % partition_kinds, rank_count{13});
     const auto to = random_partition(random, tensors, kinds / partition_kinds, rank_count{19});
-    checked_reshard(tensors, std::visit([](const auto& p) { return owned_pieces(p); }, from),
+    checked_reshard(tensors, std::visit([](const auto& p) { return sharding::owned_pieces(p); }, from),
                     std::visit([](const auto& p) { return wanted_pieces(p); }, to));
   }
   CHECK(make_reshard({}, {}, {}) == reshard_plan{});
@@ -296,7 +296,7 @@ TEST_CASE("bands of a matrix of any height take one copy for each pair that over
     CAPTURE(n);
     CAPTURE(m);
     const auto pairs = [&](const auto& from, const auto& to) {
-      return make_reshard(tensors, owned_pieces(from), wanted_pieces(to)).copies.size();
+      return make_reshard(tensors, sharding::owned_pieces(from), wanted_pieces(to)).copies.size();
     };
     const split_2d from_columns(tensors, columns, rank_count{n});
     const split_2d to_columns(tensors, columns, rank_count{m});
@@ -315,8 +315,10 @@ TEST_CASE("a range that cuts rows takes at most three copies for each band it me
   const std::vector columns{split_axis::columns};
   const split_2d to(tensors, columns, rank_count{2});
   const std::vector<std::uint64_t> boundaries{0, 3333, 10000};
-  const auto plan = make_reshard(tensors, owned_pieces(flat_uneven(tensors, boundaries)), wanted_pieces(to));
-  check_plan(plan, tensors, owned_pieces(flat_uneven(tensors, boundaries)), wanted_pieces(to));
+  const auto plan = make_reshard(tensors, llmmem::sharding::owned_pieces(flat_uneven(tensors, boundaries)),
+                                 wanted_pieces(to));
+  check_plan(plan, tensors, llmmem::sharding::owned_pieces(flat_uneven(tensors, boundaries)),
+             wanted_pieces(to));
   // Row 333 ends range 0 after 3 of its 10: 5 | 5 becomes 3 + 2 | 5.
   CHECK(to_text(plan) ==
         "reshard: 6 copies, 10000 elements, 10000 bytes\n"
@@ -337,16 +339,17 @@ TEST_CASE("replicas share the reading, unless a rank has its own") {
   std::vector<tensor_facts> tensors;
   for (std::uint32_t i = 0; i < 16; ++i)
     tensors.push_back({.name = "w", .shape = tensor_shape::vector(100), .element_bytes = 2});
-  const replicated all(tensors, rank_count{world});
-  const auto plan =
-      checked_reshard(tensors, held_pieces(all), wanted_pieces(replicated(tensors, rank_count{3})));
+  const llmmem::sharding::replicated all(tensors, rank_count{world});
+  const auto plan = checked_reshard(tensors, held_pieces(all),
+                                    wanted_pieces(llmmem::sharding::replicated(tensors, rank_count{3})));
   REQUIRE(plan.holders.size() == world);
   for (const auto& each : plan.holders)
     CHECK(each.bytes == 16 * 3 * 200 / world);
   CHECK(plan.copies.size() == 16 * 3);
 
   const auto own = checked_reshard(tensors, held_pieces(all),
-                                   wanted_pieces(replicated(tensors, rank_count{3}), read_first::own_number));
+                                   wanted_pieces(llmmem::sharding::replicated(tensors, rank_count{3}),
+                                                 llmmem::sharding::read_first::own_number));
   CHECK(own.holders.size() == 3);
   for (const auto& each : own.copies) {
     // By tensor, then rank, both lists: of 4 stored, 3 wanted.
@@ -357,7 +360,7 @@ TEST_CASE("replicas share the reading, unless a rank has its own") {
 TEST_CASE("a plan is the same whatever else is asked, and in whatever order pieces stand") {
   random_numbers random(7);
   const auto tensors = random_tensors(random, 6);
-  auto stored = held_pieces(replicated(tensors, rank_count{3}));
+  auto stored = held_pieces(llmmem::sharding::replicated(tensors, rank_count{3}));
   auto wanted = wanted_pieces(flat_uneven::even(tensors, rank_count{4}));
   const auto plan = make_reshard(tensors, stored, wanted);
   CHECK(make_reshard(tensors, stored, wanted) == plan);

@@ -51,12 +51,13 @@ struct cluster {
     for (const tensor_id range : change.lost_ranges) {
       for (const auto& each : has)
         REQUIRE(!each.contains(to_index(range)));
-      const auto found = std::find_if(change.changes.begin(), change.changes.end(),
-                                      [&](const range_change& each) { return each.range == range; });
+      const auto found =
+          std::find_if(change.changes.begin(), change.changes.end(),
+                       [&](const llmmem::sharding::range_change& each) { return each.range == range; });
       REQUIRE(found != change.changes.end());
       has[to_index(found->owner_after)].insert(to_index(range));  // from a checkpoint
     }
-    for (const range_change& each : change.changes) {
+    for (const llmmem::sharding::range_change& each : change.changes) {
       const std::uint32_t range = to_index(each.range);
       REQUIRE(has[to_index(each.copy_from)].contains(range));
       for (const rank_id to : each.copy_to)
@@ -110,7 +111,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
         change = servers.lose(lost);
         for (const rank_id each : lost)
           model.has[to_index(each)].clear();
-        for (const range_change& each : change.changes) {
+        for (const llmmem::sharding::range_change& each : change.changes) {
           // Whoever lives and has it first becomes the owner: it need not be sent what it answers for.
           const bool all_lost = std::find(change.lost_ranges.begin(), change.lost_ranges.end(), each.range) !=
                                 change.lost_ranges.end();
@@ -128,7 +129,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
         REQUIRE(change.lost_ranges.empty());
       }
       std::uint64_t copied = 0;
-      for (const range_change& each : change.changes)
+      for (const llmmem::sharding::range_change& each : change.changes)
         copied += each.copy_to.size() * servers.keys_of(each.range).count;
       REQUIRE(change.copied_keys == copied);
       model.follow(change);
@@ -146,12 +147,12 @@ TEST_CASE("a lost server's range falls to its follower, and the chain grows by o
   CHECK(servers.living() == 4);
   // Ranges 4, 0 and 1 had a copy on server 1: each is sent once.
   REQUIRE(change.changes.size() == 3);
-  CHECK(change.changes[1] == range_change{.range = tensor_id{1},
-                                          .owner_before = rank_id{1},
-                                          .owner_after = rank_id{2},
-                                          .copy_to = ranks({4}),
-                                          .drop_from = {},
-                                          .copy_from = rank_id{2}});
+  CHECK(change.changes[1] == sharding::range_change{.range = tensor_id{1},
+                                                    .owner_before = rank_id{1},
+                                                    .owner_after = rank_id{2},
+                                                    .copy_to = ranks({4}),
+                                                    .drop_from = {},
+                                                    .copy_from = rank_id{2}});
   CHECK(change.copied_keys == 60);
   const server_change back = servers.rejoin(rank_id{1});
   CHECK(servers.replicas_of(25) == ranks({1, 2, 3}));
@@ -162,7 +163,7 @@ TEST_CASE("a lost server's range falls to its follower, and the chain grows by o
 TEST_CASE("what a server of several ranges had falls to as many others") {
   key_servers servers(120, rank_count{6}, 1, 4);
   std::set<rank_id> heirs;
-  for (const range_change& each : servers.lose(ranks({2})).changes) {
+  for (const llmmem::sharding::range_change& each : servers.lose(ranks({2})).changes) {
     if (each.owner_before == rank_id{2}) heirs.insert(each.owner_after);
   }
   CHECK(heirs.size() == 4);

@@ -213,7 +213,8 @@ struct attention_world {
         .element = static_cast<dtype>(one_of(
             random, {static_cast<std::uint32_t>(dtype::bf16), static_cast<std::uint32_t>(dtype::f16),
                      static_cast<std::uint32_t>(dtype::f32), static_cast<std::uint32_t>(dtype::fp8_e4m3)})),
-        .heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd,
+        .heads_in_block =
+            random() % 2 == 0 ? llmmem::paging::head_order::nhd : llmmem::paging::head_order::hnd,
         .order = static_cast<block_order>(random() % block_order_count)};
     layer = static_cast<std::uint32_t>(random() % layout.layers);
     group = one_of(random, {1, 1, 2, 3, 4, 5, 8});
@@ -306,7 +307,8 @@ inline attention_world rearranged(const attention_world& world, std::mt19937_64&
   attention_world other = world;
   other.layout.block_tokens = static_cast<std::uint32_t>(1 + random() % 40);
   other.layout.order = static_cast<llmmem::block_order>(random() % llmmem::block_order_count);
-  other.layout.heads_in_block = random() % 2 == 0 ? llmmem::head_order::nhd : llmmem::head_order::hnd;
+  other.layout.heads_in_block =
+      random() % 2 == 0 ? llmmem::paging::head_order::nhd : llmmem::paging::head_order::hnd;
   other.tables.clear();
   std::uint64_t needed = 0;
   const auto length = [&](std::int32_t tokens) {

@@ -29,7 +29,7 @@ inline llmmem::kv_layout any_layout(std::mt19937_64& random) {
           .value_dim = below(3) == 0 ? 1 + below(40) : 0,
           .block_tokens = below(2) == 0 ? 16 : 1 + below(20),
           .has_values = below(4) != 0,
-          .heads_in_block = below(2) == 0 ? llmmem::head_order::nhd : llmmem::head_order::hnd,
+          .heads_in_block = below(2) == 0 ? llmmem::paging::head_order::nhd : llmmem::paging::head_order::hnd,
           .order = static_cast<llmmem::block_order>(below(llmmem::block_order_count))};
 }
 

@@ -142,7 +142,7 @@ bool compare_round(Ranks& ranks, job_state& state, llmmem::deadline by) {
 template <class End, class Between>
 job_end run_job(End& end, job_history& history, const job_options& options, Between between) {
   using namespace llmmem;
-  communicator<End> ranks(end, {.early_bytes = 1 << 16, .check = payload_check::crc32c});
+  communicator<End> ranks(end, {.early_bytes = 1 << 16, .check = llmmem::comm::payload_check::crc32c});
   job_end how;
   if (!ranks.join(ranks.after(options.join_patience_ns))) {
     how.is_fresh = true;
@@ -163,7 +163,7 @@ job_end run_job(End& end, job_history& history, const job_options& options, Betw
     }
     if (!well) ranks.revoke();
     const std::uint64_t say = !well ? 0 : is_last ? 3 : 1;
-    const result<agreed> outcome = ranks.agree(say, ranks.after(options.patience_ns));
+    const result<llmmem::comm::agreed> outcome = ranks.agree(say, ranks.after(options.patience_ns));
     if (!outcome) {
       CHECK(outcome.code() == errc::no_quorum);
       how.has_lost_quorum = true;

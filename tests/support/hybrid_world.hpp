@@ -418,7 +418,7 @@ class hybrid_world {
       return;
     }
     for (std::uint64_t n = first; n <= sequence.expected.size(); ++n)
-      must(cache_.nearest_cuts(sequence.id, n).value() == llmmem::cut_points{.below = n, .above = n});
+      must(cache_.nearest_cuts(sequence.id, n).value() == llmmem::paging::cut_points{.below = n, .above = n});
   }
 
   void write(held_sequence& sequence, std::span<const llmmem::token_id> tokens) {
@@ -540,14 +540,14 @@ class hybrid_world {
                                    ? choices_.below(length + 1)
                                    : length - std::min(length, choices_.below(std::uint64_t{4}));
     must(cache_.nearest_cuts(sequence.id, length + 1).code() == llmmem::errc::past_the_end);
-    const llmmem::cut_points nearest = cache_.nearest_cuts(sequence.id, keep).value();
+    const llmmem::paging::cut_points nearest = cache_.nearest_cuts(sequence.id, keep).value();
     std::uint64_t below = keep;
     std::uint64_t above = keep;
     while (!can_cut(sequence, below))
       --below;
     while (!can_cut(sequence, above))
       ++above;
-    must(nearest == llmmem::cut_points{.below = below, .above = above});
+    must(nearest == llmmem::paging::cut_points{.below = below, .above = above});
 
     const llmmem::hybrid_stats before = cache_.stats();
     const bool behind = choices_.once_in(3);

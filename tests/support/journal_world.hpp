@@ -41,7 +41,7 @@ template <class Traits>
 class journal_world {
  public:
   using cache_type = llmmem::paged_allocator<Traits>;
-  using journal_type = llmmem::journaled<cache_type, llmmem::memory_journal>;
+  using journal_type = llmmem::paging::journaled<cache_type, llmmem::memory_journal>;
 
   explicit journal_world(std::uint64_t seed, std::uint64_t journal_bytes = 1 << 20)
       : random_(seed),
@@ -199,7 +199,7 @@ class journal_world {
   }
   void append_batch() {
     std::vector<std::vector<llmmem::token_id>> tokens(living_.size());
-    std::vector<llmmem::growth> batch;
+    std::vector<llmmem::paging::growth> batch;
     for (std::size_t i = 0; i < living_.size(); ++i) {
       tokens[i] = random_.once_in(3) ? prompt() : std::vector<llmmem::token_id>{1};
       batch.push_back({.sequence = living_[i], .tokens = tokens[i], .untold = random_.once_in(4) ? 2U : 0U});

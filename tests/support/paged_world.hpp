@@ -284,7 +284,7 @@ class paged_world {
       who.push_back(i);
       tokens.push_back(choices_.once_in(2) ? prompt() : std::vector<llmmem::token_id>{1});
     }
-    std::vector<llmmem::growth> batch;
+    std::vector<llmmem::paging::growth> batch;
     std::uint64_t longest = 0;
     for (std::size_t k = 0; k < who.size(); ++k) {
       batch.push_back({.sequence = living_[who[k]].id, .tokens = tokens[k]});

@@ -74,7 +74,7 @@ void check_partition(const P& p, const std::vector<llmmem::tensor_facts>& tensor
 }
 
 /// A partition of any kind over a catalogue of one's own.
-using any_layout = std::variant<llmmem::replicated, llmmem::flat_uneven, llmmem::split_2d,
+using any_layout = std::variant<llmmem::sharding::replicated, llmmem::flat_uneven, llmmem::split_2d,
                                 llmmem::zero_partition, llmmem::hierarchical_zero, llmmem::sequence_split,
                                 llmmem::grid_partition, llmmem::pipeline_stages, llmmem::expert_parallel>;
 inline constexpr std::uint32_t layout_kinds = partition_kinds + 6;

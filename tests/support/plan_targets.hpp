@@ -30,14 +30,15 @@ struct noting_target {
   const answers* told;
 
   void progress() const { ++noted->progressed; }
-  [[nodiscard]] llmmem::step_outcome execute(llmmem::chunk_id chunk, llmmem::plan_operation,
-                                             std::size_t tier) const {
+  [[nodiscard]] llmmem::tiering::step_outcome execute(llmmem::chunk_id chunk, llmmem::plan_operation,
+                                                      std::size_t tier) const {
     const auto is_in = [&](const auto& chunks) { return std::ranges::find(chunks, chunk) != chunks.end(); };
     if (is_in(told->throwing)) throw std::runtime_error("the target cannot");
-    if (is_in(told->later)) return llmmem::step_outcome::later;
+    if (is_in(told->later)) return llmmem::tiering::step_outcome::later;
     (is_in(told->useless) ? noted->useless : noted->begun).push_back(chunk);
     noted->tiers.push_back(tier);
-    return is_in(told->useless) ? llmmem::step_outcome::useless : llmmem::step_outcome::done;
+    return is_in(told->useless) ? llmmem::tiering::step_outcome::useless
+                                : llmmem::tiering::step_outcome::done;
   }
   void prefetch(llmmem::chunk_id chunk) const { noted->prefetched.push_back(chunk); }
 };

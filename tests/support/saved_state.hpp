@@ -90,7 +90,7 @@ inline std::vector<llmmem::element_runs> parts_of(const std::vector<saved_tensor
   if (how == saved_as::flat) {
     take(llmmem::flat_uneven::even(facts, ranks));
   } else if (how == saved_as::replicated) {
-    take(llmmem::replicated(facts, ranks));
+    take(llmmem::sharding::replicated(facts, ranks));
   } else {
     take(llmmem::split_2d(facts, axes, ranks));
   }

@@ -28,11 +28,11 @@ struct scripted_side {
   std::uint64_t epoch_number = 7;
 
   /// What the next agreements come to; none left: the caller's own bits, and no failure. A nothing throws.
-  std::deque<std::optional<llmmem::result<llmmem::agreed>>> answers{};
+  std::deque<std::optional<llmmem::result<llmmem::comm::agreed>>> answers{};
   std::vector<std::uint64_t> said{};                         ///< bits of each agreement
   std::vector<std::pair<std::uint32_t, bytes_type>> sent{};  ///< rank and bytes of each message
   std::deque<bytes_type> coming{};                           ///< messages that are still to be received
-  std::vector<llmmem::agreed> epochs{};                      ///< those that `shrink` and `admit` began
+  std::vector<llmmem::comm::agreed> epochs{};                ///< those that `shrink` and `admit` began
 
   [[nodiscard]] llmmem::rank_id rank() const noexcept { return self; }
   [[nodiscard]] llmmem::rank_count world() const noexcept {
@@ -54,17 +54,17 @@ struct scripted_side {
   void revoke() noexcept { revoked = true; }
   void poll() const { ++clock_ns; }
 
-  llmmem::result<llmmem::agreed> agree(std::uint64_t bits, llmmem::deadline) {
+  llmmem::result<llmmem::comm::agreed> agree(std::uint64_t bits, llmmem::deadline) {
     ++clock_ns;
     said.push_back(bits);
-    if (answers.empty()) return llmmem::agreed{.bits = bits};
+    if (answers.empty()) return llmmem::comm::agreed{.bits = bits};
     const auto answer = std::move(answers.front());
     answers.pop_front();
     if (!answer) throw std::runtime_error("the side channel cannot");
     return *answer;
   }
-  void shrink(const llmmem::agreed& outcome) { begin(outcome); }
-  void admit(const llmmem::agreed& outcome) {
+  void shrink(const llmmem::comm::agreed& outcome) { begin(outcome); }
+  void admit(const llmmem::comm::agreed& outcome) {
     begin(outcome);
     for (const llmmem::seat_id seat : outcome.joining)
       members.push_back(seat);
@@ -89,7 +89,7 @@ struct scripted_side {
   }
 
  private:
-  void begin(const llmmem::agreed& outcome) {
+  void begin(const llmmem::comm::agreed& outcome) {
     std::erase_if(members, [&](llmmem::seat_id seat) { return outcome.failed.contains(seat); });
     dead = {};
     revoked = false;

@@ -70,7 +70,7 @@ inline std::vector<llmmem::tensor_facts> random_tensors(random_numbers& random, 
   return tensors;
 }
 
-using any_partition = std::variant<llmmem::replicated, llmmem::flat_uneven, llmmem::split_2d>;
+using any_partition = std::variant<llmmem::sharding::replicated, llmmem::flat_uneven, llmmem::split_2d>;
 inline constexpr std::uint32_t partition_kinds = 5;
 
 /// Kind 0: replicated; 1: flat, even; 2: flat, anywhere; 3: split, as a layer of column_parallel and
@@ -78,7 +78,7 @@ inline constexpr std::uint32_t partition_kinds = 5;
 inline any_partition random_partition(random_numbers& random,
                                       const std::vector<llmmem::tensor_facts>& tensors, std::uint32_t kind,
                                       llmmem::rank_count world) {
-  if (kind == 0) return llmmem::replicated(tensors, world);
+  if (kind == 0) return llmmem::sharding::replicated(tensors, world);
   if (kind == 1) return llmmem::flat_uneven::even(tensors, world);
   if (kind == 2) {
     std::uint64_t elements = 0;

@@ -28,10 +28,10 @@
 
 namespace llmmem_tests {
 
-using llmmem::death;
 using llmmem::frame_header;
 using llmmem::frame_room;
 using llmmem::seat_id;
+using llmmem::comm::death;
 
 /// A frame as it came.
 struct heard_frame {

@@ -70,7 +70,7 @@ TEST_CASE("what is brought in drives out the first that came, whose bytes are be
       const bool has_contents = newest(chunks[slot]) != 2;
       switch (random.below(4U)) {
         case 0:  // new contents
-          REQUIRE(mover.make_resident(slot, false, wait_complete).has_value());
+          REQUIRE(mover.make_resident(slot, false, llmmem::tiering::wait_complete).has_value());
           values[slot] = static_cast<std::byte>(random.next());
           std::fill_n(world.copy(slot, 0).data, object_page, values[slot]);
           world.copy(slot, 0).dirty.add({0, object_page});
@@ -78,7 +78,7 @@ TEST_CASE("what is brought in drives out the first that came, whose bytes are be
           break;
         case 1:
           if (!has_contents) break;
-          REQUIRE(mover.make_resident(slot, true, wait_complete).has_value());
+          REQUIRE(mover.make_resident(slot, true, llmmem::tiering::wait_complete).has_value());
           oracle.came(slot);
           REQUIRE(std::all_of(world.copy(slot, 0).data, world.copy(slot, 0).data + object_page,
                               [&](std::byte each) { return each == values[slot]; }));
@@ -106,7 +106,7 @@ TEST_CASE("prefetches take room in the order in which they were asked for, and n
   std::vector<std::uint32_t> slots;
   for (int i = 0; i < 6; ++i) {
     slots.push_back(world.make());
-    REQUIRE(mover.make_resident(slots.back(), false, wait_complete).has_value());
+    REQUIRE(mover.make_resident(slots.back(), false, llmmem::tiering::wait_complete).has_value());
     world.copy(slots.back(), 0).dirty.add({0, object_page});
     REQUIRE(mover.flush(slots.back()).has_value());
     REQUIRE(mover.evict(slots.back()).has_value());
@@ -136,12 +136,12 @@ TEST_CASE("a copy that is in use is in nobody's way but its own: the next one le
   for (int i = 0; i < 4; ++i)
     slots.push_back(world.make());
   for (std::size_t i = 0; i < room; ++i) {
-    REQUIRE(mover.make_resident(slots[i], false, wait_complete).has_value());
+    REQUIRE(mover.make_resident(slots[i], false, llmmem::tiering::wait_complete).has_value());
     world.copy(slots[i], 0).dirty.add({0, object_page});
   }
   {
     const detail::pinned_copy kept(stack, detail::nth<0>, slots[0]);
-    REQUIRE(mover.make_resident(slots[3], false, wait_complete).has_value());
+    REQUIRE(mover.make_resident(slots[3], false, llmmem::tiering::wait_complete).has_value());
     CHECK(world.copy(slots[0], 0).is_valid());
     CHECK(!world.copy(slots[1], 0).is_valid());
     CHECK(world.copy(slots[1], 1).is_valid());  // written back first
@@ -149,6 +149,6 @@ TEST_CASE("a copy that is in use is in nobody's way but its own: the next one le
   const detail::pinned_copy first(stack, detail::nth<0>, slots[0]);
   const detail::pinned_copy second(stack, detail::nth<0>, slots[2]);
   const detail::pinned_copy third(stack, detail::nth<0>, slots[3]);
-  CHECK(mover.make_resident(slots[1], true, wait_complete).code() == errc::out_of_bytes);
+  CHECK(mover.make_resident(slots[1], true, llmmem::tiering::wait_complete).code() == errc::out_of_bytes);
   CHECK(world.copy(slots[1], 0).granted == 0);  // no place stays taken for nothing
 }

@@ -24,11 +24,12 @@ using space = persistent_file_space<>;
 using bytes = std::vector<char>;
 constexpr std::uint64_t kib = 1024;
 
-[[nodiscard]] persistent_file_options of(std::uint64_t budget, std::uint64_t layout = 1,
-                                         other_layout on_other = other_layout::refuse) {
+[[nodiscard]] persistent_file_options of(
+    std::uint64_t budget, std::uint64_t layout = 1,
+    llmmem::tiering::other_layout on_other = llmmem::tiering::other_layout::refuse) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
   options.layout = layout;
   options.on_other_layout = on_other;
   return options;
@@ -152,7 +153,7 @@ TEST_CASE("a file of another layout is refused, or given up when that is asked f
                        io_error);
   CHECK(file_bytes(path) == before);
   {
-    const space over(path, of(64 * kib, 2, other_layout::start_over));
+    const space over(path, of(64 * kib, 2, llmmem::tiering::other_layout::start_over));
     CHECK(over.recovery().started_over);
     CHECK(over.index().size() == 0);
     CHECK(over.recovery().message() ==

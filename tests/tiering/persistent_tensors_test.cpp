@@ -69,8 +69,8 @@ struct process {
   buffer_type buffer;
 
   explicit process(const std::string& path, std::uint64_t top = 16 * kib)
-      : disk(path,
-             {.space = {.budget = 256 * kib, .queue = {.driver = drive_by::waiters}}, .max_chunks = 64}),
+      : disk(path, {.space = {.budget = 256 * kib, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
+                    .max_chunks = 64}),
         buffer({.max_chunks = 64, .name = "buffer"}, {host, top, 512}, {disk, 256 * kib, 512}) {}
   ~process() {
     for (const std::string& broken : buffer.audit())
@@ -85,7 +85,8 @@ struct life : process {
   tensors_type tensors;
 
   explicit life(const std::string& path, const std::vector<named>& all = usual,
-                other_layout on_other = other_layout::refuse, const chunk_mapping_options& options = packed)
+                llmmem::tiering::other_layout on_other = llmmem::tiering::other_layout::refuse,
+                const chunk_mapping_options& options = packed)
       : process(path), tensors(buffer, disk, "weights", names_of(all), mapping_of(all, options), on_other) {}
   ~life() {
     for (const std::string& broken : tensors.audit())
@@ -160,7 +161,7 @@ class unreadable_folder {
 [[nodiscard]] std::string why_refused(const std::string& path, const std::vector<named>& all,
                                       const chunk_mapping_options& options = packed) {
   try {
-    life now(path, all, other_layout::refuse, options);
+    life now(path, all, llmmem::tiering::other_layout::refuse, options);
   } catch (const argument_error& refused) {
     return refused.what();
   }
@@ -241,7 +242,7 @@ TEST_CASE("other tensors take the place of those that were kept where that is as
   auto other = usual;
   other[4].size = 100;
   {
-    life now(path, other, other_layout::start_over);
+    life now(path, other, llmmem::tiering::other_layout::start_over);
     CHECK(now.tensors.recovery().message() ==
           "0 tensors are there again; other tensors were kept, which were given up; 5 were never persisted");
     CHECK(now.disk.index().size() == 0);

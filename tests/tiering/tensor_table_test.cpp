@@ -59,13 +59,13 @@ TEST_CASE("a table is read as it was written, also over an older one") {
   const temporary_folder folder;
   const std::string path = folder.file("table");
   tensor_table read;
-  CHECK(read_tensor_table(path, read) == table_state::absent);
+  CHECK(read_tensor_table(path, read) == llmmem::tiering::table_state::absent);
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
     const tensor_table made = any_table(random);
     REQUIRE(write_tensor_table(path, made));
-    REQUIRE(read_tensor_table(path, read) == table_state::read);
+    REQUIRE(read_tensor_table(path, read) == llmmem::tiering::table_state::read);
     CHECK(same(read, made));
     CHECK(std::filesystem::exists(path + ".new") == false);
   }
@@ -97,10 +97,10 @@ TEST_CASE("bytes that were changed are no table, though their checksum be right:
     }
     write(path, bytes);
     tensor_table read;
-    const table_state state = read_tensor_table(path, read);
-    CHECK((state == table_state::damaged || same(read, made)));
+    const llmmem::tiering::table_state state = read_tensor_table(path, read);
+    CHECK((state == llmmem::tiering::table_state::damaged || same(read, made)));
     write(path, signed_anew(bytes));
-    if (read_tensor_table(path, read) == table_state::damaged) {
+    if (read_tensor_table(path, read) == llmmem::tiering::table_state::damaged) {
       ++refused;
       continue;
     }
@@ -132,15 +132,15 @@ TEST_CASE("numbers that no table can have are refused one by one") {
     return read_tensor_table(path, read);
   };
   constexpr std::size_t parts = 48 + 4 + 1;  // behind the name
-  CHECK(state_with(parts, 3, 4) == table_state::read);
-  CHECK(state_with(parts, 0, 4) == table_state::damaged);
-  CHECK(state_with(parts, 0xFFFF'FFFF, 4) == table_state::damaged);
-  CHECK(state_with(48, 0xFFFF'FFFF, 4) == table_state::damaged);  // a name's length
-  CHECK(state_with(32, 2, 4) == table_state::damaged);            // tensors
-  CHECK(state_with(parts + 16, 0, 8) == table_state::damaged);    // bytes of the first part
-  CHECK(state_with(parts + 16, max_bytes, 8) == table_state::damaged);
-  CHECK(state_with(parts + 24, 2, 1) == table_state::damaged);  // filled
-  CHECK(state_with(parts, 3, 4, 1) == table_state::damaged);    // a byte too many
+  CHECK(state_with(parts, 3, 4) == llmmem::tiering::table_state::read);
+  CHECK(state_with(parts, 0, 4) == llmmem::tiering::table_state::damaged);
+  CHECK(state_with(parts, 0xFFFF'FFFF, 4) == llmmem::tiering::table_state::damaged);
+  CHECK(state_with(48, 0xFFFF'FFFF, 4) == llmmem::tiering::table_state::damaged);  // a name's length
+  CHECK(state_with(32, 2, 4) == llmmem::tiering::table_state::damaged);            // tensors
+  CHECK(state_with(parts + 16, 0, 8) == llmmem::tiering::table_state::damaged);    // bytes of the first part
+  CHECK(state_with(parts + 16, max_bytes, 8) == llmmem::tiering::table_state::damaged);
+  CHECK(state_with(parts + 24, 2, 1) == llmmem::tiering::table_state::damaged);  // filled
+  CHECK(state_with(parts, 3, 4, 1) == llmmem::tiering::table_state::damaged);    // a byte too many
   CHECK_THROWS_WITH_AS(
       static_cast<void>(state_with(12, 9, 4)),
       (path + ": cannot be taken as a table of tensors: it is of version 9, this is version 1; "

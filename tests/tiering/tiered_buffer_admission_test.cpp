@@ -135,10 +135,10 @@ TEST_CASE("prefetches and plans pass what is not admitted") {
   CHECK(buffer.tier_of(chunk).value() == 0);
   CHECK(world.in_middle() == 0);
   REQUIRE(buffer.evict(chunk));
-  REQUIRE(buffer.execute(chunk, plan_operation::fetch, 1) == step_outcome::done);
+  REQUIRE(buffer.execute(chunk, plan_operation::fetch, 1) == llmmem::tiering::step_outcome::done);
   buffer.progress();
   CHECK(world.in_middle() == 1);  // until the plan brings it on
-  REQUIRE(buffer.execute(chunk, plan_operation::fetch, 0) == step_outcome::done);
+  REQUIRE(buffer.execute(chunk, plan_operation::fetch, 0) == llmmem::tiering::step_outcome::done);
   buffer.progress();
   CHECK(world.in_middle() == 0);
   CHECK(world.refusals() == 3);

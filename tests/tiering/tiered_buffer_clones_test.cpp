@@ -264,8 +264,8 @@ TEST_CASE("what moves one of them moves what they share") {
   REQUIRE(buffer.prefetch(twin));
   buffer.progress();
   CHECK(buffer.tier_of(chunk).value() == 0);
-  CHECK(buffer.execute(chunk, plan_operation::drop, 0) == step_outcome::done);
-  CHECK(buffer.execute(twin, plan_operation::drop, 0) == step_outcome::useless);
+  CHECK(buffer.execute(chunk, plan_operation::drop, 0) == llmmem::tiering::step_outcome::done);
+  CHECK(buffer.execute(twin, plan_operation::drop, 0) == llmmem::tiering::step_outcome::useless);
   CHECK(buffer.stats().moved.links[0].offload.bytes == page);
 }
 

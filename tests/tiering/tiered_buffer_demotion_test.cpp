@@ -56,7 +56,7 @@ struct three_tiers {
       chunks.push_back(buffer.create(page).value());
       write(i);
       REQUIRE(buffer.flush(chunks[i]));
-      REQUIRE(buffer.execute(chunks[i], plan_operation::drop, 0) == step_outcome::done);
+      REQUIRE(buffer.execute(chunks[i], plan_operation::drop, 0) == llmmem::tiering::step_outcome::done);
       static_cast<void>(buffer.execute(chunks[i], plan_operation::drop, 1));
       REQUIRE(buffer.tier_of(chunks[i]).value() == 2);
     }
@@ -67,7 +67,7 @@ struct three_tiers {
     REQUIRE(lease.span()[page - 1] == static_cast<std::byte>(i));
   }
   void drop(std::size_t i, std::size_t tier) {
-    REQUIRE(buffer.execute(chunks[i], plan_operation::drop, tier) == step_outcome::done);
+    REQUIRE(buffer.execute(chunks[i], plan_operation::drop, tier) == llmmem::tiering::step_outcome::done);
   }
   [[nodiscard]] tier_stats at(std::size_t tier) const { return buffer.stats().tiers[tier]; }
   [[nodiscard]] std::array<std::uint64_t, 3> hits() const { return {at(0).hits, at(1).hits, at(2).hits}; }

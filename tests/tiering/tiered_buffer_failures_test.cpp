@@ -108,7 +108,7 @@ struct memory_over_file {
   tiered_buffer<host_space, faulty_file> buffer;
 
   memory_over_file(std::uint64_t top, const std::vector<planned_fault>& plan,
-                   file_queue_options queue = {.driver = drive_by::waiters})
+                   file_queue_options queue = {.driver = llmmem::transfer::drive_by::waiters})
       : above({.budget = top * page}),
         disk(folder.file("tier"), {.budget = 64 * page, .queue = queue}, plan),
         buffer({.name = "state"}, {above, top * page}, {disk, 64 * page}) {}
@@ -147,7 +147,7 @@ struct memory_over_file {
 [[nodiscard]] planned_fault failing_writes(std::uint64_t first, std::uint64_t count) {
   return {.what = io_fault::error, .first = first, .every = 1, .count = count, .way = side::writes};
 }
-const file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
+const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
 
 /// Host memory that calls itself far away, and whose copies throw when they are told to.
 class throwing_space {
@@ -294,7 +294,8 @@ TEST_CASE("memory that an engine had under way when it failed is not given out a
   const temporary_folder folder;
   bool dead = false;
   host_space above({.budget = 2 * page});
-  file_space<dying_io> disk(folder.file("tier"), {.budget = 8 * page, .queue = {.driver = drive_by::waiters}},
+  file_space<dying_io> disk(folder.file("tier"),
+                            {.budget = 8 * page, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
                             dead);
   tiered_buffer<host_space, file_space<dying_io>> buffer({}, {above, 2 * page}, {disk, 8 * page});
   const chunk_handle chunk = buffer.create(page).value();
@@ -488,7 +489,7 @@ TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
 
 TEST_CASE("parts that a queue has no room for at once go one after the other") {
   memory_over_file world(3, {{.what = io_fault::late, .first = 1, .every = 1, .count = 1000, .number = 3}},
-                         {.driver = drive_by::waiters, .max_operations = 1});
+                         {.driver = llmmem::transfer::drive_by::waiters, .max_operations = 1});
   auto& buffer = world.buffer;
   const chunk_handle chunk = buffer.create(3 * page).value();
   std::ranges::fill(buffer.write(chunk).value().span(), std::byte{1});
@@ -650,7 +651,7 @@ TEST_CASE("a parting for which patience ends leaves both as they were, and what 
       2, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});
   const chunk_handle chunk = world.stored(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
-  const auto refused = world.buffer.update(twin, best_effort);
+  const auto refused = world.buffer.update(twin, llmmem::tiering::best_effort);
   REQUIRE(refused.code() == errc::timed_out);
   CHECK(refused.error().index == twin.slot);
   CHECK(world.buffer.stats().shared == 2);
@@ -659,7 +660,7 @@ TEST_CASE("a parting for which patience ends leaves both as they were, and what 
   for (int i = 0; i < 100 && world.buffer.tier_of(chunk).value() != 0; ++i)
     world.buffer.progress();
   CHECK(world.buffer.tier_of(chunk).value() == 0);
-  CHECK(world.buffer.update(twin, best_effort));
+  CHECK(world.buffer.update(twin, llmmem::tiering::best_effort));
   CHECK(world.buffer.stats().shared == 0);
   world.audited();
 }
@@ -668,7 +669,7 @@ TEST_CASE("a parting whose room is not there in time leaves both as they were") 
   memory_over_file world(1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5}});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
-  const auto refused = world.buffer.write(twin, best_effort);
+  const auto refused = world.buffer.write(twin, llmmem::tiering::best_effort);
   REQUIRE(refused.code() == errc::timed_out);
   CHECK(refused.error().index == twin.slot);
   CHECK(world.buffer.stats().shared == 2);
@@ -685,7 +686,7 @@ TEST_CASE("a parting waits for another chunk's transfer no longer than its patie
   const chunk_handle twin = world.buffer.clone(chunk).value();
   const chunk_handle other = world.stored(2);
   REQUIRE(world.buffer.prefetch(other));
-  const auto refused = world.buffer.write(twin, best_effort);
+  const auto refused = world.buffer.write(twin, llmmem::tiering::best_effort);
   REQUIRE(refused.code() == errc::timed_out);
   CHECK(refused.error().index == twin.slot);
   CHECK(world.buffer.stats().background_failures == 0);
@@ -728,7 +729,8 @@ TEST_CASE("a demotion that fails is a drop, and no lease is refused for it") {
     // The third write to the middle tier's file is the demotion.
     faulty_file between(
         folder.file("middle"),
-        {.budget = 4 * page, .queue = {.driver = drive_by::waiters, .give_up_ns = 1'000'000}},
+        {.budget = 4 * page,
+         .queue = {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000}},
         std::vector{planned_fault{.what = fault, .first = 3, .count = 1, .way = side::writes}});
     tiered_buffer<tier<host_space, lru_eviction, demoting<>>, faulty_file, host_space> buffer(
         {}, {space, page}, {between, 2 * page}, {space, 16 * page});
@@ -738,7 +740,7 @@ TEST_CASE("a demotion that fails is a drop, and no lease is refused for it") {
       std::ranges::fill(buffer.write(chunks[i]).value().span(), static_cast<std::byte>(i));
       REQUIRE(buffer.flush(chunks[i]));
     }
-    REQUIRE(buffer.execute(chunks[1], plan_operation::drop, 1) == step_outcome::done);
+    REQUIRE(buffer.execute(chunks[1], plan_operation::drop, 1) == llmmem::tiering::step_outcome::done);
     CHECK(buffer.read(chunks[0]).value().span()[9] == std::byte{0});
     CHECK(buffer.stats().background_failures == 1);
     CHECK(buffer.stats().tiers[0].demotions == 0);

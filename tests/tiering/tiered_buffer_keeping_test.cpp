@@ -49,7 +49,7 @@ using three = tiered_buffer<host_space, host_space, kept_tier<Codec>>;
 [[nodiscard]] persistent_file_options of(std::uint64_t budget, std::uint32_t max_chunks = 64) {
   persistent_file_options options;
   options.space.budget = budget;
-  options.space.queue.driver = drive_by::waiters;
+  options.space.queue.driver = llmmem::transfer::drive_by::waiters;
   options.max_chunks = max_chunks;
   return options;
 }
@@ -624,7 +624,8 @@ TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere 
   };
   const chunk_handle chunk = buffer.create(512, key_from_id(1)).value();
   write(chunk, 1);
-  REQUIRE(buffer.execute(chunk, plan_operation::write_back, 0) == step_outcome::done);  // to the tier between
+  REQUIRE(buffer.execute(chunk, plan_operation::write_back, 0) ==
+          llmmem::tiering::step_outcome::done);  // to the tier between
   buffer.progress();
   // The others fill what is left, dirty: for one to leave the first tier one must leave the second.
   std::vector<chunk_handle> others;

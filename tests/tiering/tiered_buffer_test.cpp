@@ -458,7 +458,8 @@ TEST_CASE("a write-back that has to wait does not change who leaves next") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   host_space between({.budget = 1 << 20});
-  file_space<> disk(folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = drive_by::waiters}});
+  file_space<> disk(folder.file("tier"),
+                    {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}});
   tiered_buffer<host_space, host_space, file_space<>> buffer({.max_transfers = 1}, {above, 3 * page, unit},
                                                              {between, page, unit}, {disk, 1 << 20});
   std::vector<chunk_handle> chunks;
@@ -695,26 +696,26 @@ TEST_CASE("patience ends with its text, the chunk goes on coming, and best_effor
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
-      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = drive_by::waiters}},
+      folder.file("tier"), {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters}},
       std::vector{planned_fault{
           .what = io_fault::late, .first = 1, .number = 40, .way = planned_fault::side::reads}});
   tiered_buffer<host_space, file_space<faulty_io<posix_io>>> buffer({.name = "state"}, {above, 8192},
                                                                     {disk, 1 << 20});
   const chunk_handle chunk = filled(buffer, 1);
-  CHECK(buffer.read(chunk, best_effort));
+  CHECK(buffer.read(chunk, llmmem::tiering::best_effort));
   REQUIRE(buffer.evict(chunk));
   REQUIRE(buffer.flush());
-  const auto late = buffer.read(chunk, best_effort);
+  const auto late = buffer.read(chunk, llmmem::tiering::best_effort);
   REQUIRE(late.code() == errc::timed_out);
   CHECK(late.error().message() == "state: chunk 0 of 256 bytes was not there after " +
                                       std::to_string(late.error().found) +
                                       " ns; it goes on being brought in: ask again");
-  CHECK(buffer.read(chunk, timeout(1'000)).code() == errc::timed_out);
+  CHECK(buffer.read(chunk, tiering::timeout(1'000)).code() == errc::timed_out);
   CHECK(buffer.stats().background_failures == 0);
   for (int i = 0; i < 100; ++i)
     buffer.progress();
   CHECK(buffer.tier_of(chunk).value() == 0);
-  CHECK(buffer.read(chunk, best_effort));
+  CHECK(buffer.read(chunk, llmmem::tiering::best_effort));
   audited(buffer);
 }
 

@@ -50,7 +50,7 @@ TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath on
     const std::uint32_t slot = make_dirty(world, 1);
     detail::tier_copy& top = world.copy(slot, 0);
     detail::tier_copy& beneath = world.copy(slot, 1);
-    REQUIRE(engine.begin_store(nth<0>, slot, false, urgency::demand).is_done());
+    REQUIRE(engine.begin_store(nth<0>, slot, false, llmmem::transfer::urgency::demand).is_done());
     REQUIRE(engine.complete(chunks[slot].transfer).has_value());
     bytes lower = seen(top);
     std::uint64_t moved = object_page;
@@ -66,7 +66,7 @@ TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath on
       const std::uint64_t to = (end + 63) / 64 * 64;
       std::copy_n(top.data + from, to - from, expected.begin() + static_cast<std::ptrdiff_t>(from));
       moved += to - from;
-      REQUIRE(engine.begin_store(nth<0>, slot, false, urgency::demand).is_done());
+      REQUIRE(engine.begin_store(nth<0>, slot, false, llmmem::transfer::urgency::demand).is_done());
       const std::uint32_t id = chunks[slot].transfer;
       REQUIRE(engine.is_under_way(id));
       REQUIRE(top.pins == 1);
@@ -79,7 +79,7 @@ TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath on
     }
     stack.drop_clean(nth<0>, slot);
     REQUIRE(stack.take(nth<0>, top, object_page).has_value());
-    const detail::attempt begun = engine.begin_fetch(nth<0>, slot, urgency::demand);
+    const detail::attempt begun = engine.begin_fetch(nth<0>, slot, llmmem::transfer::urgency::demand);
     REQUIRE(begun.on == chunks[slot].transfer);
     REQUIRE(engine.complete(begun.on).has_value());
     CHECK(seen(top) == lower);
@@ -95,7 +95,7 @@ TEST_CASE("a store that is let drop counts as leaving until it ends, and then it
   two world({.max_chunks = 4}, 4, 4);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   const std::uint32_t slot = make_dirty(world, 7);
-  REQUIRE(engine.begin_store(nth<0>, slot, false, urgency::demand).is_done());
+  REQUIRE(engine.begin_store(nth<0>, slot, false, llmmem::transfer::urgency::demand).is_done());
   CHECK(stack.leaving(0) == 0);
   engine.let_drop(chunks[slot].transfer);
   CHECK(stack.leaving(0) == object_page);
@@ -116,7 +116,7 @@ TEST_CASE("no more transfers begin than there are, and each that ends lets anoth
     slots.push_back(make_dirty(world, i));
   for (std::uint32_t i = 0; i < most; ++i) {
     REQUIRE(engine.can_begin(nth<0>).is_done());
-    REQUIRE(engine.begin_store(nth<0>, slots[i], false, urgency::demand).is_done());
+    REQUIRE(engine.begin_store(nth<0>, slots[i], false, llmmem::transfer::urgency::demand).is_done());
   }
   const detail::attempt refused = engine.can_begin(nth<0>);
   CHECK(refused.how == detail::attempt::kind::blocked);

@@ -155,13 +155,15 @@ TEST_CASE("what goes through a ring arrives as it was, both ways, with its check
     const bytes contents = any_bytes(random, count);
     bounce_checksum sum{.bytes = random.below(std::uint64_t{count} + 1)};
     put(world.upper, above, contents);
-    world.queue.copy_down_async(beneath, above, {}, urgency::write_back, &sum).value().wait();
+    world.queue.copy_down_async(beneath, above, {}, llmmem::transfer::urgency::write_back, &sum)
+        .value()
+        .wait();
     CHECK(get(world.lower, beneath) == contents);
     CHECK(sum.crc == crc32c(0, std::span(contents).first(static_cast<std::size_t>(sum.bytes))));
 
     const bytes others = any_bytes(random, count);
     put(world.lower, beneath, others);
-    world.queue.copy_up_async(above, beneath, {}, urgency::demand, &sum).value().wait();
+    world.queue.copy_up_async(above, beneath, {}, llmmem::transfer::urgency::demand, &sum).value().wait();
     CHECK(get(world.upper, above) == others);
     CHECK(sum.crc == crc32c(0, std::span(others).first(static_cast<std::size_t>(sum.bytes))));
 
@@ -202,11 +204,11 @@ TEST_CASE("random copies of all urgencies, begun and waited for in any order, mo
     for (int step = 0; step < 400 && (begun < copies.size() || open != 0); ++step) {
       if (begun < copies.size() && open < 6 && random.once_in(2)) {
         copy& c = copies[begun++];
-        const auto how = static_cast<urgency>(random.below(3U));
+        const auto how = static_cast<llmmem::transfer::urgency>(random.below(3U));
         c.begun = c.down ? world.queue.copy_down_async(c.beneath, c.above, {}, how).value()
                          : world.queue.copy_up_async(c.above, c.beneath, {}, how).value();
         ++open;
-        if (random.once_in(3)) world.queue.promote(*c.begun, urgency::demand);
+        if (random.once_in(3)) world.queue.promote(*c.begun, llmmem::transfer::urgency::demand);
       } else if (open != 0 && random.once_in(3)) {
         copy& c = copies[random.below(begun)];
         if (!c.begun) continue;
@@ -266,11 +268,11 @@ TEST_CASE("what somebody waits for goes before what nobody does") {
   const transfer_fence urgent = world.queue.copy_up_async(half(above, 32), half(beneath, 32)).value();
   urgent.wait();
   CHECK_FALSE(first.ready());
-  world.queue.promote(second, urgency::demand);
+  world.queue.promote(second, llmmem::transfer::urgency::demand);
   second.wait();
   CHECK_FALSE(first.ready());
   first.wait();
-  world.queue.promote(first, urgency::demand);  // over: no change
+  world.queue.promote(first, llmmem::transfer::urgency::demand);  // over: no change
 }
 
 TEST_CASE("a copy comes after those it is told to, and fails with them") {
@@ -283,7 +285,8 @@ TEST_CASE("a copy comes after those it is told to, and fails with them") {
   const transfer_fence down = world.queue.copy_down_async(beneath, above).value();
   // Of the same bytes: without its place behind the other it would bring up what lay there before.
   const transfer_fence up =
-      world.queue.copy_up_async(above, beneath, std::span(&down, 1), urgency::demand).value();
+      world.queue.copy_up_async(above, beneath, std::span(&down, 1), llmmem::transfer::urgency::demand)
+          .value();
   up.wait();
   CHECK(down.ready());
   CHECK(get(world.upper, above) == contents);
@@ -325,7 +328,7 @@ TEST_CASE("a failure on either side is told with its cause, and the ring goes on
 }
 
 TEST_CASE("a slot that a device may still write to is never used again; without slots nothing is begun") {
-  const file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
   // An engine that has lost a request answers no other either: both slots go.
   const auto lose = [&](const std::vector<planned_fault>& above, const std::vector<planned_fault>& beneath,
                         error_code expected) {
@@ -349,7 +352,7 @@ TEST_CASE("a slot that a device may still write to is never used again; without 
 TEST_CASE("a destination that may still be written to is told of before what failed first") {
   two_files world({{.what = io_fault::error, .first = 2, .number = EIO, .way = side::reads}},
                   {{.what = io_fault::lost, .first = 1, .way = side::writes}},
-                  {.driver = drive_by::waiters, .give_up_ns = 1'000'000});
+                  {.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000});
   world.fill(world.upper, world.from);
   CHECK(world.queue->copy_down_async(world.to, world.from).value().conclude().code() ==
         errc::completion_lost);
@@ -357,7 +360,7 @@ TEST_CASE("a destination that may still be written to is told of before what fai
 }
 
 TEST_CASE("when the last slot is lost, what waits for one fails too") {
-  const file_queue_options impatient{.driver = drive_by::waiters, .give_up_ns = 1'000'000};
+  const file_queue_options impatient{.driver = llmmem::transfer::drive_by::waiters, .give_up_ns = 1'000'000};
   two_files world({{.what = io_fault::lost, .first = 1, .way = side::reads}}, {}, impatient, 1);
   const transfer_fence first = world.queue->copy_down_async(world.to, world.from).value();
   const transfer_fence second = world.queue->copy_down_async(world.to, world.from).value();
@@ -377,8 +380,9 @@ TEST_CASE("lengths that differ, full tables and failures nobody asked about are 
   CHECK(uneven.code() == errc::size_mismatch);
   CHECK(uneven.error().message().find("small") != std::string::npos);
   bounce_checksum too_long{.bytes = 8 * page + 1};
-  CHECK(world.queue.copy_down_async(beneath, above, {}, urgency::demand, &too_long).code() ==
-        errc::past_the_bytes);
+  CHECK(
+      world.queue.copy_down_async(beneath, above, {}, llmmem::transfer::urgency::demand, &too_long).code() ==
+      errc::past_the_bytes);
   {
     const transfer_fence one = world.queue.copy_down_async(beneath, above).value();
     CHECK(world.queue.copy_down_async(beneath, above).code() == errc::table_full);
@@ -394,8 +398,9 @@ TEST_CASE("lengths that differ, full tables and failures nobody asked about are 
 TEST_CASE("a queue that is full with what others asked for is asked again") {
   const temporary_folder folder;
   file_space<> upper(folder.file("upper"), {.budget = 1 << 20});
-  file_space<> lower(folder.file("lower"),
-                     {.budget = 1 << 20, .queue = {.driver = drive_by::waiters, .max_operations = 1}});
+  file_space<> lower(
+      folder.file("lower"),
+      {.budget = 1 << 20, .queue = {.driver = llmmem::transfer::drive_by::waiters, .max_operations = 1}});
   host_space host({.budget = 1 << 20});
   bounce_queue between(upper, lower, host, {.budget_bytes = 4 * page, .slot_bytes = page});
   random_numbers random(3);

@@ -20,24 +20,24 @@ constexpr std::uint64_t most = 16384;
 }  // namespace
 
 TEST_CASE("an aligned transfer goes past the page cache, at most `most` bytes at once") {
-  CHECK(first_span(8192, 4096, 512, limits, most) == io_span{4096, true});
-  CHECK(first_span(8192, 20480, 512, limits, most) == io_span{16384, true});
+  CHECK(llmmem::transfer::first_span(8192, 4096, 512, limits, most) == io_span{4096, true});
+  CHECK(llmmem::transfer::first_span(8192, 20480, 512, limits, most) == io_span{16384, true});
 }
 
 TEST_CASE("an unaligned head is sent apart, and a tail shorter than a block through the page cache") {
-  CHECK(first_span(8000, 20480, 512 - 192, limits, most) == io_span{192, false});
-  CHECK(first_span(8192, 4095, 512, limits, most) == io_span{4095, false});
-  CHECK(first_span(8192, 4097, 512, limits, most) == io_span{4096, true});
+  CHECK(llmmem::transfer::first_span(8000, 20480, 512 - 192, limits, most) == io_span{192, false});
+  CHECK(llmmem::transfer::first_span(8192, 4095, 512, limits, most) == io_span{4095, false});
+  CHECK(llmmem::transfer::first_span(8192, 4097, 512, limits, most) == io_span{4096, true});
 }
 
 TEST_CASE("what holds no whole block goes in one piece") {
-  CHECK(first_span(8000, 4095, 512 - 192, limits, most) == io_span{4095, false});
-  CHECK(first_span(8000, 100, 512, limits, most) == io_span{100, false});
+  CHECK(llmmem::transfer::first_span(8000, 4095, 512 - 192, limits, most) == io_span{4095, false});
+  CHECK(llmmem::transfer::first_span(8000, 100, 512, limits, most) == io_span{100, false});
 }
 
 TEST_CASE("memory that is not aligned as the file is goes through the page cache throughout") {
-  CHECK(first_span(8192, 65536, 513, limits, most) == io_span{16384, false});
-  CHECK(first_span(8000, 65536, 512, limits, most) == io_span{16384, false});
+  CHECK(llmmem::transfer::first_span(8192, 65536, 513, limits, most) == io_span{16384, false});
+  CHECK(llmmem::transfer::first_span(8000, 65536, 512, limits, most) == io_span{16384, false});
 }
 
 TEST_CASE("the spans of any transfer cover it once, and every direct one keeps to the limits") {
@@ -55,7 +55,7 @@ TEST_CASE("the spans of any transfer cover it once, and every direct one keeps t
     bool direct_before = false;
     std::uint64_t turns = 0;
     while (left != 0) {
-      const io_span span = first_span(offset, left, address, asked, at_once);
+      const io_span span = llmmem::transfer::first_span(offset, left, address, asked, at_once);
       REQUIRE(span.bytes != 0);
       REQUIRE(span.bytes <= left);
       REQUIRE(span.bytes <= at_once);

@@ -21,7 +21,7 @@ namespace {
 
 /// Several threads with a part of the file each write, read back, cancel and promote through one queue.
 template <class Engine, class... Args>
-void serves_several_threads(drive_by driver, Args... engine) {
+void serves_several_threads(llmmem::transfer::drive_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   file_queue<Engine> queue({.driver = driver, .block_bytes = 4096, .max_operations = 16}, engine...);
@@ -35,13 +35,15 @@ void serves_several_threads(drive_by driver, Args... engine) {
       std::vector<std::byte> back(part);
       for (int turn = 0; turn < 60; ++turn) {
         mine[random.below(part)] = static_cast<std::byte>(turn);
-        const auto written = queue.start(write_to(file, me * part, mine), urgency::write_back);
-        const auto ahead = queue.start(read_from(file, me * part, back), urgency::prefetch, *written);
+        const auto written =
+            queue.start(write_to(file, me * part, mine), llmmem::transfer::urgency::write_back);
+        const auto ahead =
+            queue.start(read_from(file, me * part, back), llmmem::transfer::urgency::prefetch, *written);
         if (!written || !ahead) {
           ++wrong[me];
           break;
         }
-        if (random.once_in(3)) queue.promote(*ahead, urgency::demand);
+        if (random.once_in(3)) queue.promote(*ahead, llmmem::transfer::urgency::demand);
         if (random.once_in(4)) {
           queue.cancel(*ahead);
           if (const auto outcome = ahead->settled(); !outcome && outcome.code() != errc::cancelled)
@@ -63,13 +65,15 @@ void serves_several_threads(drive_by driver, Args... engine) {
 }  // namespace
 
 TEST_CASE("threads that share a queue get their own bytes and outcomes") {
-  serves_several_threads<posix_io>(drive_by::own_thread);
-  serves_several_threads<posix_io>(drive_by::waiters);
+  serves_several_threads<posix_io>(llmmem::transfer::drive_by::own_thread);
+  serves_several_threads<posix_io>(llmmem::transfer::drive_by::waiters);
 }
 
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("threads that share a queue over io_uring get their own bytes and outcomes") {
-  serves_several_threads<uring_io>(drive_by::own_thread, uring_options{.issuer = uring_issuer::one_thread});
-  serves_several_threads<uring_io>(drive_by::waiters, uring_options{.issuer = uring_issuer::any_thread});
+  serves_several_threads<uring_io>(transfer::drive_by::own_thread,
+                                   uring_options{.issuer = uring_issuer::one_thread});
+  serves_several_threads<uring_io>(transfer::drive_by::waiters,
+                                   uring_options{.issuer = uring_issuer::any_thread});
 }
 #endif

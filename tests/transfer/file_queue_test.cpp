@@ -80,12 +80,13 @@ void behaves_like_a_vector(Queue& queue, const io_file& file, std::uint64_t seed
       const std::size_t gap = random.below(20'000U);
       offset = random.once_in(2) ? (offset + count + gap + 4095) / 4096 * 4096 : offset + count + gap;
     }
-    const transfer_fence written = queue.start(writes, urgency::write_back).value();
+    const transfer_fence written = queue.start(writes, llmmem::transfer::urgency::write_back).value();
     for (int reads = 0; reads < 3; ++reads) {
       const std::size_t from = random.below(size - 1);
       const std::size_t count = 1 + random.below(size - from);
       const aligned_bytes into(count, random.once_in(3) ? 1 : from % 4096);
-      const auto read = queue.start(read_from(file, from, into.span()), urgency::demand, written);
+      const auto read =
+          queue.start(read_from(file, from, into.span()), llmmem::transfer::urgency::demand, written);
       const result<void> outcome = read.value().settled();
       REQUIRE_MESSAGE(outcome, outcome.error().message());
       const bool same = std::equal(into.span().begin(), into.span().end(),
@@ -98,7 +99,7 @@ void behaves_like_a_vector(Queue& queue, const io_file& file, std::uint64_t seed
 
 /// The same with every kind of fault that a queue must see through.
 template <class Engine, class... Args>
-void sees_through_faults(drive_by driver, Args... engine) {
+void sees_through_faults(llmmem::transfer::drive_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   std::uint64_t shorts = 0;
@@ -127,7 +128,7 @@ void sees_through_faults(drive_by driver, Args... engine) {
 }
 
 template <class Engine, class... Args>
-void is_right_without_faults(drive_by driver, Args... engine) {
+void is_right_without_faults(llmmem::transfer::drive_by driver, Args... engine) {
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   for (const auto seed : seeds(8)) {
@@ -142,7 +143,7 @@ void is_right_without_faults(drive_by driver, Args... engine) {
 
 /// A queue without a thread: what happens, happens when the test says so.
 [[nodiscard]] file_queue_options by_hand(file_queue_options options = {}) {
-  options.driver = drive_by::waiters;
+  options.driver = llmmem::transfer::drive_by::waiters;
   return options;
 }
 
@@ -165,22 +166,24 @@ struct small_file {
 }  // namespace
 
 TEST_CASE("transfers of any size, offset and alignment move exactly their bytes") {
-  is_right_without_faults<posix_io>(drive_by::own_thread);
-  is_right_without_faults<posix_io>(drive_by::waiters);
+  is_right_without_faults<posix_io>(llmmem::transfer::drive_by::own_thread);
+  is_right_without_faults<posix_io>(llmmem::transfer::drive_by::waiters);
 }
 
 TEST_CASE("short transfers, late answers and requests to try again change nothing") {
-  sees_through_faults<posix_io>(drive_by::own_thread);
-  sees_through_faults<posix_io>(drive_by::waiters);
+  sees_through_faults<posix_io>(llmmem::transfer::drive_by::own_thread);
+  sees_through_faults<posix_io>(llmmem::transfer::drive_by::waiters);
 }
 
 #if defined(LLMMEM_TESTS_URING)
 TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread or its waiters") {
   const uring_options options{.depth = 8, .issuer = uring_issuer::any_thread};
-  is_right_without_faults<uring_io>(drive_by::own_thread, uring_options{.issuer = uring_issuer::one_thread});
-  is_right_without_faults<uring_io>(drive_by::waiters, options);
-  sees_through_faults<uring_io>(drive_by::own_thread, uring_options{.issuer = uring_issuer::one_thread});
-  sees_through_faults<uring_io>(drive_by::waiters, options);
+  is_right_without_faults<uring_io>(transfer::drive_by::own_thread,
+                                    uring_options{.issuer = uring_issuer::one_thread});
+  is_right_without_faults<uring_io>(transfer::drive_by::waiters, options);
+  sees_through_faults<uring_io>(transfer::drive_by::own_thread,
+                                uring_options{.issuer = uring_issuer::one_thread});
+  sees_through_faults<uring_io>(transfer::drive_by::waiters, options);
 }
 
 TEST_CASE("io_uring moves bytes of registered memory, and of memory beside it") {
@@ -290,7 +293,8 @@ TEST_CASE("EINVAL through the page cache is an error") {
 
 TEST_CASE("a request that is never answered is given up, and its slot is not used again") {
   small_file small;
-  for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
+  for (const llmmem::transfer::drive_by driver :
+       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
     faulty_queue queue({.driver = driver, .give_up_ns = 2'000'000}, fault_plan{{.what = io_fault::lost}});
     const auto bad = queue.start(read_from(small.file, 0, small.memory.span())).value();
     CHECK(bad.settled().error() == failure{errc::completion_lost, 0, 40'960, 0});
@@ -303,7 +307,8 @@ TEST_CASE("an operation whose predecessor failed does not begin") {
   faulty_queue queue(by_hand(), fault_plan{{.what = io_fault::error}});
   const auto first = queue.start(write_to(small.file, 0, small.memory.span())).value();
   const auto second =
-      queue.start(write_to(small.file, 0, small.memory.span()), urgency::demand, first).value();
+      queue.start(write_to(small.file, 0, small.memory.span()), llmmem::transfer::urgency::demand, first)
+          .value();
   CHECK(second.settled().code() == errc::dependency_failed);
   CHECK(queue.stats().requests == 1);
 }
@@ -322,18 +327,18 @@ TEST_CASE("urgent operations overtake, and a prefetch that is promoted does too"
   };
   std::vector<std::uint64_t> order;
   file_queue<noting_io> queue(by_hand(), order);
-  const auto begin = [&](std::uint64_t offset, urgency how, const transfer_fence& after) {
+  const auto begin = [&](std::uint64_t offset, llmmem::transfer::urgency how, const transfer_fence& after) {
     return queue.start(read_from(small.file, offset, small.memory.span().first(4096)), how, after).value();
   };
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
   const transfer_fence go = others.fence(gate);
-  const auto written = begin(0, urgency::write_back, go);
-  const auto early = begin(4096, urgency::prefetch, go);
-  const auto late = begin(8192, urgency::prefetch, go);
-  const auto wanted = begin(12'288, urgency::demand, go);
-  queue.promote(late, urgency::demand);
-  queue.promote(wanted, urgency::write_back);  // never less urgent
+  const auto written = begin(0, llmmem::transfer::urgency::write_back, go);
+  const auto early = begin(4096, llmmem::transfer::urgency::prefetch, go);
+  const auto late = begin(8192, llmmem::transfer::urgency::prefetch, go);
+  const auto wanted = begin(12'288, llmmem::transfer::urgency::demand, go);
+  queue.promote(late, llmmem::transfer::urgency::demand);
+  queue.promote(wanted, llmmem::transfer::urgency::write_back);  // never less urgent
   others.finish(gate, {});
   written.wait();
   CHECK(order == std::vector<std::uint64_t>{8192, 12'288, 4096, 0});
@@ -345,8 +350,10 @@ TEST_CASE("a cancelled operation ends with what it had moved, and the queue goes
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
   file_queue<> queue(by_hand({.block_bytes = 4096}));
-  const auto waiting =
-      queue.start(read_from(small.file, 0, small.memory.span()), urgency::demand, others.fence(gate)).value();
+  const auto waiting = queue
+                           .start(read_from(small.file, 0, small.memory.span()),
+                                  llmmem::transfer::urgency::demand, others.fence(gate))
+                           .value();
   CHECK(queue.bytes_done(waiting) == 0);
   queue.cancel(waiting);
   CHECK(waiting.outcome().error() == failure{errc::cancelled, 0, 40'960, 0});
@@ -381,7 +388,7 @@ TEST_CASE("what cannot be is refused before anything begins") {
   const std::vector<file_copy> four(4, read_from(small.file, 0, memory));
   CHECK(queue.start(four).error() == failure{.code = errc::table_full, .wanted = 4, .found = 3});
   const std::vector<transfer_fence> five(5);
-  CHECK(queue.start(std::span(four).first(1), urgency::demand, five).error() ==
+  CHECK(queue.start(std::span(four).first(1), llmmem::transfer::urgency::demand, five).error() ==
         failure{.code = errc::out_of_range, .wanted = 5, .found = 4});
   CHECK(queue.stats().operations == 0);
 
@@ -424,9 +431,11 @@ TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish")
   small_file small;
   transfer_board others(1, 1, {});
   const transfer_fence never = others.fence(others.begin("gate").value());
-  for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
+  for (const llmmem::transfer::drive_by driver :
+       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
     file_queue<> queue({.driver = driver});
-    REQUIRE(queue.start(read_from(small.file, 0, small.memory.span()), urgency::demand, never));
+    REQUIRE(
+        queue.start(read_from(small.file, 0, small.memory.span()), llmmem::transfer::urgency::demand, never));
     REQUIRE(queue.start(read_from(small.file, 0, small.memory.span())));
   }
 }
@@ -435,7 +444,8 @@ TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, an
   const temporary_folder folder;
   const io_file file(folder.file("data"));
   const io_tuner_options tuner{.least = {1, 4096}, .most = {64, 65'536}, .window_ns = 0};
-  for (const drive_by driver : {drive_by::own_thread, drive_by::waiters}) {
+  for (const llmmem::transfer::drive_by driver :
+       {llmmem::transfer::drive_by::own_thread, llmmem::transfer::drive_by::waiters}) {
     file_queue<faulty_io<posix_io>> queue(
         {.driver = driver, .block_bytes = 16'384, .tuning = io_tuning::on, .tuner = tuner}, fault_plan{});
     std::vector<io_setting> seen;
@@ -451,7 +461,7 @@ TEST_CASE("a queue that tunes itself moves the same bytes, within its limits, an
     }
     CHECK(seen.size() > 1);
   }
-  file_queue<> still({.driver = drive_by::waiters, .block_bytes = 16'384});
+  file_queue<> still({.driver = llmmem::transfer::drive_by::waiters, .block_bytes = 16'384});
   CHECK(still.stats().setting == io_setting{1, 16'384});
   CHECK_THROWS_WITH_AS(file_queue<>({.tuning = io_tuning::on, .tuner = {.least = {1, 512}}}),
                        "file_queue: tuner: blocks must be from 4096 to 2^30 bytes", argument_error);

@@ -25,7 +25,7 @@ static_assert(transfer_ns({.bytes_per_second = 2'000'000'000}, 4'000, link_direc
 
 TEST_CASE("a meter adds up what moved, by link and direction, and waiting, by cause") {
   std::uint64_t now = 100;
-  meter<2, hand_clock> counted(hand_clock{&now});
+  transfer::meter<2, hand_clock> counted(hand_clock{&now});
   counted.moved(0, link_direction::onboard, 10);
   counted.moved(0, link_direction::onboard, 5);
   counted.moved(1, link_direction::offload, 7);
@@ -42,14 +42,14 @@ TEST_CASE("a meter adds up what moved, by link and direction, and waiting, by ca
   CHECK(stats.stalls.total() == 34);
   CHECK(stats.stalled == 2);
 
-  meter<2> other;
+  transfer::meter<2> other;
   other.absorb(stats);
   other.absorb(stats);
   CHECK(other.stats().links[1][link_direction::offload].bytes == 14);
   CHECK(other.stats().stalls.total() == 68);
   CHECK(other.stats().stalled == 4);
   counted.reset();
-  CHECK(counted.stats() == meter_stats<2>{});
+  CHECK(counted.stats() == transfer::meter_stats<2>{});
 }
 
 TEST_CASE("every cause of a stall has its name") {

@@ -27,6 +27,8 @@ struct agreed {
 
 }  // namespace comm
 
+using agreed [[deprecated("its name is comm::agreed")]] = comm::agreed;
+
 /// What is said to agree.
 enum class agree_kind : std::uint16_t {
   report,   ///< to the coordinator: what I say, or what I have accepted, and who I know to be dead

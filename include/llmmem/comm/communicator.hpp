@@ -31,6 +31,8 @@ enum class payload_check : std::uint8_t {
 
 }  // namespace comm
 
+using payload_check [[deprecated("its name is comm::payload_check")]] = comm::payload_check;
+
 /// How a communicator is set up.
 struct communicator_options {
   const char* name = "communicator";                    ///< for error texts; outlives it

@@ -53,6 +53,8 @@ enum class death : std::uint8_t {
 
 }  // namespace comm
 
+using death [[deprecated("its name is comm::death")]] = comm::death;
+
 /// Where the bytes of a frame are to go.
 struct frame_room {
   /// What becomes of it.

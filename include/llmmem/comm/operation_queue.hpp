@@ -147,6 +147,9 @@ class operation : public operation_queue::entry {
 }  // namespace comm
 
 template <class Work>
+using operation [[deprecated("its name is comm::operation")]] = comm::operation<Work>;
+
+template <class Work>
 result<void> operation_queue::run(Work&& work) {
   const auto call = [&work]() -> result<void> { return work(); };
   comm::operation<decltype(call)> one(call);

@@ -233,7 +233,7 @@ class batch_scheduler {
   detail::fixed_array<std::uint32_t> free_slots_;  // a stack
   detail::fixed_array<std::uint32_t> running_;     // slots by arrival
   detail::fixed_array<std::uint32_t> waiting_;     // a ring of slots by arrival
-  detail::fixed_array<paging::growth> growths_;            // of this step
+  detail::fixed_array<paging::growth> growths_;    // of this step
   detail::fixed_array<append_result> grown_;
   detail::fixed_array<std::uint32_t> growing_;  // their slots
   detail::fixed_array<scheduled_work> work_;

@@ -43,6 +43,8 @@ struct no_history {
 
 }  // namespace paging
 
+using no_history [[deprecated("its name is paging::no_history")]] = paging::no_history;
+
 static_assert(block_history<paging::no_history>);
 
 /// The last `Entries` transitions of all blocks together, in a ring: for debug builds, to see who released a

@@ -29,6 +29,8 @@ enum class transition : std::uint8_t {
 
 }  // namespace paging
 
+using transition [[deprecated("its name is paging::transition")]] = paging::transition;
+
 /// A word or two for an audit's text.
 [[nodiscard]] constexpr std::string_view to_string(paging::transition last) noexcept {
   switch (last) {
@@ -67,13 +69,17 @@ class block_record {
   [[nodiscard]] constexpr bool is_active() const noexcept { return state_ >= one_reference; }
   [[nodiscard]] constexpr bool is_cached() const noexcept { return (state_ & cached_bit) != 0; }
   [[nodiscard]] constexpr bool is_idle() const noexcept { return !is_active() && is_cached(); }
-  [[nodiscard]] constexpr paging::transition last() const noexcept { return paging::transition(state_ & transition_bits); }
+  [[nodiscard]] constexpr paging::transition last() const noexcept {
+    return paging::transition(state_ & transition_bits);
+  }
   [[nodiscard]] constexpr std::uint32_t generation() const noexcept { return generation_; }
 
   /// One reference, nothing kept.
   constexpr void allocate() noexcept { state_ = one_reference | bits(paging::transition::allocated); }
 
-  constexpr void add_reference(paging::transition why) noexcept { state_ = with(state_ + one_reference, why); }
+  constexpr void add_reference(paging::transition why) noexcept {
+    state_ = with(state_ + one_reference, why);
+  }
 
   /// Removes a reference; says whether it was the last.
   constexpr bool drop_reference() noexcept {

@@ -41,6 +41,8 @@ class set_clock {
 
 }  // namespace paging
 
+using set_clock [[deprecated("its name is paging::set_clock")]] = paging::set_clock;
+
 static_assert(microsecond_clock<paging::set_clock>);
 
 /// Counts of durations by fixed bounds. Plain data: subtract two to see what lies between.

@@ -200,7 +200,8 @@ class hybrid_allocator {
 
   /// Where `truncate` to `tokens`, or as near as can be, is possible now. O(tokens between them x groups).
   /// @return `errc::past_the_end`, and what `check` says of a handle.
-  [[nodiscard]] result<paging::cut_points> nearest_cuts(sequence_id sequence, std::uint64_t tokens) const noexcept;
+  [[nodiscard]] result<paging::cut_points> nearest_cuts(sequence_id sequence,
+                                                        std::uint64_t tokens) const noexcept;
 
   /// How many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,

@@ -105,6 +105,8 @@ struct cut_points {
 
 }  // namespace paging
 
+using cut_points [[deprecated("its name is paging::cut_points")]] = paging::cut_points;
+
 /// A `hybrid_allocator` now, and since its construction.
 struct hybrid_stats {
   std::uint64_t sequences = 0;

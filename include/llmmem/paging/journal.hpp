@@ -31,7 +31,7 @@ namespace paging {
 /// A `paged_allocator` with a journal: the same operations, each recorded with its arguments and its outcome.
 ///
 ///     struct traced : llmmem::paged_traits { using fence = llmmem::recorded_fence; };
-///     llmmem::journaled<llmmem::paged_allocator<traced>, llmmem::memory_journal> cache(
+///     llmmem::paging::journaled<llmmem::paged_allocator<traced>, llmmem::memory_journal> cache(
 ///         {.blocks = 4096}, llmmem::memory_journal(64 << 20), "lru");
 ///     auto seq = cache.create().value();                       // and so on, as the allocator has it
 ///     ...
@@ -277,6 +277,8 @@ class journaled {
 };
 }  // namespace paging
 
+template <class Cache, journal_sink Sink, fence Fence = host_fence>
+using journaled [[deprecated("its name is paging::journaled")]] = paging::journaled<Cache, Sink, Fence>;
 
 }  // namespace v0
 }  // namespace llmmem

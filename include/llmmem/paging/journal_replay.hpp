@@ -242,7 +242,7 @@ class replayed {
 /// and of idle blocks, counts. After a crash, the bytes that reached the file replay to the state at the last
 /// whole record: `release_all()` then leaves the index of what was cached.
 ///
-///     auto same = llmmem::replay(bytes, [](const llmmem::journal_header& header) {
+///     auto same = llmmem::paging::replay(bytes, [](const llmmem::journal_header& header) {
 ///       return llmmem::paged_allocator<traced>(header.options);
 ///     });
 ///     if (same.divergence()) log(same.divergence()->message());
@@ -263,6 +263,8 @@ template <class Make>
 }
 }  // namespace paging
 
+template <class Cache>
+using replayed [[deprecated("its name is paging::replayed")]] = paging::replayed<Cache>;
 
 }  // namespace v0
 }  // namespace llmmem

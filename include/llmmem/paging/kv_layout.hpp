@@ -26,6 +26,8 @@ enum class head_order : std::uint8_t {
 
 }  // namespace paging
 
+using head_order [[deprecated("its name is paging::head_order")]] = paging::head_order;
+
 /// What varies slowest over all. Inside a block of a layer, `head_order` tells which of token and head is the
 /// outer one and which the inner.
 enum class block_order : std::uint8_t {

@@ -218,6 +218,7 @@ class hit_scan {
 };
 }  // namespace paging
 
+using hit_scan [[deprecated("its name is paging::hit_scan")]] = paging::hit_scan;
 
 }  // namespace v0
 }  // namespace llmmem

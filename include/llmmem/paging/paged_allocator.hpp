@@ -39,7 +39,7 @@ inline namespace v0 {
 struct paged_traits {
   using eviction = lru_eviction;       ///< `eviction_policy`: which idle block loses its contents
   using admission = admit_all;         ///< `admission_policy`: what is cached at all
-  using history = paging::no_history;          ///< `block_history`: what audits tell of a block's past
+  using history = paging::no_history;  ///< `block_history`: what audits tell of a block's past
   using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
   using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain

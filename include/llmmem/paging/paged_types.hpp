@@ -125,6 +125,8 @@ struct growth {
 
 }  // namespace paging
 
+using growth [[deprecated("its name is paging::growth")]] = paging::growth;
+
 /// Where the tokens of an `append` went.
 struct append_result {
   std::uint64_t first = 0;       ///< position of the first new token
@@ -262,6 +264,9 @@ class observers {
 };
 
 }  // namespace paging
+
+template <cache_observer... Observers>
+using observers [[deprecated("its name is paging::observers")]] = paging::observers<Observers...>;
 
 static_assert(sharing_observer<paging::observers<ignore_cache_events, ignore_cache_events>>);
 

@@ -39,6 +39,8 @@ struct uninterrupted {
 
 }  // namespace paging
 
+using uninterrupted [[deprecated("its name is paging::uninterrupted")]] = paging::uninterrupted;
+
 static_assert(interleaving<paging::uninterrupted>);
 
 /// The free blocks of several threads: a stack for each shard, and one count over all of them.

@@ -45,10 +45,10 @@ static_assert(writer_mutex<null_mutex>);
 
 /// The policies of a `shared_prefix_cache`. Inherit, and shadow what is to be different.
 struct shared_traits {
-  using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
-  using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
-  using mutex = null_mutex;            ///< `writer_mutex`: how calls of `commit` take turns
-  using steps = paging::uninterrupted;         ///< `interleaving`, for tests
+  using hash = siphash13_128;           ///< `block_hash`: keys of the prefix chain
+  using verification = verify_tokens;   ///< `block_verification`: whether a hit is believed
+  using mutex = null_mutex;             ///< `writer_mutex`: how calls of `commit` take turns
+  using steps = paging::uninterrupted;  ///< `interleaving`, for tests
 };
 
 /// How a `shared_prefix_cache` is built.

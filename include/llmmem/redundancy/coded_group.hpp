@@ -31,9 +31,11 @@ struct byte_range {
 
 }  // namespace redundancy
 
+using byte_range [[deprecated("its name is redundancy::byte_range")]] = redundancy::byte_range;
+
 /// What is there of stripe `stripe` of a state of `bytes`: the last ones may be short, or empty.
 [[nodiscard]] constexpr redundancy::byte_range stripe_of(std::uint64_t bytes, std::uint32_t stripes,
-                                             std::uint32_t stripe) noexcept {
+                                                         std::uint32_t stripe) noexcept {
   const std::uint64_t each = stripe_bytes(bytes, stripes);
   const std::uint64_t first = each * stripe < bytes ? each * stripe : bytes;
   return {first, bytes - first < each ? bytes - first : each};

@@ -68,6 +68,8 @@ class grouped {
 
 }  // namespace redundancy
 
+using grouped [[deprecated("its name is redundancy::grouped")]] = redundancy::grouped;
+
 /// What fails as one: a host, a rack, a power supply.
 enum class domain_id : std::uint32_t {};
 

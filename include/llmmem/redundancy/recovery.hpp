@@ -41,8 +41,8 @@ struct recovery_source {
 struct recovery_step {
   recovery_kind kind = recovery_kind::fetch;
   rank_id lost{};
-  redundancy::byte_range range{};          ///< of the lost rank's state
-  std::uint32_t codeword = 0;  ///< of the rank's group, for a rebuild
+  redundancy::byte_range range{};  ///< of the lost rank's state
+  std::uint32_t codeword = 0;      ///< of the rank's group, for a rebuild
   std::vector<recovery_source> sources;
   friend bool operator==(const recovery_step&, const recovery_step&) = default;
 };

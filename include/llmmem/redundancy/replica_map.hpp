@@ -29,6 +29,8 @@ struct survival {
 
 }  // namespace redundancy
 
+using survival [[deprecated("its name is redundancy::survival")]] = redundancy::survival;
+
 /// How a chance was found.
 enum class chance_method : std::uint8_t {
   counted,     ///< all sets of failures, by a formula

@@ -58,12 +58,14 @@ enum class absence : std::uint8_t {
 
 }  // namespace redundancy
 
+using absence [[deprecated("its name is redundancy::absence")]] = redundancy::absence;
+
 /// What `recover` found: the same on all ranks, but for the bytes.
 struct recovered_state {
-  bool is_there = false;            ///< else `why_not` tells what to load
+  bool is_there = false;                                    ///< else `why_not` tells what to load
   redundancy::absence why_not = redundancy::absence::none;  ///< why there is nothing
-  std::uint64_t version = 0;        ///< that all parts are of
-  std::uint64_t moved_bytes = 0;    ///< between ranks
+  std::uint64_t version = 0;                                ///< that all parts are of
+  std::uint64_t moved_bytes = 0;                            ///< between ranks
   std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged
 };
 

@@ -27,6 +27,8 @@ enum class went : std::uint8_t {
 
 }  // namespace redundancy
 
+using went [[deprecated("its name is redundancy::went")]] = redundancy::went;
+
 /// Ranks that agree, and begin epochs. `communicator` is one.
 template <class T>
 concept epoch_ranks =
@@ -109,7 +111,8 @@ template <epoch_ranks T, epoch_job J>
       if (is_step) how = job.step();
       if (how != redundancy::went::well) ranks.revoke();
       if (how == redundancy::went::stop) return epochs_end::stopped;
-      const result<comm::agreed> outcome = ranks.agree(how == redundancy::went::well ? 1 : 0, ranks.after(options.patience_ns));
+      const result<comm::agreed> outcome =
+          ranks.agree(how == redundancy::went::well ? 1 : 0, ranks.after(options.patience_ns));
       if (!outcome) return outcome.error();
       detail::tell_agreed(job, *outcome);
       const bool is_well = outcome->bits == 1;

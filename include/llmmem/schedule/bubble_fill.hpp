@@ -51,6 +51,8 @@ enum class preemption : std::uint8_t { none, free };
 
 }  // namespace schedule
 
+using preemption [[deprecated("its name is schedule::preemption")]] = schedule::preemption;
+
 /// How hard to look.
 enum class bubble_search : std::uint8_t {
   greedy,  ///< earliest deadline first

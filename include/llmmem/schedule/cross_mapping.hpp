@@ -29,6 +29,8 @@ struct device_mapping {
 
 }  // namespace schedule
 
+using device_mapping [[deprecated("its name is schedule::device_mapping")]] = schedule::device_mapping;
+
 /// How much the loads of two positions overlap, when nothing is known but their order: n less the distance,
 /// as neighbours load one shortly after the other. A matrix of n x n, row by row; 0 on the diagonal.
 /// @throws length_error  for 0 devices or more than `max_cross_mapping_devices`.
@@ -58,8 +60,8 @@ struct device_mapping {
 ///                         together pass 2^63 - 1.
 /// @throws argument_error  for a matrix of another size, or one that is not symmetric.
 [[nodiscard]] inline schedule::device_mapping cross_mapping(std::uint32_t devices,
-                                                  std::span<const std::uint64_t> overlap,
-                                                  std::span<const std::uint8_t> shares_link) {
+                                                            std::span<const std::uint64_t> overlap,
+                                                            std::span<const std::uint8_t> shares_link) {
   static constexpr const char* who = "cross_mapping";
   const std::size_t n = devices;
   if (n == 0 || n > max_cross_mapping_devices) {

@@ -27,9 +27,10 @@ inline namespace v0 {
 /// @throws argument_error  when the machine has more than two tiers, tier 0 cannot hold what is leased at
 ///                         once, or the policy has too few slots.
 template <eviction_policy Policy>
-[[nodiscard]] schedule::simulation simulate_online(const schedule_trace& trace, const schedule_machine& machine,
-                                         Policy policy, std::size_t iterations = 2,
-                                         timeline_detail detail = timeline_detail::none) {
+[[nodiscard]] schedule::simulation simulate_online(const schedule_trace& trace,
+                                                   const schedule_machine& machine, Policy policy,
+                                                   std::size_t iterations = 2,
+                                                   timeline_detail detail = timeline_detail::none) {
   machine.check();
   const auto refuse = [](const std::string& why) { throw argument_error("simulate_online: " + why); };
   if (machine.tiers() != 2) refuse(std::to_string(machine.tiers()) + " tiers; it runs over 2");
@@ -66,7 +67,8 @@ template <eviction_policy Policy>
         const std::uint64_t base = std::uint64_t{iteration} * events.size();
         const std::uint32_t next = uses.after(i);
         const access_hint hint{.next_use = next > i ? base + next : base + events.size() + next};
-        if (tiers.at(event.chunk, 0).held && (tiers.at(event.chunk, 0).newest || !tiering::reads(event.mode))) {
+        if (tiers.at(event.chunk, 0).held &&
+            (tiers.at(event.chunk, 0).newest || !tiering::reads(event.mode))) {
           policy.pin(slot);
           policy.touch(slot, hint);
         } else {

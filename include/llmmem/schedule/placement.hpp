@@ -79,6 +79,8 @@ struct placement {
 
 }  // namespace schedule
 
+using placement [[deprecated("its name is schedule::placement")]] = schedule::placement;
+
 /// Whole chunks in each tier.
 struct tier_chunks {
   std::uint32_t device = 0;
@@ -100,6 +102,8 @@ struct chunk_counts {
 };
 
 }  // namespace schedule
+
+using chunk_counts [[deprecated("its name is schedule::chunk_counts")]] = schedule::chunk_counts;
 
 /// The most ways to distribute chunks over the tiers among which `round_placement` finds the best for
 /// certain: (n + 1) (n + 2) / 2 for n chunks, times the same for the other two.

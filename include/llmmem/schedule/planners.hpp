@@ -65,7 +65,11 @@ struct next_use {
 
 }  // namespace schedule
 
-static_assert(schedule_planner<schedule::on_demand> && schedule_planner<schedule::lookahead> && schedule_planner<schedule::next_use>);
+using lookahead [[deprecated("its name is schedule::lookahead")]] = schedule::lookahead;
+using on_demand [[deprecated("its name is schedule::on_demand")]] = schedule::on_demand;
+
+static_assert(schedule_planner<schedule::on_demand> && schedule_planner<schedule::lookahead> &&
+              schedule_planner<schedule::next_use>);
 
 }  // namespace v0
 }  // namespace llmmem

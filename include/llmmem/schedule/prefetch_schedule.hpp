@@ -215,7 +215,7 @@ class prefetch_schedule {
   [[nodiscard]] schedule_machine machine() const { return desk_.machine(); }
   /// The plan in virtual time. @pre `has_plan()`.
   [[nodiscard]] schedule::simulation simulate(std::size_t iterations = 2,
-                                    timeline_detail detail = timeline_detail::none) const {
+                                              timeline_detail detail = timeline_detail::none) const {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return desk_.stats(); }

@@ -27,6 +27,8 @@ struct simulation {
 
 }  // namespace schedule
 
+using simulation [[deprecated("its name is schedule::simulation")]] = schedule::simulation;
+
 /// Runs `plan` for `iterations` iterations: its first one, then the steady one over and over. Budgets hold at
 /// every instant, bytes in flight counted in the tier they go to from a transfer's start; the contents that
 /// an acquire gets are the newest, always.
@@ -35,7 +37,8 @@ struct simulation {
 /// @throws argument_error  when the plan was made for another trace, or does what cannot be done; the text
 ///                         names iteration, step and reason.
 [[nodiscard]] schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
-                                  std::size_t iterations = 2, timeline_detail detail = timeline_detail::none);
+                                            std::size_t iterations = 2,
+                                            timeline_detail detail = timeline_detail::none);
 
 }  // namespace v0
 }  // namespace llmmem

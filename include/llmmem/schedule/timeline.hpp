@@ -33,7 +33,8 @@ struct timeline_svg_options {
 /// row that would touch within a tenth of a pixel are drawn as one.
 ///
 /// @throws argument_error  when the width is 0 or over 100,000.
-[[nodiscard]] std::string write_timeline_svg(const schedule::simulation& run, const timeline_svg_options& options = {});
+[[nodiscard]] std::string write_timeline_svg(const schedule::simulation& run,
+                                             const timeline_svg_options& options = {});
 
 namespace detail {
 

@@ -18,6 +18,8 @@ enum class span_kind : std::uint8_t { compute, stall, transfer };
 
 }  // namespace schedule
 
+using span_kind [[deprecated("its name is schedule::span_kind")]] = schedule::span_kind;
+
 /// A stretch of time. Those of one kind and lane do not overlap and are in order.
 struct timeline_span {
   std::uint64_t start_ns = 0;

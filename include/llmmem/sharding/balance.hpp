@@ -48,6 +48,9 @@ struct write_share {
 
 }  // namespace sharding
 
+using cuttable_item [[deprecated("its name is sharding::cuttable_item")]] = sharding::cuttable_item;
+using write_share [[deprecated("its name is sharding::write_share")]] = sharding::write_share;
+
 /// Cuts the items, laid end to end, into one range a rank, so that all ranks come to write the same. There
 /// are fewer cuts than ranks, and each rank writes one stretch; the cuts are rounded to the next multiple of
 /// `alignment` elements of their item, or to its end.
@@ -64,8 +67,8 @@ struct write_share {
 /// @throws argument_error  when `already` is empty or `alignment` 0.
 /// @throws length_error    when the bytes together pass 2^63 - 1, or items 2^32.
 [[nodiscard]] std::vector<sharding::write_share> cut_writes(std::span<const sharding::cuttable_item> items,
-                                                  std::span<const std::uint64_t> already,
-                                                  std::uint64_t alignment = 1);
+                                                            std::span<const std::uint64_t> already,
+                                                            std::uint64_t alignment = 1);
 
 }  // namespace v0
 }  // namespace llmmem

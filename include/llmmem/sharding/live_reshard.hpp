@@ -47,7 +47,7 @@ template <partition From, partition To>
   detail::check_catalogue(from, tensors, "reshard: from");
   detail::check_catalogue(to, tensors, "reshard: to");
   live_reshard result;
-  result.stored = held_pieces(from);
+  result.stored = sharding::held_pieces(from);
   result.wanted = wanted_pieces(to, sharding::read_first::own_number);
   const reshard_plan all = make_reshard(tensors, result.stored, result.wanted);
 

@@ -62,6 +62,8 @@ class replicated {
 
 }  // namespace sharding
 
+using replicated [[deprecated("its name is sharding::replicated")]] = sharding::replicated;
+
 static_assert(partition<sharding::replicated>);
 
 }  // namespace v0

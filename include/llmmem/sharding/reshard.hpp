@@ -86,9 +86,12 @@ enum class read_first : std::uint8_t {
 
 }  // namespace sharding
 
+using read_first [[deprecated("its name is sharding::read_first")]] = sharding::read_first;
+
 /// What the ranks of `to` are to hold. As `owned_pieces` else.
 template <partition To>
-[[nodiscard]] std::vector<wanted_piece> wanted_pieces(const To& to, sharding::read_first first = sharding::read_first::anywhere) {
+[[nodiscard]] std::vector<wanted_piece> wanted_pieces(
+    const To& to, sharding::read_first first = sharding::read_first::anywhere) {
   std::vector<wanted_piece> pieces;
   for (std::uint32_t t = 0; t < to.tensors(); ++t) {
     for (std::uint32_t r = 0; r < to_number(to.world()); ++r) {

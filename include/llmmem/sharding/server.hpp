@@ -35,9 +35,11 @@ struct range_change {
 
 }  // namespace sharding
 
+using range_change [[deprecated("its name is sharding::range_change")]] = sharding::range_change;
+
 /// What to do so that every range is held by as many servers as before, as far as there are so many.
 struct server_change {
-  std::vector<sharding::range_change> changes{};   ///< ranges whose chain is another now, in order
+  std::vector<sharding::range_change> changes{};  ///< ranges whose chain is another now, in order
   std::vector<tensor_id> lost_ranges{};  ///< of which nobody living has a copy: read them from a checkpoint
   std::uint64_t copied_keys = 0;         ///< each counted as often as it is sent
 

@@ -68,7 +68,8 @@ class split_2d {
                            std::to_string(axes.size()) + " axes; each tensor has one");
     }
     shapes_.reserve(tensors.size());
-    std::vector<sharding::cuttable_item> whole(tensors.size());  // empty where split: nobody is asked for their owner
+    std::vector<sharding::cuttable_item> whole(
+        tensors.size());  // empty where split: nobody is asked for their owner
     std::vector<std::uint64_t> written(to_number(world), 0);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const tensor_facts& each = tensors[i];

@@ -37,6 +37,8 @@ enum class other_layout : std::uint8_t {
 
 }  // namespace tiering
 
+using other_layout [[deprecated("its name is tiering::other_layout")]] = tiering::other_layout;
+
 /// How a persistent file space is set up.
 struct persistent_file_options {
   file_space_options space{};  ///< its budget is taken on the device at once

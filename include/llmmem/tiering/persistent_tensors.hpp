@@ -93,7 +93,8 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   /// @param set     what these tensors are kept as: letters, digits, '_', '-', '.'; not two at once of one.
   template <io_engine Engine>
   persistent_tensors(Buffer& buffer, const persistent_file_space<Engine>& home, std::string set,
-                     tensor_names called, chunk_mapping placed, tiering::other_layout on_other = tiering::other_layout::refuse)
+                     tensor_names called, chunk_mapping placed,
+                     tiering::other_layout on_other = tiering::other_layout::refuse)
       : persistent_tensors(buffer, home.file().path(), home.file_id(), home.index().capacity(),
                            std::move(set), std::move(called), std::move(placed), on_other) {}
   /// Leaves the chunks to the buffer. @pre no lease is held.

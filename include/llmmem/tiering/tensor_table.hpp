@@ -51,6 +51,8 @@ enum class table_state : std::uint8_t {
 
 }  // namespace tiering
 
+using table_state [[deprecated("its name is tiering::table_state")]] = tiering::table_state;
+
 /// The table in a file. Bytes that come from there are held to a CRC-32C, and to what a table can be.
 /// @throws io_error  when the file cannot be read, is another kind of file, or of another version.
 [[nodiscard]] tiering::table_state read_tensor_table(const std::string& path, tensor_table& into);

@@ -207,13 +207,16 @@ class tiered_tensors {
 
   /// @name Leases of one part, counted from 0
   /// @{
-  result<read_lease> read(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
+  result<read_lease> read(tensor_id tensor, std::uint32_t part,
+                          tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read>(tensor, part, wait);
   }
-  result<write_lease> write(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
+  result<write_lease> write(tensor_id tensor, std::uint32_t part,
+                            tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::write>(tensor, part, wait);
   }
-  result<update_lease> update(tensor_id tensor, std::uint32_t part, tiering::patience wait = tiering::wait_complete) {
+  result<update_lease> update(tensor_id tensor, std::uint32_t part,
+                              tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read_write>(tensor, part, wait);
   }
   /// Only the bytes `changed`, counted from the part's first, change: no others are moved down for it. The
@@ -297,7 +300,8 @@ class tiered_tensors {
   template <access_mode Mode>
   [[nodiscard]] result<typename Buffer::template lease<Mode>> take(chunk_handle chunk, byte_interval changed,
                                                                    tiering::patience wait);
-  [[nodiscard]] result<void> join(std::uint32_t part, access_mode mode, byte_interval changed, tiering::patience wait);
+  [[nodiscard]] result<void> join(std::uint32_t part, access_mode mode, byte_interval changed,
+                                  tiering::patience wait);
   void end_lease(std::uint32_t part, access_mode mode) noexcept;
   /// Calls `f` with each part's number, and keeps the first failure.
   template <class F>

@@ -41,6 +41,8 @@ inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as
 
 }  // namespace tiering
 
+using patience [[deprecated("its name is tiering::patience")]] = tiering::patience;
+
 /// How a tiered buffer is set up.
 struct tiered_options {
   std::uint32_t max_chunks = 4096;        ///< alive at once, clones included
@@ -78,12 +80,12 @@ struct tier_stats {
 template <std::size_t Tiers>
 struct tiered_stats {
   std::array<tier_stats, Tiers> tiers{};
-  transfer::meter_stats<Tiers - 1> moved{};         ///< bytes by link, and stalls by cause
-  std::uint64_t leases = 0;               ///< given out
-  std::uint64_t shared = 0;               ///< chunks that share what they have with a clone
-  std::uint64_t parted_bytes = 0;         ///< copied within tier 0, for clones that came to differ
-  std::uint64_t bounce_bytes = 0;         ///< of the rings between tiers that the host cannot touch
-  std::uint64_t background_failures = 0;  ///< of transfers nobody waited for; nothing was lost by them
+  transfer::meter_stats<Tiers - 1> moved{};  ///< bytes by link, and stalls by cause
+  std::uint64_t leases = 0;                  ///< given out
+  std::uint64_t shared = 0;                  ///< chunks that share what they have with a clone
+  std::uint64_t parted_bytes = 0;            ///< copied within tier 0, for clones that came to differ
+  std::uint64_t bounce_bytes = 0;            ///< of the rings between tiers that the host cannot touch
+  std::uint64_t background_failures = 0;     ///< of transfers nobody waited for; nothing was lost by them
   std::uint64_t metadata_bytes = 0;
 };
 
@@ -97,6 +99,8 @@ enum class step_outcome : std::uint8_t {
 };
 
 }  // namespace tiering
+
+using step_outcome [[deprecated("its name is tiering::step_outcome")]] = tiering::step_outcome;
 
 /// What a buffer reports to and measures by; to inherit and shadow.
 struct tiered_traits {

@@ -43,6 +43,5 @@ namespace transfer {
 }
 }  // namespace transfer
 
-
 }  // namespace v0
 }  // namespace llmmem

@@ -55,6 +55,9 @@ enum class drive_by : std::uint8_t {
 
 }  // namespace transfer
 
+using urgency [[deprecated("its name is transfer::urgency")]] = transfer::urgency;
+using drive_by [[deprecated("its name is transfer::drive_by")]] = transfer::drive_by;
+
 /// Whether a queue looks for its best depth and block size while it works.
 enum class io_tuning : std::uint8_t {
   off,

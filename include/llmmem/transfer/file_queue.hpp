@@ -88,12 +88,15 @@ class file_queue {
   /// @return `errc::table_full` (operations or copies), `errc::failures_kept` (see `clear_failures`),
   ///         `errc::out_of_range` (more than 4 of `after`, or bytes no file has), `errc::null_handle`,
   ///         `errc::not_opened`.
-  result<transfer_fence> start(std::span<const file_copy> copies, transfer::urgency how = transfer::urgency::demand,
+  result<transfer_fence> start(std::span<const file_copy> copies,
+                               transfer::urgency how = transfer::urgency::demand,
                                std::span<const transfer_fence> after = {}) noexcept;
-  result<transfer_fence> start(const file_copy& copy, transfer::urgency how = transfer::urgency::demand) noexcept {
+  result<transfer_fence> start(const file_copy& copy,
+                               transfer::urgency how = transfer::urgency::demand) noexcept {
     return start(std::span(&copy, 1), how);
   }
-  result<transfer_fence> start(const file_copy& copy, transfer::urgency how, const transfer_fence& after) noexcept {
+  result<transfer_fence> start(const file_copy& copy, transfer::urgency how,
+                               const transfer_fence& after) noexcept {
     return start(std::span(&copy, 1), how, std::span(&after, 1));
   }
 

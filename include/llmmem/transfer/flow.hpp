@@ -60,6 +60,8 @@ struct flow {
 
 }  // namespace transfer
 
+using flow [[deprecated("its name is transfer::flow")]] = transfer::flow;
+
 /// What went over a link.
 struct link_flow {
   transfer::flow onboard;

@@ -120,6 +120,10 @@ class meter {
 };
 }  // namespace transfer
 
+template <std::size_t Links, meter_clock Clock = steady_meter_clock>
+using meter [[deprecated("its name is transfer::meter")]] = transfer::meter<Links, Clock>;
+template <std::size_t Links>
+using meter_stats [[deprecated("its name is transfer::meter_stats")]] = transfer::meter_stats<Links>;
 
 }  // namespace v0
 }  // namespace llmmem

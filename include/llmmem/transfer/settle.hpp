@@ -57,7 +57,8 @@ template <class Queue>
 
 template <class Queue, class Range>
 [[nodiscard]] result<typename Queue::fence_type> copy_in(Queue& queue, Range to,
-                                                         std::span<const std::byte> from, transfer::urgency how) {
+                                                         std::span<const std::byte> from,
+                                                         transfer::urgency how) {
   if constexpr (requires { queue.copy_in_async(to, from, {}, how); }) {
     return queue.copy_in_async(to, from, {}, how);
   } else {

@@ -247,7 +247,8 @@ template <io_engine Engine>
 auto posix_storage<Engine>::output::begin_write(std::uint64_t offset, std::span<const std::byte> bytes)
     -> write_token {
   pending_.reserve(pending_.size() + 1);  // a write that was begun must be waited for
-  const result<transfer_fence> begun = queue_->start(write_to(*file_, offset, bytes), transfer::urgency::write_back);
+  const result<transfer_fence> begun =
+      queue_->start(write_to(*file_, offset, bytes), transfer::urgency::write_back);
   if (!begun) told(begun.error());
   pending_.push_back(*begun);
   return *begun;

@@ -22,7 +22,7 @@ std::size_t hybrid_allocator<Traits>::hindrance(std::uint32_t slot, std::uint64_
 
 template <class Traits>
 result<paging::cut_points> hybrid_allocator<Traits>::nearest_cuts(sequence_id sequence,
-                                                          std::uint64_t tokens) const noexcept {
+                                                                  std::uint64_t tokens) const noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   const std::uint64_t held = records_[sequence.slot].tokens;
   if (tokens > held) return refusal(errc::past_the_end, sequence.slot, tokens, held);

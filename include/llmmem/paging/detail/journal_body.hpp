@@ -48,6 +48,9 @@ class journaled<Cache, Sink, Fence>::interruptible {
 }  // namespace paging
 
 template <class Cache, journal_sink Sink, fence Fence>
+using journaled [[deprecated("its name is paging::journaled")]] = paging::journaled<Cache, Sink, Fence>;
+
+template <class Cache, journal_sink Sink, fence Fence>
 paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
   if (options.pressure.call != nullptr) {
     options.pressure.call = &journaled::on_pressure;
@@ -58,7 +61,8 @@ paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options optio
 
 /// Stands before the engine's callback, so that what that does is recorded inside the operation.
 template <class Cache, journal_sink Sink, fence Fence>
-bool paging::journaled<Cache, Sink, Fence>::on_pressure(void* context, const block_shortage& shortage) noexcept {
+bool paging::journaled<Cache, Sink, Fence>::on_pressure(void* context,
+                                                        const block_shortage& shortage) noexcept {
   auto& self = *static_cast<journaled*>(context);
   if (self.depth_ == most_pressure_depth) return false;
   ++self.depth_;

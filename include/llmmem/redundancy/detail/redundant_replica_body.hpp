@@ -75,7 +75,8 @@ template <seated_transport T, seat_placement Place>
 recovered_state redundant_replica<T, Place>::nothing_found() {
   owners_.assign(setup_.owners_by_home(ranks_.seats()));
   owners_.settle();
-  constexpr redundancy::absence why[] = {redundancy::absence::gone, redundancy::absence::never_kept, redundancy::absence::forgotten, redundancy::absence::gone};
+  constexpr redundancy::absence why[] = {redundancy::absence::gone, redundancy::absence::never_kept,
+                                         redundancy::absence::forgotten, redundancy::absence::gone};
   return {.why_not = why[static_cast<std::size_t>(held_.past())]};
 }
 

@@ -63,7 +63,7 @@ class replica_sender {
       return to_index(layout.piece_of(member, codeword)) >= layout.shape().data;
     }
     [[nodiscard]] redundancy::byte_range stripe(const kept_layout& of, std::uint32_t member,
-                                    std::uint32_t codeword) const noexcept {
+                                                std::uint32_t codeword) const noexcept {
       return stripe_of(of.blob_bytes(ranks[member]), layout.shape().data, layout.stripe_in(member, codeword));
     }
     /// Of a member's stripe in this rank's parity of the codeword.

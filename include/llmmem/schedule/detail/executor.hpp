@@ -110,7 +110,10 @@ class executor {
   /// Computing that leads up to `event`.
   void compute(std::uint64_t ns, std::uint32_t event) {
     if (ns == 0) return;
-    span({.start_ns = now_, .finish_ns = later(now_, ns), .kind = schedule::span_kind::compute, .event = event});
+    span({.start_ns = now_,
+          .finish_ns = later(now_, ns),
+          .kind = schedule::span_kind::compute,
+          .event = event});
     forecast_.compute_ns += ns;
     advance(later(now_, ns));
   }
@@ -131,7 +134,8 @@ class executor {
     }
     copy& own = writable(event.chunk, 0);
     if (!own.held || (tiering::reads(event.mode) && !own.newest)) return refusal::not_there;
-    if (own.ready_ns == unresolved || (tiering::writes(event.mode) && waits(event.chunk))) return refusal::no_room;
+    if (own.ready_ns == unresolved || (tiering::writes(event.mode) && waits(event.chunk)))
+      return refusal::no_room;
     wait(index, event.chunk, own.ready_ns, tiering::writes(event.mode) ? own.busy_ns : 0);
     if (tiering::writes(event.mode)) {
       for (std::size_t tier = 1; tier < tiers_; ++tier)

@@ -93,8 +93,9 @@ class fractional_min {
     chunk_state& own = chunks_[to_index(event.chunk)];
     const std::uint64_t size = trace_->size(event.chunk);
     if (closes(event)) {
-      const bool wanted = kind_ == gap_kind::to_read ? event.call == trace_call::acquire && tiering::reads(event.mode)
-                                                     : event.call == trace_call::acquire && own.end != never;
+      const bool wanted = kind_ == gap_kind::to_read
+                              ? event.call == trace_call::acquire && tiering::reads(event.mode)
+                              : event.call == trace_call::acquire && own.end != never;
       if (wanted) moved_ += size - own.bytes;
       if (own.end != never && own.bytes != 0) filed_.erase(own.end);
       own.end = never;

@@ -187,7 +187,8 @@ struct placement_costs {
 /// The search of `round_placement`.
 class chunk_search {
  public:
-  chunk_search(const placement_facts& facts, const schedule::placement& fractional, const schedule::chunk_counts& chunks)
+  chunk_search(const placement_facts& facts, const schedule::placement& fractional,
+               const schedule::chunk_counts& chunks)
       : costs_(priced(facts, who)),
         counts_{chunks.weights, chunks.kv, chunks.activations},
         room_{facts.device_bytes, facts.host_bytes, facts.nvme_bytes} {
@@ -199,7 +200,8 @@ class chunk_search {
       const std::uint32_t count = counts_[kind];
       if (count == 0 || count > schedule::chunk_counts::max_chunks) {
         throw argument_error(std::string(who) + ": " + names[kind] + " in " + std::to_string(count) +
-                             " chunks; it must be 1 to " + std::to_string(schedule::chunk_counts::max_chunks));
+                             " chunks; it must be 1 to " +
+                             std::to_string(schedule::chunk_counts::max_chunks));
       }
       const double sum = nearest[kind].device + nearest[kind].host + nearest[kind].nvme;
       const bool good = nearest[kind].device >= 0 && nearest[kind].host >= 0 && nearest[kind].nvme >= 0 &&
@@ -378,8 +380,8 @@ inline namespace v0 {
     return bytes == 0 ? tier_fractions{.device = 1} : detail::fractions(x[2 * kind], x[2 * kind + 1]);
   };
   schedule::placement found{.weights = fractions(0, facts.weight_bytes),
-                  .kv = fractions(1, facts.kv_bytes),
-                  .activations = fractions(2, facts.activation_bytes)};
+                            .kv = fractions(1, facts.kv_bytes),
+                            .activations = fractions(2, facts.activation_bytes)};
   found.times = detail::times_of(facts, {found.weights, found.kv, found.activations});
   return found;
 }

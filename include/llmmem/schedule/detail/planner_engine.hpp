@@ -226,7 +226,8 @@ class planner_engine : private evicting_engine {
     }
     for (std::uint64_t i = position_; i <= last && i < stop; ++i) {
       const trace_event& event = event_at(i);
-      if (event.call != trace_call::acquire || !tiering::reads(event.mode) || of(event.chunk).next != i) continue;
+      if (event.call != trace_call::acquire || !tiering::reads(event.mode) || of(event.chunk).next != i)
+        continue;
       if (i >= end_ && goal_ != nullptr && !goal_->holds(event.chunk, 0)) continue;
       if (!has(event.chunk, 0) && !try_bring(event.chunk, 0, last)) break;
     }

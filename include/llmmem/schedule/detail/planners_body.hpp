@@ -153,7 +153,7 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
 }  // namespace detail
 
 inline schedule_plan schedule::on_demand::operator()(const schedule_trace& trace,
-                                           const schedule_machine& machine) const {
+                                                     const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
                                        .ahead = detail::engine_options::prefetch::none,
@@ -163,7 +163,7 @@ inline schedule_plan schedule::on_demand::operator()(const schedule_trace& trace
 }
 
 inline schedule_plan schedule::lookahead::operator()(const schedule_trace& trace,
-                                           const schedule_machine& machine) const {
+                                                     const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
                                        .ahead = detail::engine_options::prefetch::by_count,
@@ -174,7 +174,7 @@ inline schedule_plan schedule::lookahead::operator()(const schedule_trace& trace
 }
 
 inline schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
-                                          const schedule_machine& machine) const {
+                                                    const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::use_table uses(trace);
   const bool cyclic = span == plan_span::cyclic;

@@ -89,7 +89,8 @@ class numbered_buffer {
       : buffer_(&buffer), chunks_(&chunks) {}
 
   void progress() const { buffer_->progress(); }
-  [[nodiscard]] tiering::step_outcome execute(chunk_id chunk, plan_operation operation, std::size_t tier) const {
+  [[nodiscard]] tiering::step_outcome execute(chunk_id chunk, plan_operation operation,
+                                              std::size_t tier) const {
     return buffer_->execute((*chunks_)[chunk], operation, tier);
   }
   /// What the buffer refuses here, it tells the next lease of the chunk.

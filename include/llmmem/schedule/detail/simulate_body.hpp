@@ -126,8 +126,8 @@ class plan_follower {
 
 }  // namespace detail
 
-inline schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan, std::size_t iterations,
-                           timeline_detail detail) {
+inline schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
+                                     std::size_t iterations, timeline_detail detail) {
   plan.machine.check();
   detail::plan_follower follower(trace, plan, detail);
   schedule::simulation all;

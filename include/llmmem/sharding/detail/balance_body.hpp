@@ -51,7 +51,8 @@ inline std::vector<std::uint64_t> fill_evenly(std::span<const std::uint64_t> alr
 }
 
 /// `bytes` into the item as a count of elements: the nearest multiple of `alignment`, or the item's end.
-inline std::uint64_t nearest_cut(const sharding::cuttable_item& item, std::uint64_t bytes, std::uint64_t alignment) {
+inline std::uint64_t nearest_cut(const sharding::cuttable_item& item, std::uint64_t bytes,
+                                 std::uint64_t alignment) {
   const std::uint64_t whole = bytes / item.element_bytes / alignment * alignment;
   const std::uint64_t next = item.elements - whole <= alignment ? item.elements : whole + alignment;
   const std::uint64_t past = bytes - whole * item.element_bytes;
@@ -100,7 +101,8 @@ inline std::vector<rank_id> assign_writers(std::span<const std::uint64_t> item_b
 }
 
 inline std::vector<sharding::write_share> cut_writes(std::span<const sharding::cuttable_item> items,
-                                           std::span<const std::uint64_t> already, std::uint64_t alignment) {
+                                                     std::span<const std::uint64_t> already,
+                                                     std::uint64_t alignment) {
   detail::check_ranks(already, "cut_writes");
   if (alignment == 0) throw argument_error("cut_writes: an alignment of 0 elements; 1 cuts anywhere");
   if (items.size() > 0xFFFF'FFFFU) {

@@ -54,11 +54,11 @@ inline server_change key_servers::change_from(const key_servers& before) const {
     const std::vector<rank_id> new_chain = replicas(range);
     if (old_chain == new_chain) continue;
     sharding::range_change change{.range = range,
-                        .owner_before = old_chain.front(),
-                        .owner_after = new_chain.front(),
-                        .copy_to = {},
-                        .drop_from = {},
-                        .copy_from = {}};
+                                  .owner_before = old_chain.front(),
+                                  .owner_after = new_chain.front(),
+                                  .copy_to = {},
+                                  .drop_from = {},
+                                  .copy_from = {}};
     const auto has = [](const std::vector<rank_id>& chain, rank_id server) {
       return std::ranges::find(chain, server) != chain.end();
     };

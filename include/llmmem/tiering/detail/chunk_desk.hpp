@@ -75,14 +75,17 @@ class chunk_desk {
   template <access_mode Mode>
   using lease_type = chunk_lease<chunk_desk, Mode>;
   template <access_mode Mode>
-  [[nodiscard]] result<lease_type<Mode>> lease(chunk_handle chunk, byte_interval changed, tiering::patience wait) {
+  [[nodiscard]] result<lease_type<Mode>> lease(chunk_handle chunk, byte_interval changed,
+                                               tiering::patience wait) {
     const result<range_type> range = begin_lease(chunk, Mode, changed, wait);
     if (!range) return range.error();
     return lease_type<Mode>(*this, chunk.slot, *range);
   }
-  [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, tiering::patience wait);
+  [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk,
+                                                                   tiering::patience wait);
   [[nodiscard]] result<lease_type<access_mode::read_write>> update(chunk_handle chunk, std::uint64_t offset,
-                                                                   std::uint64_t count, tiering::patience wait);
+                                                                   std::uint64_t count,
+                                                                   tiering::patience wait);
   /// @param changed  the bytes that will change under a lease that reads and writes.
   [[nodiscard]] result<range_type> begin_lease(chunk_handle chunk, access_mode mode, byte_interval changed,
                                                tiering::patience wait);
@@ -117,7 +120,8 @@ class chunk_desk {
  private:
   [[nodiscard]] result<chunk_handle> enter(tier_copy& place, std::uint64_t bytes);
   [[nodiscard]] failure refuse_leased(std::uint32_t name, std::uint32_t slot) const noexcept;
-  [[nodiscard]] result<void> part(std::uint32_t name, std::uint64_t bytes, parting how, tiering::patience wait);
+  [[nodiscard]] result<void> part(std::uint32_t name, std::uint64_t bytes, parting how,
+                                  tiering::patience wait);
   [[nodiscard]] result<void> resize_top(std::uint32_t slot, std::uint64_t bytes);
   [[nodiscard]] result<void> copy_top(const tier_copy& to, const tier_copy& from, std::uint64_t bytes);
   void adopt_kept();
@@ -190,7 +194,8 @@ auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, tiering::patience 
 
 template <class Traits, class... Tiers>
 auto chunk_desk<Traits, Tiers...>::update(chunk_handle chunk, std::uint64_t offset, std::uint64_t count,
-                                          tiering::patience wait) -> result<lease_type<access_mode::read_write>> {
+                                          tiering::patience wait)
+    -> result<lease_type<access_mode::read_write>> {
   const std::uint64_t end = count > max_bytes || offset > max_bytes - count ? max_bytes : offset + count;
   return lease<access_mode::read_write>(chunk, {offset, end}, wait);
 }

@@ -95,12 +95,14 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   if (const failure wrong = stack_.check_size(bytes); wrong.code != errc::ok) return wrong;
   if (const failure wrong = stack_.check_fits(bytes); wrong.code != errc::ok) return wrong;
   if (c.sharers > 1) {
-    return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied, tiering::wait_complete);
+    return part(chunk.slot, bytes, newest(c) == tiers ? parting::empty : parting::copied,
+                tiering::wait_complete);
   }
   mover_.quiet(slot);
   const bool has_contents = newest(c) != tiers;
   if (has_contents) {
-    if (const result<void> there = mover_.make_resident(slot, true, tiering::wait_complete); !there) return there;
+    if (const result<void> there = mover_.make_resident(slot, true, tiering::wait_complete); !there)
+      return there;
     // A write-back of it may have begun before it was asked for.
     mover_.quiet(slot);
   }
@@ -212,7 +214,7 @@ result<void> chunk_desk<Traits, Tiers...>::flush(chunk_handle chunk) {
 
 template <class Traits, class... Tiers>
 tiering::step_outcome chunk_desk<Traits, Tiers...>::execute(chunk_handle chunk, plan_operation operation,
-                                                   std::size_t tier) {
+                                                            std::size_t tier) {
   if (tier >= last || chunks_.check(chunk).code != errc::ok) return tiering::step_outcome::useless;
   return mover_.execute(chunks_.record_of(chunk), operation, tier);
 }

@@ -182,7 +182,8 @@ class chunk_mover<Traits, Tiers...>::passed_over {
 /// that other prefetches keep: it waits.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes, transfer::urgency how) {
+attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes,
+                                                 transfer::urgency how) {
   constexpr auto tier = nth<Index>;
   passed_over<Index> unable(stack_);
   for (;;) {
@@ -206,7 +207,8 @@ attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t 
         return attempt::failed(unable.why(had.error()));
       }
       const std::uint32_t slot = to_index(*victim);
-      if (how == transfer::urgency::prefetch && chunks_[slot].copies[Index].awaited) return attempt::blocked(no_index);
+      if (how == transfer::urgency::prefetch && chunks_[slot].copies[Index].awaited)
+        return attempt::blocked(no_index);
       if (is_clean(chunks_[slot], Index)) {
         let_go<Index>(slot, how);
         continue;
@@ -230,7 +232,8 @@ bool chunk_mover<Traits, Tiers...>::cancel_reservations() noexcept {
 /// Begins to copy a chunk's dirty bytes from tier Index to the one beneath.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops, transfer::urgency how) {
+attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then_drops,
+                                                   transfer::urgency how) {
   const attempt ready = engine_.can_begin(nth<Index>);
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
@@ -253,7 +256,8 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then
 
 /// The same of any tier but the last, where the copy above stays.
 template <class Traits, class... Tiers>
-attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot, transfer::urgency how) {
+attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot,
+                                                   transfer::urgency how) {
   attempt begun;
   with_index<last>(tier,
                    [&](auto index) { begun = this->template begin_store<index.value>(slot, false, how); });
@@ -346,7 +350,8 @@ result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint
 
 /// Brings a chunk as far up as it gets without waiting.
 template <class Traits, class... Tiers>
-attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents, transfer::urgency how) {
+attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_contents,
+                                               transfer::urgency how) {
   record_type& c = chunks_[slot];
   if (c.transfer != no_index) {
     engine_.find_under_way(c.transfer);

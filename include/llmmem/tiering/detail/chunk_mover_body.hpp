@@ -165,7 +165,7 @@ void chunk_mover<Traits, Tiers...>::begin_writing_all() {
 
 template <class Traits, class... Tiers>
 tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot, plan_operation operation,
-                                                    std::size_t tier) {
+                                                             std::size_t tier) {
   tiering::step_outcome outcome = tiering::step_outcome::useless;
   with_index<last>(tier, [&](auto index) {
     switch (operation) {
@@ -191,7 +191,8 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   if (newest(c) <= Index) return tiering::step_outcome::useless;
   if (c.transfer != no_index) return tiering::step_outcome::later;
   if (newest(c) == tiers) return tiering::step_outcome::useless;
-  if (!c.copies[Index + 1].is_valid()) return tiering::step_outcome::later;  // the hop before it has not arrived
+  if (!c.copies[Index + 1].is_valid())
+    return tiering::step_outcome::later;  // the hop before it has not arrived
   if (to.at == residence::absent) {
     // What is leaving makes the room that the plan counts on: nothing else must go for it.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
@@ -219,7 +220,8 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
 
 template <class Traits, class... Tiers>
 template <std::size_t Index>
-tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t slot, plan_operation operation) {
+tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t slot,
+                                                                   plan_operation operation) {
   record_type& c = chunks_[slot];
   tier_copy& held = c.copies[Index];
   const bool drops = operation == plan_operation::drop;
@@ -229,7 +231,8 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_store(std::uint32_t
       engine_.let_drop(c.transfer);
       return tiering::step_outcome::done;
     }
-    return under_way.stores && under_way.edge == Index ? tiering::step_outcome::useless : tiering::step_outcome::later;
+    return under_way.stores && under_way.edge == Index ? tiering::step_outcome::useless
+                                                       : tiering::step_outcome::later;
   }
   if (!held.is_valid()) return tiering::step_outcome::useless;
   if (held.pins != 0 && (drops || c.writing)) return tiering::step_outcome::later;

@@ -196,8 +196,8 @@ class tier_link<Traits, Upper, Lower> {
       return upper_->copy_to_async(to, from, {});
     }
   }
-  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from, transfer::urgency,
-                                      bounce_checksum*) {
+  [[nodiscard]] result<fence_type> up(typename Upper::range_type to, typename Lower::range_type from,
+                                      transfer::urgency, bounce_checksum*) {
     if constexpr (by_lower) {
       return lower_->copy_to_async(to, from, {});
     } else {
@@ -236,7 +236,8 @@ class tier_edge {
   /// @param sum_bytes  where it bounces, and the one part begins with the chunk: how many bytes `checksum`
   ///                   is of; 0 for none.
   result<void> store(std::uint32_t id, typename Upper::range_type from, typename Lower::range_type to,
-                     std::span<const byte_interval> parts, transfer::urgency how, std::uint64_t sum_bytes = 0) {
+                     std::span<const byte_interval> parts, transfer::urgency how,
+                     std::uint64_t sum_bytes = 0) {
     bounce_checksum* const sum = expect_checksum(id, sum_bytes);
     return each_part(id, parts, [&](const byte_interval& part) {
       return link_.down(sub(to, part), sub(from, part), how, sum);

@@ -87,7 +87,8 @@ class transfer_engine {
   /// Begins to copy a chunk's dirty bytes from tier Index to its place in the one beneath. @pre `can_begin`
   /// is done, and the chunk has no transfer.
   template <std::size_t Index>
-  [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops, transfer::urgency how);
+  [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops,
+                                    transfer::urgency how);
   /// Begins to copy a chunk to its place in tier Index from the one beneath; then blocked on that transfer.
   template <std::size_t Index>
   [[nodiscard]] attempt begin_fetch(tier_number<Index>, std::uint32_t slot, transfer::urgency how);
@@ -136,7 +137,8 @@ class transfer_engine {
     return {.code = errc::dependency_failed, .where = chunks_.where()};
   }
   template <std::size_t Index>
-  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot, transfer::urgency how);
+  [[nodiscard]] result<std::uint64_t> store_parts(std::uint32_t id, std::uint32_t slot,
+                                                  transfer::urgency how);
   template <std::size_t Index>
   result<void> finish(std::uint32_t id, const result<void>& outcome) noexcept;
   template <std::size_t Index>
@@ -391,8 +393,9 @@ attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, 
   if (c.transfer != no_index) return attempt::blocked(c.transfer);  // making room has moved it
   tier_copy& above = c.copies[Index];
   tier_copy& beneath = c.copies[Index + 1];
-  const std::uint32_t id = claim(
-      {.chunk = slot, .edge = static_cast<std::uint32_t>(Index), .in_advance = how == transfer::urgency::prefetch});
+  const std::uint32_t id = claim({.chunk = slot,
+                                  .edge = static_cast<std::uint32_t>(Index),
+                                  .in_advance = how == transfer::urgency::prefetch});
   stack_.pin(nth<Index + 1>, slot);
   above.at = residence::arriving;
   auto destination =

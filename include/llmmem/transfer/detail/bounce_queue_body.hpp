@@ -72,7 +72,8 @@ template <class Upper, class Lower, memory_space Staging>
 result<transfer_fence> bounce_queue<Upper, Lower, Staging>::start(way direction, upper_range upper,
                                                                   lower_range lower,
                                                                   std::span<const transfer_fence> after,
-                                                                  transfer::urgency how, bounce_checksum* checksum) {
+                                                                  transfer::urgency how,
+                                                                  bounce_checksum* checksum) {
   const char* where = options_.name.c_str();
   if (upper.bytes != lower.bytes) {
     return failure{.code = errc::size_mismatch, .wanted = upper.bytes, .found = lower.bytes, .where = where};

@@ -347,8 +347,9 @@ inline void transfer_core::choose_way(piece& p) const noexcept {
   const std::uint64_t left = p.end - p.begin;
   io_span span{smaller(left, block_bytes_), false};
   if (what.file->direct() >= 0) {
-    span = transfer::first_span(what.offset + p.begin, left, reinterpret_cast<std::uintptr_t>(what.data + p.begin),
-                      what.file->limits(), larger(block_bytes_, what.file->limits().offset_alignment));
+    span = transfer::first_span(what.offset + p.begin, left,
+                                reinterpret_cast<std::uintptr_t>(what.data + p.begin), what.file->limits(),
+                                larger(block_bytes_, what.file->limits().offset_alignment));
   }
   p.asked = static_cast<std::uint32_t>(span.bytes);
   p.direct = span.direct;
