@@ -39,7 +39,7 @@ struct load_copy {
   }
 };
 
-/// Whom loaded bytes are given to, of any type: one call for all runs of a copy in a chunk, so that short
+/// Receives the bytes that are loaded, of any type: one call for all runs of a copy in a chunk, so that short
 /// runs cost what they did.
 struct load_sink {
   void* sink;
