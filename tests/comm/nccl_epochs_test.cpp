@@ -86,7 +86,7 @@ TEST_CASE("a communicator is shrunk where all ranks have one, and made anew wher
     one_rank on;
     on.join();
     const comm::agreed outcome{.failed = {seat_id{1}}};
-    on.side.answers = {agreed{.bits = all_keep ? 1U : 0U}, agreed{.bits = 1}};
+    on.side.answers = {comm::agreed{.bits = all_keep ? 1U : 0U}, comm::agreed{.bits = 1}};
     CHECK(on.epochs.shrink(outcome, late));
     CHECK(on.side.epochs == std::vector<comm::agreed>{outcome});
     CHECK(on.side.said == std::vector<std::uint64_t>{1, 1});
@@ -130,7 +130,7 @@ TEST_CASE("a rank that cannot make its communicator says so in the second vote, 
 
 TEST_CASE("a communicator that another rank could not make is aborted") {
   one_rank on;
-  on.side.answers = {agreed{.bits = 3}, agreed{.bits = 0}};
+  on.side.answers = {comm::agreed{.bits = 3}, comm::agreed{.bits = 0}};
   CHECK(on.epochs.join(late).error() == failure{errc::epoch_revoked, 0, 0, 7});
   CHECK(on.side.revoked);
   CHECK(on.script.log == calls{"init fresh", "abort 1"});
@@ -153,7 +153,7 @@ TEST_CASE("what the side channel throws goes on when nothing is left that calls 
   for (const std::size_t vote : {0U, 1U}) {
     one_rank on;
     on.join();
-    on.side.answers.assign(vote, agreed{.bits = 1});
+    on.side.answers.assign(vote, comm::agreed{.bits = 1});
     on.side.answers.emplace_back(std::nullopt);
     CHECK_THROWS_AS(static_cast<void>(on.epochs.shrink({.failed = {seat_id{1}}}, late)), std::runtime_error);
     CHECK(on.side.revoked);

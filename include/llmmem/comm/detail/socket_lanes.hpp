@@ -51,7 +51,7 @@ template <frame_handler H>
 
 /// The handler of one call of an endpoint, and whether it was told anything.
 struct handler_call {
-  frame_handler_ref handler;
+  frame_handler_ref handler{};
   bool has_come = false;
 
   void came(seat_id seat) noexcept {
