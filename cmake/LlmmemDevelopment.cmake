@@ -19,7 +19,7 @@ endif()
 option(LLMMEM_WERROR "Make the warnings of our own targets errors" ON)
 
 # The warnings our own targets are held to. Link PRIVATE.
-set(llmmem_warning_flags -Wall -Wextra -Wconversion -Wshadow -Wold-style-cast)
+set(llmmem_warning_flags -Wall -Wextra -Wconversion -Wsign-conversion -Wpedantic -Wshadow -Wold-style-cast)
 # -Wold-style-cast is no CUDA flag: nvcc's own generated host code casts that way.
 set(llmmem_cuda_warning_flags -Xcompiler=-Wall,-Wextra,-Wshadow)
 if(LLMMEM_WERROR)

@@ -38,8 +38,8 @@ class message_taker {
  public:
   explicit message_taker(std::size_t bytes) : message_(bytes) {}
 
-  frame_room room_for(seat_id, const frame_header& header) noexcept {
-    return {frame_room::answer::take, std::span(message_).subspan(header.offset, header.bytes)};
+  frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
+    return {frame_buffer::answer::take, std::span(message_).subspan(header.offset, header.bytes)};
   }
   void arrived(seat_id, const frame_header& header) noexcept {
     bytes_ += header.bytes;

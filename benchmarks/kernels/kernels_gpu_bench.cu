@@ -128,11 +128,11 @@ void measure_tokens(stopwatch& watch, device_table& table, const buffers& all, s
   struct form {
     const char* name;
     dtype stored;
-    head_order order;
+    paging::head_order order;
   };
-  for (const form& each :
-       {form{"bf16 NHD", dtype::bf16, head_order::nhd}, form{"bf16 HND", dtype::bf16, head_order::hnd},
-        form{"bf16 to e4m3 NHD", dtype::fp8_e4m3, head_order::nhd}}) {
+  for (const form& each : {form{"bf16 NHD", dtype::bf16, paging::head_order::nhd},
+                           form{"bf16 HND", dtype::bf16, paging::head_order::hnd},
+                           form{"bf16 to e4m3 NHD", dtype::fp8_e4m3, paging::head_order::nhd}}) {
     for (const std::uint64_t tokens : {1ULL, 16ULL, 256ULL, 8192ULL, 65536ULL}) {
       kv_layout layout{
           .layers = 1, .heads = 8, .head_dim = 128, .element = each.stored, .heads_in_block = each.order};
@@ -159,8 +159,8 @@ void measure_tokens(stopwatch& watch, device_table& table, const buffers& all, s
       });
       table.add("append_kv", shape, bytes, append);
       const auto gather = watch.replayed(launches, [&](int i) {
-        const auto keys = vectors(all.out(i), batch_room{});
-        const auto values = vectors(all.out(i) + tokens * 2048, batch_room{});
+        const auto keys = vectors(all.out(i), batch_output{});
+        const auto values = vectors(all.out(i) + tokens * 2048, batch_output{});
         gather_kv(run, front, keys, values, {all.in(i), blocks, layout}, 0, options).value();
       });
       table.add("gather_kv", shape, bytes, gather);
@@ -240,7 +240,7 @@ void measure_checks(stopwatch& watch, device_table& table, const buffers& all, s
     const std::span crcs(reinterpret_cast<std::uint32_t*>(sums.data()), blocks);
     const std::span digests(reinterpret_cast<std::uint64_t*>(sums.data()), blocks);
     const auto list = [&](int i, bool copies) {
-      const block_pool_room to{copies ? all.out(i) : nullptr, block_bytes, blocks};
+      const block_pool_output to{copies ? all.out(i) : nullptr, block_bytes, blocks};
       return strided_blocks({all.in(i), block_bytes, blocks}, block_bytes, to);
     };
     const double bytes = static_cast<double>(blocks * block_bytes);

@@ -74,7 +74,7 @@ namespace detail {
   const llmmem::checkpoint_manifest& manifest = one.manifest;
   std::uint64_t extras = 0;
   for (const llmmem::checkpoint_tensor& each : manifest.tensors)
-    extras += is_extra(each) ? 1 : 0;
+    extras += is_extra(each) ? 1U : 0U;
   std::string text =
       fmt::format("{}/{}\n  step {}, generation {}, {}; {}, {}; {} of {}; checksums of every {}\n",
                   shown(folder), one.folder, one.id.step, one.id.generation, counted(manifest.world, "rank"),

@@ -88,7 +88,7 @@ inline void add_error(form_error& to, std::span<const float> exact, std::span<co
     to.root_mean_square += apart * apart;
   }
   const auto likeliest = [](std::span<const float> of) { return std::ranges::max_element(of) - of.begin(); };
-  to.changed += likeliest(exact) == likeliest(found) ? 0 : 1;
+  to.changed += likeliest(exact) == likeliest(found) ? 0U : 1U;
   ++to.rows;
 }
 

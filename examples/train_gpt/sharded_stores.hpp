@@ -132,7 +132,7 @@ class sharded_layers {
       return as_values(whole_weights_of(tensor));
     }
     if (mode != lease_mode::write) return mine(gradients_, tensor);
-    whole_gradients_ = gradients_.room_for({&tensor, 1}).value();
+    whole_gradients_ = gradients_.allocate_whole({&tensor, 1}).value();
     return as_values(whole_gradients_.tensor(0));
   }
 

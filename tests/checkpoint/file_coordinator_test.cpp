@@ -335,7 +335,7 @@ TEST_SUITE("file_coordinator") {
             const std::string torn =
                 what_is_torn(after, two, renames ? commit_method::rename : commit_method::manifest);
             if (!torn.empty()) FAIL(torn);
-            recovered += find_checkpoint(after).found ? 1 : 0;
+            recovered += find_checkpoint(after).found ? 1U : 0U;
           },
           llmmem_tests::is_watched
               ? crash_limits{.exhaustive_up_to = 3, .samples = 10, .seed = 1, .tears = 2}

@@ -109,7 +109,7 @@ TEST_SUITE("checkpoint_folder") {
               const std::string torn =
                   what_is_torn(after, world, renames ? commit_method::rename : commit_method::manifest);
               if (!torn.empty()) FAIL(torn);
-              recovered += find_checkpoint(after).found ? 1 : 0;
+              recovered += find_checkpoint(after).found ? 1U : 0U;
             },
             crash_limits{.exhaustive_up_to = 14, .samples = 64, .seed = 1, .tears = 2});
         MESSAGE(sweep.power_cuts << " cuts, " << sweep.states << " states, " << recovered

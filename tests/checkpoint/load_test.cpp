@@ -319,7 +319,7 @@ TEST_SUITE("load_checkpoint") {
         CHECK_FALSE(find_checkpoint(state.storage).found);
         const checkpoint_search believed = find_checkpoint(state.storage, verification::sizes);
         if (believed.found)
-          wrong_if_believed += state.load(*believed.found, {.how = verification::sizes}) == "wrong" ? 1 : 0;
+          wrong_if_believed += state.load(*believed.found, {.how = verification::sizes}) == "wrong" ? 1U : 0U;
         state.storage.flip(path, bit);
       }
     }

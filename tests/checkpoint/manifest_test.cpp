@@ -164,10 +164,10 @@ TEST_SUITE("checkpoint manifest") {
                                 ((value ^ static_cast<unsigned char>(text[at])) - 1)) == 0;
           if (at + 30 < text.size() && !is_flip && value != ' ' && value != '\n') continue;
           damaged[at] = static_cast<char>(value);
-          taken += refusal(damaged) == "taken" ? 1 : 0;
+          taken += refusal(damaged) == "taken" ? 1U : 0U;
         }
-        taken += refusal(text.substr(0, at)) == "taken" ? 1 : 0;
-        taken += refusal(text.substr(at)) == "taken" && at != 0 ? 1 : 0;
+        taken += refusal(text.substr(0, at)) == "taken" ? 1U : 0U;
+        taken += refusal(text.substr(at)) == "taken" && at != 0 ? 1U : 0U;
       }
       CHECK(taken == 0);
       CHECK(refusal(text + "\n") ==

@@ -104,9 +104,9 @@ class scripted_endpoint {
         handler.told(next.seat, next.header, next.bytes);
         break;
       case what::sent:
-        if (const frame_room room = handler.room_for(next.seat, next.header);
-            room.what == frame_room::answer::take) {
-          std::ranges::copy(next.bytes, room.bytes.begin());
+        if (const frame_buffer into = handler.buffer_for(next.seat, next.header);
+            into.what == frame_buffer::answer::take) {
+          std::ranges::copy(next.bytes, into.bytes.begin());
           handler.arrived(next.seat, next.header);
         }
         break;

@@ -13,7 +13,7 @@ using namespace llmmem;
 
 namespace {
 
-using answer = frame_room::answer;
+using answer = frame_buffer::answer;
 using kind = detail::message_outcome::kind;
 
 const seat_id one{1};
@@ -27,12 +27,12 @@ struct filled_inbox : detail::inbox {
                std::byte fill) {
     const frame_header frame{
         .message = message, .offset = from, .bytes = static_cast<std::uint32_t>(to - from), .tag = tag};
-    const frame_room room = room_for(one, frame);
-    if (room.what != answer::take) return room.what;
-    REQUIRE(room.bytes.size() == frame.bytes);
-    std::ranges::fill(room.bytes, fill);
+    const frame_buffer into = buffer_for(one, frame);
+    if (into.what != answer::take) return into.what;
+    REQUIRE(into.bytes.size() == frame.bytes);
+    std::ranges::fill(into.bytes, fill);
     arrived(one, frame);
-    return room.what;
+    return into.what;
   }
 };
 

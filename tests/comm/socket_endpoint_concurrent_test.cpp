@@ -42,10 +42,10 @@ class checker {
  public:
   checker(std::uint32_t self, traffic what, std::uint64_t seed) : self_(self), what_(what), random_(seed) {}
 
-  frame_room room_for(seat_id from, const frame_header& header) noexcept {
-    if (random_.once_in(7)) return {frame_room::answer::later, {}};
+  frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
+    if (random_.once_in(7)) return {frame_buffer::answer::later, {}};
     rooms_[to_index(from)].assign(header.bytes, std::byte{0});
-    return {frame_room::answer::take, rooms_[to_index(from)]};
+    return {frame_buffer::answer::take, rooms_[to_index(from)]};
   }
   void arrived(seat_id from, const frame_header& header) noexcept {
     const std::uint32_t i = to_index(from);
@@ -180,9 +180,9 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
 
 TEST_CASE("two that send to each other and have no room at first are asked again while they wait") {
   struct reluctant : recorder {
-    frame_room room_for(seat_id from, const frame_header& header) noexcept {
-      if (!std::exchange(has_refused, true)) return {frame_room::answer::later, {}};
-      return recorder::room_for(from, header);
+    frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
+      if (!std::exchange(has_refused, true)) return {frame_buffer::answer::later, {}};
+      return recorder::buffer_for(from, header);
     }
     bool has_refused = false;
   };

@@ -101,10 +101,10 @@ TEST_CASE("a lane that data come from again and again is looked at no less than 
       CHECK(detail::monotonic_ns() - began < 10'000 * ms);
       // For later, and then.
       receiver.frames.clear();
-      receiver.answer = frame_room::answer::later;
+      receiver.answer = frame_buffer::answer::later;
       REQUIRE(send(0));
       CHECK_FALSE(world.ends[1]->poll(world.in(20 * ms), receiver));
-      receiver.answer = frame_room::answer::take;
+      receiver.answer = frame_buffer::answer::take;
       CHECK(world.ends[1]->poll(world.in(1000 * ms), receiver));
       CHECK(receiver.frames.size() == 1);
       // What was sent before a death comes before it; a fresh process is heard.
@@ -126,7 +126,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
     socket_world world(kind, 2, {.frame_bytes = 65536, .socket_bytes = 4096});
     REQUIRE(world.join());
     recorder& receiver = world.heard[1];
-    receiver.answer = frame_room::answer::later;
+    receiver.answer = frame_buffer::answer::later;
     const std::vector<std::byte> bytes(65536, std::byte{7});
     // Until no more can go: nobody takes the first.
     error_code ended = errc::ok;
@@ -145,7 +145,7 @@ TEST_CASE("what is told is heard though data are stuck, and data that were refus
     world.turn();
     world.turn();
     CHECK(receiver.asked == asked + 2);  // by each poll, once
-    receiver.answer = frame_room::answer::take;
+    receiver.answer = frame_buffer::answer::take;
     const std::size_t begun =
         static_cast<std::size_t>(world.ends[0]->stats().data_sent.frames);  // and so to be finished
     REQUIRE(begun >= 1);
@@ -228,13 +228,13 @@ TEST_CASE("a frame without room is dropped, and the one behind it comes") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   const std::vector<std::byte> bytes(300'000, std::byte{5});
-  world.heard[1].answer = frame_room::answer::drop;
+  world.heard[1].answer = frame_buffer::answer::drop;
   // Longer than a socket's buffer: its rest goes with later calls.
   static_cast<void>(
       world.ends[0]->send(seat_id{1}, {.bytes = 300'000}, bytes, world.in(2 * ms), world.heard[0]));
   REQUIRE(world.until([&] { return world.ends[1]->stats().data_received.frames == 1; }));
   CHECK(world.heard[1].frames.empty());
-  world.heard[1].answer = frame_room::answer::take;
+  world.heard[1].answer = frame_buffer::answer::take;
   REQUIRE(world.ends[0]->send(seat_id{1}, {.tag = 3}, {}, world.in(1000 * ms), world.heard[0]));
   REQUIRE(world.until([&] { return world.heard[1].frames.size() == 1; }));
   CHECK(world.heard[1].frames[0].header == frame_header{.tag = 3});
@@ -334,7 +334,7 @@ TEST_CASE("data that nobody took yet do not keep a death from being told") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
-    world.heard[1].answer = frame_room::answer::later;
+    world.heard[1].answer = frame_buffer::answer::later;
     REQUIRE(world.ends[0]->send(seat_id{1}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[0]));
     REQUIRE(world.until([&] { return world.heard[1].asked != 0; }));
     world.ends[0].reset();
@@ -381,7 +381,7 @@ TEST_CASE("who has said that it leaves is dead for certain, also when it is give
     socket_world world(kind, 2);
     REQUIRE(world.join());
     recorder& heard = world.heard[0];
-    heard.answer = frame_room::answer::later;  // so that the lane of data has no end as yet
+    heard.answer = frame_buffer::answer::later;  // so that the lane of data has no end as yet
     REQUIRE(world.ends[1]->send(seat_id{0}, {.bytes = 3}, bytes_of("abc"), world.in(ms), world.heard[1]));
     REQUIRE(world.until([&] { return heard.asked != 0; }));
     world.ends[1].reset();
@@ -390,7 +390,7 @@ TEST_CASE("who has said that it leaves is dead for certain, also when it is give
     world.ends[0]->give_up(seat_id{1});
     REQUIRE(world.until([&] { return !heard.deaths.empty(); }));
     CHECK(heard.deaths == std::vector{std::pair{1U, comm::death::certain}});
-    heard.answer = frame_room::answer::take;
+    heard.answer = frame_buffer::answer::take;
     world.run_for(20 * ms);
     CHECK(heard.deaths.size() == 1);
     CHECK(heard.frames.empty());

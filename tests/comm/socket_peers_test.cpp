@@ -239,11 +239,11 @@ TEST_CASE("a frame that has no room when its sender dies is asked for once more,
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
-    here.heard.answer = frame_room::answer::later;
+    here.heard.answer = frame_buffer::answer::later;
     REQUIRE(here.say(socket_lane::data, frame_sort::frame, bytes_of("held")));
     here.turn();
     CHECK(here.peers.has_held());
-    if (has_room) here.heard.answer = frame_room::answer::take;
+    if (has_room) here.heard.answer = frame_buffer::answer::take;
     REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
     here.turn();
     here.turn(100 * ms);

@@ -228,7 +228,7 @@ TEST_CASE("frames that had no room when their sender died are taken if they have
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
-    world.heard[0].answer = frame_room::answer::later;
+    world.heard[0].answer = frame_buffer::answer::later;
     const seat_process process(world.options(1), [](socket_endpoint& end, recorder& heard) {
       const std::vector<std::byte> bytes(40'000, std::byte{9});
       for (std::uint64_t i = 0; i < 3; ++i)
@@ -238,7 +238,7 @@ TEST_CASE("frames that had no room when their sender died are taken if they have
     world.run_for(20 * ms);
     world.ends[0]->tell(seat_id{1}, {.tag = 99}, {});
     ::usleep(50'000);
-    world.heard[0].answer = frame_room::answer::take;
+    world.heard[0].answer = frame_buffer::answer::take;
     REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
     CHECK(world.heard[0].frames.size() == 3);
   }

@@ -284,7 +284,7 @@ TEST_CASE("frames come whole and in order however their bytes are cut") {
     std::vector<std::byte> scratch(100);
     std::size_t at = 0;
     while (at < stream.size() || reader.is_held()) {
-      heard.answer = random.once_in(5) ? frame_room::answer::later : frame_room::answer::take;
+      heard.answer = random.once_in(5) ? frame_buffer::answer::later : frame_buffer::answer::take;
       if (reader.is_held()) {
         REQUIRE(reader.ask_again(seat_id{1}, handler, counted, has_come) != detail::read_state::malformed);
         continue;
@@ -319,7 +319,7 @@ TEST_CASE("bytes that wait are what was added, less what went") {
     std::vector<std::byte> naive;
     for (int i = 0; i < 300; ++i) {
       if (random.once_in(2)) {
-        std::vector<std::byte> more(random.below(std::uint64_t{waiting.room()} + 1));
+        std::vector<std::byte> more(random.below(std::uint64_t{waiting.free_bytes()} + 1));
         for (std::byte& each : more)
           each = static_cast<std::byte>(random.next());
         waiting.add(more);
@@ -330,7 +330,7 @@ TEST_CASE("bytes that wait are what was added, less what went") {
         naive.erase(naive.begin(), naive.begin() + static_cast<std::ptrdiff_t>(gone));
       }
       REQUIRE(std::vector<std::byte>(waiting.waiting().begin(), waiting.waiting().end()) == naive);
-      REQUIRE(waiting.room() == 1000 - naive.size());
+      REQUIRE(waiting.free_bytes() == 1000 - naive.size());
     }
   }
 }

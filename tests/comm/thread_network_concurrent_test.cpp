@@ -139,17 +139,17 @@ TEST_SUITE("thread_network") {
   TEST_CASE("what happens while a callback runs ends the wait that follows it") {
     // Takes no data, and lets something happen while it is asked.
     struct meanwhile : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header&) noexcept {
+      frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         if (what) std::exchange(what, nullptr)();
-        return {.what = frame_room::answer::later};
+        return {.what = frame_buffer::answer::later};
       }
       void told(seat_id from, const frame_header&, std::span<const std::byte>) noexcept { teller = from; }
       std::function<void()> what{};
       std::optional<seat_id> teller{};
     };
     struct taker : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header& header) noexcept {
-        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
+        return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
       std::array<std::byte, 100> bytes{};
     };
@@ -199,12 +199,12 @@ TEST_SUITE("thread_network") {
       std::atomic<bool>* is_given_up = nullptr;
     };
     struct reader : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header& header) noexcept {
+      frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         is_being_read = true;
         sender->wake();
         while (!is_given_up && sender->now_ns() < limit.ns)
           std::this_thread::yield();
-        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+        return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
       void arrived(seat_id, const frame_header&) noexcept { has_read = true; }
       thread_endpoint* sender = nullptr;
@@ -243,9 +243,9 @@ TEST_SUITE("thread_network") {
 
   TEST_CASE("who takes the seat of one that died hears nothing that was meant for that one") {
     struct counter : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header& header) noexcept {
+      frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         ++heard;
-        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+        return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
       void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++heard; }
       void came(seat_id) noexcept { ++arrivals; }
@@ -281,8 +281,8 @@ TEST_SUITE("thread_network") {
 
   TEST_CASE("a death is told though what was sent before it finds no room") {
     struct full : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header&) noexcept {
-        return {.what = frame_room::answer::later};
+      frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
+        return {.what = frame_buffer::answer::later};
       }
       void died(seat_id, comm::death) noexcept { ++deaths; }
       int deaths = 0;
@@ -317,8 +317,8 @@ TEST_SUITE("thread_network") {
   TEST_CASE(
       "a frame that is given less room than it needs is dropped, and nothing behind the room is written") {
     struct narrow : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header&) noexcept {
-        return {frame_room::answer::take, std::span(bytes).first(4)};
+      frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
+        return {frame_buffer::answer::take, std::span(bytes).first(4)};
       }
       void arrived(seat_id, const frame_header&) noexcept { ++arrivals; }
       std::array<std::byte, 8> bytes{};
@@ -343,8 +343,8 @@ TEST_SUITE("thread_network") {
 
   TEST_CASE("copies that are not taken have a budget, and what was sent before a death is heard before it") {
     struct order : llmmem::detail::any_frame_handler {
-      frame_room room_for(seat_id, const frame_header& header) noexcept {
-        return {frame_room::answer::take, std::span(bytes).first(header.bytes)};
+      frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
+        return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};
       }
       void arrived(seat_id, const frame_header&) noexcept { arrivals += deaths == 0 ? 1 : 0; }
       void died(seat_id, comm::death) noexcept { ++deaths; }

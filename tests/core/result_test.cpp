@@ -87,7 +87,7 @@ constexpr std::array refusals{
         errc::layout_mismatch, raises::argument_error,
         "kv: the contents' fingerprints differ, 30 there, 12 here: other shape, element type, block size or "
         "model; nothing was taken"},
-    refusal{errc::foreign_stream, raises::argument_error,
+    refusal{errc::not_a_kv_stream, raises::argument_error,
             "kv: not a stream of keys and values of version 12 (the version read is 30); after a refusal the "
             "rest of a "
             "stream is still to come"},

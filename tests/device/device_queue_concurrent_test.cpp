@@ -162,12 +162,12 @@ TEST_SUITE("device_queue") {
     fake_device device(4);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 2}, device);
-    CHECK(queue.has_room());
+    CHECK(queue.has_capacity());
     static_cast<void>(queue.mark().value());
-    CHECK(queue.has_room());
+    CHECK(queue.has_capacity());
     static_cast<void>(queue.mark().value());
     int asked = 0;
-    for (; !queue.has_room(); ++asked)
+    for (; !queue.has_capacity(); ++asked)
       REQUIRE(asked < 1000);
     CHECK(asked > 0);  // both were on their way
     CHECK(device.waits == 0);

@@ -142,7 +142,7 @@ TEST_SUITE("device") {
         if (at < 4) CHECK(first.error() == failure{errc::system_refused, fake_device::refused, 100, mib});
         const bool has_more = space.try_allocate(100, 1).has_value();
         CHECK(has_more == (at != 4 && at != 5));
-        CHECK(space.used() == 256U * ((at < 4 ? 0 : 1) + (has_more ? 1 : 0)));
+        CHECK(space.used() == 256U * ((at < 4 ? 0U : 1U) + (has_more ? 1U : 0U)));
       }
       CHECK(device.live() == 0);
       CHECK(device.objects() == 0);

@@ -64,16 +64,16 @@ TEST_CASE("touches are remembered for as many contents as there are slots, and f
   std::uint64_t wrongly = 0;
   for (int touch = 0; touch < 2; ++touch) {
     for (std::uint64_t id = 1; id <= 1'000; ++id)
-      wrongly += admits(policy, content_of(id)) ? 1 : 0;
+      wrongly += admits(policy, content_of(id)) ? 1U : 0U;
   }
   for (std::uint64_t id = 1; id <= 1'000; ++id)
     REQUIRE(admits(policy, content_of(id)));
   for (std::uint64_t id = 10'001; id <= 14'000; ++id)
-    wrongly += admits(policy, content_of(id)) ? 1 : 0;
+    wrongly += admits(policy, content_of(id)) ? 1U : 0U;
   CHECK(wrongly < 60);  // of 6,000
   std::uint64_t remembered = 0;
   for (std::uint64_t id = 1; id <= 1'000; ++id)
-    remembered += admits(policy, content_of(id)) ? 1 : 0;
+    remembered += admits(policy, content_of(id)) ? 1U : 0U;
   CHECK(remembered < 30);
 }
 

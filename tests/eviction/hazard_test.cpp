@@ -243,7 +243,7 @@ class chain_cache {
     const slot_id slot = policy_.victim().value();
     const std::uint64_t content = contents_[to_index(slot)];
     for (const std::uint64_t child : children_[content])
-      orphans_ += cached_.contains(child) ? 1 : 0;
+      orphans_ += cached_.contains(child) ? 1U : 0U;
     detail::evict(policy_, slot);
     cached_.erase(content);
     free_.push_back(slot);

@@ -23,13 +23,13 @@ void must(bool holds) {
 constexpr std::uint32_t most_bytes = 20'000;
 
 struct taker {
-  frame_room room_for(seat_id from, const frame_header& header) noexcept {
+  frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
     must(from == seat_id{3} && header.bytes <= most_bytes);
     ++asked;
-    if (asked % 5 == 0) return {frame_room::answer::later, {}};
-    if (asked % 7 == 0) return {frame_room::answer::drop, {}};
+    if (asked % 5 == 0) return {frame_buffer::answer::later, {}};
+    if (asked % 7 == 0) return {frame_buffer::answer::drop, {}};
     room.assign(header.bytes, std::byte{0});
-    return {frame_room::answer::take, room};
+    return {frame_buffer::answer::take, room};
   }
   void arrived(seat_id, const frame_header& header) noexcept { must(room.size() == header.bytes); }
   void told(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {

@@ -19,7 +19,7 @@ using namespace llmmem;
 
 template <class Front>
 result<void> both_ways(const device_executor& run, const Front& front, const kv_memory& cache,
-                       const batch_vectors& in, const batch_room& out) {
+                       const batch_vectors& in, const batch_output& out) {
   if (auto done = append_kv(run, front, in, in, cache, 0); !done) return done;
   return gather_kv(run, front, out, out, cache, 0);
 }
@@ -29,7 +29,7 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
                          const position_front<padded_table_view>& padded_positions,
                          const table_front<csr_table_view>& rows,
                          const table_front<padded_table_view>& padded_rows, const kv_memory& cache,
-                         const batch_vectors& in, const batch_room& out, std::span<const block_pair> pairs,
+                         const batch_vectors& in, const batch_output& out, std::span<const block_pair> pairs,
                          std::span<const copy_task> tasks) {
   const device_executor run(stream);
   if (auto done = both_ways(run, slots, cache, in, out); !done) return done;
@@ -77,7 +77,7 @@ result<void> metadata_kernels(cudaStream_t stream, const batch_tokens& batch, co
 
 result<void> attention_kernels(cudaStream_t stream, const csr_table_view& tables,
                                const padded_table_view& padded, const attention_rows& rows,
-                               const kv_memory& cache, const batch_vectors& in, const batch_room& out,
+                               const kv_memory& cache, const batch_vectors& in, const batch_output& out,
                                std::span<std::byte> workspace) {
   const device_executor run(stream);
   const attention_options options{.query_heads = cache.layout.heads};

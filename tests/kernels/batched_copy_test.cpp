@@ -63,7 +63,7 @@ struct counted_rows {
 /// Counts the rows of a move instead of moving them: two billion take seconds.
 struct row_counter {
   counted_rows* into;
-  template <llmmem::access Read, llmmem::access Write, class Map, class Op>
+  template <llmmem::cache_hint Read, llmmem::cache_hint Write, class Map, class Op>
   result<void> move(const Map& map, const Op& /*op*/) const noexcept {
     *into = {map.rows(), map.at(0, 0).elements, map.at(map.rows() - 1, 0).elements};
     return {};

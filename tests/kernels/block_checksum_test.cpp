@@ -96,7 +96,7 @@ std::uint64_t right_ones(const std::vector<Sum>& sums, Sum other,
   CHECK(sums.back() == other);
   std::uint64_t right = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i)
-    right += sums[i] == expect(blocks[i]) ? 1 : 0;
+    right += sums[i] == expect(blocks[i]) ? 1U : 0U;
   return right;
 }
 
@@ -316,7 +316,7 @@ TEST_SUITE("block_checksum") {
         CHECK(flag == (is_any_beyond ? 1 : 0));
         flag = 0;
         guarded_bytes to(empty_rooms, skew);
-        const block_pool_room room{to.data(), stride + 16, rooms};
+        const block_pool_output room{to.data(), stride + 16, rooms};
         const auto look_for = [&](const std::vector<std::byte>& bytes_there) {
           CHECK(to.bytes() == bytes_there);
           CHECK(to.is_intact());
@@ -438,7 +438,7 @@ TEST_SUITE("block_checksum") {
       for (int which = 0; which < 4; ++which) {
         CAPTURE(which);
         const block_pool_view from{memory + (which == 0 ? skew : 0), 128 + (which == 1 ? skew : 0), 2};
-        const block_pool_room to{memory + 4096 + (which == 2 ? skew : 0), 128 + (which == 3 ? skew : 0), 2};
+        const block_pool_output to{memory + 4096 + (which == 2 ? skew : 0), 128 + (which == 3 ? skew : 0), 2};
         unsigned seen = 0;
         const width_probe run{&seen};
         const auto check = [&](const auto& blocks) {

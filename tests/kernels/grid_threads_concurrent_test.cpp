@@ -106,8 +106,8 @@ TEST_SUITE("grid_threads") {
       std::vector<std::byte> source = cache;
       check_both(std::vector<std::byte>(2 * batch.size()),
                  [&](const auto& run, std::vector<std::byte>& into) {
-                   const batch_room keys{into.data(), 240, 80};
-                   const batch_room values{into.data() + batch.size(), 240, 80};
+                   const batch_output keys{into.data(), 240, 80};
+                   const batch_output values{into.data() + batch.size(), 240, 80};
                    return gather_kv(run, front, keys, values, {source.data(), blocks, layout}, 0, options);
                  });
       const std::vector<block_pair> pairs{{0, 30}, {1, 31}, {2, 29}, {-1, 5}, {3, 39}, {900, 1}};

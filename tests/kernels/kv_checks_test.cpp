@@ -37,7 +37,7 @@ struct small_world {
   [[nodiscard]] batch_vectors vectors(std::uint64_t token, std::uint64_t head) const {
     return {batch.data(), token, head};
   }
-  [[nodiscard]] batch_room room(std::uint64_t token, std::uint64_t head) {
+  [[nodiscard]] batch_output room(std::uint64_t token, std::uint64_t head) {
     return {batch.data(), token, head};
   }
 };
@@ -63,8 +63,8 @@ TEST_SUITE("kv_checks") {
           "append_kv: values: 32 entries needed, 0 given; make it longer");
     CHECK(append(good, good, {nullptr, 2, layout}) ==
           "append_kv: cache: 2048 entries needed, 0 given; make it longer");
-    const batch_room no_room{nullptr, 32, 16};
-    const batch_room room = world.room(32, 16);
+    const batch_output no_room{nullptr, 32, 16};
+    const batch_output room = world.room(32, 16);
     CHECK(told(gather_kv(run, world.front(), room, no_room, world.memory(), 0)) ==
           "gather_kv: values: 32 entries needed, 0 given; make it longer");
     CHECK(told(gather_kv(run, world.front(), room, room, {nullptr, 2, layout}, 0)) ==
@@ -121,11 +121,11 @@ TEST_SUITE("kv_checks") {
                          {world.cache.data(), 2, one_head}, 0)) == "");
   }
 
-  TEST_CASE("rooms whose vectors share bytes are refused by name, and none else") {
+  TEST_CASE("outputs whose vectors share bytes are refused by name, and none else") {
     small_world world;
     const auto gather = [&](std::uint64_t token, std::uint64_t head) {
       return told(gather_kv(host_executor{}, world.front(), world.room(token, head),
-                            batch_room{world.batch.data() + 1024, 32, 16}, world.memory(), 0));
+                            batch_output{world.batch.data() + 1024, 32, 16}, world.memory(), 0));
     };
     CHECK(gather(32, 15) == "gather_kv: keys.head_stride: 16 entries needed, 15 given; make it longer");
     CHECK(gather(15, 48) == "gather_kv: keys.token_stride: 16 entries needed, 15 given; make it longer");

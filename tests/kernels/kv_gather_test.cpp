@@ -163,7 +163,7 @@ TEST_SUITE("kv_gather") {
       const auto check = [&](const auto& run, const auto& by, const kv_memory& memory) {
         std::vector<std::byte> room[2] = {world.planes[0].bytes, world.planes[1].bytes};
         const auto of = [&](std::uint32_t p) {
-          return batch_room{room[p].data(), world.planes[p].token_stride, world.planes[p].head_stride};
+          return batch_output{room[p].data(), world.planes[p].token_stride, world.planes[p].head_stride};
         };
         std::uint32_t flag = 0;
         gather_kv(run, table_front(by, which, world.blocks), of(0), of(1), memory, layer,
@@ -208,7 +208,7 @@ TEST_SUITE("kv_gather") {
     const batch_vectors in{batch.bytes.data(), batch.token_stride, batch.head_stride};
     append_kv(grid_executor(), front, in, in, memory, 0, {.element = dtype::f32, .scales = scales}).value();
     std::vector<std::byte> back(batch.bytes.size());
-    const batch_room out{back.data(), batch.token_stride, batch.head_stride};
+    const batch_output out{back.data(), batch.token_stride, batch.head_stride};
     gather_kv(grid_executor(), front, out, out, memory, 0, {.element = dtype::f32, .scales = scales}).value();
     std::uint64_t seen = 0;
     for (std::size_t row = 0; row < slots.size(); ++row) {
@@ -229,7 +229,7 @@ TEST_SUITE("kv_gather") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     std::vector<std::byte> cache(layout.total_bytes(1));
     std::vector<std::byte> rows(64, poison);
-    const batch_room room{rows.data(), 32, 32};
+    const batch_output room{rows.data(), 32, 32};
     const std::vector<std::int32_t> cu{0, 1};
     const std::vector<std::int32_t> indices{0};
     const auto gather = [&](const csr_table_view& tables, const std::int32_t* lens) {

@@ -75,7 +75,7 @@ result<void> run_all(const Run& run, const kernel_world& world, const reachable&
     return batch_vectors{at.planes[p], world.planes[p].token_stride, world.planes[p].head_stride};
   };
   const auto out = [&](int p) {
-    return batch_room{at.planes[p], world.planes[p].token_stride, world.planes[p].head_stride};
+    return batch_output{at.planes[p], world.planes[p].token_stride, world.planes[p].head_stride};
   };
   const token_options options{.element = world.element, .scales = scales, .out_of_range = at.flag};
   if (auto done = append_kv(run, front, in(0), in(1), cache, 0, options); !done) return done;
@@ -117,7 +117,8 @@ void check_blocks(std::uint64_t seed, cudaStream_t stream) {
   kv_layout layout = any_layout(random);
   if (random() % 3 == 0) layout.block_tokens *= 32;
   kv_layout other = layout;
-  if (random() % 2 == 0) other.heads_in_block = random() % 2 == 0 ? head_order::nhd : head_order::hnd;
+  if (random() % 2 == 0)
+    other.heads_in_block = random() % 2 == 0 ? paging::head_order::nhd : paging::head_order::hnd;
   if (random() % 2 == 0) other.order = static_cast<block_order>(random() % block_order_count);
   constexpr std::uint64_t blocks = 7;
   std::vector<std::byte> source(layout.total_bytes(blocks));

@@ -315,7 +315,7 @@ TEST_SUITE("paged_attention") {
     struct call {
       attention_rows rows{.rows = 1};
       batch_vectors queries;
-      batch_room out;
+      batch_output out;
       kv_memory cache;
       std::uint32_t layer = 1;
       std::span<std::byte> workspace;

@@ -63,7 +63,7 @@ namespace {
   std::uint64_t count = 0;
   for (const auto& table : tables) {
     for (std::size_t i = 0; i < table.size(); ++i)
-      count += i == 0 || to_index(table[i]) != to_index(table[i - 1]) + 1 ? 1 : 0;
+      count += i == 0 || to_index(table[i]) != to_index(table[i - 1]) + 1 ? 1U : 0U;
   }
   return count;
 }

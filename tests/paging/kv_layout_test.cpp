@@ -130,7 +130,7 @@ TEST_CASE("a block is made of as many pieces as its layout says, and neighbours 
     std::uint64_t pieces = 0;
     for (std::size_t i = 0; i < owner.size(); ++i) {
       if (i != 0 && owner[i] == owner[i - 1]) continue;
-      pieces += owner[i] == 1 ? 1 : 0;
+      pieces += owner[i] == 1 ? 1U : 0U;
       if (owner[i] != 0) REQUIRE(owner[i] == owner[i - 1] + 1);
     }
     CHECK(pieces == layout.fragments());

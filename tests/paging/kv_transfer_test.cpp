@@ -171,7 +171,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
   side<> little({.blocks = 4, .block_tokens = 4}, shape);
   CHECK(import_sequence(little.cache, little.memory(), line.source()).code() == errc::sequence_full);
   wire noise{.bytes = std::vector<std::byte>(200, std::byte{1})};
-  CHECK(import_sequence(decode.cache, decode.memory(), noise.source()).code() == errc::foreign_stream);
+  CHECK(import_sequence(decode.cache, decode.memory(), noise.source()).code() == errc::not_a_kv_stream);
   kv_memory beyond = decode.memory();
   beyond.blocks = 4;
   CHECK(import_sequence(decode.cache, beyond, line.source()).error().message() ==

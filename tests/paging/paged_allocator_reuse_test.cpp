@@ -406,15 +406,15 @@ TEST_CASE("the second touch is remembered for as many contents as there are slot
   };
   std::uint64_t wrongly = 0;
   for (std::uint64_t id = 1; id <= 1'000; ++id)
-    wrongly += admits(id) ? 1 : 0;
+    wrongly += admits(id) ? 1U : 0U;
   for (std::uint64_t id = 1; id <= 1'000; ++id)
     REQUIRE(admits(id));
   for (std::uint64_t id = 10'001; id <= 14'000; ++id)
-    wrongly += admits(id) ? 1 : 0;
+    wrongly += admits(id) ? 1U : 0U;
   CHECK(wrongly < 100);  // of 5,000
   std::uint64_t remembered = 0;
   for (std::uint64_t id = 1; id <= 1'000; ++id)
-    remembered += admits(id) ? 1 : 0;
+    remembered += admits(id) ? 1U : 0U;
   CHECK(remembered < 30);
   const access_hint untold{};
   CHECK(admission.admit({.hint = untold}));

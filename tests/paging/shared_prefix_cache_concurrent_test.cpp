@@ -52,7 +52,7 @@ constexpr std::size_t longest = 5;  // blocks
 std::uint64_t value_of(std::span<const token_id> tokens, std::uint64_t salt, std::size_t block) {
   std::uint64_t value = salt + 1;
   for (std::size_t i = 0; i < (block + 1) * block_tokens; ++i)
-    value = value * 0x9E37'79B9'7F4A'7C15ULL + static_cast<std::uint64_t>(tokens[i]) + 1;
+    value = value * std::uint64_t{0x9E37'79B9'7F4A'7C15} + static_cast<std::uint64_t>(tokens[i]) + 1;
   return value;
 }
 

@@ -202,7 +202,7 @@ class shared_world {
     for (; which.committed < upto; ++which.committed) {
       const cached_path now = path(which, which.committed + 1);
       if (const auto found = model_.find(now)) {
-        duplicates += found->block != which.table[which.committed] ? 1 : 0;
+        duplicates += found->block != which.table[which.committed] ? 1U : 0U;
       } else {
         model_.insert(now, which.table[which.committed]);
         ++registered;

@@ -514,7 +514,7 @@ TEST_CASE("audit names the page, the block and the group that are wrong") {
        {"kv: 0 pages can be emptied, counted are 1", "kv: page 2 is missing from a list"}},
       {[](pool& kv) { corrupt::emptiable_pages(kv).push_back(2, 1); },
        {"kv: page 1 stands in a list it does not belong to"}},
-      {[](pool& kv) { ++corrupt::group(kv, 0).room; },
+      {[](pool& kv) { ++corrupt::group(kv, 0).spare; },
        {"kv: group 0 counts 1 pages, 1 active and 1 idle blocks, room for 10; there are 1, 1, 1, 9"}},
       {[](pool& kv) { corrupt::group(kv, 0).open = 0; },
        {"kv: group 0 has 1 open and 1 mixed pages of fill level 1, its masks say otherwise"}},

@@ -405,7 +405,7 @@ TEST_CASE("docs/pipelines.md shows how far 1F1B and gpipe are from the best of a
         const std::array<std::uint64_t, 2> takes{simulate_pipeline(one_f_one_b(shape), costs).makespan_ns,
                                                  simulate_pipeline(gpipe(shape), costs).makespan_ns};
         for (std::size_t i = 0; i < 2; ++i) {
-          slower[i] += takes[i] > best ? 1 : 0;
+          slower[i] += takes[i] > best ? 1U : 0U;
           worst[i] = std::max(worst[i], static_cast<double>(takes[i]) / static_cast<double>(best));
         }
       }

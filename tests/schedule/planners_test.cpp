@@ -59,7 +59,7 @@ TEST_CASE(
     REQUIRE(plan.steady.bound.bytes() == least);
     REQUIRE(plan.steady.forecast.bytes() >= least);
     REQUIRE(plan.steady.forecast.bytes() <= least + 1'000);
-    above += plan.steady.forecast.bytes() != least ? 1 : 0;
+    above += plan.steady.forecast.bytes() != least ? 1U : 0U;
   }
   CHECK(above * 50 <= all.size());
 }

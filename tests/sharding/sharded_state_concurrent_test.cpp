@@ -185,7 +185,7 @@ TEST_SUITE("sharded_state") {
       const bool is_all = random.once_in(2);
       in_sim_world(world, seed, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
         sim_state state(who, tensors, ranks, space, {.segment_bytes = segment});
-        const auto whole = state.room_for(scope).value();
+        const auto whole = state.allocate_whole(scope).value();
         CHECK(sent_by(ranks) == 0);
         for (std::size_t i = 0; i < scope.size(); ++i) {
           const auto mine = floats_of(whole.tensor(i).size() / 4, 100 * i + self);
@@ -225,7 +225,7 @@ TEST_SUITE("sharded_state") {
             static_cast<void>(weights.gather(ids({layer})).value());
           for (const std::uint32_t layer : {2U, 1U, 0U}) {
             const auto w = weights.gather(ids({layer})).value();
-            const auto g = gradients.room_for(ids({layer})).value();
+            const auto g = gradients.allocate_whole(ids({layer})).value();
             if (stage == zero_stage::none) {
               gradients.all_reduce(g, sum_f32).value();
             } else {
@@ -328,8 +328,8 @@ TEST_SUITE("sharded_state") {
         CHECK(state.stats().peak_whole_bytes == buffers({0, 1, 2}));
         CHECK(space.stats().peak == shard + buffers({0, 1, 2}));
         CHECK(state.stats().peak_stage_bytes == 0);
-        const auto sums = state.room_for(ids({1})).value();
-        const auto more = state.room_for(ids({0, 2})).value();
+        const auto sums = state.allocate_whole(ids({1})).value();
+        const auto more = state.allocate_whole(ids({0, 2})).value();
         state.reduce_scatter(sums, sum_f32).value();
         // A window of 1024 bytes from each of the others, and their sum.
         const std::uint64_t summing = world == 1 ? 0 : world * 1024;
@@ -410,7 +410,7 @@ TEST_SUITE("sharded_state") {
               const auto whole = state.gather(scope);
               if (!whole) done = whole.error();
             } else {
-              const auto whole = state.room_for(scope).value();
+              const auto whole = state.allocate_whole(scope).value();
               done = which == 1 ? state.all_reduce(whole, sum_f32) : state.refresh(scope);
             }
           }
@@ -469,7 +469,7 @@ TEST_SUITE("sharded_state") {
       CHECK(state.gather(ids({2})).error().message() == "weights: tensor 2 asked for, there are 2 from 0 on");
       CHECK(state.refresh(ids({7})).error() == failure{errc::no_such_tensor, 7, 7, 2});
       {
-        const auto whole = state.room_for(ids({0, 1})).value();
+        const auto whole = state.allocate_whole(ids({0, 1})).value();
         CHECK(state.reduce_scatter(whole, sum_f32).error() == failure{errc::size_mismatch, 1, 4, 2});
         std::vector<std::span<std::byte>> cut{whole.tensor(0).first(12)};
         CHECK(state.reduce_scatter(ids({0}), cut, sum_f32).error() ==
@@ -510,7 +510,7 @@ TEST_SUITE("sharded_state") {
       for (const std::uint32_t t : {0U, 1U, 2U, 1U, 0U}) {
         const auto whole = weights.gather(ids({t})).value();
         CHECK(copy_of(whole.tensor(0)) == contents(tensors[t], t));
-        const auto sums = gradients.room_for(ids({t})).value();
+        const auto sums = gradients.allocate_whole(ids({t})).value();
         const auto mine = floats_of(sums.tensor(0).size() / 4, 100 * t + self);
         std::memcpy(sums.tensor(0).data(), mine.data(), sums.tensor(0).size());
         gradients.reduce_scatter(sums, sum_f32).value();

@@ -303,7 +303,7 @@ class hybrid_world {
     for (const reader& each : readers_) {
       for (const auto& read : each.reads)
         must(memory_[read.cell] == read.value);
-      waited_ += cache_.check(each.sequence) ? 0 : 1;
+      waited_ += cache_.check(each.sequence) ? 0U : 1U;
     }
   }
 

@@ -53,7 +53,7 @@ class shared_model {
   [[nodiscard]] std::uint64_t idle() const {
     std::uint64_t count = 0;
     for (auto at = cached_.begin(); at != cached_.end(); ++at)
-      count += held(at->second.block) == 0 && !is_continued(at) ? 1 : 0;
+      count += held(at->second.block) == 0 && !is_continued(at) ? 1U : 0U;
     return count;
   }
 
@@ -74,7 +74,7 @@ class shared_model {
   [[nodiscard]] std::uint64_t private_blocks() const {
     std::uint64_t count = 0;
     for (const auto& [block, holders] : held_)
-      count += holders != 0 && !is_cached(block) ? 1 : 0;
+      count += holders != 0 && !is_cached(block) ? 1U : 0U;
     return count;
   }
 

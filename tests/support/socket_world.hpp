@@ -28,8 +28,8 @@
 
 namespace llmmem_tests {
 
+using llmmem::frame_buffer;
 using llmmem::frame_header;
-using llmmem::frame_room;
 using llmmem::seat_id;
 using llmmem::comm::death;
 
@@ -45,12 +45,12 @@ struct heard_frame {
 /// Writes down what it is called with, and gives rooms.
 class recorder {
  public:
-  frame_room room_for(seat_id from, const frame_header& header) noexcept {
+  frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
     ++asked;
-    if (answer != frame_room::answer::take) return {answer, {}};
+    if (answer != frame_buffer::answer::take) return {answer, {}};
     std::vector<std::byte>& room = rooms_[llmmem::to_index(from)];
     room.assign(header.bytes, std::byte{0});
-    return {frame_room::answer::take, room};
+    return {frame_buffer::answer::take, room};
   }
   void arrived(seat_id from, const frame_header& header) noexcept {
     frames.push_back({from, header, rooms_[llmmem::to_index(from)]});
@@ -72,7 +72,7 @@ class recorder {
   /// The room of the frame under way.
   [[nodiscard]] std::vector<std::byte>& room_of(seat_id from) { return rooms_[llmmem::to_index(from)]; }
 
-  frame_room::answer answer = frame_room::answer::take;
+  frame_buffer::answer answer = frame_buffer::answer::take;
   bool is_going_on = true;
   std::size_t asked = 0;
   std::vector<heard_frame> frames;

@@ -22,8 +22,8 @@ class threaded_grid {
   explicit threaded_grid(const llmmem::launch_limits& limits = {}, std::uint32_t threads = 4)
       : limits_(limits), threads_(threads) {}
 
-  template <llmmem::access Read = llmmem::access::passing, llmmem::access Write = llmmem::access::kept,
-            llmmem::row_map Map, llmmem::row_op Op>
+  template <llmmem::cache_hint Read = llmmem::cache_hint::passing,
+            llmmem::cache_hint Write = llmmem::cache_hint::kept, llmmem::row_map Map, llmmem::row_op Op>
   llmmem::result<void> move(const Map& map, const Op& op) const {
     return beside([&](const auto& part) { return part.template move<Read, Write>(map, op); });
   }

@@ -33,7 +33,7 @@ struct toy_request {
 
 /// KV of a token behind one whose KV is `before`, and the token that a model would then say.
 [[nodiscard]] inline std::uint64_t toy_kv(std::uint64_t before, llmmem::token_id token) noexcept {
-  return toy_mix(before + static_cast<std::uint64_t>(token) * 0x9E37'79B9'7F4A'7C15ULL + 1);
+  return toy_mix(before + static_cast<std::uint64_t>(token) * std::uint64_t{0x9E37'79B9'7F4A'7C15} + 1);
 }
 [[nodiscard]] inline llmmem::token_id toy_next(std::uint64_t kv) noexcept {
   return static_cast<llmmem::token_id>(toy_mix(kv) % 50'000);

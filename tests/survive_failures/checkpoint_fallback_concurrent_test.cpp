@@ -133,7 +133,7 @@ TEST_SUITE("checkpoint_fallback") {
       }
       const ended_job ended = run_right(plan, faults);
       CAPTURE(ended.notes);
-      unsaved += ended.notes.find(" is not saved: ") != std::string::npos ? 1 : 0;
+      unsaved += ended.notes.find(" is not saved: ") != std::string::npos ? 1U : 0U;
       restored += ended.figures.restored_from.size();
       llmmem::posix_storage<> storage(plan.checkpoint_dir);
       for (const llmmem::checkpoint_id& id : llmmem::list_checkpoints(storage))

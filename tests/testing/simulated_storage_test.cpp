@@ -968,7 +968,7 @@ TEST_CASE("a sample has the extremes, and says that it is one") {
   std::size_t alone = 0;
   const auto visits = visit_crash_states(storage, {.samples = 10}, [&](simulated_storage& after) {
     counts.insert(after.files().size());
-    alone += after.files().size() == 1 ? 1 : 0;
+    alone += after.files().size() == 1 ? 1U : 0U;
   });
   CHECK_FALSE(visits.exhaustive);
   CHECK(visits.states >= 62);

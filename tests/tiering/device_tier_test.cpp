@@ -164,7 +164,7 @@ TEST_SUITE("device_tier") {
         fake_queue compute(gpu, device_id{0}, {}, device);
         host_space host({.budget = 64 * page});
         tiered_buffer<fake_gpu, host_space> buffer({}, {gpu, page, 16}, {host, 64 * page, 16});
-        wrong += reads_its_own(buffer, gpu, compute, how) ? 0 : 1;
+        wrong += reads_its_own(buffer, gpu, compute, how) ? 0U : 1U;
         CHECK(device.wrong.empty());
       }
       CHECK((wrong != 0) == (how == ends::at_once));
@@ -184,7 +184,7 @@ TEST_SUITE("device_tier") {
           fake_queue own(gpu, device_id{0}, {}, device);
           straight_files files(is_along ? gpu.queue() : own, 64 * page);
           tiered_buffer<fake_gpu, straight_files> buffer({}, {gpu, page, 16}, {files, 64 * page, 16});
-          wrong += reads_its_own(buffer, gpu, compute, how) ? 0 : 1;
+          wrong += reads_its_own(buffer, gpu, compute, how) ? 0U : 1U;
           CHECK(device.wrong.empty());
         }
         CHECK((wrong != 0) == (!is_along && how == ends::followed));

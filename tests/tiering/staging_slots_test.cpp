@@ -21,7 +21,7 @@ TEST_CASE("a staging slot has one user at a time, and another place where the fi
     CAPTURE(seed);
     random_numbers random(seed);
     host_space memory({.budget = 1 << 20});
-    using room_type = detail::chunk_room<host_space>;
+    using room_type = detail::chunk_places<host_space>;
     room_type room(tier_place<host_space>(memory, 8 * each, 64), 16, "test: room", {});
     detail::staging_slots<room_type> stages(room, count, each, {});
     stages.take_places();

@@ -116,7 +116,7 @@ TEST_CASE("room without waiting is what lies free, or what clean copies leave, i
     std::vector<detail::tier_copy> taken;
     for (bool had = true; had;) {
       detail::tier_copy place;
-      had = stack.take_clean_room(nth<1>, place, object_page);
+      had = stack.take_clean_place(nth<1>, place, object_page);
       if (had) {
         CHECK(place.at == residence::reserved);
         taken.push_back(place);
@@ -132,12 +132,12 @@ TEST_CASE("room without waiting is what lies free, or what clean copies leave, i
 TEST_CASE("what a device may still write to is never given out again, and no longer counts as room") {
   three world({.max_chunks = 8}, 4, 4, 8);
   auto& stack = world.parts.stack;
-  const std::uint64_t most = stack.most_room(nth<0>);
+  const std::uint64_t most = stack.most_bytes(nth<0>);
   detail::tier_copy place;
   REQUIRE(stack.take(nth<0>, place, object_page).has_value());
   std::byte* const lost = place.data;
   stack.retire(nth<0>, place);
-  CHECK(stack.most_room(nth<0>) == most - object_page);
+  CHECK(stack.most_bytes(nth<0>) == most - object_page);
   std::vector<detail::tier_copy> rest(3);
   for (detail::tier_copy& each : rest) {
     REQUIRE(stack.take(nth<0>, each, object_page).has_value());

@@ -274,7 +274,7 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   // Without contents there is nothing to keep.
   REQUIRE(now.buffer.persist());
   CHECK(now.disk.index().size() == 0);
-  static_assert(!tiered_buffer<host_space, file_space<>>::keeps_chunks);
+  static_assert(!tiered_buffer<host_space, file_space<>>::persists_chunks);
 }
 
 TEST_CASE("what has reached the file is in the index though nobody calls progress") {

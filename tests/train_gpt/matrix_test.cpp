@@ -54,7 +54,7 @@ TEST_CASE("every element of a blocked product has the bits of the plain sum in o
         float sum = before[i * step + j];
         for (std::size_t k = 0; k < depth && j < columns; ++k)
           sum += a.data[i * a.row_step + k * a.column_step] * b.data[k * b.row_step + j * b.column_step];
-        wrong += c_values[i * step + j] == sum ? 0 : 1;
+        wrong += c_values[i * step + j] == sum ? 0U : 1U;
       }
     }
     REQUIRE(wrong == 0);

@@ -84,7 +84,7 @@ TEST_CASE("one version fewer than n - i, and some backward pass does not find it
         forward[task.micro_batch] = weights.newest();
         continue;
       }
-      lost += weights.pin(forward[task.micro_batch]).code() == errc::version_gone ? 1 : 0;
+      lost += weights.pin(forward[task.micro_batch]).code() == errc::version_gone ? 1U : 0U;
       CHECK(weights.publish(1).has_value());
     }
     CHECK(lost > 0);

@@ -29,7 +29,7 @@ inline std::array<csv_field, 3> split_csv(std::string_view line) {
     if (at < line.size() && line[at] == '"') {
       end = at + 1;
       while (end < line.size() && (line[end] != '"' || (end + 1 < line.size() && line[end + 1] == '"'))) {
-        end += line[end] == '"' ? 2 : 1;
+        end += line[end] == '"' ? 2U : 1U;
       }
       if (end >= line.size()) throw line_fault(at, "a quote is not closed");
       fields.at(i) = {line.substr(at + 1, end - at - 1), at + 1};

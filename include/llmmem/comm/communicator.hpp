@@ -191,8 +191,8 @@ class communicator {
   /// What the endpoint calls.
   struct hearing {
     communicator* all;
-    frame_room room_for(seat_id from, const frame_header& frame) noexcept {
-      return all->room_for(from, frame);
+    frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
+      return all->buffer_for(from, frame);
     }
     void arrived(seat_id from, const frame_header& frame) noexcept { all->arrived(from, frame); }
     void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
@@ -204,7 +204,7 @@ class communicator {
   };
   static_assert(frame_handler<hearing>);
 
-  [[nodiscard]] frame_room room_for(seat_id from, const frame_header& frame) noexcept;
+  [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept;
   void arrived(seat_id from, const frame_header& frame) noexcept;
   void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void died(seat_id seat, comm::death how) noexcept;

@@ -56,7 +56,7 @@ enum class death : std::uint8_t {
 using death [[deprecated("its name is comm::death")]] = comm::death;
 
 /// Where the bytes of a frame are to go.
-struct frame_room {
+struct frame_buffer {
   /// What becomes of it.
   enum class answer : std::uint8_t {
     take,   ///< into `bytes`, of which there are as many as the frame has
@@ -68,15 +68,17 @@ struct frame_room {
   std::span<std::byte> bytes{};
 };
 
+using frame_room [[deprecated("its name is frame_buffer")]] = frame_buffer;
+
 /// Who is told what comes. An endpoint calls it within `send` and `poll`, in the thread that called these.
 ///
-/// - `room_for(from, header)`  where a frame of data is to go. Asked again, for the same frame, after
+/// - `buffer_for(from, header)`  where a frame of data is to go. Asked again, for the same frame, after
 ///                             `later`; when its sender dies, once more within the call that tells of it,
 ///                             before that: what is then still for `later` is dropped.
-/// - `arrived(from, header)`   all of its bytes are in the room.
+/// - `arrived(from, header)`   all of its bytes are in the buffer.
 /// - `told(from, header, bytes)`  a frame of `tell`. The bytes live until this returns.
 /// - `died(seat, how)`         nothing is heard from there any more, and what was under way is not finished:
-///                             rooms given are free again. Told of a seat once, and once more when one that
+///                             buffers given are free again. Told of a seat once, and once more when one that
 ///                             was suspected died for certain. One that is suspected is told so by the
 ///                             endpoint, or can still be told.
 /// - `came(seat)`              a process that has not been heard before is connected there.
@@ -86,7 +88,7 @@ struct frame_room {
 template <class H>
 concept frame_handler = requires(H& handler, const H& seen, seat_id from, const frame_header& header,
                                  std::span<const std::byte> bytes, comm::death how) {
-  { handler.room_for(from, header) } noexcept -> std::same_as<frame_room>;
+  { handler.buffer_for(from, header) } noexcept -> std::same_as<frame_buffer>;
   { handler.arrived(from, header) } noexcept;
   { handler.told(from, header, bytes) } noexcept;
   { handler.died(from, how) } noexcept;
@@ -98,7 +100,7 @@ namespace detail {
 
 /// For concepts.
 struct any_frame_handler {
-  frame_room room_for(seat_id, const frame_header&) noexcept { return {}; }
+  frame_buffer buffer_for(seat_id, const frame_header&) noexcept { return {}; }
   void arrived(seat_id, const frame_header&) noexcept {}
   void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {}
   void died(seat_id, comm::death) noexcept {}

@@ -118,7 +118,7 @@ class device_events {
   }
 
   /// Whether `mark` would not wait now. Another thread may take the place before this one does.
-  [[nodiscard]] bool has_room() noexcept {
+  [[nodiscard]] bool has_capacity() noexcept {
     const std::lock_guard lock(mutex_);
     slot& oldest = slots_[next_];
     return !oldest.is_on_its_way || note(oldest, runtime_.query(oldest.event)) != Runtime::not_ready;

@@ -39,11 +39,13 @@ struct block_pool_view {
 };
 
 /// A pool that blocks are written to.
-struct block_pool_room {
+struct block_pool_output {
   std::byte* data = nullptr;
   std::uint64_t stride = 0;
   std::uint64_t blocks = 0;
 };
+
+using block_pool_room [[deprecated("its name is block_pool_output")]] = block_pool_output;
 
 /// All blocks of a pool, in their order. With a destination, block i goes to its block i, as long as both
 /// have one.
@@ -51,7 +53,7 @@ class strided_blocks {
  public:
   /// @param bytes  of each block, from its beginning: below 2^45, and no more than the stride where several
   ///               blocks are copied.
-  strided_blocks(const block_pool_view& from, std::uint64_t bytes, const block_pool_room& to = {}) noexcept
+  strided_blocks(const block_pool_view& from, std::uint64_t bytes, const block_pool_output& to = {}) noexcept
       : from_(from), to_(to), bytes_(bytes) {
     if (to.data != nullptr) from_.blocks = std::min(from.blocks, to.blocks);
   }
@@ -71,7 +73,7 @@ class strided_blocks {
 
  private:
   block_pool_view from_;
-  block_pool_room to_;
+  block_pool_output to_;
   std::uint64_t bytes_;
 };
 static_assert(block_list<strided_blocks>);
@@ -87,7 +89,7 @@ class numbered_blocks {
   /// @param numbers       where the kernel runs; read when it does.
   /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
   numbered_blocks(const block_pool_view& from, std::uint64_t bytes, std::span<const block_pair> numbers,
-                  const block_pool_room& to = {}, std::uint32_t* out_of_range = nullptr) noexcept
+                  const block_pool_output& to = {}, std::uint32_t* out_of_range = nullptr) noexcept
       : of_({from.data, from.stride, from.blocks}, bytes),
         from_blocks_(from.blocks),
         to_blocks_(to.blocks),
@@ -126,7 +128,7 @@ class numbered_blocks {
   const block_pair* pair_;
   std::uint64_t pairs_;
   std::uint32_t* out_of_range_;
-  block_pool_room to_;
+  block_pool_output to_;
 };
 static_assert(block_list<numbered_blocks>);
 

@@ -29,7 +29,7 @@ inline namespace v0 {
 
 namespace detail {
 
-template <unsigned N, access Read, access Write, row_map Map, row_op Op>
+template <unsigned N, cache_hint Read, cache_hint Write, row_map Map, row_op Op>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_launch::threads)
     move_rows_kernel(const __grid_constant__ Map map, const __grid_constant__ Op op,
                      const __grid_constant__ row_launch launch) {
@@ -169,7 +169,8 @@ class device_executor {
   explicit device_executor(cudaStream_t stream, const launch_limits& limits = {}) noexcept
       : stream_(stream), limits_(limits) {}
 
-  template <access Read = access::passing, access Write = access::kept, row_map Map, row_op Op>
+  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+            row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());
     const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
@@ -220,7 +221,7 @@ class device_executor {
   }
 
   /// One kernel for each width that an access may have.
-  template <unsigned N, access Read, access Write, row_map Map, row_op Op>
+  template <unsigned N, cache_hint Read, cache_hint Write, row_map Map, row_op Op>
   cudaError_t start(const Map& map, const Op& op, const row_launch& launch,
                     unsigned elements) const noexcept {
     if constexpr (N > 1) {

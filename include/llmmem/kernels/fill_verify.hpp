@@ -118,7 +118,7 @@ class fill_work {
     const std::uint64_t position = pieces_.position(item);
     const packet<16> bytes = pattern_.at(position);
     if (pieces_.is_packet(item)) {
-      store_packet<16, access::passing>(data_ + position, bytes);
+      store_packet<16, cache_hint::passing>(data_ + position, bytes);
     } else {
       store_packet<1>(data_ + position, {{element_of<std::uint8_t>(bytes, 0)}});
     }
@@ -141,7 +141,7 @@ class verify_work {
     const std::uint64_t position = pieces_.position(item);
     const packet<16> expected = pattern_.at(position);
     if (pieces_.is_packet(item)) {
-      const auto found = load_packet<16, access::passing>(data_ + position);
+      const auto found = load_packet<16, cache_hint::passing>(data_ + position);
       std::uint32_t differs = 0;  // a bit a byte
       for (unsigned i = 0; i < 16; ++i)
         differs |= std::uint32_t{element_of<std::uint8_t>(expected, i) != element_of<std::uint8_t>(found, i)}

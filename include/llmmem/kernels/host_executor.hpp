@@ -32,7 +32,8 @@ struct no_other_lane {
 /// @par Thread safety   any number at once, on different bytes.
 struct host_executor {
   /// Moves each row's elements. @tparam Read, Write  what becomes of lines that a device reads and writes
-  template <access Read = access::passing, access Write = access::kept, row_map Map, row_op Op>
+  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+            row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     // Unaligned ends are no matter to a host: it moves packets by memcpy.
     move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});

@@ -71,20 +71,21 @@ static_assert(token_front<table_front<csr_table_view>> && token_front<table_fron
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null where the layout has no values.
-/// @pre the rooms share no byte with each other, the cache or the front's tables
-/// @return as `append_kv`; and `errc::too_short` for rooms whose vectors share bytes: a stride below a
+/// @pre the outputs share no byte with each other, the cache or the front's tables
+/// @return as `append_kv`; and `errc::too_short` for outputs whose vectors share bytes: a stride below a
 ///      vector, or the wider of both strides below what the narrower spans in `rows` or heads.
 /// @par Complexity   rows x heads x dimension, read and written once; the tables once for each row, and
 ///      log2(sequences) more without `token_to_seq`.
 template <class Run, token_front Front>
-result<void> gather_kv(const Run& run, const Front& front, const batch_room& keys, const batch_room& values,
-                       const kv_memory& cache, std::uint32_t layer, const token_options& options = {});
+result<void> gather_kv(const Run& run, const Front& front, const batch_output& keys,
+                       const batch_output& values, const kv_memory& cache, std::uint32_t layer,
+                       const token_options& options = {});
 
 /// Gathers the latent vectors and rotary keys of MLA apart from each other. Else as `gather_kv`, and errors
 /// as of `append_mla`.
 template <class Run, token_front Front>
-result<void> gather_mla(const Run& run, const Front& front, const batch_room& latent,
-                        const batch_room& rotary, std::uint32_t latent_elements, const kv_memory& cache,
+result<void> gather_mla(const Run& run, const Front& front, const batch_output& latent,
+                        const batch_output& rotary, std::uint32_t latent_elements, const kv_memory& cache,
                         std::uint32_t layer, const token_options& options = {});
 
 }  // namespace v0

@@ -324,7 +324,8 @@ struct token_vectors {
   std::uint64_t head_stride = 0;
 };
 using batch_vectors = token_vectors<const std::byte>;  ///< new ones, as a projection leaves them
-using batch_room = token_vectors<std::byte>;           ///< rows for those that are gathered
+using batch_output = token_vectors<std::byte>;         ///< rows for those that are gathered
+using batch_room [[deprecated("its name is batch_output")]] = batch_output;
 
 /// Converts elements on their way, by scales that are read when it runs.
 template <dtype From, dtype To, kv_direction Direction>

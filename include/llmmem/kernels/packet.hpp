@@ -48,32 +48,32 @@ struct alignas(Bytes) packet {
 
 /// What becomes of the lines that an access leaves in the caches. Either way it is one to device memory, or
 /// to host memory that the device sees: no address is looked up to be shared or local.
-enum class access : std::uint8_t {
+enum class cache_hint : std::uint8_t {
   kept,    ///< something reads them soon: tokens that attention is about to read
   passing  ///< nothing does: `ld.cs`, `st.cs` on a device, so that they leave first
 };
 
 /// Reads a packet. @pre `from` is aligned to it
-template <unsigned Bytes, access How = access::kept>
+template <unsigned Bytes, cache_hint How = cache_hint::kept>
 [[nodiscard]] LLMMEM_HD inline packet<Bytes> load_packet(const std::byte* from) noexcept {
 #if defined(__CUDA_ARCH__)
   using word = typename packet<Bytes>::word;
   packet<Bytes> out;
   if constexpr (Bytes == 16) {
     const auto* const at = reinterpret_cast<const uint4*>(from);
-    const uint4 in = How == access::passing ? __ldcs(at) : __ldca(at);
+    const uint4 in = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
     out.words[0] = in.x;
     out.words[1] = in.y;
     out.words[2] = in.z;
     out.words[3] = in.w;
   } else if constexpr (Bytes == 8) {
     const auto* const at = reinterpret_cast<const uint2*>(from);
-    const uint2 in = How == access::passing ? __ldcs(at) : __ldca(at);
+    const uint2 in = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
     out.words[0] = in.x;
     out.words[1] = in.y;
   } else {
     const auto* const at = reinterpret_cast<const word*>(from);
-    out.words[0] = How == access::passing ? __ldcs(at) : __ldca(at);
+    out.words[0] = How == cache_hint::passing ? __ldcs(at) : __ldca(at);
   }
   return out;
 #else
@@ -84,21 +84,21 @@ template <unsigned Bytes, access How = access::kept>
 }
 
 /// Writes a packet. @pre `to` is aligned to it
-template <unsigned Bytes, access How = access::kept>
+template <unsigned Bytes, cache_hint How = cache_hint::kept>
 LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexcept {
 #if defined(__CUDA_ARCH__)
   using word = typename packet<Bytes>::word;
   if constexpr (Bytes == 16) {
     const uint4 all = make_uint4(in.words[0], in.words[1], in.words[2], in.words[3]);
     auto* const at = reinterpret_cast<uint4*>(to);
-    How == access::passing ? __stcs(at, all) : __stwb(at, all);
+    How == cache_hint::passing ? __stcs(at, all) : __stwb(at, all);
   } else if constexpr (Bytes == 8) {
     const uint2 all = make_uint2(in.words[0], in.words[1]);
     auto* const at = reinterpret_cast<uint2*>(to);
-    How == access::passing ? __stcs(at, all) : __stwb(at, all);
+    How == cache_hint::passing ? __stcs(at, all) : __stwb(at, all);
   } else {
     auto* const at = reinterpret_cast<word*>(to);
-    How == access::passing ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
+    How == cache_hint::passing ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
   }
 #else
   std::memcpy(to, &in, Bytes);

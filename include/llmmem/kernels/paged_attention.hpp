@@ -123,7 +123,7 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
-                             const batch_vectors& queries, const batch_room& out, const kv_memory& cache,
+                             const batch_vectors& queries, const batch_output& out, const kv_memory& cache,
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options);
 

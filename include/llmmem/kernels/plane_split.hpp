@@ -95,8 +95,8 @@ class plane_work {
   LLMMEM_HD void split(std::uint64_t at) const noexcept {
     packet<packet_bytes> in[packets];
     for (unsigned i = 0; i < packets; ++i)
-      in[i] =
-          load_packet<packet_bytes, access::passing>(elements_ + 2 * at + std::uint64_t{i} * packet_bytes);
+      in[i] = load_packet<packet_bytes, cache_hint::passing>(elements_ + 2 * at +
+                                                             std::uint64_t{i} * packet_bytes);
     packet<Elements> exponents;
     packet<Elements> others;
     for (unsigned i = 0; i < Elements / 4; ++i) {
@@ -110,8 +110,8 @@ class plane_work {
   }
 
   LLMMEM_HD void merge(std::uint64_t at) const noexcept {
-    const auto exponents = load_packet<Elements, access::passing>(planes_.exponents + at);
-    const auto others = load_packet<Elements, access::passing>(planes_.mantissas_and_signs + at);
+    const auto exponents = load_packet<Elements, cache_hint::passing>(planes_.exponents + at);
+    const auto others = load_packet<Elements, cache_hint::passing>(planes_.mantissas_and_signs + at);
     packet<packet_bytes> out[packets];
     for (unsigned i = 0; i < Elements / 4; ++i) {
       packet<packet_bytes>& to = out[2 * i / words];

@@ -47,7 +47,7 @@ class deferred_frees {
     std::uint64_t count = 0;
     for (const auto& part : parts)
       count += part.size();
-    if (!fits(count, 1)) return failure{errc::deferred_full, 0, count, room(), "deferred_frees"};
+    if (!fits(count, 1)) return failure{errc::deferred_full, 0, count, free_entries(), "deferred_frees"};
     for (const auto& part : parts) {
       for (const block_id block : part)
         references_[wrap(first_ + held_++, references_.size())] = block;
@@ -89,8 +89,11 @@ class deferred_frees {
   }
 
   /// References that `push` could take now.
-  [[nodiscard]] std::uint64_t room() const noexcept {
+  [[nodiscard]] std::uint64_t free_entries() const noexcept {
     return group_count_ == groups_.size() ? 0 : references_.size() - held_;
+  }
+  [[nodiscard, deprecated("call free_entries()")]] std::uint64_t room() const noexcept {
+    return free_entries();
   }
   /// Whether `groups` pushes of `references` together could be taken now.
   [[nodiscard]] bool fits(std::uint64_t references, std::uint64_t groups) const noexcept {

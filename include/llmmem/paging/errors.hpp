@@ -117,7 +117,7 @@ inline constexpr std::array paging_errors{
             "build more slots"},
     error_info{
         .number = 22,
-        .name = "foreign_stream",
+        .name = "not_a_kv_stream",
         .wanted = "its version",
         .found = "the version understood",
         .sentence =
@@ -235,7 +235,8 @@ inline constexpr error_code listed_twice = detail::code_of<19>(detail::paging_er
 /// The next slot of a ring is held or in flight: index = slot whose turn it is, found = slots there are.
 inline constexpr error_code ring_busy = detail::code_of<20>(detail::paging_errors);
 /// Not a stream of keys and values of ours: wanted = its version, found = the version understood.
-inline constexpr error_code foreign_stream = detail::code_of<22>(detail::paging_errors);
+inline constexpr error_code not_a_kv_stream = detail::code_of<22>(detail::paging_errors);
+[[deprecated("its name is not_a_kv_stream")]] inline constexpr error_code foreign_stream = not_a_kv_stream;
 /// A stream's digest is wrong: index = block, or 0 for the header.
 inline constexpr error_code damaged_stream = detail::code_of<23>(detail::paging_errors);
 /// A stream leaves out blocks that are not here: wanted = blocks that must be cached here, found = blocks

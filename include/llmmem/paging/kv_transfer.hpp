@@ -133,8 +133,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   }
 
   const kv_layout packed = memory.layout.packed();
-  detail::fixed_array<std::byte> room = detail::packed_block(packed, metadata);
-  const std::span<std::byte> buffer(room.data(), room.size());
+  detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
+  const std::span<std::byte> buffer(packed_bytes.data(), packed_bytes.size());
   detail::kv_stream_header header{.block_tokens = cache.block_tokens(),
                                   .contents = memory.layout.content_fingerprint(),
                                   .tokens = tokens.size(),
@@ -175,7 +175,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 /// it.
 ///
 /// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
-/// @return `errc::foreign_stream` for other magic or version, `errc::layout_mismatch` when the contents'
+/// @return `errc::not_a_kv_stream` for other magic or version, `errc::layout_mismatch` when the contents'
 ///         fingerprints differ (another model, shape, element type or block size),
 ///         `errc::block_tokens_differ` for a memory with others than the allocator, `errc::damaged_stream`
 ///         with the block (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks
@@ -194,7 +194,7 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (!source(std::as_writable_bytes(std::span(&header, 1)))) return stopped;
   if (header.magic != detail::kv_stream_header::right_magic ||
       header.version != detail::kv_stream_header::right_version) {
-    return failure{errc::foreign_stream, 0, header.version, detail::kv_stream_header::right_version, who};
+    return failure{errc::not_a_kv_stream, 0, header.version, detail::kv_stream_header::right_version, who};
   }
   const std::uint64_t ours = memory.layout.content_fingerprint();
   if (header.contents != ours) return failure{errc::layout_mismatch, 0, header.contents, ours, who};
@@ -219,8 +219,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high}) != digest)
     return failure{errc::damaged_stream, 0, 0, 0, who};
 
-  detail::fixed_array<std::byte> room = detail::packed_block(packed, metadata);
-  const std::span<std::byte> buffer(room.data(), room.size());
+  detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
+  const std::span<std::byte> buffer(packed_bytes.data(), packed_bytes.size());
   const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   const auto sequence = cache.create(header.context, hints);
   if (!sequence) return sequence.error();

@@ -353,7 +353,7 @@ class paged_allocator {
   }
   LLMMEM_COLD void warn() noexcept;
   result<need> make_room(sequence_id sequence, std::uint64_t count) noexcept;
-  result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& room) noexcept;
+  result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& required) noexcept;
   [[nodiscard]] result<std::uint64_t> count_batch(std::span<const paging::growth> batch) noexcept;
   template <class Visit>
   void walk(std::span<const token_id> tokens, const prefix_context& context, Visit&& visit) const noexcept;

@@ -68,9 +68,9 @@ class prometheus_writer {
     return static_cast<double>(microseconds) / 1e6;
   }
   template <class Number>
-  [[nodiscard]] static std::string_view format(std::array<char, 32>& room, Number value) noexcept {
-    const auto end = std::to_chars(room.data(), room.data() + room.size(), value).ptr;
-    return {room.data(), static_cast<std::size_t>(end - room.data())};
+  [[nodiscard]] static std::string_view format(std::array<char, 32>& digits, Number value) noexcept {
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+    return {digits.data(), static_cast<std::size_t>(end - digits.data())};
   }
 
   void put(std::string_view text) { (*sink_)(text); }

@@ -126,7 +126,7 @@ class super_page_pool {
 
   /// Blocks that `group` alone could have now.
   [[nodiscard]] std::uint64_t available(std::size_t group) const noexcept {
-    return groups_[group].room + open_pages() * groups_[group].page_blocks;
+    return groups_[group].spare + open_pages() * groups_[group].page_blocks;
   }
 
   /// Whether `block` is a block of this pool held by somebody.
@@ -189,7 +189,7 @@ class super_page_pool {
     std::uint64_t pages = 0;
     std::uint64_t active = 0;
     std::uint64_t idle = 0;
-    std::uint64_t room = 0;    // free and idle blocks of pages that hold an active one
+    std::uint64_t spare = 0;   // free and idle blocks of pages that hold an active one
     std::uint64_t open = 0;    // bit i: its i-th list of pages with free blocks is not empty
     std::uint64_t mixed = 0;   // the same for pages with active and idle ones
     std::uint64_t wanted = 0;  // that the allocation under way has not handed out yet

@@ -46,7 +46,7 @@ template <eviction_policy Policy>
   detail::executor tiers(trace, machine, detail);
   const auto events = trace.events();
   const auto make_room = [&](std::uint64_t bytes) {
-    while (!tiers.room(0).fits(bytes)) {
+    while (!tiers.budget(0).fits(bytes)) {
       const auto victim = policy.victim();
       if (!victim) throw error("simulate_online: the policy names no victim, though chunks are unpinned");
       const chunk_id chunk{to_index(*victim)};

@@ -82,7 +82,7 @@ class prefetch_schedule {
  public:
   using top_range = typename Buffer::top_range;
   static constexpr std::size_t tiers = Buffer::tiers;
-  static constexpr bool keeps_chunks = Buffer::keeps_chunks;
+  static constexpr bool persists_chunks = Buffer::persists_chunks;
 
   /// A lease of the buffer whose end the schedule learns of: see `scheduled_lease`.
   template <access_mode Mode>
@@ -109,13 +109,13 @@ class prefetch_schedule {
     return desk_.added(buffer().create(bytes));
   }
   result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     desk_.check_can_add();
     return desk_.added(buffer().create(bytes, key));
   }
   result<chunk_handle> find(const chunk_key& key)
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return desk_.added(buffer().find(key));
   }
@@ -197,7 +197,7 @@ class prefetch_schedule {
   result<void> evict(chunk_handle chunk) { return buffer().evict(chunk); }
   result<void> flush(chunk_handle chunk) { return buffer().flush(chunk); }
   result<void> persist()
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return buffer().persist();
   }

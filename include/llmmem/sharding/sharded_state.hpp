@@ -100,7 +100,7 @@ class whole_tensors {
 ///     sharded_state gradients(zero.of(state_kind::gradients), tensors, ranks, space);
 ///     {
 ///       const auto layer = weights.gather(ids_of_layer).value();     // whole, until the end of the block
-///       const auto sums = gradients.room_for(ids_of_layer).value();
+///       const auto sums = gradients.allocate_whole(ids_of_layer).value();
 ///       backward(layer.tensor(0), sums.tensor(0), ...);
 ///       gradients.reduce_scatter(sums, sum_f32).value();             // as gradients appear
 ///     }
@@ -182,11 +182,15 @@ class sharded_state {
   /// with `hierarchical_zero`. Nothing is sent to anybody else. All members of the group call it.
   /// `errc::size_mismatch` when they do not hold all: wanted = elements of the tensor, found = theirs.
   [[nodiscard]] result<whole> gather_within(rank_group<Transport>& node, std::span<const tensor_id> scope);
-  /// Room for whole tensors, of any contents: this rank's contribution to a sum. Sends nothing.
-  [[nodiscard]] result<whole> room_for(std::span<const tensor_id> scope);
+  /// Memory for whole tensors, of any contents: this rank's contribution to a sum. Sends nothing.
+  [[nodiscard]] result<whole> allocate_whole(std::span<const tensor_id> scope);
+  [[nodiscard, deprecated("call allocate_whole()")]] result<whole> room_for(
+      std::span<const tensor_id> scope) {
+    return allocate_whole(scope);
+  }
 
   /// What the ranks' whole tensors sum up to, in the pieces of those who own it. Other elements of pieces
-  /// stay. Whole tensors may be the pieces themselves, as `room_for` gives them.
+  /// stay. Whole tensors may be the pieces themselves, as `allocate_whole` gives them.
   result<void> reduce_scatter(const whole& contribution, const reduce_op& op) {
     return reduce_scatter(contribution.scope(), contribution.tensors(), op);
   }

@@ -42,7 +42,8 @@ class grid_executor {
   explicit grid_executor(const launch_limits& limits = {}, const block_share& share = {}) noexcept
       : limits_(limits), share_(share) {}
 
-  template <access Read = access::passing, access Write = access::kept, row_map Map, row_op Op>
+  template <cache_hint Read = cache_hint::passing, cache_hint Write = cache_hint::kept, row_map Map,
+            row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());
     if (auto aligned = check(map, elements * Op::from_bytes, elements * Op::to_bytes); !aligned)

@@ -123,8 +123,8 @@ class sim_endpoint {
   std::uint64_t resumes_at_ = 0;   // while it waits or works
   std::uint64_t sends_until_ = 0;  // its link is taken until then, by what it sends
   std::uint64_t takes_until_ = 0;
-  std::uint32_t room_at_ = ~0U;  // process it waits for to take data, or none
-  std::uint64_t room_for_ = 0;   // so many bytes
+  std::uint32_t full_receiver_ = ~0U;  // process it waits for to take data, or none
+  std::uint64_t bytes_to_send_ = 0;    // so many bytes
   std::uint64_t calls_ = 0;
   std::uint64_t dies_in_call_ = ~std::uint64_t{0};
   std::vector<std::uint32_t> connected_{};  // by seat: the process there, or none
@@ -226,7 +226,7 @@ class sim_network {
   [[nodiscard]] std::uint64_t past_links(sim_endpoint& from, sim_endpoint& to, std::uint64_t delay,
                                          std::uint64_t bytes) const;
   void reach(std::uint64_t time);
-  [[nodiscard]] bool has_room(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept;
+  [[nodiscard]] bool fits_in_flight(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept;
   void die(sim_endpoint& process);
   void leave(sim_endpoint& process);
   void connect(sim_endpoint& process);

@@ -95,7 +95,7 @@ class persistent_file_space : public file_space<Engine> {
   using base = file_space<Engine>;
   using range_type = typename base::range_type;
   /// A tiered buffer keeps an index of its chunks here.
-  static constexpr bool keeps_chunks = true;
+  static constexpr bool persists_chunks = true;
 
   template <class... Args>
   persistent_file_space(std::string path, persistent_file_options options, Args&&... engine)

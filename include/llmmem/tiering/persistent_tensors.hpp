@@ -76,7 +76,7 @@ struct persistent_recovery {
 template <class Buffer>
 class persistent_tensors : private tiered_tensors<Buffer> {
   using base = tiered_tensors<Buffer>;
-  static_assert(Buffer::keeps_chunks,
+  static_assert(Buffer::persists_chunks,
                 "tensors are kept where the last tier keeps chunks: take a persistent_file_space for it");
 
  public:

@@ -125,9 +125,13 @@ template <class Space>
 
 /// Whether a space has an index of the chunks in it, for another process to find them.
 template <class Space>
-[[nodiscard]] consteval bool keeps_chunks() noexcept {
-  if constexpr (requires { Space::keeps_chunks; }) {
-    return Space::keeps_chunks;
+[[nodiscard]] consteval bool persists_chunks() noexcept {
+  static_assert(
+      !requires { Space::keeps_chunks; },
+      "a space says by `persists_chunks` that its chunks outlive the process: `keeps_chunks` is its old "
+      "name");
+  if constexpr (requires { Space::persists_chunks; }) {
+    return Space::persists_chunks;
   } else {
     return false;
   }

@@ -74,7 +74,8 @@ class basic_tiered_buffer {
   /// Whether contents that lie in the last tier can become chunks: they are there as they are, in one range.
   static constexpr bool adopts = !parts::encodes && !detail::never_fragments<space_type<tiers - 1>>();
   /// Whether chunks may have keys, and outlive the process.
-  static constexpr bool keeps_chunks = detail::keeps_chunks<space_type<tiers - 1>>();
+  static constexpr bool persists_chunks = detail::persists_chunks<space_type<tiers - 1>>();
+  [[deprecated("its name is persists_chunks")]] static constexpr bool keeps_chunks = persists_chunks;
   using top_range = typename space_type<0>::range_type;
   using stats_type = tiered_stats<tiers>;
   using clock_type = typename Traits::clock;
@@ -205,26 +206,26 @@ class basic_tiered_buffer {
   /// @{
   /// A chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full`: of the index.
   result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return parts_.desk.create(bytes, key);
   }
   /// The chunk of that key, of this process or one before. `errc::no_such_key`.
   [[nodiscard]] result<chunk_handle> find(const chunk_key& key) const noexcept
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return parts_.keys.find(key);
   }
   /// `flush`, until neither a crash nor a loss of power can take what is there. Of failures the first.
   result<void> persist()
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return parts_.desk.persist();
   }
   /// Reads what rests in the last tier only and has a key, and removes what is damaged; how many. Goes on
   /// after a read that fails, and gives the first failure.
   result<std::uint64_t> check_kept()
-    requires(keeps_chunks)
+    requires(persists_chunks)
   {
     return parts_.desk.check_kept();
   }

@@ -144,8 +144,8 @@ class file_space {
     used_ -= range.bytes;
   }
   /// Whole pages of it: no other range begins in its last one.
-  void give_back_room(range_type range) noexcept {
-    // Where the file system cannot, the room stays with the file.
+  void punch_pages(range_type range) noexcept {
+    // Where the file system cannot, the pages stay with the file.
     static_cast<void>(file_.punch(offset_of(range.data), (range.bytes + page_ - 1) / page_ * page_));
   }
 
@@ -194,7 +194,7 @@ result<typename file_space<Engine>::range_type> file_space<Engine>::try_allocate
   const result<range_type> range = take(bytes, alignment);
   if (!range) return range;
   if (const result<void> had = file_.reserve(offset_of(range->data), bytes); !had) {
-    give_back_room(*range);  // some of it may have been had
+    punch_pages(*range);  // some of it may have been had
     forget(*range);
     return had.error();
   }
@@ -210,7 +210,7 @@ void file_space<Engine>::deallocate(range_type range) noexcept {
     wrong = live_.check(file_.path().c_str(), range.data, range.bytes);
   }
   if (wrong.what != misuse::kind::none) return options_.on_misuse(wrong, options_.misuse_context);
-  give_back_room(range);  // before anyone else can have it
+  punch_pages(range);  // before anyone else can have it
   forget(range);
 }
 

@@ -47,9 +47,9 @@ void poll_queue(Queue& queue) noexcept {
 
 /// Whether a copy would begin at once. Queues that do not tell refuse what they have no room for.
 template <class Queue>
-[[nodiscard]] bool has_room(Queue& queue) noexcept {
-  if constexpr (requires { queue.queue().has_room(); }) {
-    return queue.queue().has_room();
+[[nodiscard]] bool has_capacity(Queue& queue) noexcept {
+  if constexpr (requires { queue.queue().has_capacity(); }) {
+    return queue.queue().has_capacity();
   } else {
     return true;
   }

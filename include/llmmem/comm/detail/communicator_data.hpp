@@ -29,13 +29,13 @@ result<void> communicator<E>::may_talk(rank_id with) const noexcept {
 }
 
 template <endpoint E>
-frame_room communicator<E>::room_for(seat_id from, const frame_header& frame) noexcept {
-  if (frame.epoch > epoch_) return {.what = frame_room::answer::later};
+frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame) noexcept {
+  if (frame.epoch > epoch_) return {.what = frame_buffer::answer::later};
   if (frame.epoch < epoch_ || is_revoked_ || !part_.members().contains(from) || failed().contains(from)) {
     ++stats_.stale_frames;
     return {};
   }
-  return inbox_.room_for(from, frame);
+  return inbox_.buffer_for(from, frame);
 }
 
 template <endpoint E>
@@ -90,11 +90,11 @@ result<void> communicator<E>::send_to_self(std::span<const std::byte> bytes, std
     const auto now = static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes.size() - sent, 1U << 30U));
     const frame_header frame{
         .epoch = epoch_, .message = bytes.size(), .offset = sent, .bytes = now, .tag = tag};
-    const frame_room room = inbox_.room_for(self, frame);
-    if (room.what != frame_room::answer::take) {
+    const frame_buffer into = inbox_.buffer_for(self, frame);
+    if (into.what != frame_buffer::answer::take) {
       return refuse(errc::out_of_bytes, rank_, bytes.size(), options_.early_bytes - inbox_.early_bytes());
     }
-    if (now != 0) std::memcpy(room.bytes.data(), bytes.data() + sent, now);
+    if (now != 0) std::memcpy(into.bytes.data(), bytes.data() + sent, now);
     arrived(self, frame);
     sent += now;
   } while (sent < bytes.size());

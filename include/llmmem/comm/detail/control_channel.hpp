@@ -229,7 +229,7 @@ inline void control_channel::put(writer& out, frame_sort sort, const frame_heade
   const std::size_t whole = wire_header_bytes + bytes.size();
   // Messages leave room for a notice.
   const std::size_t kept = sort == frame_sort::frame ? 2 * wire_header_bytes : 0;
-  if (!out.waiting.empty() && out.waiting.room() < whole + kept) {
+  if (!out.waiting.empty() && out.waiting.free_bytes() < whole + kept) {
     out.is_overflowed = true;
     return;
   }

@@ -79,17 +79,17 @@ class inbox {
   }
 
   /// See `frame_handler`. Of frames of this epoch, from who is heard.
-  [[nodiscard]] frame_room room_for(seat_id from, const frame_header& frame) noexcept {
+  [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
     sender& of = senders_[to_index(from)];
     if (frame.bytes > frame.message || frame.offset > frame.message - frame.bytes) return torn();
     if (frame.offset == 0) {
       abandon(of, from);
-      if (!begin(of, from, frame)) return {.what = frame_room::answer::later};
+      if (!begin(of, from, frame)) return {.what = frame_buffer::answer::later};
     } else if (of.into == target::none || frame.offset != of.next) {
       return torn();
     }
     if (of.into == target::dropped) return {};
-    return {.what = frame_room::answer::take, .bytes = place(of, frame)};
+    return {.what = frame_buffer::answer::take, .bytes = place(of, frame)};
   }
 
   void arrived(seat_id from, const frame_header& frame) noexcept {
@@ -139,7 +139,7 @@ class inbox {
     std::optional<frame_header> offered{};  // the beginning of a message that waits for room
   };
 
-  [[nodiscard]] frame_room torn() noexcept {
+  [[nodiscard]] frame_buffer torn() noexcept {
     ++torn_;
     return {};
   }

@@ -24,7 +24,7 @@ namespace detail {
 /// A frame handler without its type, so that what calls it is compiled once.
 struct frame_handler_ref {
   void* object;
-  frame_room (*on_room_for)(void*, seat_id, const frame_header&) noexcept;
+  frame_buffer (*on_buffer_for)(void*, seat_id, const frame_header&) noexcept;
   void (*on_arrived)(void*, seat_id, const frame_header&) noexcept;
   void (*on_told)(void*, seat_id, const frame_header&, std::span<const std::byte>) noexcept;
   void (*on_died)(void*, seat_id, comm::death) noexcept;
@@ -36,7 +36,7 @@ template <frame_handler H>
 [[nodiscard]] frame_handler_ref refer_to(H& handler) noexcept {
   return {&handler,
           [](void* h, seat_id from, const frame_header& header) noexcept {
-            return static_cast<H*>(h)->room_for(from, header);
+            return static_cast<H*>(h)->buffer_for(from, header);
           },
           [](void* h, seat_id from, const frame_header& header) noexcept {
             static_cast<H*>(h)->arrived(from, header);
@@ -109,7 +109,7 @@ class data_reader {
   std::size_t places(std::span<iovec, 2> into, std::span<std::byte> scratch) noexcept {
     switch (phase_) {
       case phase::taking: {
-        into[0] = {room_.data() + done_, room_.size() - done_};
+        into[0] = {buffer_.data() + done_, buffer_.size() - done_};
         into[1] = {staging_.data(), ahead()};
         return 2;
       }
@@ -137,7 +137,7 @@ class data_reader {
         if (done_ == header_.bytes) finish(counted);
         return read_state::more;
       case phase::taking: {
-        const std::size_t part = smaller(count, room_.size() - done_);
+        const std::size_t part = smaller(count, buffer_.size() - done_);
         done_ += part;
         end_ = count - part;
         break;
@@ -185,16 +185,16 @@ class data_reader {
         phase_ = phase::later;
       }
       if (phase_ == phase::later) {
-        const frame_room given = handler.on_room_for(handler.object, from, header_);
-        if (given.what == frame_room::answer::later) return read_state::later;
+        const frame_buffer given = handler.on_buffer_for(handler.object, from, header_);
+        if (given.what == frame_buffer::answer::later) return read_state::later;
         done_ = 0;
-        const bool is_taken = given.what == frame_room::answer::take && given.bytes.size() >= header_.bytes;
+        const bool is_taken = given.what == frame_buffer::answer::take && given.bytes.size() >= header_.bytes;
         phase_ = is_taken ? phase::taking : phase::dropping;
-        room_ = is_taken ? given.bytes.first(header_.bytes) : std::span<std::byte>();
+        buffer_ = is_taken ? given.bytes.first(header_.bytes) : std::span<std::byte>();
       }
       const std::size_t part = smaller(end_ - begin_, header_.bytes - done_);
       if (phase_ == phase::taking && part != 0)
-        std::memcpy(room_.data() + done_, staging_.data() + begin_, part);
+        std::memcpy(buffer_.data() + done_, staging_.data() + begin_, part);
       begin_ += part;
       done_ += part;
       if (done_ != header_.bytes) break;
@@ -213,7 +213,7 @@ class data_reader {
   std::vector<std::byte> staging_;
   std::size_t begin_ = 0;  // of what is in it and not yet looked at
   std::size_t end_ = 0;
-  std::span<std::byte> room_;
+  std::span<std::byte> buffer_;
   std::size_t done_ = 0;  // bytes of the frame under way
   std::uint64_t taken_ = 0;
   frame_header header_{};
@@ -293,7 +293,9 @@ class waiting_bytes {
     begin_ = 0;
   }
   [[nodiscard]] bool empty() const noexcept { return begin_ == bytes_.size(); }
-  [[nodiscard]] std::size_t room() const noexcept { return bytes_.capacity() - (bytes_.size() - begin_); }
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    return bytes_.capacity() - (bytes_.size() - begin_);
+  }
   [[nodiscard]] std::span<const std::byte> waiting() const noexcept {
     return std::span<const std::byte>(bytes_).subspan(begin_);
   }
@@ -301,7 +303,7 @@ class waiting_bytes {
     begin_ += count;
     if (empty()) clear();
   }
-  /// @pre at most `room()`
+  /// @pre at most `free_bytes()`
   void add(std::span<const std::byte> more) noexcept {
     if (bytes_.capacity() - bytes_.size() < more.size()) {
       bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(begin_));

@@ -163,13 +163,13 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
   const std::byte* const bytes = in.data.front().bytes;
   in.is_being_read = true;
   held.unlock();
-  frame_room room = handler.room_for(from, header);
-  if (room.what == frame_room::answer::take && room.bytes.size() < header.bytes) room = {};
-  if (room.what == frame_room::answer::take && header.bytes != 0)
-    std::memcpy(room.bytes.data(), bytes, header.bytes);
+  frame_buffer into = handler.buffer_for(from, header);
+  if (into.what == frame_buffer::answer::take && into.bytes.size() < header.bytes) into = {};
+  if (into.what == frame_buffer::answer::take && header.bytes != 0)
+    std::memcpy(into.bytes.data(), bytes, header.bytes);
   held.lock();
   in.is_being_read = false;
-  const bool is_taken = room.what != frame_room::answer::later;
+  const bool is_taken = into.what != frame_buffer::answer::later;
   in.is_held = !is_taken;
   if (is_taken) {
     if (in.data.front().is_copy) in.copied -= header.bytes;
@@ -177,7 +177,7 @@ bool thread_endpoint::deliver_data(lock& held, seat_id from, Handler& handler) {
     ++in.taken;
   }
   net_->places_[to_index(from)].tell_change();
-  if (room.what == frame_room::answer::take) {
+  if (into.what == frame_buffer::answer::take) {
     held.unlock();
     handler.arrived(from, header);
     held.lock();

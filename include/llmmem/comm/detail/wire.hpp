@@ -19,19 +19,19 @@ namespace detail {
 /// Writes one behind the other, into room that is known to be enough.
 class wire_writer {
  public:
-  constexpr explicit wire_writer(std::span<std::byte> room) noexcept : room_(room) {}
+  constexpr explicit wire_writer(std::span<std::byte> buffer) noexcept : buffer_(buffer) {}
 
   template <std::unsigned_integral T>
   constexpr wire_writer& put(T value) noexcept {
     for (std::size_t i = 0; i < sizeof(T); ++i)
-      room_[at_ + i] = static_cast<std::byte>((value >> (8 * i)) & 0xFFU);
+      buffer_[at_ + i] = static_cast<std::byte>((value >> (8 * i)) & 0xFFU);
     at_ += sizeof(T);
     return *this;
   }
   template <std::size_t Count>
   constexpr wire_writer& put(const std::array<std::byte, Count>& bytes) noexcept {
     for (const std::byte each : bytes)
-      room_[at_++] = each;
+      buffer_[at_++] = each;
     return *this;
   }
   /// As many words as `count` seats need.
@@ -40,10 +40,10 @@ class wire_writer {
       put(set.words()[i]);
     return *this;
   }
-  [[nodiscard]] constexpr std::span<const std::byte> written() const noexcept { return room_.first(at_); }
+  [[nodiscard]] constexpr std::span<const std::byte> written() const noexcept { return buffer_.first(at_); }
 
  private:
-  std::span<std::byte> room_;
+  std::span<std::byte> buffer_;
   std::size_t at_ = 0;
 };
 

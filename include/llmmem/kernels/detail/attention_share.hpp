@@ -22,7 +22,7 @@ struct attention_shape {
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
   const std::int32_t* lengths = nullptr;    // the same
   batch_vectors queries{};
-  batch_room out{};
+  batch_output out{};
   kv_plane keys{};
   kv_plane values{};
   std::uint64_t blocks = 0;

@@ -172,7 +172,7 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
 template <class Pairs, class Run>
 result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& from, const Pairs& pairs,
                         const layer_range& layers, std::uint32_t* out_of_range) {
-  return run.template move<access::passing, access::passing>(
+  return run.template move<cache_hint::passing, cache_hint::passing>(
       block_pair_map<Pairs>(to, from, pairs, layers, out_of_range), copy_op{});
 }
 

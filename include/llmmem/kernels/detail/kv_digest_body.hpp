@@ -159,7 +159,7 @@ struct kv_digest_work {
     return out;
   }
   [[nodiscard]] LLMMEM_HD static packet<step> read(const std::byte* from) noexcept {
-    constexpr access how = access::passing;
+    constexpr cache_hint how = cache_hint::passing;
     if constexpr (N >= 8) {
       return load_packet<N, how>(from);
     } else {

@@ -63,7 +63,7 @@ template <class Byte>
 struct attention_request {
   attention_rows rows{};
   batch_vectors queries{};
-  batch_room out{};
+  batch_output out{};
   kv_memory cache{};
   std::uint32_t layer = 0;
   std::span<std::byte> workspace{};
@@ -272,7 +272,7 @@ inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layo
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
-                             const batch_vectors& queries, const batch_room& out, const kv_memory& cache,
+                             const batch_vectors& queries, const batch_output& out, const kv_memory& cache,
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options) {
   const detail::attention_request of{rows, queries, out, cache, layer, workspace, options};

@@ -19,7 +19,7 @@ namespace detail {
 /// Whether every packet is aligned to itself, or they may have to go in pieces.
 enum class group_access : std::uint8_t { packets, pieces };
 
-template <unsigned Piece, access How, unsigned Bytes>
+template <unsigned Piece, cache_hint How, unsigned Bytes>
 [[nodiscard]] LLMMEM_HD inline packet<Bytes> load_by(const std::byte* from) noexcept {
   packet<Bytes> out{};
   for (unsigned i = 0; i < Bytes / Piece; ++i)
@@ -28,7 +28,7 @@ template <unsigned Piece, access How, unsigned Bytes>
 }
 
 /// A packet aligned to `width` bytes, a power of two.
-template <unsigned Bytes, access How, group_access Access>
+template <unsigned Bytes, cache_hint How, group_access Access>
 [[nodiscard]] LLMMEM_HD inline packet<Bytes> load_aligned(const std::byte* from,
                                                           std::uint32_t width) noexcept {
   if constexpr (Access == group_access::pieces) {
@@ -139,7 +139,7 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD packet<16> load(std::uint64_t item, std::uint64_t p) const noexcept {
     const std::uint64_t row = by_.quotient(item);
-    return load_aligned<16, access::passing, Access>(
+    return load_aligned<16, cache_hint::passing, Access>(
         ends_.values.at(row, item - row * by_.by(), p * std::uint64_t{16}), ends_.values.width);
   }
   LLMMEM_HD void store(std::uint64_t item, std::uint64_t p, const packet<bytes>& codes) const noexcept {
@@ -172,8 +172,8 @@ class dequantize_work {
     const std::uint64_t row = by_.quotient(number);
     const std::uint64_t group = number - row * by_.by();
     const float scale = float_of_bits(load_packet<4>(ends_.scales.at(row, group, 0)).words[0]);
-    const auto codes = load_aligned<bytes, access::passing, Access>(ends_.codes.at(row, group, p * bytes),
-                                                                    ends_.codes.width);
+    const auto codes = load_aligned<bytes, cache_hint::passing, Access>(ends_.codes.at(row, group, p * bytes),
+                                                                        ends_.codes.width);
     store_aligned<Access>(ends_.values.at(row, group, p * std::uint64_t{16}),
                           values_of<Value, Code>(codes, scale), ends_.values.width);
   }

@@ -15,7 +15,7 @@ inline namespace v0 {
 namespace detail {
 
 /// Reads 16 bytes by accesses of N. @pre `from` is aligned to N
-template <unsigned N, access How>
+template <unsigned N, cache_hint How>
 [[nodiscard]] LLMMEM_HD inline packet<16> read_wide(const std::byte* from) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {
@@ -32,7 +32,7 @@ template <unsigned N, access How>
 }
 
 /// Writes 16 bytes by accesses of N. @pre `to` is aligned to N
-template <unsigned N, access How>
+template <unsigned N, cache_hint How>
 LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {

@@ -85,7 +85,7 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   }
   const bool queues = sources != 0 && is_read(grown);
   if (queues && !deferred_.fits(sources, 1))
-    return refusal(errc::deferred_full, slot, sources, deferred_.room());
+    return refusal(errc::deferred_full, slot, sources, deferred_.free_entries());
   const auto had = pool_.allocate(std::span(wanted).first(group_count_), leave, forget_evicted());
   if (!had) return had.error();
 
@@ -153,7 +153,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
     const bool enough = pool_.shortage(std::span(left).first(group_count_), lacks);
     if (enough && deferred_.fits(needed.sources, needed.readers)) break;
     if (collect() != 0) continue;
-    if (enough) return refusal(errc::deferred_full, 0, needed.sources, deferred_.room());
+    if (enough) return refusal(errc::deferred_full, 0, needed.sources, deferred_.free_entries());
     std::size_t g = 0;
     while (lacks[g].lacking() == 0)
       ++g;
@@ -188,9 +188,9 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     const std::uint64_t before = needed.sources;
     records_[slot].copies = 0;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      const need room = needed_for(slot, g, each.tokens.size());
-      needed.blocks[g] += room.blocks();
-      if (!room.copies) continue;
+      const need required = needed_for(slot, g, each.tokens.size());
+      needed.blocks[g] += required.blocks();
+      if (!required.copies) continue;
       if (is_read(records_[slot])) {
         ++needed.sources;
         continue;

@@ -37,17 +37,17 @@ class checked_writer {
   checked_writer(Sink& sink, std::uint32_t crc) noexcept : sink_(&sink), crc_(crc) {}
 
   void put(std::byte value) noexcept {
-    if (used_ == room_.size()) flush();
-    room_[used_++] = value;
+    if (used_ == buffer_.size()) flush();
+    buffer_[used_++] = value;
   }
   /// @pre no more than a few numbers' worth.
   void put(std::span<const std::byte> bytes) noexcept {
-    if (bytes.size() > room_.size() - used_) flush();
-    std::memcpy(room_.data() + used_, bytes.data(), bytes.size());
+    if (bytes.size() > buffer_.size() - used_) flush();
+    std::memcpy(buffer_.data() + used_, bytes.data(), bytes.size());
     used_ += bytes.size();
   }
   void flush() noexcept {
-    const std::span<const std::byte> ready(room_.data(), used_);
+    const std::span<const std::byte> ready(buffer_.data(), used_);
     crc_ = crc32c(crc_, ready);
     good_ = good_ && sink_->write(ready);
     used_ = 0;
@@ -57,7 +57,7 @@ class checked_writer {
 
  private:
   Sink* sink_;
-  std::array<std::byte, 256> room_{};
+  std::array<std::byte, 256> buffer_{};
   std::size_t used_ = 0;
   std::uint32_t crc_;
   bool good_ = true;

@@ -64,10 +64,10 @@ result<std::uint64_t> paged_allocator<Traits>::count_batch(std::span<const pagin
     }
     if (refused.code != errc::ok) break;
     sequence.batch = batches_;
-    const need room = needed_for(each.sequence.slot, count);
-    needed += room.blocks;
-    if (room.copies) static_cast<void>(pool_.release(row(each.sequence.slot)[sequence.blocks - 1]));
-    sequence.copies = room.copies;
+    const need required = needed_for(each.sequence.slot, count);
+    needed += required.blocks;
+    if (required.copies) static_cast<void>(pool_.release(row(each.sequence.slot)[sequence.blocks - 1]));
+    sequence.copies = required.copies;
   }
   for (std::size_t i = 0; i < counted; ++i) {
     record& sequence = at(batch[i].sequence);

@@ -173,7 +173,7 @@ result<void> paged_allocator<Traits>::defer(std::uint32_t slot, std::span<const 
   if (blocks.empty() || deferred_.push(blocks, after)) return {};
   collect();  // fences may have passed since
   if (deferred_.push(blocks, after)) return {};
-  return refusal(errc::deferred_full, slot, blocks.size(), deferred_.room());
+  return refusal(errc::deferred_full, slot, blocks.size(), deferred_.free_entries());
 }
 
 template <class Traits>
@@ -222,10 +222,10 @@ result<std::uint64_t> paged_allocator<Traits>::resize(std::uint64_t blocks) noex
 template <class Traits>
 result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
                                                       std::span<const token_id> tokens) noexcept {
-  const auto room = make_room(sequence, tokens.size());
-  if (!room) return room.error();
+  const auto required = make_room(sequence, tokens.size());
+  if (!required) return required.error();
   const std::uint64_t before = pool_.available();
-  const auto grown = grow(sequence.slot, tokens.size(), *room);
+  const auto grown = grow(sequence.slot, tokens.size(), *required);
   if (grown && at(sequence).tokens_known) fill(sequence.slot, grown->first, tokens);
   warn_if_low(before);  // last: whoever is warned may change everything
   return grown;
@@ -233,10 +233,10 @@ result<append_result> paged_allocator<Traits>::append(sequence_id sequence,
 
 template <class Traits>
 result<append_result> paged_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
-  const auto room = make_room(sequence, count);
-  if (!room) return room.error();
+  const auto required = make_room(sequence, count);
+  if (!required) return required.error();
   const std::uint64_t before = pool_.available();
-  const auto grown = grow(sequence.slot, count, *room);
+  const auto grown = grow(sequence.slot, count, *required);
   if (grown && count != 0) at(sequence).tokens_known = false;
   warn_if_low(before);
   return grown;
@@ -269,22 +269,22 @@ result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_roo
   for (;;) {
     if (const auto alive = begin(sequence); !alive) return alive.error();
     if (const auto fits = check_length(sequence.slot, count); !fits) return fits.error();
-    const need room = needed_for(sequence.slot, count);
-    if (room.blocks <= pool_.available()) return room;
+    const need required = needed_for(sequence.slot, count);
+    if (required.blocks <= pool_.available()) return required;
     if (collect() != 0) continue;  // what came back may be blocks, or the reason to copy
     // Whoever relieves may change everything, this sequence too, and the reason to copy.
-    if (relieve(room.blocks)) continue;
-    if (check(sequence) && needed_for(sequence.slot, count).blocks < room.blocks) continue;
-    return refusal(errc::out_of_blocks, 0, room.blocks, pool_.available());
+    if (relieve(required.blocks)) continue;
+    if (check(sequence) && needed_for(sequence.slot, count).blocks < required.blocks) continue;
+    return refusal(errc::out_of_blocks, 0, required.blocks, pool_.available());
   }
 }
 
 /// @pre `room` is what `needed_for` says, and the pool has it.
 template <class Traits>
 result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
-                                                    const need& room) noexcept {
+                                                    const need& required) noexcept {
   record& sequence = records_[slot];
-  append_result out{.first = sequence.tokens, .new_blocks = room.blocks};
+  append_result out{.first = sequence.tokens, .new_blocks = required.blocks};
   if (count == 0) return out;
   block_id* const table = row(slot);
   const auto used = static_cast<std::uint32_t>(sequence.tokens % block_tokens_);
@@ -293,10 +293,10 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
   block_id* const last = sequence.blocks == 0 ? nullptr : &table[sequence.blocks - 1];
 
   // A copy's block comes behind the new ones, so that those stand in the order they were given out.
-  const std::span<block_id> fresh(&table[sequence.blocks], room.blocks);
+  const std::span<block_id> fresh(&table[sequence.blocks], required.blocks);
   const block_id beside = last == nullptr ? null_block : *last;
   if (const auto done = pool_.allocate(fresh, forget_evicted(), beside); !done) return done.error();
-  if (room.copies) {
+  if (required.copies) {
     out.copy = {.source = *last, .destination = table[total], .tokens = used};
     static_cast<void>(pool_.release(*last));  // cannot fail: this sequence held it
     *last = out.copy.destination;

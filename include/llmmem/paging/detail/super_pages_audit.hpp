@@ -83,7 +83,7 @@ class super_page_pool<Eviction>::auditor {
     ++group.pages;
     group.active += record.active;
     group.idle += record.idle;
-    if (record.active != 0) group.room += pool_->groups_[record.group].page_blocks - record.active;
+    if (record.active != 0) group.spare += pool_->groups_[record.group].page_blocks - record.active;
   }
 
   page_count audit_blocks(std::uint32_t page) {
@@ -210,11 +210,11 @@ class super_page_pool<Eviction>::auditor {
       blame("group " + std::to_string(group) + " wants " + std::to_string(of.wanted) +
             " blocks, though no allocation is under way");
     }
-    if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.room != now.room) {
+    if (of.pages != now.pages || of.active != now.active || of.idle != now.idle || of.spare != now.spare) {
       blame("group " + std::to_string(group) + " counts " + std::to_string(of.pages) + " pages, " +
             std::to_string(of.active) + " active and " + std::to_string(of.idle) + " idle blocks, room for " +
-            std::to_string(of.room) + "; there are " + std::to_string(now.pages) + ", " +
-            std::to_string(now.active) + ", " + std::to_string(now.idle) + ", " + std::to_string(now.room));
+            std::to_string(of.spare) + "; there are " + std::to_string(now.pages) + ", " +
+            std::to_string(now.active) + ", " + std::to_string(now.idle) + ", " + std::to_string(now.spare));
     }
   }
 

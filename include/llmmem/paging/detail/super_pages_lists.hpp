@@ -62,15 +62,15 @@ template <class Change>
 void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcept {
   page_record& record = pages_[page];
   group_record& group = groups_[record.group];
-  const auto room = [&] { return record.active == 0 ? 0 : group.page_blocks - record.active; };
+  const auto spare = [&] { return record.active == 0 ? 0 : group.page_blocks - record.active; };
   const places from = places_of(record);
   group.active -= record.active;
   group.idle -= record.idle;
-  group.room -= room();
+  group.spare -= spare();
   how(record);
   group.active += record.active;
   group.idle += record.idle;
-  group.room += room();
+  group.spare += spare();
   const places to = places_of(record);
   if (record.active == 0 && record.idle == 0) {
     unlist(page, from);

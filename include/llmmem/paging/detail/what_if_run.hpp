@@ -192,7 +192,7 @@ class what_if_run {
     fresh.is_known = true;
     fresh.is_skipped = !made;
     ++sequences_;
-    skipped_ += made ? 0 : 1;
+    skipped_ += made ? 0U : 1U;
     what_if_sequence& place = known_[static_cast<std::size_t>(then.numbers[0])];
     if (place.is_known && !place.is_skipped) static_cast<void>(cache_->release(place.now));
     place = std::move(fresh);

@@ -133,7 +133,7 @@ class evicting_engine {
   /// Frees what `bytes` lack in `tier`, of chunks used later than `limit` only; nothing when that is too
   /// little.
   [[nodiscard]] bool make_room(std::size_t tier, std::uint64_t bytes, std::uint64_t limit) {
-    const std::uint64_t lacking = machine_.room(tier).lacks(bytes);
+    const std::uint64_t lacking = machine_.budget(tier).lacks(bytes);
     if (lacking == 0) return true;
     std::vector<std::pair<entry, bool>> victims;
     std::vector<std::pair<entry, bool>> aside;

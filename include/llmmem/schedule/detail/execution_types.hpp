@@ -22,7 +22,7 @@ enum class refusal : std::uint8_t {
   already_there,  ///< the destination has the newest contents
   leased,         ///< the program is using it in a way that forbids the step
   only_copy,      ///< nothing else has the contents
-  no_room,
+  over_budget,
   in_use,  ///< a transfer that waits for room needs it
   home,    ///< the last tier keeps what it has
 };

@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/schedule/detail/execution_types.hpp>
-#include <llmmem/schedule/detail/tier_room.hpp>
+#include <llmmem/schedule/detail/tier_budget.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/tiering/machine.hpp>
@@ -37,7 +37,7 @@ class executor {
         chunks_(trace.sizes().size()),
         lanes_(machine.links.size() * 2) {
     for (const std::uint64_t budget : machine.budgets)
-      rooms_.emplace_back(budget);
+      budgets_.emplace_back(budget);
     for (std::size_t i = 0; i < chunks_.size(); ++i)
       copies_[i * tiers_ + tiers_ - 1] = {.held = true, .newest = true};
     begin_iteration();
@@ -58,7 +58,7 @@ class executor {
   [[nodiscard]] std::size_t tiers() const noexcept { return tiers_; }
   [[nodiscard]] bool leased(chunk_id chunk) const noexcept { return chunks_[to_index(chunk)].leased; }
   [[nodiscard]] bool worthless(chunk_id chunk) const noexcept { return chunks_[to_index(chunk)].worthless; }
-  [[nodiscard]] const tier_room& room(std::size_t tier) const noexcept { return rooms_[tier]; }
+  [[nodiscard]] const tier_budget& budget(std::size_t tier) const noexcept { return budgets_[tier]; }
   [[nodiscard]] std::size_t lane(std::size_t upper, link_direction way) const noexcept {
     const std::uint32_t link = machine_->link_below(upper);
     const bool second = way == link_direction::offload && machine_->links[link].duplex == link_duplex::full;
@@ -92,18 +92,18 @@ class executor {
     if (own.ready_ns == unresolved || waits(chunk)) return {.why = refusal::in_use};
     const std::uint64_t time = std::max({now_, own.ready_ns, own.busy_ns});
     own = {};
-    rooms_[tier].give(time, trace_->size(chunk));
+    budgets_[tier].give(time, trace_->size(chunk));
     settle();
     return {.start_ns = time, .finish_ns = time};
   }
   issued allocate(chunk_id chunk) {
     copy& own = writable(chunk, 0);
     if (own.held) return {.why = refusal::already_there};
-    const std::uint64_t time = rooms_[0].earliest(now_, trace_->size(chunk));
-    if (time == unresolved) return {.why = refusal::no_room};
+    const std::uint64_t time = budgets_[0].earliest(now_, trace_->size(chunk));
+    if (time == unresolved) return {.why = refusal::over_budget};
     own = {.ready_ns = time, .held = true};
     arrivals_of(chunk) = {.cause = stall_cause::write_back};
-    rooms_[0].take(time, trace_->size(chunk));
+    budgets_[0].take(time, trace_->size(chunk));
     return {.start_ns = time, .finish_ns = time};
   }
 
@@ -135,7 +135,7 @@ class executor {
     copy& own = writable(event.chunk, 0);
     if (!own.held || (tiering::reads(event.mode) && !own.newest)) return refusal::not_there;
     if (own.ready_ns == unresolved || (tiering::writes(event.mode) && waits(event.chunk)))
-      return refusal::no_room;
+      return refusal::over_budget;
     wait(index, event.chunk, own.ready_ns, tiering::writes(event.mode) ? own.busy_ns : 0);
     if (tiering::writes(event.mode)) {
       for (std::size_t tier = 1; tier < tiers_; ++tier)
@@ -183,7 +183,7 @@ class executor {
   }
   [[nodiscard]] std::vector<std::uint64_t> most_bytes() {
     std::vector<std::uint64_t> all;
-    for (tier_room& each : rooms_) {
+    for (tier_budget& each : budgets_) {
       each.advance(unresolved - 1);
       all.push_back(each.most());
     }
@@ -196,7 +196,7 @@ class executor {
     stall_cause cause = stall_cause::prefetch_late;
     std::uint32_t event = 0;  // that a demand fetch serves
     bool blocked = false;     // waited for room that nothing had promised
-    std::uint64_t room_wait_ns = 0;
+    std::uint64_t budget_wait_ns = 0;
   };
   struct chunk_state {
     bool leased = false;
@@ -238,7 +238,7 @@ class executor {
   }
   void advance(std::uint64_t time) {
     now_ = time;
-    for (tier_room& each : rooms_)
+    for (tier_budget& each : budgets_)
       each.advance(now_);
   }
   [[nodiscard]] bool waits(chunk_id chunk) const noexcept {
@@ -312,12 +312,12 @@ class executor {
     const std::uint64_t from = std::max({asked, each.blocked ? now_ : 0, each.in_place ? target.busy_ns : 0});
     std::uint64_t start = from;
     if (!each.in_place && each.to + std::size_t{1} < tiers_) {
-      start = rooms_[each.to].earliest(from, bytes);
+      start = budgets_[each.to].earliest(from, bytes);
       if (start == unresolved) {
         each.blocked = true;
         return false;
       }
-      rooms_[each.to].take(start, bytes);
+      budgets_[each.to].take(start, bytes);
     }
     const link_model& link = machine_->links[machine_->link_below(each.upper)];
     const std::uint64_t finish = later(later(start, link.latency_ns), transfer_ns(link, bytes, each.way));
@@ -325,7 +325,7 @@ class executor {
     source.busy_ns = std::max(source.busy_ns, finish);
     target.ready_ns = finish;
     if (each.to == 0) {
-      arrivals_of(each.chunk).room_wait_ns = start - asked;
+      arrivals_of(each.chunk).budget_wait_ns = start - asked;
       arrivals_of(each.chunk).blocked = each.blocked;
     }
     span({.start_ns = start,
@@ -342,13 +342,13 @@ class executor {
     const arrival& came = arrivals_of(chunk);
     if (ready > now_) {
       const std::uint64_t whole = ready - now_;
-      const std::uint64_t for_room = std::min(whole, came.room_wait_ns);
-      const stall_cause room = came.blocked ? stall_cause::budget : stall_cause::write_back;
+      const std::uint64_t for_budget = std::min(whole, came.budget_wait_ns);
+      const stall_cause of_budget = came.blocked ? stall_cause::budget : stall_cause::write_back;
       const stall_cause own = came.cause == stall_cause::demand_fetch && came.event != event
                                   ? stall_cause::prefetch_late
                                   : came.cause;
-      stall(room, for_room, chunk, event);
-      stall(own, whole - for_room, chunk, event);
+      stall(of_budget, for_budget, chunk, event);
+      stall(own, whole - for_budget, chunk, event);
     }
     if (busy > now_) stall(stall_cause::write_back, busy - now_, chunk, event);
   }
@@ -372,7 +372,7 @@ class executor {
   std::uint64_t began_ = 0;
   std::vector<copy> copies_;  // by chunk, then tier
   std::vector<chunk_state> chunks_;
-  std::vector<tier_room> rooms_;
+  std::vector<tier_budget> budgets_;
   std::vector<lane_state> lanes_;  // of link i: 2i, and 2i + 1 for the other way
   plan_forecast forecast_{};
   std::vector<timeline_span> spans_;

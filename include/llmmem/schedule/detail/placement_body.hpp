@@ -191,7 +191,7 @@ class chunk_search {
                const schedule::chunk_counts& chunks)
       : costs_(priced(facts, who)),
         counts_{chunks.weights, chunks.kv, chunks.activations},
-        room_{facts.device_bytes, facts.host_bytes, facts.nvme_bytes} {
+        budgets_{facts.device_bytes, facts.host_bytes, facts.nvme_bytes} {
     constexpr std::array<const char*, placed_kinds> names{"weights", "kv", "activations"};
     const auto bytes = bytes_of(facts);
     const std::array<tier_fractions, placed_kinds> nearest{fractional.weights, fractional.kv,
@@ -260,7 +260,7 @@ class chunk_search {
   bool offer(const chunks_at& at) {
     candidate now{.at = at, .step_ns = times(at).step_ns()};
     for (std::size_t tier = 0; tier < tiers; ++tier) {
-      std::uint64_t left = room_[tier];
+      std::uint64_t left = budgets_[tier];
       for (std::size_t kind = 0; kind < placed_kinds; ++kind) {
         // At most 2^20 bytes more than all there are.
         const std::uint64_t held = chunk_bytes_[kind] * at[kind][tier];
@@ -351,7 +351,7 @@ class chunk_search {
 
   placement_costs costs_;
   std::array<std::uint32_t, placed_kinds> counts_;
-  std::array<std::uint64_t, tiers> room_;
+  std::array<std::uint64_t, tiers> budgets_;
   std::array<std::uint64_t, placed_kinds> chunk_bytes_{};
   std::array<std::array<double, 2>, placed_kinds> wanted_{};
   std::optional<candidate> best_{};

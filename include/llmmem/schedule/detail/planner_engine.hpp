@@ -170,7 +170,7 @@ class planner_engine : private evicting_engine {
   }
   /// Writes back what would leave `tier` next if it were clean.
   [[nodiscard]] bool clean_next(std::size_t tier) {
-    if (machine_.room(tier).fits(most_bytes_)) return false;
+    if (machine_.budget(tier).fits(most_bytes_)) return false;
     const entry* cheap = best(tier, false);
     const entry* costly = best(tier, true);
     if (costly == nullptr || (cheap != nullptr && cheap->key >= costly->key)) return false;

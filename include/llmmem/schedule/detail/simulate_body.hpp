@@ -109,7 +109,7 @@ class plan_follower {
     throw argument_error(place() + "step " + std::to_string(step) + ", " + name_of(wrong) + ": " + why);
   }
   [[noreturn]] LLMMEM_COLD void refuse_event(std::uint32_t event, refusal why) const {
-    if (why == refusal::no_room)
+    if (why == refusal::over_budget)
       refuse_step(machine_.first_waiting(),
                   "it waits for room for ever, and event " + std::to_string(event) + " for it");
     throw argument_error(place() + describe(trace_->events()[event], event) +

@@ -84,7 +84,7 @@ result<void> sharded_state<Partition, Transport, Space>::check(
 
 template <partition Partition, transport Transport, memory_space Space>
   requires(Space::is_host_accessible)
-result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::room_for(
+result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::allocate_whole(
     std::span<const tensor_id> scope) {
   if (auto fits = check(scope); !fits) return fits.error();
   whole made;
@@ -183,7 +183,7 @@ template <partition Partition, transport Transport, memory_space Space>
 template <class Ranks, class From, class Has>
 result<whole_tensors<Space>> sharded_state<Partition, Transport, Space>::gather_among(
     Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
-  auto made = room_for(scope);
+  auto made = allocate_whole(scope);
   if (!made) {
     // Others are about to wait for this one; but what all find wrong with their arguments ends nothing.
     if (world > 1 && made.code() != errc::no_such_tensor && made.code() != errc::out_of_range) ranks.revoke();

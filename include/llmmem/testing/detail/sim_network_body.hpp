@@ -176,7 +176,7 @@ inline std::uint64_t sim_network::past_partings(seat_id a, seat_id b, std::uint6
   return time;
 }
 
-inline bool sim_network::has_room(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept {
+inline bool sim_network::fits_in_flight(std::uint32_t from, std::uint32_t to, std::uint64_t bytes) noexcept {
   const std::uint64_t under_way = wire_between(from, to).data_bytes;
   return under_way == 0 || under_way + bytes <= options_.lane_bytes;
 }
@@ -210,8 +210,8 @@ inline std::uint64_t sim_network::resumes(sim_endpoint& process) noexcept {
     case sim_endpoint::phase::waits:
       time = std::min(process.resumes_at_, next_due(process));
       if (process.is_woken_) time = now_;
-      if (process.room_at_ != detail::no_process &&
-          has_room(process.number_, process.room_at_, process.room_for_)) {
+      if (process.full_receiver_ != detail::no_process &&
+          fits_in_flight(process.number_, process.full_receiver_, process.bytes_to_send_)) {
         time = now_;
       }
       break;
@@ -272,7 +272,7 @@ inline void sim_network::give_way(sim_endpoint& process, lock& held) {
   pass_on();
   process.turn_.wait(held, [&] { return turn_ == &process; });
   process.phase_ = sim_endpoint::phase::ready;
-  process.room_at_ = detail::no_process;
+  process.full_receiver_ = detail::no_process;
   if (process.is_dead_) throw process_killed{};
   if (is_stuck_) throw sim_stuck(stuck_);
 }
@@ -307,7 +307,7 @@ inline std::string sim_network::who_waits() const {
         text += each->is_dead_ ? " dead" : " returned";
         break;
       default:
-        text += each->room_at_ == detail::no_process ? " listens" : " wants to send";
+        text += each->full_receiver_ == detail::no_process ? " listens" : " wants to send";
     }
     text += " after " + std::to_string(each->calls_) + " calls;";
   }
@@ -529,20 +529,20 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       handler.told(seat, frame.header, frame.bytes);
       return true;
     }
-    const frame_room room = handler.room_for(seat, queue.front().header);
-    if (room.what == frame_room::answer::later) {
+    const frame_buffer into = handler.buffer_for(seat, queue.front().header);
+    if (into.what == frame_buffer::answer::later) {
       w.is_held = true;
       continue;
     }
     const frame_on_wire frame = std::move(queue.front());
     queue.pop_front();
     w.data_bytes -= frame.header.bytes;
-    if (room.what == frame_room::answer::take) {
-      if (room.bytes.size() != frame.bytes.size()) {
-        throw std::logic_error("sim_network: a handler gave room for " + std::to_string(room.bytes.size()) +
+    if (into.what == frame_buffer::answer::take) {
+      if (into.bytes.size() != frame.bytes.size()) {
+        throw std::logic_error("sim_network: a handler gave room for " + std::to_string(into.bytes.size()) +
                                " bytes to a frame of " + std::to_string(frame.bytes.size()));
       }
-      if (!frame.bytes.empty()) std::memcpy(room.bytes.data(), frame.bytes.data(), frame.bytes.size());
+      if (!frame.bytes.empty()) std::memcpy(into.bytes.data(), frame.bytes.data(), frame.bytes.size());
       handler.arrived(seat, frame.header);
     }
     return true;
@@ -563,7 +563,7 @@ result<void> sim_endpoint::send(seat_id to, const frame_header& frame, std::span
   ask_again();
   for (;;) {
     if (connected_[to_index(to)] != process) return refused(errc::peer_failed);
-    if (net_->has_room(number_, process, bytes.size())) {
+    if (net_->fits_in_flight(number_, process, bytes.size())) {
       net_->put(*this, *net_->processes_[process], frame, bytes, detail::lane_data);
       return {};
     }
@@ -572,8 +572,8 @@ result<void> sim_endpoint::send(seat_id to, const frame_header& frame, std::span
     if (deliver_one(handler)) continue;
     sim_network::lock held(net_->mutex_);
     phase_ = phase::waits;
-    room_at_ = process;
-    room_for_ = bytes.size();
+    full_receiver_ = process;
+    bytes_to_send_ = bytes.size();
     resumes_at_ = by.ns;
     net_->give_way(*this, held);
   }

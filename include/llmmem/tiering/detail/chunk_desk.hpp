@@ -51,7 +51,7 @@ class chunk_desk {
   /// Takes over the chunks that the last tier's space has from before.
   chunk_desk(table_type& chunks, stack_type& stack, keys_type& keys, engine_type& engine, mover_type& mover)
       : chunks_(chunks), stack_(stack), keys_(keys), engine_(engine), mover_(mover) {
-    if constexpr (table_type::keeps_chunks) adopt_kept();
+    if constexpr (table_type::persists_chunks) adopt_kept();
   }
   chunk_desk(const chunk_desk&) = delete;
   chunk_desk& operator=(const chunk_desk&) = delete;
@@ -240,7 +240,7 @@ result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_
     return chunks_.at_chunk(errc::timed_out, shared, bytes, why.error().found);
   };
   if (how == parting::anew) {
-    if (const result<void> room = mover_.await_top_room(top.place(), bytes, no_index, wait, began); !room)
+    if (const result<void> room = mover_.await_top_place(top.place(), bytes, no_index, wait, began); !room)
       return refusal(room);
   }
   if (how == parting::copied) {
@@ -248,7 +248,7 @@ result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_
       if (const result<void> there = mover_.make_resident(shared, true, wait); !there) return there;
     }
     const pinned_copy kept(stack_, nth<0>, shared);
-    if (const result<void> room = mover_.await_top_room(top.place(), bytes, shared, wait, began); !room)
+    if (const result<void> room = mover_.await_top_place(top.place(), bytes, shared, wait, began); !room)
       return refusal(room);
     const std::uint64_t old = chunks_[shared].bytes;
     const std::uint64_t copied = bytes < old ? bytes : old;

@@ -134,7 +134,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::u
   const pinned_copy kept(stack_, nth<0>, slot);
   auto fresh = stack_.spare(nth<0>);
   const result<void> room =
-      mover_.await_top_room(fresh.place(), bytes, slot, tiering::wait_complete, engine_.now_ns());
+      mover_.await_top_place(fresh.place(), bytes, slot, tiering::wait_complete, engine_.now_ns());
   if (!room) return room;
   // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
   mover_.quiet(slot);

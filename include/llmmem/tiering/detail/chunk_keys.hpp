@@ -25,7 +25,7 @@ class prefix_index;  // complete wherever a space keeps chunks: their index has 
 namespace detail {
 
 /// Where no space keeps chunks: there are no keys, and every question has the answer "none".
-template <class Table, class Space, class Codec, bool KeepsChunks>
+template <class Table, class Space, class Codec, bool PersistsChunks>
 class chunk_keys {
  public:
   chunk_keys(Table&, Space&, const tiered_options&) noexcept {}
@@ -137,7 +137,7 @@ class chunk_keys<Table, Space, Codec, true> {
 
   Table& chunks_;
   Space& space_;
-  std::conditional_t<Table::keeps_chunks, prefix_index, nothing_kept> keys_;  // to names, + 1
+  std::conditional_t<Table::persists_chunks, prefix_index, nothing_kept> keys_;  // to names, + 1
 };
 
 }  // namespace detail

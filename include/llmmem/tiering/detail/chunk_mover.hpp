@@ -62,8 +62,8 @@ class chunk_mover {
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, tiering::patience wait);
   /// Gives `fresh` a place in tier 0, waiting as long as patience lasts.
   /// @param held  the record whose copy in tier 0 stays there meanwhile, or `no_index`.
-  [[nodiscard]] result<void> await_top_room(tier_copy& fresh, std::uint64_t bytes, std::uint32_t held,
-                                            tiering::patience wait, std::uint64_t began_ns);
+  [[nodiscard]] result<void> await_top_place(tier_copy& fresh, std::uint64_t bytes, std::uint32_t held,
+                                             tiering::patience wait, std::uint64_t began_ns);
   /// Waits for the chunk's transfer, if it has one; how that went.
   result<void> await_quiet(std::uint32_t slot) {
     const std::uint32_t id = chunks_[slot].transfer;
@@ -196,7 +196,7 @@ attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t 
       return attempt::failed(had.error());
     } else {
       const bool can_be_had = had.code() == errc::out_of_bytes || had.code() == errc::table_full;
-      if (!can_be_had || stack_.granted_for(tier, bytes) > stack_.most_room(tier))
+      if (!can_be_had || stack_.granted_for(tier, bytes) > stack_.most_bytes(tier))
         return attempt::failed(had.error());
       const std::optional<slot_id> victim = stack_.victim(tier);
       const bool enough_leaves = stack_.leaving(Index) >= bytes;
@@ -274,7 +274,7 @@ void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency
     tier_copy& beneath = c.copies[Index + 1];
     if (c.transfer == no_index && beneath.at == residence::absent &&
         engine_.can_begin(nth<Index>).is_done() && stack_.is_admitted(nth<Index + 1>, slot, passage::down) &&
-        stack_.take_clean_room(nth<Index + 1>, beneath, c.bytes)) {
+        stack_.take_clean_place(nth<Index + 1>, beneath, c.bytes)) {
       c.admitted[Index + 1] = true;  // not to be asked again when it is there
       if (begin_store<Index>(slot, true, how).is_done()) return;
     }
@@ -420,9 +420,9 @@ void chunk_mover<Traits, Tiers...>::want_first(std::uint32_t slot) noexcept {
 }
 
 template <class Traits, class... Tiers>
-result<void> chunk_mover<Traits, Tiers...>::await_top_room(tier_copy& fresh, std::uint64_t bytes,
-                                                           std::uint32_t held, tiering::patience wait,
-                                                           std::uint64_t began_ns) {
+result<void> chunk_mover<Traits, Tiers...>::await_top_place(tier_copy& fresh, std::uint64_t bytes,
+                                                            std::uint32_t held, tiering::patience wait,
+                                                            std::uint64_t began_ns) {
   for (;;) {
     const attempt room = make_room<0>(fresh, bytes, transfer::urgency::demand);
     if (room.is_done()) return {};

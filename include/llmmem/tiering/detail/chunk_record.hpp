@@ -55,7 +55,7 @@ struct kept_chunk {
 struct nothing_kept {};
 
 /// A chunk, which all that share it are names of.
-template <std::size_t Tiers, bool KeepsChunks>
+template <std::size_t Tiers, bool PersistsChunks>
 struct chunk_record {
   std::uint64_t bytes = 0;
   std::uint32_t sharers = 0;
@@ -69,13 +69,13 @@ struct chunk_record {
   bool wanted = false;                                // in the queue of prefetches
   bool store_due = false;                             // to be written through
   std::array<std::optional<bool>, Tiers> admitted{};  // on its way up, and not yet down again
-  LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<KeepsChunks, kept_chunk, nothing_kept> kept{};
+  LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<PersistsChunks, kept_chunk, nothing_kept> kept{};
   std::array<tier_copy, Tiers> copies{};
 };
 
 /// The topmost tier with a valid copy, or `Tiers` when there is none.
-template <std::size_t Tiers, bool KeepsChunks>
-[[nodiscard]] std::size_t newest(const chunk_record<Tiers, KeepsChunks>& c) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+[[nodiscard]] std::size_t newest(const chunk_record<Tiers, PersistsChunks>& c) noexcept {
   std::size_t i = 0;
   while (i < Tiers && !c.copies[i].is_valid())
     ++i;
@@ -83,8 +83,8 @@ template <std::size_t Tiers, bool KeepsChunks>
 }
 
 /// Whether a tier beneath has all that this copy has.
-template <std::size_t Tiers, bool KeepsChunks>
-[[nodiscard]] bool is_clean(const chunk_record<Tiers, KeepsChunks>& c, std::size_t tier) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+[[nodiscard]] bool is_clean(const chunk_record<Tiers, PersistsChunks>& c, std::size_t tier) noexcept {
   if (!c.copies[tier].dirty.empty()) return false;
   for (std::size_t i = tier + 1; i < Tiers; ++i) {
     if (c.copies[i].is_valid()) return true;

@@ -36,11 +36,11 @@ struct chunk_name {
 /// @par Complexity      O(1); `audit` O(chunks). No allocation after construction.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor's; failures are values with the buffer's name.
-template <std::size_t Tiers, bool KeepsChunks>
+template <std::size_t Tiers, bool PersistsChunks>
 class chunk_table {
  public:
-  using record_type = chunk_record<Tiers, KeepsChunks>;
-  static constexpr bool keeps_chunks = KeepsChunks;
+  using record_type = chunk_record<Tiers, PersistsChunks>;
+  static constexpr bool persists_chunks = PersistsChunks;
 
   /// Of `options` its name, for texts, how many chunks there may be, and where the table lies.
   explicit chunk_table(const tiered_options& options)
@@ -136,8 +136,8 @@ class chunk_table {
   std::uint64_t shared_ = 0;
 };
 
-template <std::size_t Tiers, bool KeepsChunks>
-access_hint chunk_table<Tiers, KeepsChunks>::hint_of(std::uint32_t slot) const noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+access_hint chunk_table<Tiers, PersistsChunks>::hint_of(std::uint32_t slot) const noexcept {
   // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): different for different handles, none 0.
   std::uint64_t x = (std::uint64_t{records_.handle(slot).generation} << 32) + slot;
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
@@ -145,8 +145,8 @@ access_hint chunk_table<Tiers, KeepsChunks>::hint_of(std::uint32_t slot) const n
   return {.next_use = records_[slot].next_use, .content = x ^ (x >> 31)};
 }
 
-template <std::size_t Tiers, bool KeepsChunks>
-result<chunk_handle> chunk_table<Tiers, KeepsChunks>::enter(const record_type& fresh) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+result<chunk_handle> chunk_table<Tiers, PersistsChunks>::enter(const record_type& fresh) noexcept {
   const std::uint32_t name = names_.acquire({});
   if (name == no_index) return full();
   const std::uint32_t slot = records_.acquire(fresh);  // never more records than names
@@ -155,16 +155,17 @@ result<chunk_handle> chunk_table<Tiers, KeepsChunks>::enter(const record_type& f
   return names_.handle(name);
 }
 
-template <std::size_t Tiers, bool KeepsChunks>
-result<chunk_handle> chunk_table<Tiers, KeepsChunks>::share(std::uint32_t slot) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+result<chunk_handle> chunk_table<Tiers, PersistsChunks>::share(std::uint32_t slot) noexcept {
   const std::uint32_t name = names_.acquire({});
   if (name == no_index) return full();
   join(name, slot);
   return names_.handle(name);
 }
 
-template <std::size_t Tiers, bool KeepsChunks>
-std::uint32_t chunk_table<Tiers, KeepsChunks>::part(std::uint32_t name, const record_type& fresh) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+std::uint32_t chunk_table<Tiers, PersistsChunks>::part(std::uint32_t name,
+                                                       const record_type& fresh) noexcept {
   const std::uint32_t own = records_.acquire(fresh);
   mark_changed(records_[own]);
   leave(name);
@@ -172,8 +173,8 @@ std::uint32_t chunk_table<Tiers, KeepsChunks>::part(std::uint32_t name, const re
   return own;
 }
 
-template <std::size_t Tiers, bool KeepsChunks>
-void chunk_table<Tiers, KeepsChunks>::remove(std::uint32_t name) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+void chunk_table<Tiers, PersistsChunks>::remove(std::uint32_t name) noexcept {
   const std::uint32_t slot = names_[name].record;
   leave(name);
   if (records_[slot].sharers == 0) records_.release(slot);
@@ -181,8 +182,8 @@ void chunk_table<Tiers, KeepsChunks>::remove(std::uint32_t name) noexcept {
 }
 
 /// Gives a name its record.
-template <std::size_t Tiers, bool KeepsChunks>
-void chunk_table<Tiers, KeepsChunks>::join(std::uint32_t name, std::uint32_t slot) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+void chunk_table<Tiers, PersistsChunks>::join(std::uint32_t name, std::uint32_t slot) noexcept {
   record_type& c = records_[slot];
   chunk_name& n = names_[name];
   n.record = slot;
@@ -195,8 +196,8 @@ void chunk_table<Tiers, KeepsChunks>::join(std::uint32_t name, std::uint32_t slo
 }
 
 /// Takes a name from its record, which may then have none.
-template <std::size_t Tiers, bool KeepsChunks>
-void chunk_table<Tiers, KeepsChunks>::leave(std::uint32_t name) noexcept {
+template <std::size_t Tiers, bool PersistsChunks>
+void chunk_table<Tiers, PersistsChunks>::leave(std::uint32_t name) noexcept {
   const chunk_name n = names_[name];
   record_type& c = records_[n.record];
   names_[n.next].previous = n.previous;
@@ -206,8 +207,8 @@ void chunk_table<Tiers, KeepsChunks>::leave(std::uint32_t name) noexcept {
   --c.sharers;
 }
 
-template <std::size_t Tiers, bool KeepsChunks>
-void chunk_table<Tiers, KeepsChunks>::audit(std::vector<std::string>& found) const {
+template <std::size_t Tiers, bool PersistsChunks>
+void chunk_table<Tiers, PersistsChunks>::audit(std::vector<std::string>& found) const {
   const auto say = [&](std::uint32_t name, const std::string& what) {
     found.push_back(name_ + ": chunk " + std::to_string(name) + " " + what);
   };

@@ -18,16 +18,16 @@ namespace detail {
 /// Places of one size in the tier above the last, each used by one transfer at a time. A place that a device
 /// may still write to is retired; its slot gets another one when there is room.
 ///
-/// @tparam Room  a `chunk_room`, which outlives them and is given back what is left by `release_places`.
+/// @tparam Places  a `chunk_places`, which outlives them and is given back what is left by `release_places`.
 /// @par Complexity      O(slots). No allocation after construction.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor's, and `take_places` throws where the room has not got them.
-template <class Room>
+template <class Places>
 class staging_slots {
  public:
   /// @param each_bytes  of a place: the longest encoded chunk, in whole units of the last tier.
-  staging_slots(Room& room, std::uint32_t slots, std::uint64_t each_bytes, const metadata_source& source)
-      : room_(room), slots_(slots, slot{}, source, "tiered_buffer: staging"), each_bytes_(each_bytes) {}
+  staging_slots(Places& places, std::uint32_t slots, std::uint64_t each_bytes, const metadata_source& source)
+      : places_(places), slots_(slots, slot{}, source, "tiered_buffer: staging"), each_bytes_(each_bytes) {}
   staging_slots(const staging_slots&) = delete;
   staging_slots& operator=(const staging_slots&) = delete;
 
@@ -37,11 +37,11 @@ class staging_slots {
 
   void take_places() {
     for (std::uint32_t i = 0; i < size(); ++i)
-      room_.take(slots_[i].place, each_bytes_).value();
+      places_.take(slots_[i].place, each_bytes_).value();
   }
   void release_places() noexcept {
     for (std::uint32_t i = 0; i < size(); ++i) {
-      if (slots_[i].place.granted != 0) room_.give_back(slots_[i].place);
+      if (slots_[i].place.granted != 0) places_.give_back(slots_[i].place);
     }
   }
   /// How many have a place.
@@ -52,9 +52,9 @@ class staging_slots {
     }
     return placed;
   }
-  /// Bytes of the room that the places take.
+  /// Bytes of the tier that the places take.
   [[nodiscard]] std::uint64_t granted() const noexcept {
-    return size() == 0 ? 0 : placed() * room_.granted_for(each_bytes_);
+    return size() == 0 ? 0 : placed() * places_.granted_for(each_bytes_);
   }
 
   /// A slot that nobody uses, with a place; `no_index` where there is none.
@@ -62,7 +62,7 @@ class staging_slots {
     for (std::uint32_t i = 0; i < size(); ++i) {
       slot& each = slots_[i];
       if (each.user != no_index) continue;
-      if (each.place.granted != 0 || room_.take(each.place, each_bytes_)) return i;
+      if (each.place.granted != 0 || places_.take(each.place, each_bytes_)) return i;
     }
     return no_index;
   }
@@ -77,7 +77,7 @@ class staging_slots {
   void claim(std::uint32_t at, std::uint32_t transfer) noexcept { slots_[at].user = transfer; }
   void release(std::uint32_t at) noexcept { slots_[at].user = no_index; }
   /// Never gives the place out again.
-  void retire(std::uint32_t at) noexcept { room_.retire(slots_[at].place); }
+  void retire(std::uint32_t at) noexcept { places_.retire(slots_[at].place); }
 
   [[nodiscard]] const tier_copy& place(std::uint32_t at) const noexcept { return slots_[at].place; }
   /// Bytes of the encoded form that lies there.
@@ -91,7 +91,7 @@ class staging_slots {
     std::uint32_t user = no_index;
   };
 
-  Room& room_;
+  Places& places_;
   fixed_array<slot> slots_;
   std::uint64_t each_bytes_;
 };

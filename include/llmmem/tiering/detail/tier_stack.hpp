@@ -56,7 +56,7 @@ class tier_stack {
   static_assert(access_observer<Observer>, "Traits::observer must be an access_observer");
   static_assert(!encodes || space_type<last - 1>::is_host_accessible,
                 "a codec works on host memory: the tier above the last must be one that the host can touch");
-  using table_type = chunk_table<tiers, keeps_chunks<space_type<last>>()>;
+  using table_type = chunk_table<tiers, persists_chunks<space_type<last>>()>;
   using record_type = typename table_type::record_type;
 
   /// @param options  checked. @param places  one for each tier; their spaces outlive the stack.
@@ -70,46 +70,46 @@ class tier_stack {
   [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
   [[nodiscard]] Observer& observer() noexcept { return observer_; }
 
-  /// @name Room
+  /// @name Places
   /// @{
   template <std::size_t Index>
   [[nodiscard]] result<void> take(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept {
-    return at<Index>().room.take(into, bytes);
+    return at<Index>().places.take(into, bytes);
   }
   template <std::size_t Index>
   [[nodiscard]] result<void> take_at(tier_number<Index>, tier_copy& into, std::byte* data,
                                      std::uint64_t bytes) noexcept {
-    return at<Index>().room.take_at(into, data, bytes);
+    return at<Index>().places.take_at(into, data, bytes);
   }
   template <std::size_t Index>
   void give_back(tier_number<Index>, tier_copy& copy) noexcept {
-    at<Index>().room.give_back(copy);
+    at<Index>().places.give_back(copy);
   }
   /// The place in the last tier, which is one range, that many bytes from its beginning.
   [[nodiscard]] result<void> take_offset(tier_copy& into, std::uint64_t offset,
                                          std::uint64_t bytes) noexcept {
-    auto& room = at<last>().room;
-    return room.take_at(into, room.address_of(offset), bytes);
+    auto& places = at<last>().places;
+    return places.take_at(into, places.address_of(offset), bytes);
   }
   /// Never gives the place out again: a device may still write there.
   template <std::size_t Index>
   void retire(tier_number<Index>, tier_copy& copy) noexcept {
-    at<Index>().room.retire(copy);
+    at<Index>().places.retire(copy);
   }
   /// A place of no chunk yet, given back unless one takes it.
   template <std::size_t Index>
   [[nodiscard]] auto spare(tier_number<Index>) noexcept {
-    return spare_place<space_type<Index>>(at<Index>().room);
+    return spare_place<space_type<Index>>(at<Index>().places);
   }
   /// Gives `into` a place without waiting: of what lies free, or what clean copies leave.
   template <std::size_t Index>
-  [[nodiscard]] bool take_clean_room(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept;
+  [[nodiscard]] bool take_clean_place(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept;
   /// The most that copies may take of a tier.
   template <std::size_t Index>
-  [[nodiscard]] std::uint64_t most_room(tier_number<Index>) const noexcept;
+  [[nodiscard]] std::uint64_t most_bytes(tier_number<Index>) const noexcept;
   template <std::size_t Index>
   [[nodiscard]] std::uint64_t granted_for(tier_number<Index>, std::uint64_t bytes) const noexcept {
-    return at<Index>().room.granted_for(bytes);
+    return at<Index>().places.granted_for(bytes);
   }
   /// Whether the codec takes chunks of that size.
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
@@ -262,7 +262,7 @@ class tier_stack {
 
   table_type& chunks_;
   std::tuple<tier_state<Tiers>...> tiers_;
-  staging_slots<chunk_room<space_type<last - 1>>> stages_;
+  staging_slots<chunk_places<space_type<last - 1>>> stages_;
   std::uint64_t largest_chunk_bytes_;
   std::array<std::uint64_t, tiers> leaving_{};
   std::array<std::uint64_t, tiers> hits_{};
@@ -287,9 +287,9 @@ class pinned_copy {
 
 template <class Observer, class... Tiers>
 template <std::size_t Index>
-bool tier_stack<Observer, Tiers...>::take_clean_room(tier_number<Index> tier, tier_copy& into,
-                                                     std::uint64_t bytes) noexcept {
-  if (granted_for(tier, bytes) > most_room(tier)) return false;
+bool tier_stack<Observer, Tiers...>::take_clean_place(tier_number<Index> tier, tier_copy& into,
+                                                      std::uint64_t bytes) noexcept {
+  if (granted_for(tier, bytes) > most_bytes(tier)) return false;
   for (;;) {
     if (take(tier, into, bytes)) {
       into.at = residence::reserved;
@@ -303,10 +303,10 @@ bool tier_stack<Observer, Tiers...>::take_clean_room(tier_number<Index> tier, ti
 
 template <class Observer, class... Tiers>
 template <std::size_t Index>
-std::uint64_t tier_stack<Observer, Tiers...>::most_room(tier_number<Index>) const noexcept {
-  const room_stats room = at<Index>().room.stats();
-  if constexpr (encodes && Index + 1 == last) return room.capacity - room.lost - stages_.granted();
-  return room.capacity - room.lost;
+std::uint64_t tier_stack<Observer, Tiers...>::most_bytes(tier_number<Index>) const noexcept {
+  const place_stats stats = at<Index>().places.stats();
+  if constexpr (encodes && Index + 1 == last) return stats.capacity - stats.lost - stages_.granted();
+  return stats.capacity - stats.lost;
 }
 
 template <class Observer, class... Tiers>

@@ -49,14 +49,14 @@ tier_stack<Observer, Tiers...>::tier_stack(table_type& chunks, Observer observer
             {places, Index, options.name, options.max_chunks, options.largest_chunk_bytes,
              encodes ? options.staging_slots : 0, options.metadata}...};
       }(std::index_sequence_for<Tiers...>{})),
-      stages_(at<last - 1>().room, encodes ? options.staging_slots : 0,
+      stages_(at<last - 1>().places, encodes ? options.staging_slots : 0,
               at<last>().rounded(place_bytes(nth<last>, options.largest_chunk_bytes)), options.metadata),
       largest_chunk_bytes_(options.largest_chunk_bytes),
       observer_(std::move(observer)) {
-  const room_stats top = at<0>().room.stats();
+  const place_stats top = at<0>().places.stats();
   std::uint64_t staging = 0;
   if constexpr (encodes) {
-    staging = options.staging_slots * at<last - 1>().room.granted_for(stages_.each_bytes());
+    staging = options.staging_slots * at<last - 1>().places.granted_for(stages_.each_bytes());
   }
   if (last != 1 || staging <= top.capacity) {
     check_largest_lease(options.name, top.capacity - (last == 1 ? staging : 0), options.largest_lease_bytes);
@@ -101,7 +101,7 @@ failure tier_stack<Observer, Tiers...>::check_size(std::uint64_t bytes) const no
 
 template <class Observer, class... Tiers>
 failure tier_stack<Observer, Tiers...>::check_offset(std::uint64_t offset) const noexcept {
-  const std::uint64_t capacity = at<last>().room.stats().capacity;
+  const std::uint64_t capacity = at<last>().places.stats().capacity;
   const std::uint64_t unit = at<last>().granularity;
   if (offset > capacity) return {errc::past_the_bytes, 0, offset, capacity, chunks_.where()};
   if (offset % unit != 0) return {errc::bad_granularity, 0, offset, unit, chunks_.where()};
@@ -115,8 +115,8 @@ failure tier_stack<Observer, Tiers...>::check_fits(std::uint64_t bytes) const no
   for_each_index<tiers>([&](auto index) {
     constexpr std::size_t tier = index.value;
     const std::uint64_t takes = granted_for(index, tier == last ? place_bytes(index, bytes) : bytes);
-    if (wrong.code != errc::ok || takes <= most_room(index)) return;
-    wrong = failure{errc::out_of_bytes, 1, takes, most_room(index), at<tier>().room.name()};
+    if (wrong.code != errc::ok || takes <= most_bytes(index)) return;
+    wrong = failure{errc::out_of_bytes, 1, takes, most_bytes(index), at<tier>().places.name()};
   });
   return wrong;
 }
@@ -144,7 +144,7 @@ void tier_stack<Observer, Tiers...>::add_to(tiered_stats<tiers>& now) const noex
   for_each_index<tiers>([&](auto index) {
     constexpr std::size_t i = index.value;
     const auto& tier = at<i>();
-    const room_stats carved = tier.room.stats();
+    const place_stats carved = tier.places.stats();
     tier_stats& seen = now.tiers[i];
     seen.budget = carved.capacity;
     seen.used = carved.used;
@@ -192,7 +192,7 @@ void tier_stack<Observer, Tiers...>::audit(std::vector<std::string>& found) cons
       if (held.granted != 0) ++places;
       if (held.granted == 0 && held.at != residence::absent) say(here + " has no place");
       if (held.granted != 0 && held.granted < c.bytes) say(here + " has too small a place");
-      if (i == last && held.granted == 0 && tier.room.stats().lost == 0)
+      if (i == last && held.granted == 0 && tier.places.stats().lost == 0)
         say("lost its place in the last tier");
       if (i != last && held.granted != 0 && held.at == residence::absent)
         say(here + " has a place and no copy");
@@ -201,12 +201,12 @@ void tier_stack<Observer, Tiers...>::audit(std::vector<std::string>& found) cons
             (held.pins == 0 ? " cannot leave, though nobody uses it" : " may leave while it is in use"));
       }
     }
-    const room_stats room = tier.room.stats();
-    if (const std::uint64_t given = room.places - room.lost_places; given != places) {
+    const place_stats stats = tier.places.stats();
+    if (const std::uint64_t given = stats.places - stats.lost_places; given != places) {
       found.push_back(name + ": tier " + std::to_string(i) + " gave " + std::to_string(given) +
                       " places, chunks have " + std::to_string(places));
     }
-    tier.room.audit(found);
+    tier.places.audit(found);
   });
 }
 

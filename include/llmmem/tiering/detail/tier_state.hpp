@@ -39,12 +39,12 @@ template <class Space>
   if constexpr (requires { Space::is_read_only; }) {
     return Space::is_read_only;
   } else {
-    return keeps_chunks<Space>();
+    return persists_chunks<Space>();
   }
 }
 
 /// How much of a tier is taken.
-struct room_stats {
+struct place_stats {
   std::uint64_t capacity = 0;
   std::uint64_t used = 0;
   std::uint64_t peak = 0;
@@ -66,20 +66,20 @@ template <class Space>
   return pieces > 0xFFFF'FFF0U ? 0xFFFF'FFF0U : static_cast<std::uint32_t>(pieces == 0 ? 1 : pieces);
 }
 
-/// Room for copies: one range of the space, carved by best fit.
+/// The places of copies: one range of the space, carved by best fit.
 template <class Space>
-class chunk_room {
+class chunk_places {
  public:
-  chunk_room(const tier_place<Space>& place, std::uint64_t chunks, std::string name,
-             const metadata_source& metadata)
+  chunk_places(const tier_place<Space>& place, std::uint64_t chunks, std::string name,
+               const metadata_source& metadata)
       : slab_(*place.space, place.budget, std::align_val_t{place.granularity}),
         arena_(slab_.range().data, slab_.bytes(), place.granularity,
                {.max_blocks = pieces_of(place, chunks), .name = std::move(name), .metadata = metadata},
                names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}
-  chunk_room(const chunk_room&) = delete;
-  chunk_room& operator=(const chunk_room&) = delete;
+  chunk_places(const chunk_places&) = delete;
+  chunk_places& operator=(const chunk_places&) = delete;
   /// With a retired place in it the range stays with the space's account, for nobody to be given.
-  ~chunk_room() {
+  ~chunk_places() {
     if (lost_places_ != 0) static_cast<void>(slab_.release());
   }
 
@@ -118,7 +118,7 @@ class chunk_room {
     return arena_.granted_for(bytes);
   }
   [[nodiscard]] const char* name() const noexcept { return arena_.name(); }
-  [[nodiscard]] room_stats stats() const noexcept {
+  [[nodiscard]] place_stats stats() const noexcept {
     const arena_stats s = arena_.stats();
     return {arena_.capacity(), s.granted, s.peak_granted, s.live, lost_, lost_places_, s.metadata_bytes};
   }
@@ -143,14 +143,14 @@ class chunk_room {
 /// Room for copies in a space that never fragments: a range for each.
 template <class Space>
   requires(never_fragments<Space>())
-class chunk_room<Space> {
+class chunk_places<Space> {
  public:
-  chunk_room(const tier_place<Space>& place, std::uint64_t, std::string name, const metadata_source&)
+  chunk_places(const tier_place<Space>& place, std::uint64_t, std::string name, const metadata_source&)
       : space_(place.space), unit_(checked(place.granularity, name)), name_(std::move(name)) {
     stats_.capacity = place.budget;
   }
-  chunk_room(const chunk_room&) = delete;
-  chunk_room& operator=(const chunk_room&) = delete;
+  chunk_places(const chunk_places&) = delete;
+  chunk_places& operator=(const chunk_places&) = delete;
 
   [[nodiscard]] result<void> take(tier_copy& copy, std::uint64_t bytes) noexcept {
     const std::uint64_t taken = granted_for(bytes);
@@ -186,7 +186,7 @@ class chunk_room<Space> {
     return space_->source().footprint(bytes, unit_);
   }
   [[nodiscard]] const char* name() const noexcept { return name_.c_str(); }
-  [[nodiscard]] room_stats stats() const noexcept { return stats_; }
+  [[nodiscard]] place_stats stats() const noexcept { return stats_; }
   void audit(std::vector<std::string>&) const noexcept {}
 
  private:
@@ -201,25 +201,25 @@ class chunk_room<Space> {
   Space* space_;
   std::uint64_t unit_;
   std::string name_;
-  room_stats stats_;
+  place_stats stats_;
 };
 
 /// A place that no chunk has yet, given back unless one takes it.
 template <class Space>
 class spare_place {
  public:
-  explicit spare_place(chunk_room<Space>& room) noexcept : room_(room) {}
+  explicit spare_place(chunk_places<Space>& places) noexcept : places_(places) {}
   spare_place(const spare_place&) = delete;
   spare_place& operator=(const spare_place&) = delete;
   ~spare_place() {
-    if (place_.granted != 0) room_.give_back(place_);
+    if (place_.granted != 0) places_.give_back(place_);
   }
   [[nodiscard]] tier_copy& place() noexcept { return place_; }
   [[nodiscard]] tier_copy release() noexcept { return std::exchange(place_, tier_copy{}); }
-  void retire() noexcept { room_.retire(place_); }
+  void retire() noexcept { places_.retire(place_); }
 
  private:
-  chunk_room<Space>& room_;
+  chunk_places<Space>& places_;
   tier_copy place_;
 };
 
@@ -244,8 +244,8 @@ struct tier_state {
 
   explicit tier_state(const setup& s)
       : space(s.place.space),
-        room(s.place, std::uint64_t{s.max_chunks} + s.staging_slots,
-             s.name + ": tier " + std::to_string(s.index), s.metadata),
+        places(s.place, std::uint64_t{s.max_chunks} + s.staging_slots,
+               s.name + ": tier " + std::to_string(s.index), s.metadata),
         eviction(slot_count{s.max_chunks}, s.metadata),
         admission(slot_count{s.max_chunks}, s.metadata),
         codec(encodes ? s.largest_chunk_bytes : 1, s.metadata),
@@ -266,7 +266,7 @@ struct tier_state {
   }
 
   space_type* space;
-  chunk_room<space_type> room;
+  chunk_places<space_type> places;
   typename Tier::eviction_type eviction;
   typename Tier::admission_type admission;
   codec_type codec;

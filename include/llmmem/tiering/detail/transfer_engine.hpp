@@ -53,7 +53,7 @@ class transfer_engine {
   static constexpr std::size_t last = stack_type::last;
   using lowest_type = typename stack_type::template tier_type<last>;
   using keys_type = chunk_keys<table_type, typename lowest_type::space_type, typename lowest_type::codec_type,
-                               table_type::keeps_chunks>;
+                               table_type::persists_chunks>;
   using clock_type = typename Traits::clock;
   using meter_type = transfer::meter<last, clock_type>;
 

@@ -194,7 +194,7 @@ result<void> bounce_queue<Upper, Lower, Staging>::begin_hop(std::uint32_t index,
   const std::span<std::byte> here = bytes_of(index);
   const bool fills = s.at == hop::filling;
   // A device's queue would wait for room, where others say that they have none.
-  if (!(at_upper ? detail::has_room(*upper_) : detail::has_room(*lower_)))
+  if (!(at_upper ? detail::has_capacity(*upper_) : detail::has_capacity(*lower_)))
     return failure{.code = errc::table_full, .where = options_.name.c_str()};
   try {
     if (at_upper) {

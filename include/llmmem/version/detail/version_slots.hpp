@@ -162,7 +162,7 @@ class version_slots {
   [[nodiscard]] result<writing> begin_write() noexcept {
     const std::lock_guard lock(mutex_);
     if (into_ != none) return refuse_publish({.code = errc::reentered, .where = name_.c_str()});
-    const std::uint32_t into = find_room();
+    const std::uint32_t into = find_free();
     if (into == none) {
       std::uint32_t pins = 0;
       const std::uint64_t in_the_way = pinned_longest(pins);
@@ -290,7 +290,7 @@ class version_slots {
     return version + retain_.kept() > last_;
   }
 
-  [[nodiscard]] std::uint32_t find_room() const noexcept {
+  [[nodiscard]] std::uint32_t find_free() const noexcept {
     const std::uint32_t empty = empty_slot();
     if (empty != none) return empty;
     // With more slots than versions to keep, the oldest is there for its pins.

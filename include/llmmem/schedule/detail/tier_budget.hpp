@@ -18,9 +18,9 @@ inline constexpr std::uint64_t unresolved = ~std::uint64_t{0};
 
 /// Bytes of a tier over time: what is taken now, and every start and end of a copy that is already decided.
 /// What happens at one instant happens together.
-class tier_room {
+class tier_budget {
  public:
-  explicit tier_room(std::uint64_t budget) noexcept : budget_(budget) {}
+  explicit tier_budget(std::uint64_t budget) noexcept : budget_(budget) {}
 
   /// The earliest time from `from` on at which, and ever after, `bytes` more fit; `unresolved` when what is
   /// decided leaves no such time.
