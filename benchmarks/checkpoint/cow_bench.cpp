@@ -72,7 +72,7 @@ class cow_fixture {
     const std::uint64_t page = llmmem::copy_on_write{}.page_bytes;
     std::uint64_t pages = 0;
     for (std::uint64_t i = 0; i < state_bytes() / page; ++i)
-      pages += is_written(i, percent) ? 1 : 0;
+      pages += is_written(i, percent) ? 1U : 0U;
     return static_cast<double>(pages * page);
   }
 

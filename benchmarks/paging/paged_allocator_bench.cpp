@@ -126,7 +126,7 @@ void peer_lru(benchmark::State& state) {
       [](Lru& cache, const prompt& asked) {
         std::uint64_t hits = 0;
         for (const block_key& key : asked.keys)
-          hits += cache.access(key.low) ? 1 : 0;
+          hits += cache.access(key.low) ? 1U : 0U;
         return hits;
       });
 }
@@ -138,7 +138,7 @@ void floor(benchmark::State& state) {
       [](dense_lru& cache, const prompt& asked) {
         std::uint64_t hits = 0;
         for (const std::uint32_t number : asked.numbers)
-          hits += cache.access(number) ? 1 : 0;
+          hits += cache.access(number) ? 1U : 0U;
         return hits;
       });
 }

@@ -165,7 +165,7 @@ void one_by_one(benchmark::State& state) {
   measure(state, [&](const prompt& asked) {
     std::uint64_t hits = 0;
     for (const block_key& key : asked.keys)
-      hits += cache.serve(key) ? 1 : 0;
+      hits += cache.serve(key) ? 1U : 0U;
     return hits;
   });
   report_metadata(state, cache);
@@ -177,7 +177,7 @@ void peer_lru(benchmark::State& state) {
   measure(state, [&](const prompt& asked) {
     std::uint64_t hits = 0;
     for (const block_key& key : asked.keys)
-      hits += cache.access(key.low) ? 1 : 0;
+      hits += cache.access(key.low) ? 1U : 0U;
     return hits;
   });
 }
@@ -200,7 +200,7 @@ void floor(benchmark::State& state) {
   measure(state, [&](const prompt& asked) {
     std::uint64_t hits = 0;
     for (const std::uint32_t number : asked.numbers)
-      hits += cache.access(number) ? 1 : 0;
+      hits += cache.access(number) ? 1U : 0U;
     return hits;
   });
 }
