@@ -26,7 +26,7 @@ concept seat_placement = std::copyable<P> && requires(const P& place, std::span<
 template <replica_placement Placement = ring_neighbours>
 class any_seats {
  public:
-  explicit any_seats(Placement placement = Placement()) : placement_(std::move(placement)) {}
+  explicit any_seats(Placement of_any = Placement()) : placement_(std::move(of_any)) {}
   [[nodiscard]] Placement operator()(std::span<const seat_id> /*seats*/) const { return placement_; }
 
  private:

@@ -75,9 +75,9 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
     if (!peers_.is_up(to) || peers_.generation(to) != generation) return ended(errc::peer_failed, sent());
     if (peers_.flush(to)) {
       if (!frame) frame = peers_.begin_frame(to, header, bytes);
-      const ssize_t went = peers_.write(to, *frame);
-      if (went < 0) return ended(errc::peer_failed, sent());
-      has_moved = has_moved || went != 0;
+      const ssize_t written = peers_.write(to, *frame);
+      if (written < 0) return ended(errc::peer_failed, sent());
+      has_moved = has_moved || written != 0;
       if (frame->is_whole()) {
         if (is_waiting) send_spin_.end(clock.now());
         return {};

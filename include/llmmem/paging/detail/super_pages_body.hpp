@@ -102,14 +102,17 @@ result<void> super_page_pool<Eviction>::check(block_id block) const noexcept {
 
 template <eviction_policy Eviction>
 result<void> super_page_pool<Eviction>::share(block_id block) noexcept {
-  if (const auto held = check(block); !held) {
-    if (held.code() != errc::double_free || !records_[to_index(block)].is_idle()) return held;
+  // Not by `check`'s refusal: an idle block is revived by every hit, and a refusal copies the pool's name.
+  const std::uint32_t at = to_index(block);
+  const bool is_idle = at != 0 && at < records_.size() && records_[at].is_idle();
+  if (!is_idle) {
+    if (const auto held = check(block); !held) return held;
   }
-  block_record& record = records_[to_index(block)];
+  block_record& record = records_[at];
   if (record.references() == block_record::max_references) {
-    return refusal(errc::too_many_shares, to_index(block), 1, record.references());
+    return refusal(errc::too_many_shares, at, 1, record.references());
   }
-  if (!record.is_idle()) {
+  if (!is_idle) {
     record.add_reference(paging::transition::shared);
     return {};
   }
