@@ -19,7 +19,7 @@ set(LLMMEM_TESTS_WITHOUT
     CACHE STRING "Folders whose unit and concurrent tests this tree leaves to another")
 set(LLMMEM_TESTS_TOGETHER
     0
-    CACHE STRING "KiB of a folder's test files that one translation unit compiles; 0: each file by itself")
+    CACHE STRING "KiB of a folder's test files that one translation unit compiles at most, about; 0: each file by itself")
 
 # llmmem_tests_together(<out> <target> <source>...): fewer translation units, in which the headers that the sources share
 # are parsed, and what they instantiate is compiled, once: less time for all, more for one that changes.
@@ -29,7 +29,14 @@ function(llmmem_tests_together out target)
   set(headers "")
   set(sources "")
   set(bytes 0)
-  math(EXPR most "${LLMMEM_TESTS_TOGETHER} * 1024")
+  # Units of about the same size: the last would else be a small one that parses all headers again.
+  set(total 0)
+  foreach(source IN LISTS ARGN)
+    file(SIZE "${CMAKE_CURRENT_SOURCE_DIR}/${source}" size)
+    math(EXPR total "${total} + ${size}")
+  endforeach()
+  math(EXPR parts "${total} / (${LLMMEM_TESTS_TOGETHER} * 1024) + 1")
+  math(EXPR most "${total} / ${parts}")
   list(LENGTH ARGN left)
   foreach(source IN LISTS ARGN)
     set(path "${CMAKE_CURRENT_SOURCE_DIR}/${source}")
