@@ -1,7 +1,7 @@
 """doxygen.py DOXYGEN WORK: the public headers' documentation is whole and right. Run from the root of the checkout.
 
 Every type, function and constant of a namespace has a comment, or stands without a blank line below one that has: a
-group shares it. Members of a class and macros are left to their author's judgement.
+group shares it. Members of a class and macros are left to their author's judgement; an old name says itself what it is.
 """
 
 import pathlib
@@ -18,8 +18,10 @@ settings = pathlib.Path("docs/Doxyfile").read_text() + f"OUTPUT_DIRECTORY = {wor
 subprocess.run([doxygen, "-"], input=settings, text=True, check=True)
 
 
-def shares_a_comment(path, number):
+def is_described(path, number):
     lines = pathlib.Path(path).read_text().splitlines()
+    if "[[deprecated(" in lines[number - 1]:
+        return True
     for line in reversed(lines[: number - 1]):
         if not line.strip():
             return False
@@ -33,7 +35,7 @@ for warning in log.read_text().splitlines():
     if re.search(r"Member .* (of (class|struct|union) .*|\(macro definition\) .*)is not documented", warning):
         continue
     undocumented = re.match(r"(.+?):(\d+): .* is not documented\.$", warning)
-    if undocumented and shares_a_comment(undocumented.group(1), int(undocumented.group(2))):
+    if undocumented and is_described(undocumented.group(1), int(undocumented.group(2))):
         continue
     findings.append(warning)
 shutil.rmtree(work)
