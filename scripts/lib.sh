@@ -180,3 +180,13 @@ build_preset() {
   fi
   logged "$preset-build" cmake --build --preset "$preset" --parallel "$jobs" "${keep_going[@]}"
 }
+
+# Sets tsan_launcher to what runs programs of build/tsan here: nothing, or setarch -R.
+tsan_launcher=()
+find_tsan_launcher() {
+  local programs=(build/tsan/bin/test_*_concurrent)
+  if ! "${programs[0]}" --version >/dev/null 2>&1 && setarch -R "${programs[0]}" --version >/dev/null 2>&1; then
+    say "this kernel's address randomisation is more than the thread sanitizer bears: tests run without (setarch -R)"
+    tsan_launcher=(setarch -R)
+  fi
+}

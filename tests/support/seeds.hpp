@@ -41,11 +41,9 @@ inline constexpr bool is_watched = false;
 inline constexpr bool is_watched = false;
 #endif
 
-/// `count` seeds, times LLMMEM_SEED_FACTOR (1), counting up from LLMMEM_SEED (1).
-///
-///     for (const auto seed : seeds(200)) {
-///       CAPTURE(seed);  // a failure prints it; LLMMEM_SEED=<it> starts there
-inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
+namespace detail {
+
+inline std::vector<std::uint64_t> seeds_from_environment(std::uint64_t count) {
   std::vector<std::uint64_t> all(count * number_from_environment("LLMMEM_SEED_FACTOR", 1));
   auto seed = number_from_environment("LLMMEM_SEED", 1);
   for (auto& each : all)
@@ -53,10 +51,21 @@ inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
   return all;
 }
 
-/// The same, or `watched` seeds where a sanitizer watches: of tests that hold to an oracle what another build
-/// holds to it with all of them, and from which a sanitizer learns no more after the first.
+}  // namespace detail
+
+/// `count` seeds, or `watched` where a sanitizer watches, times LLMMEM_SEED_FACTOR (1), counting up from
+/// LLMMEM_SEED (1). An oracle holds another build to all of them; a sanitizer learns little from the later
+/// ones.
 inline std::vector<std::uint64_t> seeds(std::uint64_t count, std::uint64_t watched) {
-  return seeds(is_watched ? watched : count);
+  return detail::seeds_from_environment(is_watched ? watched : count);
+}
+
+/// The same, a third of them where a sanitizer watches.
+///
+///     for (const auto seed : seeds(200)) {
+///       CAPTURE(seed);  // a failure prints it; LLMMEM_SEED=<it> starts there
+inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
+  return seeds(count, (count + 2) / 3);
 }
 
 /// Seeds for a loop that is dear: see `seeds_within`.
