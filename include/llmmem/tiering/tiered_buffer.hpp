@@ -52,8 +52,7 @@ inline namespace v0 {
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`
-/// @par Complexity      a lease of a resident chunk O(1), or as its policy's `pin`. Construction allocates
-/// all.
+/// @par Complexity      a lease of a resident chunk O(1), or as its policy's `pin`; construction allocates.
 /// @par Thread safety   one thread at a time; leased memory is the lease holder's to share.
 /// @par Errors          the constructor throws `out_of_memory` when a tier's space has not got its budget, or
 ///                      the first tier less than `largest_lease_bytes`, `argument_error` for options that
