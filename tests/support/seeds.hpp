@@ -41,8 +41,7 @@ inline constexpr bool is_watched = false;
 inline constexpr bool is_watched = false;
 #endif
 
-namespace detail {
-
+/// `count` seeds, times LLMMEM_SEED_FACTOR (1), counting up from LLMMEM_SEED (1).
 inline std::vector<std::uint64_t> seeds_from_environment(std::uint64_t count) {
   std::vector<std::uint64_t> all(count * number_from_environment("LLMMEM_SEED_FACTOR", 1));
   auto seed = number_from_environment("LLMMEM_SEED", 1);
@@ -51,13 +50,10 @@ inline std::vector<std::uint64_t> seeds_from_environment(std::uint64_t count) {
   return all;
 }
 
-}  // namespace detail
-
-/// `count` seeds, or `watched` where a sanitizer watches, times LLMMEM_SEED_FACTOR (1), counting up from
-/// LLMMEM_SEED (1). An oracle holds another build to all of them; a sanitizer learns little from the later
-/// ones.
+/// `count` of them, or `watched` where a sanitizer watches: an oracle holds another build to all of them, and
+/// a sanitizer learns little from the later ones.
 inline std::vector<std::uint64_t> seeds(std::uint64_t count, std::uint64_t watched) {
-  return detail::seeds_from_environment(is_watched ? watched : count);
+  return seeds_from_environment(is_watched ? watched : count);
 }
 
 /// The same, a third of them where a sanitizer watches.
