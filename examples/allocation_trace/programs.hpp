@@ -249,7 +249,7 @@ class trainer {
 }
 
 /// How a server without paging finds room for a request's keys and values.
-enum class kv_room : std::uint8_t {
+enum class kv_growth : std::uint8_t {
   exact,    ///< as many tokens as prompt and answer have, known beforehand
   growing,  ///< 256 tokens more whenever it is full: a new buffer, a copy, the old one freed
 };
@@ -257,7 +257,7 @@ enum class kv_room : std::uint8_t {
 /// Serving: up to `concurrent` requests at a time, each with one buffer of keys and one of values; the batch
 /// makes one token for each a step. A prompt's pass makes the activations of one layer, and frees them.
 [[nodiscard]] inline trace play_serving(std::string name, std::span<const lengths> requests,
-                                        const program_options& options, kv_room room) {
+                                        const program_options& options, kv_growth room) {
   struct running {
     std::uint64_t tokens, end, held;
     std::uint32_t keys, values;
@@ -278,7 +278,7 @@ enum class kv_room : std::uint8_t {
       const lengths& asked = requests[next++];
       const std::uint64_t prompt = std::min(asked.prompt, m.context);
       const std::uint64_t end = std::min(asked.total(), m.context);
-      const std::uint64_t held = room == kv_room::exact ? end : (prompt + 255) / 256 * 256;
+      const std::uint64_t held = room == kv_growth::exact ? end : (prompt + 255) / 256 * 256;
       const std::uint32_t keys = to.allocate(held * token_bytes);
       const std::uint32_t values = to.allocate(held * token_bytes);
       detail::ids work;
@@ -326,7 +326,8 @@ inline constexpr std::array<std::string_view, 6> program_names{
   if (name == "train-recompute-offload") {
     return play_training(shown, examples, options, {.again = recompute::full, .offload = true});
   }
-  return play_serving(shown, examples, options, name == "serve-exact" ? kv_room::exact : kv_room::growing);
+  return play_serving(shown, examples, options,
+                      name == "serve-exact" ? kv_growth::exact : kv_growth::growing);
 }
 
 }  // namespace allocation_trace

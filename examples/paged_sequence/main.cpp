@@ -31,10 +31,10 @@ struct engine {
   /// What an engine does with tokens: room for them, the copy that a shared last block asks for, their KV,
   /// and then the word that it is written.
   void append(llmmem::sequence_id sequence, std::string_view text) {
-    const llmmem::append_result room = cache.append(sequence, tokens_of(text)).value();
-    storage.copy_async(host, room.copy).value().wait();
+    const llmmem::append_result grown = cache.append(sequence, tokens_of(text)).value();
+    storage.copy_async(host, grown.copy).value().wait();
     for (std::uint64_t i = 0; i < text.size(); ++i)
-      kv(sequence, room.first + i) = std::byte(text[i]);
+      kv(sequence, grown.first + i) = std::byte(text[i]);
     cache.commit(sequence).value();
   }
 

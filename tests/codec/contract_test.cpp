@@ -222,7 +222,7 @@ TEST_CASE_TEMPLATE("a codec that was moved works on, and any object decodes what
   CHECK(decoded(larger, form, chunk.size()) == back);
 }
 
-TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and rooms too small, with the numbers",
+TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too small, with the numbers",
                    Codec, LLMMEM_TESTS_CODECS) {
   const std::string who = Codec::name;
   constexpr std::uint64_t size = 64;

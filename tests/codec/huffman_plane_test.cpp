@@ -156,7 +156,7 @@ TEST_CASE("counts are those of a loop") {
   }
 }
 
-TEST_CASE("planes of every length come back, into rooms that are just large enough") {
+TEST_CASE("planes of every length come back, into outputs that are just large enough") {
   huffman_plane plane(1 << 20);
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);

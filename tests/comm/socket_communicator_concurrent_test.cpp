@@ -1,4 +1,4 @@
-// What only a transport shows whose frames come in pieces: a room is in use between two looks at it.
+// What only a transport shows whose frames come in pieces: a buffer is in use between two looks at it.
 #include <llmmem/comm/communicator.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
 

@@ -197,7 +197,7 @@ TEST_CASE("a frame whose sender gave it up midway is finished, and those behind 
   }
 }
 
-TEST_CASE("a room that is withdrawn midway is not written to, and what follows comes") {
+TEST_CASE("a buffer that is withdrawn midway is not written to, and what follows comes") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.frame_bytes = 1U << 20, .socket_bytes = 4096});
     REQUIRE(world.join());
@@ -208,7 +208,7 @@ TEST_CASE("a room that is withdrawn midway is not written to, and what follows c
     static_cast<void>(world.ends[1]->poll({}, world.heard[1]));
     REQUIRE(world.heard[1].frames.empty());
     world.ends[1]->withdraw(seat_id{0});
-    auto& room = world.heard[1].room_of(seat_id{0});
+    auto& room = world.heard[1].buffer_of(seat_id{0});
     std::fill(room.begin(), room.end(), std::byte{0xAB});
     // With a copy of what is sent next, which has the room anew.
     const std::vector<std::byte> untouched = room;

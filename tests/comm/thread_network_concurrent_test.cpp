@@ -315,7 +315,7 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE(
-      "a frame that is given less room than it needs is dropped, and nothing behind the room is written") {
+      "a frame that is given less room than it needs is dropped, and nothing behind the buffer is written") {
     struct narrow : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(4)};

@@ -1,5 +1,5 @@
 // Any bytes as what comes over a socket: to a listener, to a caller, and on both lanes, as they are and with
-// headers made right, cut anywhere. Nothing is written outside of a room, and every frame that comes is one
+// headers made right, cut anywhere. Nothing is written outside of a buffer, and every frame that comes is one
 // that was said.
 #include <llmmem/comm/detail/socket_handshake.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>

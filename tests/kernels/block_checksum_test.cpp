@@ -272,7 +272,7 @@ TEST_SUITE("block_checksum") {
       const std::uint64_t gap = random() % 2 == 0 ? (16 - bytes % 16) % 16 : random() % 9;
       const std::uint64_t stride = bytes + gap;
       const std::uint64_t blocks = 1 + random() % 20;
-      const std::uint64_t rooms = 1 + random() % 20;
+      const std::uint64_t outputs = 1 + random() % 20;
       const std::uint64_t skew = random() % 2 == 0 ? 0 : any_skew(random);
       guarded_bytes pool(bytes_of_seed(blocks * stride, random()), skew);
       const block_pool_view from{pool.data(), stride, blocks};
@@ -282,26 +282,26 @@ TEST_SUITE("block_checksum") {
       std::vector<std::vector<std::byte>> all;
       for (std::uint64_t i = 0; i < blocks; ++i)
         all.push_back(contents_of(i));
-      // Pairs to different rooms, some padding, some beyond.
+      // Pairs to different outputs, some padding, some beyond.
       std::vector<block_pair> pairs;
       std::vector<std::vector<std::byte>> of_pairs;
       std::vector<std::vector<std::byte>> of_copied;
-      const std::vector<std::byte> empty_rooms(rooms * (stride + 16), std::byte{7});
-      std::vector<std::byte> expected = empty_rooms;
+      const std::vector<std::byte> empty_outputs(outputs * (stride + 16), std::byte{7});
+      std::vector<std::byte> expected = empty_outputs;
       bool is_any_beyond = false;
       bool is_any_copied_beyond = false;
-      for (std::uint64_t i = 0; i < rooms; ++i) {
+      for (std::uint64_t i = 0; i < outputs; ++i) {
         block_pair pair{static_cast<std::int64_t>(random() % blocks), static_cast<std::int64_t>(i)};
         if (random() % 8 == 0) pair.from = -1;
         if (random() % 8 == 0) pair.to = -1;
         if (random() % 16 == 0) pair.from = static_cast<std::int64_t>(blocks);
-        if (random() % 16 == 0) pair.to = static_cast<std::int64_t>(rooms);
+        if (random() % 16 == 0) pair.to = static_cast<std::int64_t>(outputs);
         pairs.push_back(pair);
         const bool is_there = pair.from >= 0 && pair.from < static_cast<std::int64_t>(blocks);
         is_any_beyond = is_any_beyond || pair.from == static_cast<std::int64_t>(blocks);
         of_pairs.push_back(is_there ? contents_of(static_cast<std::uint64_t>(pair.from))
                                     : std::vector<std::byte>{});
-        const bool goes = is_there && pair.to >= 0 && pair.to < static_cast<std::int64_t>(rooms);
+        const bool goes = is_there && pair.to >= 0 && pair.to < static_cast<std::int64_t>(outputs);
         is_any_copied_beyond =
             is_any_copied_beyond || (pair.from >= 0 && pair.to >= 0 && (!is_there || !goes));
         of_copied.push_back(goes ? of_pairs.back() : std::vector<std::byte>{});
@@ -315,22 +315,22 @@ TEST_SUITE("block_checksum") {
         check_sums(run, numbered_blocks(from, bytes, pairs, {}, &flag), of_pairs);
         CHECK(flag == (is_any_beyond ? 1 : 0));
         flag = 0;
-        guarded_bytes to(empty_rooms, skew);
-        const block_pool_output room{to.data(), stride + 16, rooms};
+        guarded_bytes to(empty_outputs, skew);
+        const block_pool_output into{to.data(), stride + 16, outputs};
         const auto look_for = [&](const std::vector<std::byte>& bytes_there) {
           CHECK(to.bytes() == bytes_there);
           CHECK(to.is_intact());
-          std::ranges::copy(empty_rooms, to.data());
+          std::ranges::copy(empty_outputs, to.data());
         };
-        check_copies(run, numbered_blocks(from, bytes, pairs, room, &flag), of_copied,
+        check_copies(run, numbered_blocks(from, bytes, pairs, into, &flag), of_copied,
                      [&] { look_for(expected); });
         CHECK(flag == (is_any_copied_beyond ? 1 : 0));
         // In order, as many as both have.
-        const std::uint64_t both = std::min(blocks, rooms);
-        std::vector<std::byte> in_row = empty_rooms;
+        const std::uint64_t both = std::min(blocks, outputs);
+        std::vector<std::byte> in_row = empty_outputs;
         for (std::uint64_t i = 0; i < both; ++i)
           std::ranges::copy(all[i], in_row.begin() + static_cast<std::ptrdiff_t>(i * (stride + 16)));
-        check_copies(run, strided_blocks(from, bytes, room),
+        check_copies(run, strided_blocks(from, bytes, into),
                      {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(both)},
                      [&] { look_for(in_row); });
       });

@@ -37,7 +37,7 @@ struct small_world {
   [[nodiscard]] batch_vectors vectors(std::uint64_t token, std::uint64_t head) const {
     return {batch.data(), token, head};
   }
-  [[nodiscard]] batch_output room(std::uint64_t token, std::uint64_t head) {
+  [[nodiscard]] batch_output output(std::uint64_t token, std::uint64_t head) {
     return {batch.data(), token, head};
   }
 };
@@ -63,18 +63,18 @@ TEST_SUITE("kv_checks") {
           "append_kv: values: 32 entries needed, 0 given; make it longer");
     CHECK(append(good, good, {nullptr, 2, layout}) ==
           "append_kv: cache: 2048 entries needed, 0 given; make it longer");
-    const batch_output no_room{nullptr, 32, 16};
-    const batch_output room = world.room(32, 16);
-    CHECK(told(gather_kv(run, world.front(), room, no_room, world.memory(), 0)) ==
+    const batch_output no_output{nullptr, 32, 16};
+    const batch_output output = world.output(32, 16);
+    CHECK(told(gather_kv(run, world.front(), output, no_output, world.memory(), 0)) ==
           "gather_kv: values: 32 entries needed, 0 given; make it longer");
-    CHECK(told(gather_kv(run, world.front(), room, room, {nullptr, 2, layout}, 0)) ==
+    CHECK(told(gather_kv(run, world.front(), output, output, {nullptr, 2, layout}, 0)) ==
           "gather_kv: cache: 2048 entries needed, 0 given; make it longer");
     const kv_memory latents{world.cache.data(), 2, mla};
     CHECK(told(append_mla(run, world.front(), good, none, 4, latents, 0)) ==
           "append_mla: rotary: 8 entries needed, 0 given; make it longer");
     CHECK(told(append_mla(run, world.front(), {world.batch.data(), 0, 0}, good, 4, latents, 0)) ==
           "append_mla: latent.token_stride: 8 entries needed, 0 given; make it longer");
-    CHECK(told(gather_mla(run, world.front(), no_room, room, 4, latents, 0)) ==
+    CHECK(told(gather_mla(run, world.front(), no_output, output, 4, latents, 0)) ==
           "gather_mla: latent: 8 entries needed, 0 given; make it longer");
     CHECK(std::ranges::count(world.cache, poison) == static_cast<std::ptrdiff_t>(world.cache.size()));
   }
@@ -124,7 +124,7 @@ TEST_SUITE("kv_checks") {
   TEST_CASE("outputs whose vectors share bytes are refused by name, and none else") {
     small_world world;
     const auto gather = [&](std::uint64_t token, std::uint64_t head) {
-      return told(gather_kv(host_executor{}, world.front(), world.room(token, head),
+      return told(gather_kv(host_executor{}, world.front(), world.output(token, head),
                             batch_output{world.batch.data() + 1024, 32, 16}, world.memory(), 0));
     };
     CHECK(gather(32, 15) == "gather_kv: keys.head_stride: 16 entries needed, 15 given; make it longer");

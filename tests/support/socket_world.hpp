@@ -42,18 +42,18 @@ struct heard_frame {
   bool operator==(const heard_frame&) const = default;
 };
 
-/// Writes down what it is called with, and gives rooms.
+/// Writes down what it is called with, and gives buffers.
 class recorder {
  public:
   frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
     ++asked;
     if (answer != frame_buffer::answer::take) return {answer, {}};
-    std::vector<std::byte>& room = rooms_[llmmem::to_index(from)];
-    room.assign(header.bytes, std::byte{0});
-    return {frame_buffer::answer::take, room};
+    std::vector<std::byte>& buffer = buffers_[llmmem::to_index(from)];
+    buffer.assign(header.bytes, std::byte{0});
+    return {frame_buffer::answer::take, buffer};
   }
   void arrived(seat_id from, const frame_header& header) noexcept {
-    frames.push_back({from, header, rooms_[llmmem::to_index(from)]});
+    frames.push_back({from, header, buffers_[llmmem::to_index(from)]});
   }
   void told(seat_id from, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     tellings.push_back({from, header, {bytes.begin(), bytes.end()}});
@@ -69,8 +69,8 @@ class recorder {
   }
   [[nodiscard]] bool goes_on() const noexcept { return is_going_on; }
 
-  /// The room of the frame under way.
-  [[nodiscard]] std::vector<std::byte>& room_of(seat_id from) { return rooms_[llmmem::to_index(from)]; }
+  /// The buffer of the frame under way.
+  [[nodiscard]] std::vector<std::byte>& buffer_of(seat_id from) { return buffers_[llmmem::to_index(from)]; }
 
   frame_buffer::answer answer = frame_buffer::answer::take;
   bool is_going_on = true;
@@ -84,7 +84,7 @@ class recorder {
   std::function<void(seat_id)> on_came;
 
  private:
-  std::array<std::vector<std::byte>, 16> rooms_;
+  std::array<std::vector<std::byte>, 16> buffers_;
 };
 
 static_assert(llmmem::frame_handler<recorder>);

@@ -21,11 +21,11 @@ TEST_CASE("a staging slot has one user at a time, and another place where the fi
     CAPTURE(seed);
     random_numbers random(seed);
     host_space memory({.budget = 1 << 20});
-    using room_type = detail::chunk_places<host_space>;
-    room_type room(tier_place<host_space>(memory, 8 * each, 64), 16, "test: room", {});
-    detail::staging_slots<room_type> stages(room, count, each, {});
+    using places_type = detail::chunk_places<host_space>;
+    places_type places(tier_place<host_space>(memory, 8 * each, 64), 16, "test: places", {});
+    detail::staging_slots<places_type> stages(places, count, each, {});
     stages.take_places();
-    std::uint64_t places_left = 8 - count;  // of the room
+    std::uint64_t places_left = 8 - count;  // of the tier
     std::map<std::uint32_t, std::uint32_t> users;
     for (std::uint32_t step = 0; step < 60; ++step) {
       CHECK(stages.granted() == stages.placed() * each);
@@ -50,9 +50,9 @@ TEST_CASE("a staging slot has one user at a time, and another place where the fi
       const std::uint32_t any = stages.any_user();
       CHECK((any == detail::no_index) == users.empty());
       if (users.size() == count) CHECK(stages.free() == detail::no_index);
-      CHECK(room.stats().lost_places + stages.placed() + places_left == 8);
+      CHECK(places.stats().lost_places + stages.placed() + places_left == 8);
     }
     stages.release_places();
-    CHECK(room.stats().places == room.stats().lost_places);
+    CHECK(places.stats().places == places.stats().lost_places);
   }
 }

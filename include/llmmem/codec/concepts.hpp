@@ -138,14 +138,15 @@ template <class Codec>
   return {};
 }
 
-/// Why `object` cannot encode a chunk of `bytes` into `room`; `errc::ok` when it can.
+/// Why `object` cannot encode a chunk of `bytes` into `output_bytes`; `errc::ok` when it can.
 template <class Codec>
 [[nodiscard]] constexpr failure encode_refusal(const Codec& object, std::uint64_t bytes,
-                                               std::uint64_t room) noexcept {
+                                               std::uint64_t output_bytes) noexcept {
   const failure refused = chunk_refusal(object, bytes);
   if (refused.code != errc::ok) return refused;
   const std::uint64_t most = Codec::worst_case_bytes(bytes);
-  if (room < most) return {.code = errc::too_short, .wanted = most, .found = room, .where = Codec::name};
+  if (output_bytes < most)
+    return {.code = errc::too_short, .wanted = most, .found = output_bytes, .where = Codec::name};
   return {};
 }
 

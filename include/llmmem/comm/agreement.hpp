@@ -64,7 +64,7 @@ concept agree_post = requires(const P& post, seat_id to, const agree_message& me
 ///     agreement part(self, members);
 ///     part.begin(bits, joining, post);            // what I say
 ///     part.hear(from, message, post);             // for each that comes
-///     part.died(seat, death::certain, post);      // for each that is noticed
+///     part.died(seat, comm::death::certain, post);      // for each that is noticed
 ///     if (auto outcome = part.take_outcome()) ... // the same for all that get one
 ///
 /// The lowest member that is not known to have failed coordinates. Members report to it; when it has heard

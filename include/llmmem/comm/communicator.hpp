@@ -68,7 +68,7 @@ struct communicator_stats {
 ///     for (...) {
 ///       const auto done = all_reduce(ranks, gradients, sum_f32, call);
 ///       if (!done) ranks.revoke();                          // others may wait for who is well
-///       const agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(30'000'000'000)).value();
+///       const comm::agreed outcome = ranks.agree(done ? 1 : 0, ranks.after(30'000'000'000)).value();
 ///       if (outcome.bits == 1 && outcome.failed.empty()) continue;
 ///       ranks.shrink(outcome);                              // without the dead, ranks numbered anew
 ///       ...                                                 // bring the state to where all can go on

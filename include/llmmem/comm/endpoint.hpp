@@ -152,7 +152,7 @@ concept tells_absence = requires(const E& seen, seat_id seat) {
 ///                         of it for long is suspected. To nobody: dropped.
 /// - `poll(by, handler)`   takes what comes until something has, or until then. Whether something has: no is
 ///                         the answer also when it was only woken, before its time.
-/// - `withdraw(from)`      takes back a room that was given and not yet told as arrived: the rest of that
+/// - `withdraw(from)`      takes back a buffer that was given and not yet told as arrived: the rest of that
 ///                         frame is dropped.
 /// - `give_up(seat)`       hears and sends no more there, until a fresh process comes. What was told before
 ///                         still goes, as far as it does without waiting. Whoever sits there must not take it

@@ -44,7 +44,7 @@ inline namespace v0 {
 ///     for (...) {
 ///       if (ranks.all_reduce(out, into, ncclFloat, ncclSum, ranks.after(...))) continue;
 ///       ranks.revoke();
-///       const agreed outcome = ranks.agree(my_bits, ranks.after(1'000'000'000)).value();
+///       const comm::agreed outcome = ranks.agree(my_bits, ranks.after(1'000'000'000)).value();
 ///       ranks.shrink(outcome, ranks.after(60'000'000'000)).value();    // both channels, without the dead
 ///     }
 ///     ranks.leave(ranks.after(1'000'000'000)).value();

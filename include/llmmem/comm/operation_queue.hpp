@@ -22,7 +22,7 @@ inline namespace v0 {
 /// order on all.
 ///
 ///     operation_queue queue;
-///     operation gather([&] { return gather_next(); });
+///     comm::operation gather([&] { return gather_next(); });
 ///     queue.put(gather);
 ///     compute();
 ///     queue.wait(gather).value();

@@ -83,6 +83,7 @@ class prefetch_schedule {
   using top_range = typename Buffer::top_range;
   static constexpr std::size_t tiers = Buffer::tiers;
   static constexpr bool persists_chunks = Buffer::persists_chunks;
+  [[deprecated("its name is persists_chunks")]] static constexpr bool keeps_chunks = persists_chunks;
 
   /// A lease of the buffer whose end the schedule learns of: see `scheduled_lease`.
   template <access_mode Mode>

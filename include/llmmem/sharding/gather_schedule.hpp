@@ -33,9 +33,9 @@ struct gather_use {
 };
 
 /// Plans the gathers of one iteration: what is whole is the first tier, with a budget, and what the ranks
-/// hold between them the last. With `next_use` each scope is gathered as early as room and link allow, and
-/// what is used again soonest stays: the last layer of a forward pass, for the backward pass. With
-/// `lookahead{n}`, n uses ahead.
+/// hold between them the last. With `schedule::next_use` each scope is gathered as early as room and link
+/// allow, and what is used again soonest stays: the last layer of a forward pass, for the backward pass. With
+/// `schedule::lookahead{n}`, n uses ahead.
 ///
 /// **All ranks follow the same plan**: make it of the same numbers everywhere, measured by one and sent to
 /// the others or taken from a model, or the ranks wait for each other in different gathers.

@@ -34,8 +34,8 @@ struct live_reshard {
 /// The plan from `from` to `to` that moves the fewest bytes: each element that a rank is to hold and does not
 /// hold yet is sent to it once, and nothing else is. Replicas are read by turns, as `make_reshard` says.
 ///
-///     const live_reshard plan = reshard(tensors, replicated(tensors, four), flat_uneven::even(tensors,
-///     two));
+///     const live_reshard plan = reshard(tensors, sharding::replicated(tensors, four),
+///     flat_uneven::even(tensors, two));
 ///     // plan.moves.bytes == 0: who shrinks a replica to a shard has it already
 ///
 /// For a checkpoint, or ranks of which some are lost, make the lists yourself and call `make_reshard`.

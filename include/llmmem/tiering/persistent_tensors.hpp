@@ -178,7 +178,8 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   persistent_recovery recovery_;
 };
 
-/// Names until version 0.2.
+/// What `persistent_tensors` and `persistent_recovery` were called before. Deprecated: they go with version
+/// 0.2.
 template <class Buffer>
 using kept_tensors [[deprecated("its name is persistent_tensors")]] = persistent_tensors<Buffer>;
 using kept_recovery [[deprecated("its name is persistent_recovery")]] = persistent_recovery;

@@ -78,7 +78,7 @@ struct plan_forecast {
   friend bool operator==(const plan_forecast&, const plan_forecast&) noexcept = default;
 };
 
-/// What no plan whatever can do with less: see bounds.hpp for the proofs.
+/// What no plan whatever can do with less: see schedule/bounds.hpp for the proofs.
 struct plan_bound {
   std::uint64_t stall_ns = 0;
   std::vector<link_flow> edges{};  ///< bytes; the operations are a bound, too
@@ -115,8 +115,8 @@ struct plan_iteration {
 /// is repeated ever after. Both leave what `start` says behind, and the steady one begins with it: transfers
 /// that an iteration has issued and not finished count as done there, and carry over.
 ///
-/// Made by a planner (planners.hpp), executed in virtual time by `simulate` (simulate.hpp), written and read
-/// by plan_text.hpp.
+/// Made by a planner (schedule/planners.hpp), executed in virtual time by `simulate` (schedule/simulate.hpp),
+/// written and read by schedule/plan_text.hpp.
 ///
 /// @par Thread safety   a plain value.
 struct schedule_plan {

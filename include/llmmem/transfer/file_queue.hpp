@@ -36,7 +36,7 @@ inline namespace v0 {
 ///     io_file file("chunks", {.mode = open_mode::create});
 ///     file_queue<uring_io> queue({}, uring_options{.issuer = uring_issuer::one_thread});
 ///     auto written = queue.start(write_to(file, 0, bytes)).value();
-///     auto back = queue.start(read_from(file, 0, other), urgency::demand, written).value();
+///     auto back = queue.start(read_from(file, 0, other), transfer::urgency::demand, written).value();
 ///     back.wait();                              // throws what failed: operation, path, offset, bytes, errno
 ///
 /// - **Whole or failed.** A transfer that falls short is gone on with; an operation succeeds only when every

@@ -48,6 +48,9 @@ void poll_queue(Queue& queue) noexcept {
 /// Whether a copy would begin at once. Queues that do not tell refuse what they have no room for.
 template <class Queue>
 [[nodiscard]] bool has_capacity(Queue& queue) noexcept {
+  static_assert(
+      !requires { queue.queue().has_room(); },
+      "a queue says by `has_capacity` whether a copy would begin at once: `has_room` is its old name");
   if constexpr (requires { queue.queue().has_capacity(); }) {
     return queue.queue().has_capacity();
   } else {

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of stitched.hpp: the proof of its invariants. Included by it alone.
+/// Bodies of stitched.hpp: the proof of its invariants. Included by stitched_body.hpp alone.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of stitched.hpp: what is mapped, runs side by side and new chunks at home. Included by it alone.
+/// Bodies of stitched.hpp: what is mapped, runs side by side and new chunks at home. Included by
+/// stitched_body.hpp alone.
 #pragma once
 
 #include <llmmem/arena/stitched.hpp>

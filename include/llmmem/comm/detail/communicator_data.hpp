@@ -40,7 +40,7 @@ frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame
 
 template <endpoint E>
 void communicator<E>::arrived(seat_id from, const frame_header& frame) noexcept {
-  // Its epoch may have ended between: then the room was withdrawn, and nothing is told.
+  // Its epoch may have ended between: then the buffer was withdrawn, and nothing is told.
   inbox_.arrived(from, frame);
   if (frame.offset + frame.bytes != frame.message) return;
   ++traffic_[to_index(from)].received_messages;

@@ -122,7 +122,7 @@ class peer_lanes {
   [[nodiscard]] bool has_held() const noexcept { return !held_.empty(); }
   /// Asks the handler again for room. @pre the lane is held
   [[nodiscard]] lane_event ask(seat_id seat, handler_call& call) noexcept;
-  /// Takes back a room that the handler gave.
+  /// Takes back a buffer that the handler gave.
   void withdraw(seat_id seat) noexcept { at(seat).data_in.withdraw(); }
   /// Bytes of data that were ever read from the seat.
   [[nodiscard]] std::uint64_t taken(seat_id seat) const noexcept { return at(seat).data_in.taken(); }

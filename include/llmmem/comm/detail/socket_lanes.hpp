@@ -100,7 +100,7 @@ class data_reader {
   [[nodiscard]] bool is_held() const noexcept { return phase_ == phase::later; }
   /// Bytes that were read.
   [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
-  /// The room of the frame under way is taken back.
+  /// The buffer of the frame under way is taken back.
   void withdraw() noexcept {
     if (phase_ == phase::taking) phase_ = phase::dropping;
   }

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of block_pool.hpp: what is counted, and the proof of its invariants. Included by it alone.
+/// Bodies of block_pool.hpp: what is counted, and the proof of its invariants. Included by
+/// block_pool_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of block_pool.hpp: blocks that change places, and how many there are. Included by it alone.
+/// Bodies of block_pool.hpp: blocks that change places, and how many there are. Included by
+/// block_pool_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/block_pool.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: the audit. Included by it alone.
+/// Bodies of hybrid_allocator.hpp: the audit. Included by hybrid_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/hybrid_allocator.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: what is cached, shared and found. Included by it alone.
+/// Bodies of hybrid_allocator.hpp: what is cached, shared and found. Included by hybrid_allocator_body.hpp
+/// alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

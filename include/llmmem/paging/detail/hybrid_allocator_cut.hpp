@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of hybrid_allocator.hpp: cutting sequences shorter. Included by it alone.
+/// Bodies of hybrid_allocator.hpp: cutting sequences shorter. Included by hybrid_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

@@ -48,9 +48,6 @@ class journaled<Cache, Sink, Fence>::interruptible {
 }  // namespace paging
 
 template <class Cache, journal_sink Sink, fence Fence>
-using journaled [[deprecated("its name is paging::journaled")]] = paging::journaled<Cache, Sink, Fence>;
-
-template <class Cache, journal_sink Sink, fence Fence>
 paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
   if (options.pressure.call != nullptr) {
     options.pressure.call = &journaled::on_pressure;

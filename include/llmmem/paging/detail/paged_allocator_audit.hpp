@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of paged_allocator.hpp: the proof of its invariants. Included by it alone.
+/// Bodies of paged_allocator.hpp: the proof of its invariants. Included by paged_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/paged_allocator.hpp>

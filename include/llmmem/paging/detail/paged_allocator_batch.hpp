@@ -1,6 +1,6 @@
 /// @file
 /// Bodies of paged_allocator.hpp: growing many sequences at once, and what is done when blocks run short.
-/// Included by it alone.
+/// Included by paged_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

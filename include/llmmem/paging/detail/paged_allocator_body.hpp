@@ -279,7 +279,7 @@ result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_roo
   }
 }
 
-/// @pre `room` is what `needed_for` says, and the pool has it.
+/// @pre `required` is what `needed_for` says, and the pool has it.
 template <class Traits>
 result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
                                                     const need& required) noexcept {

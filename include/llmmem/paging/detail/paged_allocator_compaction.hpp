@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of paged_allocator.hpp: moving blocks that are in use. Included by it alone.
+/// Bodies of paged_allocator.hpp: moving blocks that are in use. Included by paged_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: what is counted and proved. Included by it alone.
+/// Bodies of shared_prefix_cache.hpp: what is counted and proved. Included by shared_prefix_cache_body.hpp
+/// alone.
 #pragma once
 
 #include <llmmem/paging/shared_prefix_cache.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of shared_prefix_cache.hpp: how blocks become free, and are given out. Included by it alone.
+/// Bodies of shared_prefix_cache.hpp: how blocks become free, and are given out. Included by
+/// shared_prefix_cache_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of super_pages.hpp: which block is given out, and what is given up for it. Included by it alone.
+/// Bodies of super_pages.hpp: which block is given out, and what is given up for it. Included by
+/// super_pages_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>

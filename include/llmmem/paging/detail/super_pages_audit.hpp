@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of super_pages.hpp: the proof of its invariants. Included by it alone.
+/// Bodies of super_pages.hpp: the proof of its invariants. Included by super_pages_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/super_pages.hpp>

@@ -55,7 +55,7 @@ class iteration_recorder {
 
   /// @name Timing
   /// @{
-  /// Begins an iteration of `events` events. 0 keeps the room of the iteration before.
+  /// Begins an iteration of `events` events. 0 keeps the memory of the iteration before.
   void begin_timing(std::size_t events, std::uint64_t now_ns) {
     times_.clear();
     times_.reserve(events);

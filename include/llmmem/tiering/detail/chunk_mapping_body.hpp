@@ -1,5 +1,5 @@
 /// @file
-/// How tensors are placed in chunks. Private to paging/.
+/// How tensors are placed in chunks. Private to tiering/.
 #pragma once
 
 #include <llmmem/config.hpp>

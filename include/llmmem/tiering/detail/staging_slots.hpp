@@ -21,7 +21,7 @@ namespace detail {
 /// @tparam Places  a `chunk_places`, which outlives them and is given back what is left by `release_places`.
 /// @par Complexity      O(slots). No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor's, and `take_places` throws where the room has not got them.
+/// @par Errors          the constructor's, and `take_places` throws where the tier has no such places left.
 template <class Places>
 class staging_slots {
  public:

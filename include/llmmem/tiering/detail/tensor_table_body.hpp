@@ -1,5 +1,5 @@
 /// @file
-/// How a `tensor_table` is written down, read and compared. Private to transfer/.
+/// How a `tensor_table` is written down, read and compared. Private to tiering/.
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>

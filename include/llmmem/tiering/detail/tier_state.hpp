@@ -140,7 +140,7 @@ class chunk_places {
   std::uint64_t lost_places_ = 0;
 };
 
-/// Room for copies in a space that never fragments: a range for each.
+/// The places of copies in a space that never fragments: a range for each.
 template <class Space>
   requires(never_fragments<Space>())
 class chunk_places<Space> {
@@ -223,7 +223,7 @@ class spare_place {
   tier_copy place_;
 };
 
-/// One tier: its room, and who leaves it next.
+/// One tier: its places, and who leaves it next.
 template <class Tier>
 struct tier_state {
   using space_type = typename Tier::space_type;
