@@ -182,11 +182,13 @@ build_preset() {
 }
 
 # Sets tsan_launcher to what runs programs of build/tsan here: nothing, or setarch -R.
+# shellcheck disable=SC2034 # those that source this file use it
 tsan_launcher=()
 find_tsan_launcher() {
   local programs=(build/tsan/bin/test_*_concurrent)
   if ! "${programs[0]}" --version >/dev/null 2>&1 && setarch -R "${programs[0]}" --version >/dev/null 2>&1; then
     say "this kernel's address randomisation is more than the thread sanitizer bears: tests run without (setarch -R)"
+    # shellcheck disable=SC2034
     tsan_launcher=(setarch -R)
   fi
 }

@@ -78,10 +78,10 @@ class paged_cache {
     std::vector<llmmem::paging::growth> growths;
     for (const auto& each : batch)
       growths.push_back({each.sequence, each.tokens});
-    std::vector<llmmem::append_result> appended(batch.size());
-    allocator_.append_batch(growths, appended).value();
-    copy_before_writing(appended);
-    put_tables(batch, appended);
+    std::vector<llmmem::append_result> added(batch.size());
+    allocator_.append_batch(growths, added).value();
+    copy_before_writing(added);
+    put_tables(batch, added);
     const llmmem::paged_stats now = allocator_.stats();
     counts_.most_blocks = std::max(counts_.most_blocks, now.active_blocks);
     counts_.most_unshared = std::max(counts_.most_unshared, now.table_blocks);
@@ -154,9 +154,9 @@ class paged_cache {
   }
 
   /// Sequences that share their last block and now write into it get their own.
-  void copy_before_writing(std::span<const llmmem::append_result> appended) {
+  void copy_before_writing(std::span<const llmmem::append_result> added) {
     std::vector<llmmem::block_pair> pairs;
-    for (const llmmem::append_result& each : appended) {
+    for (const llmmem::append_result& each : added) {
       if (each.copy) pairs.push_back(llmmem::pair_of(each.copy));
     }
     counts_.copies_on_write += pairs.size();
@@ -164,7 +164,7 @@ class paged_cache {
   }
 
   /// Slots, tables and lengths, as the place's kernels read them.
-  void put_tables(std::span<const grown<sequence>> batch, std::span<const llmmem::append_result> appended) {
+  void put_tables(std::span<const grown<sequence>> batch, std::span<const llmmem::append_result> added) {
     std::vector<sequence> all;
     std::vector<std::int64_t> slots;
     std::vector<std::int32_t> sequences, lengths, cu_seq_lens{0};
@@ -173,9 +173,8 @@ class paged_cache {
       const std::uint64_t tokens = allocator_.tokens(all[i]);
       const std::size_t first = slots.size();
       slots.resize(first + batch[i].tokens.size());
-      llmmem::write_slot_mapping(allocator_, all[i], appended[i].first, std::span(slots).subspan(first))
-          .value();
-      for (std::uint64_t at = appended[i].first; at < tokens; ++at) {
+      llmmem::write_slot_mapping(allocator_, all[i], added[i].first, std::span(slots).subspan(first)).value();
+      for (std::uint64_t at = added[i].first; at < tokens; ++at) {
         sequences.push_back(static_cast<std::int32_t>(i));
         lengths.push_back(static_cast<std::int32_t>(at + 1));  // a draft sees nothing behind itself
       }

@@ -56,12 +56,16 @@ inline std::vector<std::uint64_t> seeds(std::uint64_t count, std::uint64_t watch
   return seeds_from_environment(is_watched ? watched : count);
 }
 
+/// One in so many of its seeds does `seeds(count)` go through: what a loop over them counts is held to a
+/// share of what all of them come to.
+inline constexpr std::uint64_t watched_share = is_watched ? 3 : 1;
+
 /// The same, a third of them where a sanitizer watches.
 ///
 ///     for (const auto seed : seeds(200)) {
 ///       CAPTURE(seed);  // a failure prints it; LLMMEM_SEED=<it> starts there
 inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
-  return seeds(count, (count + 2) / 3);
+  return seeds(count, (count + watched_share - 1) / watched_share);
 }
 
 /// Seeds for a loop that is dear: see `seeds_within`.
