@@ -201,7 +201,7 @@ TEST_CASE("planes in several allocations hold what one allocation does") {
     REQUIRE(target == expected);
     moved += tokens;
   }
-  CHECK(moved > 100 / llmmem_tests::watched_share);
+  CHECK(moved > 100);
 }
 
 TEST_CASE("a plane begins where the table says, or where the strides do") {

@@ -42,7 +42,10 @@ inline constexpr bool is_watched = false;
 #endif
 
 /// `count` seeds, times LLMMEM_SEED_FACTOR (1), counting up from LLMMEM_SEED (1).
-inline std::vector<std::uint64_t> seeds_from_environment(std::uint64_t count) {
+///
+///     for (const auto seed : seeds(200)) {
+///       CAPTURE(seed);  // a failure prints it; LLMMEM_SEED=<it> starts there
+inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
   std::vector<std::uint64_t> all(count * number_from_environment("LLMMEM_SEED_FACTOR", 1));
   auto seed = number_from_environment("LLMMEM_SEED", 1);
   for (auto& each : all)
@@ -50,22 +53,10 @@ inline std::vector<std::uint64_t> seeds_from_environment(std::uint64_t count) {
   return all;
 }
 
-/// `count` of them, or `watched` where a sanitizer watches: an oracle holds another build to all of them, and
-/// a sanitizer learns little from the later ones.
+/// The same, or `watched` seeds where a sanitizer watches: of tests that hold to an oracle what another build
+/// holds to it with all of them, and from which a sanitizer learns no more after the first.
 inline std::vector<std::uint64_t> seeds(std::uint64_t count, std::uint64_t watched) {
-  return seeds_from_environment(is_watched ? watched : count);
-}
-
-/// One in so many of its seeds does `seeds(count)` go through: what a loop over them counts is held to a
-/// share of what all of them come to.
-inline constexpr std::uint64_t watched_share = is_watched ? 3 : 1;
-
-/// The same, a third of them where a sanitizer watches.
-///
-///     for (const auto seed : seeds(200)) {
-///       CAPTURE(seed);  // a failure prints it; LLMMEM_SEED=<it> starts there
-inline std::vector<std::uint64_t> seeds(std::uint64_t count) {
-  return seeds(count, (count + watched_share - 1) / watched_share);
+  return seeds(is_watched ? watched : count);
 }
 
 /// Seeds for a loop that is dear: see `seeds_within`.
