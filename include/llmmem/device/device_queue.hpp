@@ -104,6 +104,7 @@ class basic_device_queue {
 
   /// Whether a copy would begin without waiting for a place. Another thread may take it before this one does.
   [[nodiscard]] bool has_capacity() noexcept { return events_.has_capacity(); }
+  [[nodiscard, deprecated("call has_capacity()")]] bool has_room() noexcept { return has_capacity(); }
 
   /// The point that its stream has come to: behind the kernels that the caller gave it, say.
   [[nodiscard]] result<fence_type> mark() noexcept { return events_.mark(stream_); }

@@ -96,6 +96,7 @@ class persistent_file_space : public file_space<Engine> {
   using range_type = typename base::range_type;
   /// A tiered buffer keeps an index of its chunks here.
   static constexpr bool persists_chunks = true;
+  [[deprecated("its name is persists_chunks")]] static constexpr bool keeps_chunks = persists_chunks;
 
   template <class... Args>
   persistent_file_space(std::string path, persistent_file_options options, Args&&... engine)

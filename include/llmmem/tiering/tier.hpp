@@ -127,9 +127,8 @@ template <class Space>
 template <class Space>
 [[nodiscard]] consteval bool persists_chunks() noexcept {
   static_assert(
-      !requires { Space::keeps_chunks; },
-      "a space says by `persists_chunks` that its chunks outlive the process: `keeps_chunks` is its old "
-      "name");
+      !requires { Space::keeps_chunks; } || requires { Space::persists_chunks; },
+      "a space says by `persists_chunks` that its chunks outlive the process: rename its `keeps_chunks`");
   if constexpr (requires { Space::persists_chunks; }) {
     return Space::persists_chunks;
   } else {

@@ -49,8 +49,8 @@ void poll_queue(Queue& queue) noexcept {
 template <class Queue>
 [[nodiscard]] bool has_capacity(Queue& queue) noexcept {
   static_assert(
-      !requires { queue.queue().has_room(); },
-      "a queue says by `has_capacity` whether a copy would begin at once: `has_room` is its old name");
+      !requires { queue.queue().has_room(); } || requires { queue.queue().has_capacity(); },
+      "a queue says by `has_capacity` whether a copy would begin at once: rename its `has_room`");
   if constexpr (requires { queue.queue().has_capacity(); }) {
     return queue.queue().has_capacity();
   } else {
