@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror", "-Iinclude", "-fsyntax-only"]
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wpedantic",
+         "-Wold-style-cast", "-Werror", "-Iinclude", "-fsyntax-only"]
 
 if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
     sys.exit(__doc__)

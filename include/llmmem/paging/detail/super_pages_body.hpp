@@ -102,13 +102,12 @@ result<void> super_page_pool<Eviction>::check(block_id block) const noexcept {
 
 template <eviction_policy Eviction>
 result<void> super_page_pool<Eviction>::share(block_id block) noexcept {
-  // Not by `check`'s refusal: an idle block is revived by every hit, and a refusal copies the pool's name.
   const std::uint32_t at = to_index(block);
-  const bool is_idle = at != 0 && at < records_.size() && records_[at].is_idle();
-  if (!is_idle) {
-    if (const auto held = check(block); !held) return held;
-  }
+  // Every hit revives an idle block, so success builds no refusal: a refusal copies the pool's name.
+  const bool is_ours = at != 0 && at < records_.size();
+  if (!is_ours || !(records_[at].is_active() || records_[at].is_idle())) return check(block);
   block_record& record = records_[at];
+  const bool is_idle = record.is_idle();
   if (record.references() == block_record::max_references) {
     return refusal(errc::too_many_shares, at, 1, record.references());
   }
