@@ -1,0 +1,45 @@
+# Every device test as a program that needs no GPU: nvcc makes PTX of it, and tests/ptx_machine executes that PTX in the
+# place of the CUDA runtime. One program holds the PTX of every architecture; each runs as a test of its own, labelled
+# `ptx`.
+set(LLMMEM_PTX_ARCHITECTURES
+    "80;90"
+    CACHE STRING "Virtual architectures whose PTX the tests labelled `ptx` execute")
+
+# Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
+add_library(llmmem_ptx_machine OBJECT ptx_machine/cuda_runtime.cpp)
+target_include_directories(llmmem_ptx_machine PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+target_include_directories(llmmem_ptx_machine SYSTEM PRIVATE "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
+target_compile_features(llmmem_ptx_machine PRIVATE cxx_std_20)
+target_compile_options(llmmem_ptx_machine PRIVATE -O3 -march=native -fno-strict-aliasing -ffp-contract=off)
+target_link_libraries(llmmem_ptx_machine PUBLIC Threads::Threads)
+
+set(architectures "${LLMMEM_PTX_ARCHITECTURES}")
+list(TRANSFORM architectures APPEND -virtual)
+
+# llmmem_add_ptx_test(<name> <source>): <name> is the test's in ctest, without the architecture.
+function(llmmem_add_ptx_test name source)
+  string(REPLACE "/" "_" target "ptx_${name}")
+  add_executable(${target} "${source}")
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY None)
+  target_link_libraries(${target} PRIVATE llmmem_test_support llmmem_ptx_machine)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--no-compress>)
+  foreach(architecture IN LISTS LLMMEM_PTX_ARCHITECTURES)
+    set(test "${LLMMEM_TEST_PREFIX}${name}_ptx${architecture}")
+    add_test(NAME "${test}" COMMAND ${target})
+    set_tests_properties(
+      "${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT
+                           "PTX_MACHINE_ARCHITECTURE=${architecture};PTX_MACHINE_STATISTICS=1")
+  endforeach()
+endfunction()
+
+llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
+file(
+  GLOB_RECURSE sources CONFIGURE_DEPENDS
+  RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
+  *_gpu_test.cu)
+list(FILTER sources EXCLUDE REGEX "nccl") # NCCL opens a device by itself
+foreach(source IN LISTS sources)
+  string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
+  llmmem_add_ptx_test("${name}" "${source}")
+endforeach()
+llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu")
