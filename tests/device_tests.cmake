@@ -25,26 +25,8 @@ foreach(source IN LISTS sources)
   set_tests_properties("${test}" PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
 
-# The example that runs on a device, and its folder as somebody's project: built from nothing, by its own CMakeLists.txt.
-set(example "${PROJECT_SOURCE_DIR}/examples/device_step")
-add_executable(device_step_gpu_test "${example}/device_step.cu")
+# The example that runs on a device.
+add_executable(device_step_gpu_test "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu")
 target_link_libraries(device_step_gpu_test PRIVATE llmmem_test_support llmmem::cuda)
 add_test(NAME "${LLMMEM_TEST_PREFIX}device_step_gpu" COMMAND device_step_gpu_test)
 set_tests_properties("${LLMMEM_TEST_PREFIX}device_step_gpu" PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
-add_test(
-  NAME "${LLMMEM_TEST_PREFIX}consumer_cuda"
-  COMMAND
-    "${CMAKE_COMMAND}" "-DCONSUMER=${example}" -DPROGRAM=device_step "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}"
-    "-DWORK=${CMAKE_CURRENT_BINARY_DIR}/consumer_cuda"
-    "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DGENERATOR=${CMAKE_GENERATOR}"
-    "-DMORE=-DCMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER};-DCMAKE_CUDA_ARCHITECTURES=90" -P
-    "${CMAKE_CURRENT_SOURCE_DIR}/gates/consumer.cmake")
-set_tests_properties("${LLMMEM_TEST_PREFIX}consumer_cuda" PROPERTIES LABELS gate TIMEOUT 600)
-
-# What nvcc makes of the kernels, read in PTX and in the report of ptxas: no device is needed.
-find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
-add_test(NAME "${LLMMEM_TEST_PREFIX}device_code"
-         COMMAND Python3::Interpreter "${CMAKE_CURRENT_SOURCE_DIR}/gates/device_code.py" "${CMAKE_CUDA_COMPILER}"
-                 "${CMAKE_CURRENT_SOURCE_DIR}/kernels/all_kernels.cu" "${PROJECT_SOURCE_DIR}/include"
-                 "${CMAKE_CURRENT_BINARY_DIR}/device_code")
-set_tests_properties("${LLMMEM_TEST_PREFIX}device_code" PROPERTIES LABELS gate TIMEOUT 900)

@@ -1,5 +1,5 @@
 # What the headers promise to this tree's compiler: each compiles alone, all of them in two translation units link, and
-# misuse does not compile. In a tree with LLMMEM_TESTS=gpu the compiler is nvcc, host and device.
+# misuse does not compile. In a tree with device tests the compiler is nvcc, host and device.
 #
 # These targets are not part of `all`: ctest builds them, so that a header that does not compile is one failed test with
 # its name and not the end of the build.
@@ -27,7 +27,7 @@ endfunction()
 set(extension cpp)
 set(patterns *.hpp)
 set(header_target llmmem::llmmem)
-if("gpu" IN_LIST LLMMEM_TESTS)
+if(uses_nvcc)
   set(extension cu)
   set(patterns *.hpp *.cuh)
   set(header_target llmmem::cuda)

@@ -5,6 +5,7 @@
 // done at once or, with PTX_MACHINE_LATE=1, no sooner than somebody waits for it, so that a host that forgets
 // to wait is found out.
 #include "ptx_machine/bind.hpp"
+#include "ptx_machine/profile.hpp"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -204,22 +205,16 @@ void report() {
                  static_cast<unsigned long long>(of.lane_instructions),
                  static_cast<unsigned long long>(of.warp_instructions), of.seconds,
                  static_cast<double>(of.lane_instructions) / of.seconds / 1e6);
-  if (!of.options.profiles) return;
-  // What each access moves: sectors of 32 bytes beside the bytes that were asked for.
+  const char* const path = std::getenv("PTX_MACHINE_PROFILE_FILE");
+  std::FILE* const to = path == nullptr ? nullptr : std::fopen(path, "a");
+  if (to == nullptr) return;
   std::set<const loaded_module*> seen;
   for (const auto& [function, known] : now().functions) {
     if (!seen.insert(known.in).second) continue;
-    for (const auto& [name, each] : known.in->codes) {
-      for (const inst& i : each.insts) {
-        if (i.runs == 0) continue;
-        std::fprintf(stderr, "profile\t%s\t%d\t%s\t%llu\t%.1f\t%llu\t%.2f\n", name.c_str(), i.from->line,
-                     std::string(i.from->opcode).c_str(), static_cast<unsigned long long>(i.runs),
-                     static_cast<double>(i.lanes) / static_cast<double>(i.runs),
-                     static_cast<unsigned long long>(i.bytes),
-                     static_cast<double>(i.bytes) / (32.0 * static_cast<double>(i.sectors)));
-      }
-    }
+    for (const auto& [name, each] : known.in->codes)
+      write_profile(to, each);
   }
+  std::fclose(to);
 }
 
 CUresult driver(bool is_well) {

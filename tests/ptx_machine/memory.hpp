@@ -1,7 +1,7 @@
-// ptx_memory.hpp: the device's memory as the machine keeps it. Addresses of the device are reserved and never
-// mapped, so that a host that follows one faults; what lies there is kept elsewhere, beside a shadow that
-// tells for each byte whether it was written, and by whom it was last written and read since the launch
-// began.
+/// @file
+/// The device's memory. The machine reserves device addresses and maps none of them, so that a host that
+/// follows one crashes as it would beside a GPU. The bytes are kept elsewhere, and a shadow tells of each
+/// byte whether it was written, and which lanes last wrote and read it since the launch began.
 #pragma once
 
 #include "ptx_machine/parse.hpp"
@@ -11,7 +11,7 @@
 
 namespace ptx_machine {
 
-/// Zeroed memory that costs nothing until it is touched.
+/// Zeroed memory that takes no pages until it is touched.
 class zeroed {
  public:
   zeroed() = default;
@@ -37,19 +37,20 @@ class zeroed {
   u64 bytes_ = 0;
 };
 
-/// Bytes with their shadow; several regions may be of the same.
+/// Bytes and their shadow. Several regions may map one backing.
 struct backing {
   zeroed bytes;
-  zeroed written;  // 0xFF for a byte that was written
-  zeroed writer;   // a record, u32, for each byte
-  zeroed reader;
+  zeroed written;  // 0xFF of each byte that was written
+  zeroed writer;   // of each byte a record (u32) of its last writer
+  zeroed reader;   // and of its last reader
   u64 size = 0;
 
   explicit backing(u64 count)
       : bytes(count), written(count), writer(4 * count), reader(4 * count), size(count) {}
 };
 
-/// Where accesses may go. Without `written`, all of it was; without `writer`, nobody races.
+/// A range of addresses that kernels may access. `written` null: every byte counts as written. `writer` null:
+/// the race check leaves it out.
 struct region {
   u64 base = 0;
   u64 size = 0;
@@ -87,13 +88,13 @@ class device_memory {
   [[nodiscard]] u64 used() const { return used_; }
   [[nodiscard]] u64 generation() const { return generation_; }
 
-  /// Addresses that no one had before, with a gap behind them.
+  /// Addresses that were never given before, and a gap behind them. 0: no addresses are left.
   u64 reserve(u64 bytes, u64 align) {
     const u64 at = (next_ + align - 1) / align * align;
     next_ = at + bytes + 65536;
     return next_ < first_ + reach ? at : 0;
   }
-  /// 0: there is no memory.
+  /// The address of new memory; 0 when the device has not so many bytes left.
   u64 allocate(u64 bytes) {
     if (bytes > capacity - std::min(capacity, used_)) return 0;
     const u64 at = reserve(bytes, 512);
@@ -120,7 +121,7 @@ class device_memory {
     region& found = (--next)->second;
     return at - found.base < found.size || at == found.base ? &found : nullptr;
   }
-  /// Where an address is in relation to what is allocated.
+  /// Describes where `at` lies relative to the nearest allocation, for messages.
   [[nodiscard]] std::string whereabouts(u64 at) {
     if (at - last_freed_.first < last_freed_.second) return "inside memory that was freed";
     auto next = regions_.upper_bound(at);
@@ -136,8 +137,8 @@ class device_memory {
     return "near no allocation";
   }
 
-  /// Calls `act(bytes of the host, their "written" or null, count)` for the pieces of a range; false where
-  /// some of it is no memory of the device, or is not allowed. Memory of the host is one piece.
+  /// Calls `act(host bytes, their "written" or null, count)` for each piece of a range. Returns false where a
+  /// part of the range is no device memory or may not be accessed. Host memory is one piece.
   template <class Act>
   bool pieces(u64 at, u64 bytes, const Act& act) {
     if (!is_device(at)) return act(reinterpret_cast<u8*>(at), static_cast<u8*>(nullptr), bytes), true;
@@ -183,7 +184,7 @@ class device_memory {
       if (written != nullptr) std::memset(written, 0xFF, count);
     });
   }
-  /// Nobody has read or written anything yet.
+  /// Forgets who read and wrote what.
   void forget_accesses() {
     for (auto& [base, each] : regions_) {
       if (each.writer == nullptr) continue;
@@ -199,73 +200,6 @@ class device_memory {
   u64 used_ = 0;
   u64 generation_ = 1;
   std::pair<u64, u64> last_freed_{0, 0};
-};
-
-/// Who may not access the same bytes: the order of accesses of one launch. Each warp has a stamp from one
-/// meeting of its lanes to the next; a record is a stamp, a lane of it, and whether the access is relaxed:
-/// atomic or volatile.
-class access_order {
- public:
-  static constexpr u32 several_lanes = 32, several_warps = 33, several_blocks = 34;
-
-  /// A launch begins: what was recorded before is of the past. True: too much was, and all must be forgotten.
-  bool begin() {
-    first_ = next_;
-    stamps_.clear();
-    if (next_ < (u32{1} << 24)) return false;
-    first_ = next_ = 1;
-    return true;
-  }
-  u32 stamp(u32 block, u32 epoch, u32 warp) {
-    if (next_ >= (u32{1} << 25))
-      throw fault(fault_kind::unsupported, "a launch of too many warps for the race check");
-    stamps_.push_back({block, epoch, warp});
-    return next_++;
-  }
-  [[nodiscard]] u32 first_record() const { return first_ << 7; }
-  [[nodiscard]] static u32 record(u32 stamp, u32 lane, bool is_relaxed) {
-    return stamp << 7 | lane << 1 | static_cast<u32>(is_relaxed);
-  }
-
-  /// Whether what is recorded came before what `now` does.
-  [[nodiscard]] bool is_before(u32 recorded, u32 now) const {
-    if (recorded < first_record() || recorded == now) return true;
-    const u32 lane = recorded >> 1 & 63;
-    const stamped& then = stamps_[(recorded >> 7) - first_];
-    const stamped& here = stamps_[(now >> 7) - first_];
-    if (lane == several_blocks || then.block != here.block) return false;
-    if (then.epoch != here.epoch) return true;
-    if (lane == several_warps || then.warp != here.warp) return false;
-    return recorded >> 7 != now >> 7 || lane == (now >> 1 & 63);
-  }
-  [[nodiscard]] bool collide(u32 recorded, u32 now) const {
-    return (recorded & now & 1) == 0 && !is_before(recorded, now);
-  }
-  /// Of two readers, of which neither came first.
-  [[nodiscard]] u32 both(u32 recorded, u32 now) const {
-    if (is_before(recorded, now)) return now;
-    const u32 lane = recorded >> 1 & 63;
-    const stamped& then = stamps_[(recorded >> 7) - first_];
-    const stamped& here = stamps_[(now >> 7) - first_];
-    const u32 who = then.block != here.block || lane == several_blocks ? several_blocks
-                    : then.warp != here.warp || lane == several_warps  ? several_warps
-                                                                       : several_lanes;
-    return record(now >> 7, who, (recorded & now & 1) != 0);
-  }
-  [[nodiscard]] std::string describe(u32 recorded) const {
-    const stamped& of = stamps_[(recorded >> 7) - first_];
-    const u32 lane = recorded >> 1 & 63;
-    return "block " + std::to_string(of.block) + ", warp " + std::to_string(of.warp) +
-           (lane < 32 ? ", lane " + std::to_string(lane) : " and others");
-  }
-
- private:
-  struct stamped {
-    u32 block, epoch, warp;
-  };
-  std::vector<stamped> stamps_{};
-  u32 first_ = 1;
-  u32 next_ = 1;
 };
 
 }  // namespace ptx_machine

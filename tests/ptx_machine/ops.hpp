@@ -2,7 +2,7 @@
 // instruction that is not known is an error only when it is executed.
 #pragma once
 
-#include "ptx_machine/exec.hpp"
+#include "ptx_machine/machine.hpp"
 
 namespace ptx_machine {
 

@@ -253,6 +253,12 @@ class module {
   [[nodiscard]] int arch() const { return arch_; }
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] std::vector<module_variable>& variables() { return variables_; }
+  [[nodiscard]] std::vector<std::string> kernel_names() const {
+    std::vector<std::string> all;
+    for (const auto& [name, each] : kernels_)
+      all.push_back(name);
+    return all;
+  }
   [[nodiscard]] kernel* find(const std::string& name) {
     const auto found = kernels_.find(name);
     if (found == kernels_.end()) return nullptr;

@@ -1,9 +1,10 @@
-// ptx_exec.hpp: executes kernels. A warp is 32 lanes that share an instruction; its registers are rows of 32
-// values, so that an instruction is a loop over lanes that the compiler vectorises. Lanes that branch apart
-// are groups, of which the one that is furthest behind runs, until they are at the same instruction again.
-// Blocks run one after another, and warps of a block until each ends or waits at a barrier.
+/// @file
+/// Warps: 32 lanes that share an instruction. A warp's registers are rows of 32 values, so that an
+/// instruction is a loop over lanes that the compiler vectorises. Lanes that branch apart form groups; the
+/// group with the lowest program counter runs until it reaches the next one's.
 #pragma once
 
+#include "ptx_machine/access_order.hpp"
 #include "ptx_machine/memory.hpp"
 
 #include <array>
@@ -24,7 +25,7 @@ using handler = void (*)(warp&, inst&);
 
 enum class flow : u8 { plain, branch, end, meet, meet_all, barrier };
 
-/// A statement as it is executed. Rows are offsets into the register file.
+/// A statement, ready to execute. Rows are offsets into the register file.
 struct inst {
   handler run = nullptr;
   std::array<u32, 4> row{};
@@ -42,7 +43,9 @@ struct inst {
   region* near = nullptr;
   std::vector<u32> more{};  // rows of tuples
   const statement* from = nullptr;
-  u64 runs = 0, lanes = 0, sectors = 0, bytes = 0;  // for the profile
+  u64 runs = 0;  // how often a warp executed it
+  u64 lanes = 0, accesses = 0, sectors = 0,
+      bytes = 0;  // of accesses to global memory, where the machine profiles
 };
 
 constexpr u32 no_guard = ~u32{0};
@@ -75,7 +78,7 @@ constexpr const char* special_names[] = {
     "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%ctaid.x",  "%ctaid.y", "%ctaid.z",     "%ntid.x",
     "%ntid.y",      "%ntid.z",      "%nctaid.x",    "%nctaid.y", "%nctaid.z"};
 
-/// A kernel, ready to run. Behind the registers of its file lie special registers, then constants.
+/// A kernel, ready to run. Its file holds the registers, then special registers, then constants.
 struct code {
   kernel* of = nullptr;
   std::vector<inst> insts{};
@@ -92,10 +95,10 @@ struct machine_options {
   bool checks_races = true;
   bool checks_uninitialised = true;
   bool profiles = false;
-  bool keeps_apart = false;  // lanes that branched apart meet only where an instruction has them meet
+  bool keeps_apart = false;  // lanes that branched apart join only at an instruction that joins them
 };
 
-/// What a launch shares.
+/// What all warps of a launch share.
 struct launch_state {
   device_memory& memory;
   access_order& order;
@@ -117,12 +120,12 @@ struct warp {
   u8* file = nullptr;
   u32 number = 0;
   u32 exists = 0, live = 0;
-  u32 now = 0;  // the lanes that execute
+  u32 now = 0;  // the lanes that execute the current instruction
   u32 stamp = 0;
   bool is_waiting = false;
-  bool met = false;             // the instruction ordered accesses of the lanes
-  std::vector<group> groups{};  // those that may run, the lowest last
-  std::vector<group> parked{};  // those that wait for others
+  bool met = false;             // the instruction orders the accesses of its lanes
+  std::vector<group> groups{};  // may run; the lowest program counter last
+  std::vector<group> parked{};  // wait for other lanes
   zeroed local_bytes{}, local_written{};
   region local{};
   std::vector<u8> file_room{};
@@ -161,7 +164,7 @@ struct warp {
     return in.memory.find(at);
   }
 
-  /// Where an access of a lane goes, which is one that it may make.
+  /// The host bytes that a lane's access goes to. Throws `fault` unless the lane may make this access.
   template <bool Writes, unsigned Bytes>
   [[nodiscard]] u8* go(inst& i, u32 lane, u64 at, const u8* value = nullptr) {
     region* to = i.near;
@@ -211,7 +214,7 @@ struct warp {
       return;
     }
     for (unsigned b = 0; b < Bytes; ++b) {
-      // A store that leaves a byte as it was disturbs nobody.
+      // A store of the value that a byte already has disturbs no other lane.
       const bool is_same = Writes && value != nullptr && value[b] == to.host[off + b];
       if (!is_same && in.order.collide(writer[b], mine)) raced(i, lane, at + b, Writes, "written", writer[b]);
       if (Writes && !is_same && in.order.collide(reader[b], mine))
@@ -245,7 +248,7 @@ struct warp {
               ", out of bounds: " + near_what(i, at) + size);
   }
 
-  /// Addresses of all lanes.
+  /// The addresses of all lanes.
   void addresses(const inst& i, u32 of, u64 (&at)[32]) const {
     if (i.is_narrow_address)
       for (u32 k = 0; k < 32; ++k)
@@ -265,7 +268,7 @@ struct warp {
     }
     std::sort(sectors.begin(), sectors.begin() + count);
     i.sectors += static_cast<u64>(std::unique(sectors.begin(), sectors.begin() + count) - sectors.begin());
-    i.runs += 1;
+    i.accesses += 1;
     i.lanes += static_cast<u64>(std::popcount(now));
     i.bytes += static_cast<u64>(std::popcount(now)) * bytes;
   }
@@ -289,7 +292,7 @@ struct warp {
     else
       groups.insert(at, {pc, mask});
   }
-  /// The lanes that an instruction wants there.
+  /// The lanes that must arrive at `i` before `lanes` may execute it.
   [[nodiscard]] u32 wanted(inst& i, u32 lanes) {
     if (i.how == flow::meet_all) return ~u32{0};
     if (i.how == flow::barrier) return live;
@@ -315,7 +318,7 @@ struct warp {
           static_cast<u32>(std::countr_zero(parked[0].mask)), text);
   }
 
-  /// Until all lanes have ended, or all wait at a barrier.
+  /// Runs until all lanes have ended, or all wait at a barrier.
   void run() {
     inst* const insts = in.of.insts.data();
     u64 lanes = 0, steps = 0;
@@ -350,9 +353,13 @@ struct warp {
         ++steps;
         if (i.how == flow::plain) [[likely]] {
           now = act;
-          if (act != 0) i.run(*this, i);
+          if (act != 0) {
+            ++i.runs;
+            i.run(*this, i);
+          }
           ++pc;
         } else if (i.how == flow::branch) {
+          ++i.runs;
           if (act == mask)
             pc = i.target;
           else if (act == 0)
@@ -363,11 +370,13 @@ struct warp {
             break;
           }
         } else if (i.how == flow::end) {
+          ++i.runs;
           live &= ~act;
           add(pc + 1, mask & ~act);
           break;
         } else if (i.how == flow::meet && act == live && (wanted(i, act) & ~act) == 0) {
           now = act;
+          ++i.runs;
           i.run(*this, i);
           if (std::exchange(met, false)) stamp = in.order.stamp(in.block_number, in.epoch, number);
           ++pc;
@@ -384,10 +393,12 @@ struct warp {
             parked.erase(others);
           }
           if (i.how == flow::barrier || (wanted(i, act) & ~act) != 0) {
+            if (i.how == flow::barrier) ++i.runs;
             parked.push_back({pc, act});
             break;
           }
           now = act;
+          ++i.runs;
           i.run(*this, i);
           if (std::exchange(met, false)) stamp = in.order.stamp(in.block_number, in.epoch, number);
           add(pc + 1, act);
@@ -408,142 +419,13 @@ struct warp {
     in.lane_instructions += lanes;
     in.warp_instructions += steps;
   }
-  /// What it waited for came.
+  /// Goes on behind the barrier at which it waits.
   void pass_barrier() {
     is_waiting = false;
     groups.assign(1, {parked[0].pc + 1, parked[0].mask});
     parked.clear();
     stamp = in.order.stamp(in.block_number, in.epoch, number);
   }
-};
-
-/// Runs a launch to its end, or throws what went wrong in it.
-class machine {
- public:
-  device_memory memory{};
-  machine_options options{};
-  u64 lane_instructions = 0, warp_instructions = 0, launches = 0;
-  double seconds = 0;
-
-  void run(code& of, triple grid, triple block, u64 dynamic_shared, const std::vector<u8>& params) {
-    const auto began = std::chrono::steady_clock::now();
-    if (of.generation != memory.generation()) {
-      for (inst& each : of.insts)
-        each.near = nullptr;
-      of.generation = memory.generation();
-    }
-    for (inst& each : of.insts)
-      if (each.where != space::global && each.where != space::constant) each.near = nullptr;
-    if (order_.begin()) memory.forget_accesses();
-    launch_state launch{memory, order_, options, of, grid, block};
-    std::vector<u8> param_bytes = params;
-    param_bytes.resize(std::max<u64>(params.size(), 16));
-    launch.params.size = params.size();
-    launch.params.host = param_bytes.data();
-    launch.params.is_allowed = true;
-    const u64 shared_bytes = (of.of->shared_bytes + 15) / 16 * 16 + dynamic_shared;
-    zeroed shared(shared_bytes), written(shared_bytes), writer(4 * shared_bytes), reader(4 * shared_bytes);
-    launch.shared.size = dynamic_shared == 0 ? of.of->shared_bytes : shared_bytes;
-    launch.shared.host = shared.data();
-    launch.shared.written = written.data();
-    if (of.has_barrier || shared_bytes != 0) {
-      launch.shared.writer = reinterpret_cast<u32*>(writer.data());
-      launch.shared.reader = reinterpret_cast<u32*>(reader.data());
-    }
-    const auto threads = static_cast<u32>(block.count());
-    const u32 warps = (threads + 31) / 32;
-    // Without barriers one warp can be every warp.
-    std::vector<warp> all;
-    all.reserve(warps);
-    for (u32 w = 0; w < (of.has_barrier ? warps : 1); ++w)
-      prepare(all.emplace_back(launch));
-    for (u32 z = 0; z < grid.z; ++z) {
-      for (u32 y = 0; y < grid.y; ++y) {
-        for (u32 x = 0; x < grid.x; ++x) {
-          launch.block_index = {x, y, z};
-          launch.epoch = 0;
-          if (shared_bytes != 0) {  // of each block its own
-            std::memset(written.data(), 0, shared_bytes);
-            std::memset(writer.data(), 0, 4 * shared_bytes);
-            std::memset(reader.data(), 0, 4 * shared_bytes);
-          }
-          for (u32 w = 0; w < warps; ++w) {
-            warp& each = all[of.has_barrier ? w : 0];
-            start(each, w, threads);
-            each.run();
-          }
-          while (of.has_barrier && meet(all)) {
-            ++launch.epoch;
-            for (warp& each : all)
-              if (each.is_waiting) each.pass_barrier(), each.run();
-          }
-          ++launch.block_number;
-        }
-      }
-    }
-    of.launches += 1;
-    of.lane_instructions += launch.lane_instructions;
-    lane_instructions += launch.lane_instructions;
-    warp_instructions += launch.warp_instructions;
-    launches += 1;
-    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  }
-
- private:
-  static void prepare(warp& made) {
-    const code& of = made.in.of;
-    made.file_room.resize(of.file_bytes + 64);
-    made.file = made.file_room.data() + (64 - reinterpret_cast<u64>(made.file_room.data()) % 64) % 64;
-    std::memcpy(made.file + of.constants_at, of.constants.data(), of.constants.size());
-    if (of.of->local_bytes != 0) {
-      made.local_bytes = zeroed(32 * of.of->local_bytes);
-      made.local_written = zeroed(32 * of.of->local_bytes);
-      made.local.size = of.of->local_bytes;
-    }
-  }
-  void start(warp& made, u32 number, u32 threads) {
-    const launch_state& in = made.in;
-    made.number = number;
-    const auto set = [&](special_row which, auto value) {
-      u32* const to = made.row<u32>(in.of.special_at + 128 * which);
-      for (u32 k = 0; k < 32; ++k)
-        to[k] = static_cast<u32>(value(k));
-    };
-    const auto thread = [&](u32 k) { return number * 32 + k; };
-    set(tid_x, [&](u32 k) { return thread(k) % in.block.x; });
-    set(tid_y, [&](u32 k) { return thread(k) / in.block.x % in.block.y; });
-    set(tid_z, [&](u32 k) { return thread(k) / in.block.x / in.block.y; });
-    set(lane_id, [](u32 k) { return k; });
-    set(warp_id, [&](u32) { return number; });
-    set(mask_eq, [](u32 k) { return 1U << k; });
-    set(mask_lt, [](u32 k) { return (1U << k) - 1; });
-    set(mask_le, [](u32 k) { return (2ULL << k) - 1; });
-    set(mask_gt, [](u32 k) { return ~((2ULL << k) - 1); });
-    set(mask_ge, [](u32 k) { return ~((1U << k) - 1); });
-    const u32 values[] = {in.block_index.x, in.block_index.y, in.block_index.z, in.block.x, in.block.y,
-                          in.block.z,       in.grid.x,        in.grid.y,        in.grid.z};
-    for (u32 r = 0; r < 9; ++r)
-      set(static_cast<special_row>(ctaid_x + r), [&](u32) { return values[r]; });
-    const u32 lanes = std::min(32U, threads - number * 32);
-    made.begin(lanes == 32 ? ~u32{0} : (1U << lanes) - 1, order_.stamp(in.block_number, in.epoch, number));
-    if (in.of.of->local_bytes != 0) std::memset(made.local_written.data(), 0, 32 * in.of.of->local_bytes);
-  }
-  /// Whether any wait at a barrier, which must be the same for all.
-  static bool meet(std::vector<warp>& all) {
-    const warp* first = nullptr;
-    for (warp& each : all) {
-      if (!each.is_waiting) continue;
-      if (first == nullptr) first = &each;
-      const inst& here = each.in.of.insts[each.parked[0].pc];
-      const inst& there = each.in.of.insts[first->parked[0].pc];
-      if (here.form != there.form)
-        each.wrong(here, fault_kind::divergence, 0,
-                   "divergence: warps of a block wait at different barriers");
-    }
-    return first != nullptr;
-  }
-
-  access_order order_{};
 };
 
 }  // namespace ptx_machine

@@ -1,0 +1,31 @@
+# What nvcc makes of the library: a project that uses it from CUDA C++, and the code of its kernels. No GPU is needed.
+set(example "${PROJECT_SOURCE_DIR}/examples/device_step")
+add_test(
+  NAME "${LLMMEM_TEST_PREFIX}consumer_cuda"
+  COMMAND
+    "${CMAKE_COMMAND}" "-DCONSUMER=${example}" -DPROGRAM=device_step "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}"
+    "-DWORK=${CMAKE_CURRENT_BINARY_DIR}/consumer_cuda"
+    "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DGENERATOR=${CMAKE_GENERATOR}"
+    "-DMORE=-DCMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER};-DCMAKE_CUDA_ARCHITECTURES=90" -P
+    "${CMAKE_CURRENT_LIST_DIR}/consumer.cmake")
+set_tests_properties("${LLMMEM_TEST_PREFIX}consumer_cuda" PROPERTIES LABELS gate TIMEOUT 600)
+
+# The kernels' code, read in PTX and in the report of ptxas.
+find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+add_test(NAME "${LLMMEM_TEST_PREFIX}device_code"
+         COMMAND Python3::Interpreter "${CMAKE_CURRENT_LIST_DIR}/device_code.py" "${CMAKE_CUDA_COMPILER}"
+                 "${CMAKE_CURRENT_SOURCE_DIR}/kernels/all_kernels.cu" "${PROJECT_SOURCE_DIR}/include"
+                 "${CMAKE_CURRENT_BINARY_DIR}/device_code")
+set_tests_properties("${LLMMEM_TEST_PREFIX}device_code" PROPERTIES LABELS gate TIMEOUT 900 FIXTURES_SETUP device_code)
+
+# The interpreter that executes device tests knows every instruction of that PTX, also those that no test executes.
+add_executable(read_ptx "${PROJECT_SOURCE_DIR}/tests/ptx_machine/read_ptx.cpp")
+target_include_directories(read_ptx PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+target_compile_features(read_ptx PRIVATE cxx_std_20)
+target_compile_options(read_ptx PRIVATE -O1 -fno-strict-aliasing)
+target_link_libraries(read_ptx PRIVATE llmmem_warnings)
+add_test(NAME "${LLMMEM_TEST_PREFIX}known_instructions"
+         COMMAND read_ptx "${CMAKE_CURRENT_BINARY_DIR}/device_code/kernels_80.ptx"
+                 "${CMAKE_CURRENT_BINARY_DIR}/device_code/kernels_90.ptx")
+set_tests_properties("${LLMMEM_TEST_PREFIX}known_instructions" PROPERTIES LABELS gate TIMEOUT 120 FIXTURES_REQUIRED
+                                                                          device_code)
