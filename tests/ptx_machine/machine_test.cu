@@ -1,6 +1,5 @@
-// selftest.cu: what the machine must find and what it must compute. Each fault is planted in a kernel, and
-// has to be told as what it is; each kernel without one has to come to what the host comes to. Built and run
-// by build_and_run.sh.
+// What the machine must find and what it must compute: each planted fault is reported as what it is, and each
+// kernel without one comes to the host's results.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -30,7 +29,7 @@ void require(bool is, const std::string& what) {
   ++failures;
   std::printf("FAILED: %s\n", what.c_str());
 }
-/// Whether `act` ends in a fault whose text has all of `parts`, apart by |.
+/// Checks that `act` ends in a fault whose text has all of `parts`, which are separated by |.
 void faults(const char* what, const char* parts, cudaError_t code, const std::function<void()>& act) {
   ptx_machine_forget_fault();
   std::fflush(stdout);
@@ -281,7 +280,7 @@ void check_faults() {
   cudaGetLastError();
 }
 
-// ---- what comes out ----
+// ---- results ----
 
 __global__ void convert(std::uint32_t* to, std::uint32_t first) {
   const std::uint32_t i = first + blockIdx.x * blockDim.x + threadIdx.x;
@@ -446,7 +445,7 @@ __global__ void lanes(std::uint32_t* to, const std::uint32_t* from) {
   __syncthreads();
   std::uint32_t made =
       words[255 - t] ^ __ballot_sync(0xFFFFFFFF, x & 1) ^ __match_any_sync(0xFFFFFFFF, x % 3);
-  if (lane < 7) made += __popc(__activemask());  // whoever is here
+  if (lane < 7) made += __popc(__activemask());  // the lanes of this branch
   for (unsigned turn = 0; turn < lane % 5; ++turn)
     made = made * 3 + __brev(made) + __clz(made);
   made += __reduce_max_sync(0xFFFFFFFF, x) + __byte_perm(x, made, 0x5140) + __funnelshift_l(x, made, lane) +
@@ -543,7 +542,7 @@ void check_lanes() {
   }
 }
 
-/// A host that does not wait is found out.
+/// The machine finds a host that does not wait.
 void check_late() {
   ptx_machine_be_late(1);
   cudaStream_t stream{};
@@ -555,7 +554,7 @@ void check_late() {
   require(pinned[0] == 3, "late: nothing came before the wait");
   cudaStreamSynchronize(stream);
   require(pinned[0] == 5, "late: all came with it");
-  // One stream waits for what another had been given when the event was recorded.
+  // A stream waits for the work that preceded an event in another.
   cudaStream_t other{};
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
   cudaEvent_t event{};
@@ -568,7 +567,7 @@ void check_late() {
   cudaEventDestroy(event);
   cudaStreamSynchronize(other);
   require(pinned[0] == 0x07070707, "late: a stream waits for an event");
-  // A capture does nothing; each replay does all of it.
+  // A capture executes nothing; each replay executes all of it.
   cudaGraph_t graph{};
   cudaGraphExec_t replay{};
   cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);

@@ -1,6 +1,7 @@
-// ptx_parse.hpp: reads PTX, the assembly that nvcc embeds in a program, into kernels of statements with every
-// name resolved. A module is scanned once for its kernels and variables; the body of a kernel is read when it
-// is first asked for. What the machine cannot execute is still read: only executing it is an error.
+/// @file
+/// Reads PTX, the assembly that nvcc embeds in a program, into kernels of statements with every name
+/// resolved. A module is scanned once for its kernels and variables; the body of a kernel is read when it is
+/// first asked for. Instructions that the machine does not know are read as well: executing one is the error.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ using i16 = std::int16_t;
 using i32 = std::int32_t;
 using i64 = std::int64_t;
 
-/// What goes wrong in device code, or in reading it.
+/// The kinds of faults in device code, and in reading it.
 enum class fault_kind { unsupported, bounds, alignment, uninitialised, race, divergence, trap };
 struct fault : std::runtime_error {
   fault_kind kind;
@@ -138,7 +139,7 @@ class scanner {
     if (at_ == first) wrong("wanted a name");
     return text_.substr(first, at_ - first);
   }
-  /// Over everything up to the brace that closes the one just taken.
+  /// Skips to behind the brace that closes the one just taken; returns what is between them.
   std::string_view braced() {
     const std::size_t first = at_;
     for (int depth = 1;; ++at_) {
@@ -329,7 +330,7 @@ class module {
   struct scopes {
     kernel& of;
     std::vector<std::unordered_map<std::string, reg>> regs{1};
-    std::vector<int> numbers{0};  // of open braces: labels are of one
+    std::vector<int> numbers{0};  // of open braces: a label belongs to one
     int next_number = 1;
     std::map<std::pair<int, std::string_view>, u32> labels{};
 

@@ -318,106 +318,111 @@ struct warp {
           static_cast<u32>(std::countr_zero(parked[0].mask)), text);
   }
 
-  /// Runs until all lanes have ended, or all wait at a barrier.
-  void run() {
-    inst* const insts = in.of.insts.data();
-    u64 lanes = 0, steps = 0;
-    for (;;) {
-      u32 pc, mask;
-      if (!groups.empty()) {
-        pc = groups.back().pc;
-        mask = groups.back().mask;
-        groups.pop_back();
-      } else {
-        if (parked.empty()) break;
-        const auto ready = std::find_if(parked.begin(), parked.end(), [&](const group& each) {
-          inst& i = insts[each.pc];
-          return i.how != flow::barrier && (wanted(i, each.mask) & ~each.mask) == 0;
-        });
-        if (ready == parked.end()) {
-          if (parked.size() != 1 || insts[parked[0].pc].how != flow::barrier || parked[0].mask != live)
-            stuck();
-          is_waiting = true;
-          break;
-        }
-        pc = ready->pc;
-        mask = ready->mask;
-        parked.erase(ready);
+  /// Takes the group of lanes that runs next. False: all lanes have ended, or all wait at a barrier.
+  [[nodiscard]] bool take_group(group& next) {
+    if (!groups.empty()) {
+      next = groups.back();
+      groups.pop_back();
+      return true;
+    }
+    if (parked.empty()) return false;
+    const auto ready = std::find_if(parked.begin(), parked.end(), [&](const group& each) {
+      inst& i = in.of.insts[each.pc];
+      return i.how != flow::barrier && (wanted(i, each.mask) & ~each.mask) == 0;
+    });
+    if (ready == parked.end()) {
+      const bool is_at_barrier =
+          parked.size() == 1 && in.of.insts[parked[0].pc].how == flow::barrier && parked[0].mask == live;
+      if (!is_at_barrier) stuck();
+      is_waiting = true;
+      return false;
+    }
+    next = *ready;
+    parked.erase(ready);
+    return true;
+  }
+  /// Executes `i` for the lanes in `act`, at least one of which there is.
+  void execute(inst& i, u32 act) {
+    now = act;
+    ++i.runs;
+    i.run(*this, i);
+  }
+  void execute_together(inst& i, u32 act) {
+    execute(i, act);
+    if (std::exchange(met, false)) stamp = in.order.stamp(in.block_number, in.epoch, number);
+  }
+  /// Lanes come to an instruction that joins lanes: they execute it once all that it names are there.
+  void arrive(inst& i, u32 pc, u32 act) {
+    if (in.options.keeps_apart && i.how == flow::meet_all && act != ~u32{0})
+      wrong(i, fault_kind::divergence, static_cast<u32>(std::countr_zero(act)),
+            "divergence: nothing has brought all lanes together here; these are lanes " + hex(act));
+    const auto others =
+        std::find_if(parked.begin(), parked.end(), [&](const group& each) { return each.pc == pc; });
+    if (others != parked.end()) {
+      act |= others->mask;
+      parked.erase(others);
+    }
+    if (i.how == flow::barrier) {
+      ++i.runs;
+      parked.push_back({pc, act});
+    } else if ((wanted(i, act) & ~act) != 0) {
+      parked.push_back({pc, act});
+    } else {
+      execute_together(i, act);
+      add(pc + 1, act);
+    }
+  }
+  /// Moves `at` over its instruction. False: its lanes are in `groups` or `parked` now, or have ended.
+  [[nodiscard]] bool step(group& at) {
+    inst& i = in.of.insts[at.pc];
+    u32 act = at.mask;
+    if (i.guard != no_guard) act &= *row<u32>(i.guard) ^ i.guard_flip;
+    in.lane_instructions += static_cast<u64>(std::popcount(act));
+    ++in.warp_instructions;
+    if (i.how == flow::plain) [[likely]] {
+      if (act != 0) execute(i, act);
+    } else if (i.how == flow::branch) {
+      ++i.runs;
+      if (act == at.mask) {
+        at.pc = i.target;
+        return true;
       }
+      if (act != 0) {
+        add(i.target, act);
+        add(at.pc + 1, at.mask & ~act);
+        return false;
+      }
+    } else if (i.how == flow::end) {
+      ++i.runs;
+      live &= ~act;
+      add(at.pc + 1, at.mask & ~act);
+      return false;
+    } else if (i.how == flow::meet && act == live && (wanted(i, act) & ~act) == 0) {
+      execute_together(i, act);
+    } else {
+      add(at.pc + 1, at.mask & ~act);
+      if (act != 0) arrive(i, at.pc, act);
+      return false;
+    }
+    ++at.pc;
+    return true;
+  }
+  /// Runs until all lanes have ended, or all wait at a barrier. The group that is furthest behind runs until
+  /// it reaches the next one's instruction, where both go on as one.
+  void run() {
+    for (group at; take_group(at);) {
       u32 next = groups.empty() || in.options.keeps_apart ? ~u32{0} : groups.back().pc;
-      for (;;) {
-        inst& i = insts[pc];
-        u32 act = mask;
-        if (i.guard != no_guard) act &= *row<u32>(i.guard) ^ i.guard_flip;
-        lanes += static_cast<u64>(std::popcount(act));
-        ++steps;
-        if (i.how == flow::plain) [[likely]] {
-          now = act;
-          if (act != 0) {
-            ++i.runs;
-            i.run(*this, i);
-          }
-          ++pc;
-        } else if (i.how == flow::branch) {
-          ++i.runs;
-          if (act == mask)
-            pc = i.target;
-          else if (act == 0)
-            ++pc;
-          else {
-            add(i.target, act);
-            add(pc + 1, mask & ~act);
-            break;
-          }
-        } else if (i.how == flow::end) {
-          ++i.runs;
-          live &= ~act;
-          add(pc + 1, mask & ~act);
-          break;
-        } else if (i.how == flow::meet && act == live && (wanted(i, act) & ~act) == 0) {
-          now = act;
-          ++i.runs;
-          i.run(*this, i);
-          if (std::exchange(met, false)) stamp = in.order.stamp(in.block_number, in.epoch, number);
-          ++pc;
-        } else {
-          if (act != mask) add(pc + 1, mask & ~act);
-          if (act == 0) break;
-          if (in.options.keeps_apart && i.how == flow::meet_all && act != ~u32{0})
-            wrong(i, fault_kind::divergence, static_cast<u32>(std::countr_zero(act)),
-                  "divergence: nothing has brought all lanes together here; these are lanes " + hex(act));
-          const auto others =
-              std::find_if(parked.begin(), parked.end(), [&](const group& each) { return each.pc == pc; });
-          if (others != parked.end()) {
-            act |= others->mask;
-            parked.erase(others);
-          }
-          if (i.how == flow::barrier || (wanted(i, act) & ~act) != 0) {
-            if (i.how == flow::barrier) ++i.runs;
-            parked.push_back({pc, act});
-            break;
-          }
-          now = act;
-          ++i.runs;
-          i.run(*this, i);
-          if (std::exchange(met, false)) stamp = in.order.stamp(in.block_number, in.epoch, number);
-          add(pc + 1, act);
+      while (step(at)) {
+        if (at.pc < next) continue;
+        if (at.pc > next) {
+          add(at.pc, at.mask);
           break;
         }
-        if (pc >= next) {
-          if (pc == next) {
-            mask |= groups.back().mask;
-            groups.pop_back();
-            next = groups.empty() ? ~u32{0} : groups.back().pc;
-          } else {
-            add(pc, mask);
-            break;
-          }
-        }
+        at.mask |= groups.back().mask;
+        groups.pop_back();
+        next = groups.empty() ? ~u32{0} : groups.back().pc;
       }
     }
-    in.lane_instructions += lanes;
-    in.warp_instructions += steps;
   }
   /// Goes on behind the barrier at which it waits.
   void pass_barrier() {
