@@ -4,6 +4,9 @@
 set(LLMMEM_PTX_ARCHITECTURES
     "80;90"
     CACHE STRING "Virtual architectures whose PTX the tests labelled `ptx` execute")
+set(LLMMEM_PTX_TESTS
+    ""
+    CACHE STRING "Names of the tests labelled `ptx` to build, without the architecture; empty: all")
 
 # Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
 add_library(llmmem_ptx_machine OBJECT ptx_machine/cuda_runtime.cpp)
@@ -11,24 +14,27 @@ target_include_directories(llmmem_ptx_machine PRIVATE "${CMAKE_CURRENT_SOURCE_DI
 target_include_directories(llmmem_ptx_machine SYSTEM PRIVATE "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
 target_compile_features(llmmem_ptx_machine PRIVATE cxx_std_20)
 target_compile_options(llmmem_ptx_machine PRIVATE -O3 -march=native -fno-strict-aliasing -ffp-contract=off)
-target_link_libraries(llmmem_ptx_machine PUBLIC Threads::Threads)
+target_link_libraries(llmmem_ptx_machine PUBLIC Threads::Threads PRIVATE llmmem_warnings)
 
 set(architectures "${LLMMEM_PTX_ARCHITECTURES}")
 list(TRANSFORM architectures APPEND -virtual)
 
-# llmmem_add_ptx_test(<name> <source>): <name> is the test's in ctest, without the architecture.
+# llmmem_add_ptx_test(<name> <source>): <name> is the test's in ctest, without the architecture. Exit status 77, "no device",
+# is a failure here.
 function(llmmem_add_ptx_test name source)
+  if(LLMMEM_PTX_TESTS AND NOT name IN_LIST LLMMEM_PTX_TESTS)
+    return()
+  endif()
   string(REPLACE "/" "_" target "ptx_${name}")
   add_executable(${target} "${source}")
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY None)
-  target_link_libraries(${target} PRIVATE llmmem_test_support llmmem_ptx_machine)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--no-compress>)
+  target_link_libraries(${target} PRIVATE llmmem_test_support llmmem_ptx_machine llmmem_warnings)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--no-compress;-lineinfo>)
   foreach(architecture IN LISTS LLMMEM_PTX_ARCHITECTURES)
     set(test "${LLMMEM_TEST_PREFIX}${name}_ptx${architecture}")
     add_test(NAME "${test}" COMMAND ${target})
-    set_tests_properties(
-      "${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT
-                           "PTX_MACHINE_ARCHITECTURE=${architecture};PTX_MACHINE_STATISTICS=1")
+    set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT
+                                              "PTX_MACHINE_ARCHITECTURE=${architecture}")
   endforeach()
 endfunction()
 

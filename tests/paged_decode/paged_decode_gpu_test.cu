@@ -39,7 +39,7 @@ int main() {
   llmmem_tests::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_place place(llmmem::device_id{0}, std::uint64_t{1} << 30,
                      static_cast<std::uint32_t>(properties.multiProcessorCount));
-  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+  for (std::uint64_t seed = 1; seed <= llmmem_tests::wanted_worlds(2); ++seed) {
     for (const kv_form form : all_forms)
       check_form(form, seed, place);
   }

@@ -194,7 +194,7 @@ template <class T>
 
 template <class T>
 [[nodiscard]] T high_product(T a, T b) {
-  using wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
+  __extension__ using wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
   return static_cast<T>((static_cast<wide>(a) * static_cast<wide>(b)) >> (8 * sizeof(T)));
 }
 /// Wraps, as unsigned numbers do.

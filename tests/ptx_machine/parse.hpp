@@ -66,6 +66,8 @@ struct statement {
   int guard = -1;  // row of a predicate
   bool is_guard_negated = false;
   u64 used_bytes = ~u64{0};
+  int source_file = 0;  // of the kernel's `files`; 0: nvcc was not asked for lines (-lineinfo)
+  int source_line = 0;
 };
 
 /// A kernel. Registers are rows of 32 lanes, at these offsets into a warp's file: predicates first, 4 bytes
@@ -84,6 +86,17 @@ struct kernel {
   std::string_view body{};
   int body_line = 0;
   bool is_read = false;
+  const std::map<int, std::string>* files = nullptr;
+
+  /// Where in the source `at` comes from: the last two parts of the file's path and the line. Empty: not
+  /// known.
+  [[nodiscard]] std::string source_of(const statement& at) const {
+    const auto found = files->find(at.source_file);
+    if (found == files->end()) return {};
+    const std::size_t last = found->second.rfind('/');
+    const std::size_t folder = last == std::string::npos ? last : found->second.rfind('/', last - 1);
+    return found->second.substr(folder + 1) + ":" + std::to_string(at.source_line);
+  }
 };
 
 struct module_variable {
@@ -149,6 +162,14 @@ class scanner {
       if (text_[at_] == '}' && --depth == 0) break;
     }
     return text_.substr(first, at_++ - first);
+  }
+  void skip_line() { at_ = std::min(text_.find('\n', at_), text_.size()); }
+  /// What stands between two quotation marks.
+  std::string_view quoted() {
+    need('"');
+    const std::size_t first = at_;
+    at_ = std::min(text_.find('"', at_), text_.size() - 1) + 1;
+    return text_.substr(first, at_ - 1 - first);
   }
   void skip_past(char c) {
     while (peek() != c)
@@ -242,8 +263,17 @@ class module {
         const declaration each = declaration::read(in);
         shared_.emplace_back(each);
         in.need(';');
-      } else if (word == "file" || word == "alias")
-        in.skip_past('\n');
+      } else if (word == "file") {
+        const int number = static_cast<int>(in.integer());
+        files_[number] = std::string(in.quoted());
+        in.skip_line();
+      } else if (word == "section") {
+        in.need('.');
+        in.word();
+        in.need('{');
+        in.braced();
+      } else if (word == "alias")
+        in.skip_line();
       else
         in.wrong("cannot read ." + std::string(word));
     }
@@ -272,6 +302,7 @@ class module {
     kernel made;
     made.name = in.word();
     made.arch = arch_;
+    made.files = &files_;
     if (in.take('(') && !in.take(')')) {
       do {
         in.need('.');
@@ -361,6 +392,7 @@ class module {
     scanner in(of.body, of.body_line);
     std::vector<std::pair<std::size_t, std::vector<int>>> jumps;  // statements, and the braces they are in
     u64 used_bytes = ~u64{0};
+    int source_file = 0, source_line = 0;
     while (!in.is_done()) {
       if (in.take('{')) {
         all.regs.emplace_back();
@@ -404,15 +436,19 @@ class module {
           const std::string_view what = in.word();
           if (what == "used_bytes_mask") used_bytes = in.integer();
           in.skip_past(';');
-        } else if (word == "loc")
-          in.skip_past('\n');
-        else
+        } else if (word == "loc") {
+          source_file = static_cast<int>(in.integer());
+          source_line = static_cast<int>(in.integer());
+          in.skip_line();
+        } else
           in.skip_past(';');
         continue;
       }
       const std::size_t first = in.at();
       statement made;
       made.line = in.line();
+      made.source_file = source_file;
+      made.source_line = source_line;
       if (in.take('@')) {
         made.is_guard_negated = in.take('!');
         const reg* guard = all.find(std::string(in.word("%")));
@@ -508,6 +544,7 @@ class module {
 
   std::string text_;
   int arch_ = 0;
+  std::map<int, std::string> files_{};
   std::map<std::string, kernel> kernels_{};
   std::vector<module_variable> variables_{};
   std::map<std::string, symbol> module_names_{};

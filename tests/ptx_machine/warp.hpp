@@ -144,8 +144,12 @@ struct warp {
                           std::to_string(thread / in.block.x % in.block.y) + "," +
                           std::to_string(thread / in.block.x / in.block.y) + ") of block (" +
                           std::to_string(b.x) + "," + std::to_string(b.y) + "," + std::to_string(b.z) +
-                          "), line " + std::to_string(at.from->line) +
-                          " of the PTX: " + std::string(at.from->text) + "\n  kernel " + in.of.of->name);
+                          "), line " + std::to_string(at.from->line) + " of the PTX: " +
+                          std::string(at.from->text) + source_of(at) + "\n  kernel " + in.of.of->name);
+  }
+  [[nodiscard]] std::string source_of(const inst& at) const {
+    const std::string place = in.of.of->source_of(*at.from);
+    return place.empty() ? place : "\n  from " + place;
   }
 
   [[nodiscard]] region* resolve(space where, u64& at, u32 lane) {
