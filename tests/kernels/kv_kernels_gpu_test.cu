@@ -36,6 +36,13 @@ struct kernel_world {
     element = comes;
     layout.element = stays;
     blocks = 1 + random() % 40;
+    if (random() % 3 == 0) {  // rows so long that a lane takes packets four at a time
+      layout.layers = layout.heads = 1;
+      layout.head_dim =
+          static_cast<std::uint32_t>(random() % 2 == 0 ? 8 * (128 + random() % 128) : 600 + random() % 601);
+      layout.value_dim = 0;
+      blocks = 1 + random() % 3;
+    }
     cache.assign(layout.total_bytes(blocks), poison);
     const std::uint64_t capacity = blocks * layout.block_tokens;
     // Every place once, from a random one on, some padding and some beyond.
@@ -49,6 +56,10 @@ struct kernel_world {
     for (std::uint32_t p = 0; p < layout.planes(); ++p) {
       planes[p] = plane_of_batch(layout, p, element, tokens + 1, random);
       fill_with(planes[p].bytes, element, random);
+      if (random() % 4 == 0) {  // infinities, subnormals and what is no number among them
+        for (std::size_t i = 0; i < planes[p].bytes.size(); i += random() % 64)
+          planes[p].bytes[i++] = static_cast<std::byte>(random());
+      }
     }
     scales.is_by_head = random() % 2 == 0;
   }
