@@ -6,7 +6,10 @@ set(LLMMEM_PTX_ARCHITECTURES
     CACHE STRING "Virtual architectures whose PTX the tests labelled `ptx` execute")
 
 # Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
-add_library(llmmem_ptx_machine OBJECT ptx_machine/cuda_runtime.cpp)
+add_library(
+  llmmem_ptx_machine OBJECT
+  ptx_machine/runtime/devices.cpp ptx_machine/runtime/kernels.cpp ptx_machine/runtime/memory_calls.cpp
+  ptx_machine/runtime/scheduler.cpp ptx_machine/runtime/streams.cpp ptx_machine/runtime/virtual_memory.cpp)
 target_include_directories(llmmem_ptx_machine PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 target_include_directories(llmmem_ptx_machine SYSTEM PRIVATE "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
 target_compile_features(llmmem_ptx_machine PRIVATE cxx_std_20)
