@@ -8,8 +8,16 @@ set(LLMMEM_PTX_ARCHITECTURES
 # Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
 add_library(
   llmmem_ptx_machine OBJECT
-  ptx_machine/runtime/devices.cpp ptx_machine/runtime/kernels.cpp ptx_machine/runtime/memory_calls.cpp
-  ptx_machine/runtime/scheduler.cpp ptx_machine/runtime/streams.cpp ptx_machine/runtime/virtual_memory.cpp)
+  ptx_machine/runtime/allocations.cpp
+  ptx_machine/runtime/captures.cpp
+  ptx_machine/runtime/copies.cpp
+  ptx_machine/runtime/devices.cpp
+  ptx_machine/runtime/errors.cpp
+  ptx_machine/runtime/kernels.cpp
+  ptx_machine/runtime/scheduler.cpp
+  ptx_machine/runtime/state.cpp
+  ptx_machine/runtime/streams.cpp
+  ptx_machine/runtime/virtual_memory.cpp)
 target_include_directories(llmmem_ptx_machine PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 target_include_directories(llmmem_ptx_machine SYSTEM PRIVATE "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
 target_compile_features(llmmem_ptx_machine PRIVATE cxx_std_20)

@@ -1,5 +1,5 @@
 /// @file
-/// Devices, their properties, and the names of errors.
+/// Devices, their properties, and the last error.
 #include "ptx_machine/runtime/state.hpp"
 
 using namespace ptx_machine;
@@ -26,18 +26,30 @@ cudaError_t cudaInitDevice(int device, unsigned, unsigned) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   static const std::map<int, int> values{{cudaDevAttrMaxThreadsPerBlock, 1024},
+                                         {cudaDevAttrMaxThreadsPerMultiProcessor, 2048},
                                          {cudaDevAttrWarpSize, 32},
                                          {cudaDevAttrMultiProcessorCount, 8},
                                          {cudaDevAttrUnifiedAddressing, 1},
+                                         {cudaDevAttrCanMapHostMemory, 1},
                                          {cudaDevAttrCanUseHostPointerForRegisteredMem, 1},
                                          {cudaDevAttrMemoryPoolsSupported, 1},
+                                         {cudaDevAttrManagedMemory, 0},
+                                         {cudaDevAttrConcurrentManagedAccess, 0},
+                                         {cudaDevAttrCooperativeLaunch, 0},
+                                         {cudaDevAttrL2CacheSize, 1 << 20},
                                          {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
                                          {cudaDevAttrMaxSharedMemoryPerBlockOptin, 166912}};
   const auto found = values.find(which);
-  *value = which == cudaDevAttrComputeCapabilityMajor   ? now().arch / 10
-           : which == cudaDevAttrComputeCapabilityMinor ? now().arch % 10
-           : found == values.end()                      ? 0
-                                                        : found->second;
+  *value = 0;
+  if (which == cudaDevAttrComputeCapabilityMajor) {
+    *value = now().arch / 10;
+  } else if (which == cudaDevAttrComputeCapabilityMinor) {
+    *value = now().arch % 10;
+  } else if (found != values.end()) {
+    *value = found->second;
+  } else {
+    return told(not_offered("cudaDeviceGetAttribute: attribute " + std::to_string(which)));
+  }
   return told(cudaSuccess);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* to, int device) {
@@ -56,39 +68,10 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() {
   return now().sticky != cudaSuccess ? now().sticky : last_error;
 }
-const char* cudaGetErrorName(cudaError_t status) {
-  switch (status) {
-#define NAMED(name) \
-  case name:        \
-    return #name
-    NAMED(cudaSuccess);
-    NAMED(cudaErrorInvalidValue);
-    NAMED(cudaErrorMemoryAllocation);
-    NAMED(cudaErrorInvalidConfiguration);
-    NAMED(cudaErrorInvalidDevice);
-    NAMED(cudaErrorInvalidDeviceFunction);
-    NAMED(cudaErrorNotReady);
-    NAMED(cudaErrorIllegalAddress);
-    NAMED(cudaErrorMisalignedAddress);
-    NAMED(cudaErrorIllegalInstruction);
-    NAMED(cudaErrorLaunchFailure);
-    NAMED(cudaErrorNotSupported);
-    NAMED(cudaErrorStreamCaptureUnsupported);
-    NAMED(cudaErrorStreamCaptureInvalidated);
-    NAMED(cudaErrorStreamCaptureImplicit);
-    NAMED(cudaErrorHostMemoryAlreadyRegistered);
-    NAMED(cudaErrorHostMemoryNotRegistered);
-#undef NAMED
-    default:
-      return "an error that the machine has no name for";
-  }
-}
-const char* cudaGetErrorString(cudaError_t status) {
-  return cudaGetErrorName(status);
-}
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** to, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* how) {
   *to = driver_call(name);
+  if (*to == nullptr) static_cast<void>(not_offered(name));
   if (how != nullptr)
     *how = *to == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   return told(cudaSuccess);

@@ -22,10 +22,22 @@ code* code_of(const void* function) {
   kernel* const of = in.of->find(found->second.name);
   return of == nullptr ? nullptr : &(in.codes[found->second.name] = binder(*of, in.variables).take());
 }
+/// The memory that a kernel's parameters point into. It may use more, by pointers that lie there.
+std::vector<named_bytes> memory_of(const std::vector<u8>& params) {
+  std::vector<named_bytes> all;
+  for (std::size_t at = 0; at + sizeof(u64) <= params.size(); at += sizeof(u64)) {
+    u64 value = 0;
+    std::memcpy(&value, params.data() + at, sizeof value);
+    if (const auto found = memory_at(value); found) all.push_back(*found);
+  }
+  return all;
+}
 cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments, u64 shared,
                    cudaStream_t stream) {
+  stream_state* const on = stream_of(stream);
+  if (on == nullptr) return cudaErrorInvalidResourceHandle;
   code* of = nullptr;
-  run([&] { of = code_of(function); });
+  attempt([&] { of = code_of(function); });
   if (of == nullptr) return cudaErrorInvalidDeviceFunction;
   const triple g{grid.x, grid.y, grid.z}, b{block.x, block.y, block.z};
   if (b.count() == 0 || b.count() > of->of->most_threads || b.z > 64) return cudaErrorInvalidConfiguration;
@@ -33,7 +45,9 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments
   std::vector<u8> params(of->of->param_bytes);
   for (std::size_t n = 0; n < of->of->params.size(); ++n)
     std::memcpy(params.data() + of->of->params[n].offset, arguments[n], of->of->params[n].size);
-  return submit(stream, [=, params = std::move(params)] { now().device.run(*of, g, b, shared, params); });
+  task what{.call = "kernel " + now().functions.at(function).name, .names = memory_of(params)};
+  what.act = [=, params = std::move(params)] { now().device.run(*of, g, b, shared, params); };
+  return submit(*on, std::move(what));
 }
 
 void report() {
@@ -94,7 +108,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
       std::fprintf(stderr, "ptx machine: the PTX is compressed; compile with nvcc --no-compress\n");
     } else if (kind == 1 && (!in->of || in->of->arch() < static_cast<int>(arch)) &&
                (now().wanted_arch == 0 || static_cast<int>(arch) <= now().wanted_arch)) {
-      run([&] { in->of = std::make_unique<module>(std::string(text.substr(0, text.find('\0')))); });
+      attempt([&] { in->of = std::make_unique<module>(std::string(text.substr(0, text.find('\0')))); });
     }
     at += head + bytes;
   }
@@ -155,7 +169,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
   return call([&] { return launch(function, grid, block, arguments, shared, stream); });
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* function, void** arguments) {
-  if (how->numAttrs != 0) return told(cudaErrorNotSupported);
+  if (how->numAttrs != 0) return told(not_offered("cudaLaunchKernelExC: attributes"));
   return call([&] {
     return launch(function, how->gridDim, how->blockDim, arguments, how->dynamicSmemBytes, how->stream);
   });
@@ -163,7 +177,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* funct
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* to, const void* function) {
   return call([&] {
     code* of = nullptr;
-    run([&] { of = code_of(function); });
+    attempt([&] { of = code_of(function); });
     if (of == nullptr) return cudaErrorInvalidDeviceFunction;
     *to = {};
     to->ptxVersion = to->binaryVersion = now().arch;
@@ -173,13 +187,20 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* to, const void* function) 
     return cudaSuccess;
   });
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
-  return told(cudaSuccess);
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute which, int) {
+  const bool is_known = which == cudaFuncAttributeMaxDynamicSharedMemorySize ||
+                        which == cudaFuncAttributePreferredSharedMemoryCarveout;
+  return told(is_known ? cudaSuccess
+                       : not_offered("cudaFuncSetAttribute: attribute " + std::to_string(which)));
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads,
-                                                                   size_t, unsigned) {
+/// As many as the threads of a multiprocessor allow; registers and shared memory are not counted.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t) {
   *blocks = 2048 / std::max(threads, 1);
   return told(cudaSuccess);
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* function,
+                                                                   int threads, size_t shared, unsigned) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 cudaError_t cudaGetSymbolAddress(void** to, const void* symbol) {
   return call([&] {
