@@ -45,6 +45,7 @@ endfunction()
 
 llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
 llmmem_add_ptx_test(ptx_machine/streams ptx_machine/streams_test.cu)
+llmmem_add_ptx_test(ptx_machine/pipeline ptx_machine/pipeline_test.cu)
 file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
