@@ -63,10 +63,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* to, int device) {
   return cudaSetDevice(device);
 }
 cudaError_t cudaGetLastError() {
-  return now().sticky != cudaSuccess ? now().sticky : std::exchange(last_error, cudaSuccess);
+  return now().sticky != cudaSuccess ? now().sticky.load() : std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaPeekAtLastError() {
-  return now().sticky != cudaSuccess ? now().sticky : last_error;
+  return now().sticky != cudaSuccess ? now().sticky.load() : last_error;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** to, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* how) {

@@ -50,7 +50,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments
   return submit(*on, std::move(what));
 }
 
-void report() {
+void report_numbers() {
   const machine& of = now().device;
   if (std::getenv("PTX_MACHINE_STATISTICS") != nullptr && of.launches != 0)
     std::fprintf(stderr,
@@ -76,6 +76,15 @@ void report() {
       }
     }
   }
+}
+
+/// At the end of the program. One that leaves a fault behind has failed, whatever it returned.
+void report() {
+  report_numbers();
+  if (now().sticky == cudaSuccess) return;
+  std::fflush(nullptr);
+  say("the program ends with the device lost");
+  std::_Exit(1);
 }
 
 }  // namespace

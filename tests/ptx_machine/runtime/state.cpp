@@ -159,21 +159,29 @@ bool nothing_uses(named_bytes gone, const std::string& call, const std::vector<o
 
 using namespace ptx_machine;
 
+namespace {
+void use(timing when, u64 seed) {
+  const std::lock_guard alone(now().operations.lock);
+  now().operations.use(when, seed);
+}
+}  // namespace
+
 extern "C" {
 
 const char* ptx_machine_last_fault() {
   return now().last_fault.c_str();
 }
 void ptx_machine_forget_fault() {
-  now().sticky = last_error = cudaSuccess;
+  now().sticky = cudaSuccess;
+  last_error = cudaSuccess;
   now().last_fault.clear();
 }
 void ptx_machine_be_late(int is_late) {
-  now().operations.use(is_late != 0 ? timing::late : timing::at_once, 0);
+  use(is_late != 0 ? timing::late : timing::at_once, 0);
 }
 /// 0: no seed; all is done at once.
 void ptx_machine_use_seed(unsigned long long seed) {
-  now().operations.use(seed != 0 ? timing::seeded : timing::at_once, seed);
+  use(seed != 0 ? timing::seeded : timing::at_once, seed);
 }
 void ptx_machine_keep_apart(int is_apart) {
   now().device.options.keeps_apart = is_apart != 0;

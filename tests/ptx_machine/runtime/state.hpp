@@ -1,5 +1,18 @@
 /// @file
-/// What the parts of the machine's CUDA runtime share: its state, and how a call and an operation are made.
+/// The CUDA runtime whose device is the machine of exec.hpp. A program links it in the place of libcudart; it
+/// takes the PTX out of the program itself. What it does not offer does not link, or returns
+/// cudaErrorNotSupported and prints a line. This header has what its parts share: its state, and how a call
+/// and an operation are made.
+///
+/// Variables of the environment:
+/// - `PTX_MACHINE_SEED=n`: operations of streams are done at any time that CUDA allows, as the seed decides
+/// (see
+///   `scheduler`). Some seed finds a host, or a stream, that does not wait.
+/// - `PTX_MACHINE_LATE=1`: no sooner than somebody waits for them. Without either: before the call returns.
+/// - `PTX_MACHINE_ARCHITECTURE=80`: the newest PTX that it takes of those that the program has.
+/// - `PTX_MACHINE_NO_RACES`, `PTX_MACHINE_NO_UNINITIALISED`, `PTX_MACHINE_APART`: checks off, or on
+/// (exec.hpp).
+/// - `PTX_MACHINE_STATISTICS`, `PTX_MACHINE_PROFILE`, `PTX_MACHINE_DUMP=file`: numbers at the end; the PTX.
 #pragma once
 
 #include "ptx_machine/exec.hpp"
@@ -8,6 +21,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -85,11 +99,11 @@ struct runtime {
   std::map<u64, pool_memory> from_pools{};
   std::set<u64> host_memory{};  // that cudaMallocHost gave out
   std::map<u64, std::shared_ptr<backing>> handles{};
-  std::map<u64, u64> reserved{};
+  std::map<u64, u64> reserved{};  // addresses
   u64 next_handle = 1;
   u64 next_capture = 1;
   u32 next_stream = 1;
-  cudaError_t sticky = cudaSuccess;
+  std::atomic<cudaError_t> sticky = cudaSuccess;  // read without the lock as well
   std::string last_fault{};
   int arch = 0;
   int wanted_arch = 0;  // 0: the newest that the program has
