@@ -9,7 +9,18 @@ set(LLMMEM_PTX_TESTS
     CACHE STRING "Names of the tests labelled `ptx` to build, without the architecture; empty: all")
 
 # Rows of 32 lanes are what vector instructions are for. Products and sums stay apart but where PTX joins them.
-add_library(llmmem_ptx_machine OBJECT ptx_machine/cuda_runtime.cpp)
+add_library(
+  llmmem_ptx_machine OBJECT
+  ptx_machine/runtime/allocations.cpp
+  ptx_machine/runtime/captures.cpp
+  ptx_machine/runtime/copies.cpp
+  ptx_machine/runtime/devices.cpp
+  ptx_machine/runtime/errors.cpp
+  ptx_machine/runtime/kernels.cpp
+  ptx_machine/runtime/scheduler.cpp
+  ptx_machine/runtime/state.cpp
+  ptx_machine/runtime/streams.cpp
+  ptx_machine/runtime/virtual_memory.cpp)
 target_include_directories(llmmem_ptx_machine PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 target_include_directories(llmmem_ptx_machine SYSTEM PRIVATE "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
 target_compile_features(llmmem_ptx_machine PRIVATE cxx_std_20)
@@ -39,6 +50,8 @@ function(llmmem_add_ptx_test name source)
 endfunction()
 
 llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
+llmmem_add_ptx_test(ptx_machine/streams ptx_machine/streams_test.cu)
+llmmem_add_ptx_test(ptx_machine/pipeline ptx_machine/pipeline_test.cu)
 file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"

@@ -64,6 +64,7 @@ struct array {
   }
   explicit array(const std::vector<T>& from) : array(from.size()) {
     cudaMemcpy(at, from.data(), size * sizeof(T), cudaMemcpyHostToDevice);
+    cudaDeviceSynchronize();  // from pageable memory it may return before the device has all
   }
   array(const array&) = delete;
   ~array() { cudaFree(at); }
