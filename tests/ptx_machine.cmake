@@ -33,6 +33,7 @@ function(llmmem_add_ptx_test name source)
 endfunction()
 
 llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
+llmmem_add_ptx_test(ptx_machine/tensor_cores ptx_machine/tensor_cores_test.cu)
 file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"

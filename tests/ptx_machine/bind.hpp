@@ -3,7 +3,8 @@
 // has to tell them from registers.
 #pragma once
 
-#include "ptx_machine/ops.hpp"
+#include "ptx_machine/accesses.hpp"
+#include "ptx_machine/lanes.hpp"
 
 namespace ptx_machine {
 
@@ -403,7 +404,7 @@ class binder {
                                : map_rows<same_value, u16, u16>;
   }
   handler bind_cvt(inst& i, const statement& s, const words& p) {
-    if (p.size() < 3 || has(p, "pack") || has(p, "relu") || has(p, "rs") || has(p, "rna")) return nullptr;
+    if (p.size() < 3 || has(p, "pack") || has(p, "rs") || has(p, "rna")) return nullptr;
     const std::string_view to = p[p.size() - 2], from = p.back();
     const auto bits = [&](std::size_t n, std::string_view type) {
       return s.operands.at(n).bits != 0 ? s.operands[n].bits : static_cast<u8>(width(type));
@@ -419,14 +420,16 @@ class binder {
     if (quick != nullptr && bits(0, to) == width(to) && bits(1, from) == width(from)) return quick;
     for (const std::string_view each : {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"}) {
       if (!has(p, each)) continue;
-      by.rounding = each[1];
-      by.to_integer = each.size() == 3;
+      by.how = each[1] == 'n'   ? rounding::nearest_even
+               : each[1] == 'z' ? rounding::toward_zero
+               : each[1] == 'm' ? rounding::down
+                                : rounding::up;
+      by.is_integral = each.size() == 3;
     }
-    // Of these the host has one rounding.
-    if (by.rounding != 'n' && !by.to_integer && !by.to.is_integer() && by.to.bits >= 32) return nullptr;
     by.saturates = has(p, "sat");
-    by.is_finite = has(p, "satfinite");
+    by.is_kept_finite = has(p, "satfinite");
     by.flushes = has(p, "ftz");
+    by.clamps_negative = has(p, "relu");
     by.to_row = static_cast<u8>(bits(0, to) / 8);
     by.from_row = static_cast<u8>(bits(1, from) / 8);
     i.more.resize((sizeof by + 3) / 4);
@@ -502,11 +505,11 @@ class binder {
   }
   handler bind_mma(inst& i, const statement& s, const words& p) {
     // mma.sync.aligned.SHAPE.row.col.f32.A.B.f32
-    if (p.size() != 10 || p[4] != "row" || p[5] != "col" || p[6] != "f32" || p[7] != p[8] || p[9] != "f32")
-      return nullptr;
-    const number_type type = number_type::of(p[7]);
+    if (p.size() != 10 || p[4] != "row" || p[5] != "col" || p[6] != "f32" || p[9] != "f32") return nullptr;
+    const number_type type = number_type::of(p[7]), other = number_type::of(p[8]);
     const bool is_16 = type.kind == 'b' || (type.kind == 'f' && type.bits == 16);
     const bool is_8 = type.kind == '4' || type.kind == '5';
+    if (p[7] != p[8] && (!is_8 || (other.kind != '4' && other.kind != '5'))) return nullptr;
     const std::size_t count = is_16 && p[3] == "m16n8k8"                                      ? 2
                               : (is_16 && p[3] == "m16n8k16") || (is_8 && p[3] == "m16n8k32") ? 4
                                                                                               : 0;
@@ -521,6 +524,7 @@ class binder {
     }
     i.size = static_cast<u8>(count);
     i.form = static_cast<u8>(type.kind);
+    i.more.push_back(static_cast<u32>(other.kind));
     return meets(i, nullptr, multiply_matrices);
   }
 
