@@ -1,98 +1,11 @@
-// arithmetic.hpp: instructions that each lane executes by itself, on rows of 32 values that the compiler
-// vectorises.
+// arithmetic.hpp: what integer and floating-point instructions do with the values of a lane.
 #pragma once
 
-#include "ptx_machine/exec.hpp"
-#include "ptx_machine/numbers.hpp"
+#include "ptx_machine/rows.hpp"
+
+#include <limits>
 
 namespace ptx_machine {
-
-/// D of each lane from one value of each source.
-template <auto F, class D, class... S>
-void map_rows(warp& w, inst& i) {
-  [&]<std::size_t... N>(std::index_sequence<N...>) {
-    D* const d = w.row<D>(i.row[0]);
-    const std::tuple<const S*...> s{w.row<const S>(i.row[N + 1])...};
-    const u32 now = w.now;
-    if (now == ~u32{0}) {
-#pragma GCC ivdep
-      for (u32 k = 0; k < 32; ++k)
-        d[k] = settled(static_cast<D>(F(std::get<N>(s)[k]...)));
-    } else {
-#pragma GCC ivdep
-      for (u32 k = 0; k < 32; ++k) {
-        const D made = settled(static_cast<D>(F(std::get<N>(s)[k]...)));
-        d[k] = (now >> k & 1) != 0 ? made : d[k];
-      }
-    }
-  }(std::index_sequence_for<S...>{});
-}
-/// `make` of a value of the type that has this name.
-template <class Make>
-[[nodiscard]] handler by_type(std::string_view type, const Make& make) {
-  if (type == "u32" || type == "b32") return make(u32{});
-  if (type == "u64" || type == "b64") return make(u64{});
-  if (type == "u16" || type == "b16") return make(u16{});
-  if (type == "s32") return make(i32{});
-  if (type == "s64") return make(i64{});
-  if (type == "s16") return make(i16{});
-  if (type == "f32") return make(float{});
-  return type == "f64" ? make(double{}) : nullptr;
-}
-template <auto F, unsigned N, class T>
-[[nodiscard]] constexpr handler same() {
-  if constexpr (N == 1)
-    return map_rows<F, T, T>;
-  else if constexpr (N == 2)
-    return map_rows<F, T, T, T>;
-  else
-    return map_rows<F, T, T, T, T>;
-}
-template <auto F, unsigned N>
-[[nodiscard]] handler integers(std::string_view type) {
-  return by_type(type, []<class T>(T) -> handler {
-    if constexpr (std::is_integral_v<T>)
-      return same<F, N, T>();
-    else
-      return nullptr;
-  });
-}
-template <auto F, unsigned N>
-[[nodiscard]] handler floats(std::string_view type, bool flushes) {
-  if (type == "f64") return same<F, N, double>();
-  if (type != "f32") return nullptr;
-  return flushes ? same<[](auto... x) { return flushed(F(flushed(x)...)); }, N, float>()
-                 : same<F, N, float>();
-}
-template <auto F, unsigned N>
-[[nodiscard]] handler numbers(std::string_view type, bool flushes) {
-  const handler found = floats<F, N>(type, flushes);
-  return found != nullptr ? found : integers<F, N>(type);
-}
-template <class T>
-using wider = std::conditional_t<std::is_signed_v<T>, std::conditional_t<sizeof(T) == 2, i32, i64>,
-                                 std::conditional_t<sizeof(T) == 2, u32, u64>>;
-/// D is twice as wide as the sources, of which a last one may be as wide.
-template <auto F, bool Adds>
-[[nodiscard]] handler widening(std::string_view type) {
-  return by_type(type, []<class T>(T) -> handler {
-    if constexpr (!std::is_integral_v<T>)
-      return nullptr;
-    else if constexpr (Adds)
-      return map_rows<F, wider<T>, T, T, wider<T>>;
-    else
-      return map_rows<F, wider<T>, T, T>;
-  });
-}
-template <auto F>
-[[nodiscard]] handler shifts(std::string_view type) {
-  return by_type(type, []<class T>(T) -> handler {
-    if constexpr (std::is_integral_v<T>)
-      return map_rows<F, T, T, u32>;
-    else
-      return nullptr;
-  });
-}
 
 template <class T>
 [[nodiscard]] T shifted_right(T a, u32 by) {
@@ -187,14 +100,6 @@ template <class T>
   using wide = std::conditional_t<std::is_signed_v<T>, i128, u128>;
   return static_cast<T>((static_cast<wide>(a) * static_cast<wide>(b)) >> (8 * sizeof(T)));
 }
-/// Wraps, as unsigned numbers do.
-template <class T, class F>
-[[nodiscard]] T wrapped(F act, T a, T b) {
-  if constexpr (std::is_floating_point_v<T>)
-    return act(a, b);
-  else
-    return static_cast<T>(act(static_cast<u64>(a), static_cast<u64>(b)));
-}
 template <bool Least, class T>
 [[nodiscard]] T extreme(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -205,120 +110,112 @@ template <bool Least, class T>
   return (a < b) == Least ? a : b;
 }
 
-// ---- predicates ----
+// ---- bits ----
 
-inline void put_mask(warp& w, u32 row, u32 mask) {
-  u32& to = *w.row<u32>(row);
-  to = (to & ~w.now) | (mask & w.now);
-}
-/// size: which outcomes are wanted: 1 less, 2 equal, 4 greater, 8 none of these. form: how the result is
-/// combined with a predicate: 1 and, 2 or, 3 xor; 4: that is negated. more: of the opposite.
+/// The place of the highest bit that is not a sign, or how far it is from the top; all ones where there is
+/// none.
 template <class T>
-void compare(warp& w, inst& i) {
-  const T* const a = w.row<T>(i.row[1]);
-  const T* const b = w.row<T>(i.row[2]);
-  u32 less = 0, equal = 0, greater = 0;
-  for (u32 k = 0; k < 32; ++k)
-    less |= static_cast<u32>(a[k] < b[k]) << k;
-  for (u32 k = 0; k < 32; ++k)
-    equal |= static_cast<u32>(a[k] == b[k]) << k;
-  for (u32 k = 0; k < 32; ++k)
-    greater |= static_cast<u32>(a[k] > b[k]) << k;
-  u32 mask = ((i.size & 1) != 0 ? less : 0) | ((i.size & 2) != 0 ? equal : 0) |
-             ((i.size & 4) != 0 ? greater : 0) | ((i.size & 8) != 0 ? ~(less | equal | greater) : 0);
-  u32 other = ~mask;
-  if ((i.form & 3) != 0) {
-    const u32 with = *w.row<u32>(i.row[3]) ^ ((i.form & 4) != 0 ? ~u32{0} : 0);
-    for (u32* each : {&mask, &other})
-      *each = (i.form & 3) == 1 ? *each & with : (i.form & 3) == 2 ? *each | with : *each ^ with;
-  }
-  put_mask(w, i.row[0], mask);
-  if (!i.more.empty()) put_mask(w, i.more[0], other);
+[[nodiscard]] u32 highest_bit(T a, bool is_distance) {
+  using U = std::make_unsigned_t<T>;
+  const U bits = a < T{0} ? static_cast<U>(~a) : static_cast<U>(a);
+  if (bits == 0) return ~u32{0};
+  const auto zeros = static_cast<u32>(std::countl_zero(bits));
+  return is_distance ? zeros : 8 * sizeof a - 1 - zeros;
 }
-[[nodiscard]] inline u8 outcomes(std::string_view how) {
-  static const std::map<std::string_view, u8> known{
-      {"eq", 2},  {"ne", 5},   {"lt", 1},   {"lo", 1},   {"le", 3},   {"ls", 3},
-      {"gt", 4},  {"hi", 4},   {"ge", 6},   {"hs", 6},   {"equ", 10}, {"neu", 13},
-      {"ltu", 9}, {"leu", 11}, {"gtu", 12}, {"geu", 14}, {"num", 7},  {"nan", 8}};
-  return known.at(how);
+/// fns: the place of the |n|-th one from `base` on, upwards or downwards.
+[[nodiscard]] inline u32 nth_one(u32 mask, u32 base, i32 n) {
+  if (n == 0) return base < 32 && (mask >> base & 1) != 0 ? base : ~u32{0};
+  i64 left = n < 0 ? -i64{n} : i64{n};
+  for (i64 at = base; at >= 0 && at < 32; at += n > 0 ? 1 : -1) {
+    if ((mask >> at & 1) != 0 && --left == 0) return static_cast<u32>(at);
+  }
+  return ~u32{0};
+}
+/// prmt with a mode: f4e, b4e, rc8, ecl, ecr, rc16. Each number of `bytes` says where a byte comes from.
+template <unsigned Mode>
+[[nodiscard]] u32 permuted_by_mode(u32 a, u32 b, u32 c) {
+  const u32 s = c & 3;
+  const u32 from[6][4] = {{s, s + 1, s + 2, s + 3},
+                          {s, (s + 7) % 8, (s + 6) % 8, (s + 5) % 8},
+                          {s, s, s, s},
+                          {s, std::max(s, 1U), std::max(s, 2U), 3},
+                          {0, std::min(s, 1U), std::min(s, 2U), s},
+                          {s % 2 * 2, s % 2 * 2 + 1, s % 2 * 2, s % 2 * 2 + 1}};
+  const auto& bytes = from[Mode];
+  return permuted(a, b, bytes[0] | bytes[1] << 4 | bytes[2] << 8 | bytes[3] << 12);
+}
+
+/// The product of the lower 24 bits: 48 bits of it.
+[[nodiscard]] inline u64 low_24(u32 a, u32 b) {
+  return u64{a & 0xFF'FFFF} * (b & 0xFF'FFFF);
+}
+[[nodiscard]] inline u64 low_24(i32 a, i32 b) {
+  const auto of = [](i32 x) { return i64{static_cast<i32>(static_cast<u32>(x) << 8) >> 8}; };
+  return static_cast<u64>(of(a) * of(b));
 }
 template <class T>
-void select(warp& w, inst& i) {
-  const u32 of = *w.row<u32>(i.row[3]);
-  T* const d = w.row<T>(i.row[0]);
-  const T* const a = w.row<T>(i.row[1]);
-  const T* const b = w.row<T>(i.row[2]);
-  for (u32 k = 0; k < 32; ++k) {
-    const T made = (of >> k & 1) != 0 ? a[k] : b[k];
-    d[k] = (w.now >> k & 1) != 0 ? made : d[k];
+[[nodiscard]] u32 middle_24(T a, T b) {
+  return static_cast<u32>(low_24(a, b) >> 16);
+}
+[[nodiscard]] inline i32 saturated(i64 a) {
+  return static_cast<i32>(
+      std::clamp<i64>(a, std::numeric_limits<i32>::min(), std::numeric_limits<i32>::max()));
+}
+
+// ---- several numbers in a register ----
+
+/// dp4a and dp2a: c + the sum of products of bytes, or of halves of a and bytes of b.
+template <bool IsSignedA, bool IsSignedB, unsigned Count>
+[[nodiscard]] u32 dot_product(u32 a, u32 b, u32 c) {
+  constexpr unsigned width = 32 / Count;
+  for (unsigned n = 0; n < Count; ++n) {
+    u32 x = a >> (width * n), y = b >> (8 * n) & 0xFF;
+    x = width == 8 ? x & 0xFF : x & 0xFFFF;
+    if (IsSignedA && (x >> (width - 1) & 1) != 0) x -= u32{1} << width;
+    if (IsSignedB && (y >> 7 & 1) != 0) y -= 0x100;
+    c += x * y;
   }
+  return c;
 }
-template <auto F>
-void combine_masks(warp& w, inst& i) {
-  put_mask(w, i.row[0], F(*w.row<u32>(i.row[1]), *w.row<u32>(i.row[2])));
+/// F of the lower and of the upper half.
+template <auto F, class T>
+[[nodiscard]] u32 by_halves(u32 a, u32 b) {
+  const auto low = static_cast<u16>(F(static_cast<T>(a & 0xFFFF), static_cast<T>(b & 0xFFFF)));
+  const auto high = static_cast<u16>(F(static_cast<T>(a >> 16), static_cast<T>(b >> 16)));
+  return u32{high} << 16 | low;
 }
 
-// ---- conversions ----
+// ---- carry chains ----
 
-inline u64 read_row(const warp& w, u32 row, u32 bytes, u32 k) {
-  return bytes == 8 ? w.row<u64>(row)[k] : bytes == 4 ? w.row<u32>(row)[k] : w.row<u16>(row)[k];
-}
-inline void write_row(const warp& w, u32 row, u32 bytes, u32 k, u64 value) {
-  if (bytes == 8)
-    w.row<u64>(row)[k] = value;
-  else if (bytes == 4)
-    w.row<u32>(row)[k] = static_cast<u32>(value);
-  else
-    w.row<u16>(row)[k] = static_cast<u16>(value);
-}
-/// The conversion lies in `more`, as bytes.
-inline void convert(warp& w, inst& i) {
-  conversion by;
-  std::memcpy(static_cast<void*>(&by), i.more.data(), sizeof by);
+enum class carry_op : u8 { add, sub, low_product, high_product };
+constexpr u8 carry_comes_in = 1, carry_goes_out = 2;  // bits of inst::form
+/// add.cc, addc, sub.cc, subc, mad.cc, madc. size: the operation; target: the row of the carries, a mask.
+template <class T>
+void carry(warp& w, inst& i) {
+  using U = std::make_unsigned_t<T>;
+  u32& flags = *w.row<u32>(i.target);
   for (u32 m = w.now; m != 0; m &= m - 1) {
     const auto k = static_cast<u32>(std::countr_zero(m));
-    const u64 a = read_row(w, i.row[1], by.from_row, k);
-    u64 made = 0;
-    if (by.to.is_pair && !by.from.is_pair)
-      made = by(a) << by.to.bits | by(read_row(w, i.row[2], by.from_row, k));
-    else if (by.to.is_pair)
-      made = by(a >> by.from.bits) << by.to.bits | by(a);
-    else {
-      made = by(a);
-      if (by.to.is_integer() && by.to.bits < 64) {  // the row may be wider
-        const u64 of = (u64{1} << by.to.bits) - 1;
-        made = by.to.kind == 's' && (made >> (by.to.bits - 1) & 1) != 0 ? made | ~of : made & of;
-      }
+    const T a = w.row<T>(i.row[1])[k], b = w.row<T>(i.row[2])[k];
+    const auto op = static_cast<carry_op>(i.size);
+    U x = static_cast<U>(a), y = static_cast<U>(b);
+    if (op == carry_op::low_product || op == carry_op::high_product) {
+      x = op == carry_op::low_product ? static_cast<U>(x * y) : static_cast<U>(high_product(a, b));
+      y = w.row<U>(i.row[3])[k];
     }
-    write_row(w, i.row[0], by.to_row, k, made);
+    const U in = (i.form & carry_comes_in) != 0 ? static_cast<U>(flags >> k & 1) : U{0};
+    U made;
+    bool is_out;
+    if (op == carry_op::sub) {
+      made = x - y - in;
+      is_out = x < y || (x == y && in != 0);
+    } else {
+      made = x + y + in;
+      is_out = made < x || (made == x && in != 0 && y != 0);
+    }
+    if ((i.form & carry_goes_out) != 0) flags = (flags & ~(u32{1} << k)) | static_cast<u32>(is_out) << k;
+    w.row<U>(i.row[0])[k] = made;
   }
-}
-/// Those of which there are many.
-[[nodiscard]] inline handler quick_conversion(std::string_view name, std::string_view to,
-                                              std::string_view from) {
-  if (name == "cvt.f32.f16") return map_rows<[](u16 x) { return float_of_half(x); }, float, u16>;
-  if (name == "cvt.rn.f16.f32") return map_rows<[](float x) { return half_of(x); }, u16, float>;
-  if (name == "cvt.rn.bf16.f32") return map_rows<[](float x) { return bfloat_of(x); }, u16, float>;
-  if (name == "cvt.rn.f16x2.f32")
-    return map_rows<[](float a, float b) { return u32{half_of(a)} << 16 | half_of(b); }, u32, float, float>;
-  if (name == "cvt.rn.bf16x2.f32")
-    return map_rows<[](float a, float b) { return u32{bfloat_of(a)} << 16 | bfloat_of(b); }, u32, float,
-                    float>;
-  if (name == "cvt.f64.f32") return map_rows<[](float x) { return static_cast<double>(x); }, double, float>;
-  if (name == "cvt.rn.f32.s32") return map_rows<[](i32 x) { return static_cast<float>(x); }, float, i32>;
-  if (name == "cvt.rn.f32.u32") return map_rows<[](u32 x) { return static_cast<float>(x); }, float, u32>;
-  if (name != "cvt." + std::string(to) + "." + std::string(from)) return nullptr;
-  const std::size_t bytes = bits_of_type(to) / 8;
-  if (!number_type::of(to).is_integer() || bytes == 1) return nullptr;
-  return by_type(from, [&]<class T>(T) -> handler {
-    constexpr auto same_value = [](auto x) { return x; };
-    if constexpr (std::is_integral_v<T>)
-      return bytes == 2   ? map_rows<same_value, u16, T>
-             : bytes == 4 ? map_rows<same_value, u32, T>
-                          : map_rows<same_value, u64, T>;
-    else
-      return nullptr;
-  });
 }
 
 }  // namespace ptx_machine

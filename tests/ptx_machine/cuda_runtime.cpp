@@ -325,6 +325,10 @@ void ptx_machine_forget_fault() {
   now().sticky = last_error = cudaSuccess;
   now().last_fault.clear();
 }
+/// How many lanes executed instructions that have no exact bits.
+unsigned long long ptx_machine_approximate() {
+  return now().device.approximate;
+}
 void ptx_machine_be_late(int is_late) {
   now().is_late = is_late != 0;
 }

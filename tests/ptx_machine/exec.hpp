@@ -32,6 +32,7 @@ struct inst {
   space where = space::generic;
   bool is_relaxed = false;
   bool is_narrow_address = false;
+  bool is_approximate = false;  // has no exact bits: ex2.approx and its like
   u8 size = 0;    // of what each lane accesses, or a detail of the operation
   u8 form = 0;    // another detail
   u32 guard = 0;  // row of a predicate
@@ -106,6 +107,7 @@ struct launch_state {
   triple block_index{};
   region params{}, shared{};
   u64 lane_instructions = 0, warp_instructions = 0;
+  u64 approximate = 0;  // lanes that executed an instruction without exact bits
 };
 
 struct group {
@@ -422,7 +424,7 @@ class machine {
  public:
   device_memory memory{};
   machine_options options{};
-  u64 lane_instructions = 0, warp_instructions = 0, launches = 0;
+  u64 lane_instructions = 0, warp_instructions = 0, launches = 0, approximate = 0;
   double seconds = 0;
 
   void run(code& of, triple grid, triple block, u64 dynamic_shared, const std::vector<u8>& params) {
@@ -485,6 +487,7 @@ class machine {
     of.lane_instructions += launch.lane_instructions;
     lane_instructions += launch.lane_instructions;
     warp_instructions += launch.warp_instructions;
+    approximate += launch.approximate;
     launches += 1;
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ptx_machine/arithmetic.hpp"
+#include "ptx_machine/predicates.hpp"
 #include "ptx_machine/tensor_cores.hpp"
 
 namespace ptx_machine {
@@ -123,23 +124,4 @@ inline void unsupported(warp& w, inst& i) {
 inline void trap(warp& w, inst& i) {
   w.wrong(i, fault_kind::trap, static_cast<u32>(std::countr_zero(w.now)), "a trap");
 }
-/// A register of several values, or several registers of one: more has their rows; size is bytes of each.
-inline void pack(warp& w, inst& i) {
-  for (u32 m = w.now; m != 0; m &= m - 1) {
-    const auto k = static_cast<u32>(std::countr_zero(m));
-    u64 made = 0;
-    for (std::size_t n = 0; n < i.more.size(); ++n)
-      made |= read_row(w, i.more[n], i.size, k) << (8 * i.size * n);
-    write_row(w, i.row[0], static_cast<u32>(i.size * i.more.size()), k, made);
-  }
-}
-inline void unpack(warp& w, inst& i) {
-  for (u32 m = w.now; m != 0; m &= m - 1) {
-    const auto k = static_cast<u32>(std::countr_zero(m));
-    const u64 from = read_row(w, i.row[1], static_cast<u32>(i.size * i.more.size()), k);
-    for (std::size_t n = 0; n < i.more.size(); ++n)
-      if (i.more[n] != no_guard) write_row(w, i.more[n], i.size, k, from >> (8 * i.size * n));
-  }
-}
-
 }  // namespace ptx_machine
