@@ -9,13 +9,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
-#include <map>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ptx_machine/reference_formats.hpp"
 #include "support/device.cuh"
 
 namespace {
@@ -25,6 +24,10 @@ using llmmem_tests::device_array;
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
+using reference::i128;
+using reference::searched;
+using reference::type;
+using reference::values_of;
 
 // ---- the conversions, each a kernel ----
 
@@ -137,69 +140,6 @@ struct kind {
 LLMMEM_CONVERSIONS(LLMMEM_KERNEL_ONE, LLMMEM_KERNEL_TWO)
 const kind kinds[] = {LLMMEM_CONVERSIONS(LLMMEM_ENTRY, LLMMEM_ENTRY)};
 
-// ---- types ----
-
-struct type {
-  std::string name;
-  unsigned bits = 0;
-  bool is_float = false, is_signed = false;
-  int digits = 0, bias = 0;  // of floats
-
-  explicit type(std::string_view of) : name(of) {
-    if (name == "f64") *this = type(name, 64, 52, 1023);
-    if (name == "f32") *this = type(name, 32, 23, 127);
-    if (name == "f16") *this = type(name, 16, 10, 15);
-    if (name == "bf16") *this = type(name, 16, 7, 127);
-    if (name == "e4m3") *this = type(name, 8, 3, 7);
-    if (name == "e5m2") *this = type(name, 8, 2, 15);
-    if (bits != 0) return;
-    is_signed = name[0] == 's';
-    bits = static_cast<unsigned>(std::stoi(name.substr(1)));
-  }
-  type(std::string_view of, unsigned width, int fraction, int above)
-      : name(of), bits(width), is_float(true), digits(fraction), bias(above) {}
-
-  [[nodiscard]] bool is_e4m3() const { return is_float && digits == 3; }
-  [[nodiscard]] u64 mask() const { return bits == 64 ? ~u64{0} : (u64{1} << bits) - 1; }
-  [[nodiscard]] u64 sign() const { return u64{1} << (bits - 1); }
-  [[nodiscard]] bool is_nan(u64 of) const {
-    const u64 rest = of & (sign() - 1);
-    return is_e4m3() ? rest == 0x7F : rest > infinity();
-  }
-  [[nodiscard]] u64 infinity() const {
-    return ((u64{1} << (bits - 1 - static_cast<unsigned>(digits))) - 1) << digits;
-  }
-  [[nodiscard]] u64 largest() const { return is_e4m3() ? 0x7E : infinity() - 1; }
-
-  /// As a double, which holds all floats here and all integers but those of 64 bits.
-  [[nodiscard]] double value(u64 of) const {
-    if (bits == 64) return std::bit_cast<double>(of);
-    if (bits == 32) return std::bit_cast<float>(static_cast<u32>(of));
-    const u64 rest = of & (sign() - 1);
-    const double way = (of & sign()) != 0 ? -1.0 : 1.0;
-    if (is_nan(of)) return std::numeric_limits<double>::quiet_NaN();
-    if (rest > largest()) return way * HUGE_VAL;
-    const auto field = static_cast<int>(rest >> digits);
-    const auto fraction = static_cast<double>(rest & ((u64{1} << digits) - 1));
-    const double size = field == 0 ? fraction : fraction + std::ldexp(1, digits);
-    return way * std::ldexp(size, std::max(field, 1) - bias - digits);
-  }
-  [[nodiscard]] __int128 integer(u64 of) const {
-    const u64 low = of & mask();
-    return is_signed && (low & sign()) != 0 ? static_cast<__int128>(low) - (static_cast<__int128>(1) << bits)
-                                            : static_cast<__int128>(low);
-  }
-};
-
-/// The finite values of a format of at most 16 bits from 0 on, by their bits.
-const std::vector<double>& values_of(const type& of) {
-  static std::map<std::string, std::vector<double>> known;
-  std::vector<double>& values = known[of.name];
-  for (u64 bits = values.size(); bits <= of.largest(); ++bits)
-    values.push_back(of.value(bits));
-  return values;
-}
-
 // ---- the reference ----
 
 struct request {
@@ -242,31 +182,6 @@ double to_integer(double value, char way) {
          : way == 'm' ? std::floor(value)
                       : std::ceil(value);
 }
-/// Of two neighbours of a size, whether the larger is taken. `is_odd`: the last bit of the smaller.
-bool is_larger_taken(long double size, long double smaller, long double larger, bool is_negative, bool is_odd,
-                     char way) {
-  if (size == smaller) return false;
-  if (way == 'n') return size - smaller > larger - size || (size - smaller == larger - size && is_odd);
-  return way != 'z' && (way == 'm') == is_negative;
-}
-/// The bits of a small format that are nearest to `value` in the direction `way`.
-u64 searched(const type& to, const std::vector<double>& values, long double value, char way,
-             bool is_kept_finite) {
-  const u64 sign = std::signbit(value) ? to.sign() : 0;
-  const long double size = std::fabs(value);
-  const u64 overflow = is_kept_finite ? to.largest() : to.infinity();
-  if (std::isinf(size)) return sign | overflow;
-  const auto above = std::upper_bound(values.begin(), values.end(), size);
-  const u64 below = static_cast<u64>(above - values.begin()) - 1;
-  const double step = values[to.largest()] - values[to.largest() - 1];
-  const double next = above == values.end() ? values[to.largest()] + step : *above;
-  // Beyond the value that would come after the largest, which side is nearer is no question.
-  const bool is_larger = size >= next
-                             ? is_larger_taken(next - step / 8, next - step, next, sign != 0, true, way)
-                             : is_larger_taken(size, values[below], next, sign != 0, (below & 1) != 0, way);
-  const u64 made = below + (is_larger ? 1 : 0);
-  return sign | (made > to.largest() ? overflow : made);
-}
 /// The f32 that is nearest in the direction `way`.
 u64 as_f32(long double value, char way) {
   if (value != 0 && std::fabs(value) >= 0x1p128L && !std::isinf(value)) {
@@ -299,11 +214,11 @@ u64 converted(const request& of, const type& to, const type& from, const std::ve
               u64 bits) {
   const char way = of.way;
   if (!from.is_float && !to.is_float) {
-    __int128 value = from.integer(bits);
+    i128 value = from.integer(bits);
     if (of.saturates) {
-      const __int128 one = 1;
-      const __int128 least = to.is_signed ? -(one << (to.bits - 1)) : 0;
-      const __int128 most = (one << (to.is_signed ? to.bits - 1 : to.bits)) - 1;
+      const i128 one = 1;
+      const i128 least = to.is_signed ? -(one << (to.bits - 1)) : 0;
+      const i128 most = (one << (to.is_signed ? to.bits - 1 : to.bits)) - 1;
       value = std::clamp(value, least, most);
     }
     return static_cast<u64>(value) & to.mask();
@@ -323,7 +238,7 @@ u64 converted(const request& of, const type& to, const type& from, const std::ve
     const double end = std::ldexp(1.0, static_cast<int>(to.is_signed ? to.bits - 1 : to.bits));
     if (whole >= end) return (to.is_signed ? to.sign() : 0) - 1 & to.mask();
     if (whole < (to.is_signed ? -end : 0.0)) return to.is_signed ? to.sign() : 0;
-    return static_cast<u64>(static_cast<__int128>(whole)) & to.mask();
+    return static_cast<u64>(static_cast<i128>(whole)) & to.mask();
   }
   if (of.is_integral) value = to_integer(value, way);
   if (of.saturates) value = value != value ? 0.0 : std::clamp(value, 0.0, 1.0);
