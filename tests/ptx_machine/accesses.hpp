@@ -71,7 +71,13 @@ void atom(warp& w, inst& i) {
     T made = old;
     switch (static_cast<atom_op>(i.size)) {
       case atom_op::add:
-        made = old + by;
+        made = static_cast<T>(old + by);
+        // The PTX ISA: atom.add.f32 flushes subnormals in global memory, and does not in shared memory.
+        if constexpr (std::is_same_v<T, float>) {
+          const bool is_shared =
+              i.where == space::shared || (i.where == space::generic && at[k] >= shared_window);
+          made = settled(is_shared ? made : flushed(flushed(old) + flushed(by)));
+        }
         break;
       case atom_op::min:
         made = extreme<true>(old, by);

@@ -14,8 +14,10 @@
 
 namespace reference {
 
+using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 __extension__ using i128 = __int128;
+__extension__ using u128 = unsigned __int128;
 
 struct type {
   std::string name;
