@@ -52,6 +52,10 @@ endfunction()
 llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
 llmmem_add_ptx_test(ptx_machine/streams ptx_machine/streams_test.cu)
 llmmem_add_ptx_test(ptx_machine/pipeline ptx_machine/pipeline_test.cu)
+llmmem_add_ptx_test(ptx_machine/tensor_cores ptx_machine/tensor_cores_test.cu)
+llmmem_add_ptx_test(ptx_machine/conversions ptx_machine/conversions_test.cu)
+llmmem_add_ptx_test(ptx_machine/unknown ptx_machine/unknown_test.cu)
+llmmem_add_ptx_test(ptx_machine/arithmetic ptx_machine/arithmetic_test.cu)
 file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"

@@ -12,7 +12,7 @@ class machine {
  public:
   device_memory memory{};
   machine_options options{};
-  u64 lane_instructions = 0, warp_instructions = 0, launches = 0;
+  u64 lane_instructions = 0, warp_instructions = 0, launches = 0, approximate = 0;
   double seconds = 0;
 
   void run(code& of, triple grid, triple block, u64 dynamic_shared, const std::vector<u8>& params) {
@@ -75,6 +75,7 @@ class machine {
     of.lane_instructions += launch.lane_instructions;
     lane_instructions += launch.lane_instructions;
     warp_instructions += launch.warp_instructions;
+    approximate += launch.approximate;
     launches += 1;
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }

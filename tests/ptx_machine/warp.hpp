@@ -33,9 +33,10 @@ struct inst {
   space where = space::generic;
   bool is_relaxed = false;
   bool is_narrow_address = false;
-  u8 size = 0;    // of what each lane accesses, or a detail of the operation
-  u8 form = 0;    // another detail
-  u32 guard = 0;  // row of a predicate
+  bool is_approximate = false;  // has no exact bits: ex2.approx and its like
+  u8 size = 0;                  // of what each lane accesses, or a detail of the operation
+  u8 form = 0;                  // another detail
+  u32 guard = 0;                // row of a predicate
   u32 guard_flip = 0;
   u32 target = 0;
   u64 offset = 0;
@@ -109,6 +110,7 @@ struct launch_state {
   triple block_index{};
   region params{}, shared{};
   u64 lane_instructions = 0, warp_instructions = 0;
+  u64 approximate = 0;  // lanes that executed an instruction without exact bits
 };
 
 struct group {

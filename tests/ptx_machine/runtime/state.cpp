@@ -171,6 +171,11 @@ extern "C" {
 const char* ptx_machine_last_fault() {
   return now().last_fault.c_str();
 }
+/// How many lanes executed instructions that have no exact bits.
+unsigned long long ptx_machine_approximate() {
+  const std::lock_guard alone(now().operations.lock);
+  return now().device.approximate;
+}
 void ptx_machine_forget_fault() {
   now().sticky = cudaSuccess;
   last_error = cudaSuccess;

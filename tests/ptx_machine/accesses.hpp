@@ -1,0 +1,129 @@
+// accesses.hpp: loads, stores and atomic operations.
+#pragma once
+
+#include "ptx_machine/arithmetic.hpp"
+
+namespace ptx_machine {
+
+/// Rows of the values follow one another in `more`.
+template <class T, class Row, unsigned N>
+void load(warp& w, inst& i) {
+  u64 at[32];
+  w.addresses(i, i.row[1], at);
+  if (w.in.options.profiles) w.profile(i, at, sizeof(T) * N);
+  for (u32 m = w.now; m != 0; m &= m - 1) {
+    const auto k = static_cast<u32>(std::countr_zero(m));
+    T value[N];
+    std::memcpy(value, w.go<false, sizeof(T) * N>(i, k, at[k]), sizeof value);
+    for (unsigned n = 0; n < N; ++n)
+      w.row<Row>(i.more[n])[k] = static_cast<Row>(value[n]);
+  }
+}
+template <class T, class Row, unsigned N>
+void store(warp& w, inst& i) {
+  u64 at[32];
+  w.addresses(i, i.row[1], at);
+  if (w.in.options.profiles) w.profile(i, at, sizeof(T) * N);
+  for (u32 m = w.now; m != 0; m &= m - 1) {
+    const auto k = static_cast<u32>(std::countr_zero(m));
+    T value[N];
+    for (unsigned n = 0; n < N; ++n)
+      value[n] = static_cast<T>(w.row<Row>(i.more[n])[k]);
+    std::memcpy(w.go<true, sizeof(T) * N>(i, k, at[k], reinterpret_cast<const u8*>(value)), value,
+                sizeof value);
+  }
+}
+template <bool Stores, class T, class Row>
+[[nodiscard]] handler moving(std::size_t count) {
+  if constexpr (sizeof(T) <= sizeof(Row)) {
+    if (count == 1) return Stores ? store<T, Row, 1> : load<T, Row, 1>;
+    if (count == 2) return Stores ? store<T, Row, 2> : load<T, Row, 2>;
+    if constexpr (sizeof(T) <= 4) {
+      if (count == 4) return Stores ? store<T, Row, 4> : load<T, Row, 4>;
+    }
+  }
+  return nullptr;
+}
+template <bool Stores, class T>
+[[nodiscard]] handler moving(std::size_t count, unsigned row_bits) {
+  using row16 = std::conditional_t<std::is_signed_v<T>, i16, u16>;
+  using row32 = std::conditional_t<std::is_signed_v<T>, i32, u32>;
+  using row64 = std::conditional_t<std::is_signed_v<T>, i64, u64>;
+  return row_bits == 16   ? moving<Stores, T, row16>(count)
+         : row_bits == 32 ? moving<Stores, T, row32>(count)
+                          : moving<Stores, T, row64>(count);
+}
+
+enum class atom_op : u8 { add, min, max, and_, or_, xor_, exch, cas, inc, dec };
+/// size: the operation. row 2: the value, row 3: the other one of a compare-and-swap.
+template <class T, bool Tells>
+void atom(warp& w, inst& i) {
+  u64 at[32];
+  w.addresses(i, i.row[1], at);
+  if (w.in.options.profiles) w.profile(i, at, sizeof(T));
+  for (u32 m = w.now; m != 0; m &= m - 1) {
+    const auto k = static_cast<u32>(std::countr_zero(m));
+    static_cast<void>(w.go<false, sizeof(T)>(i, k, at[k]));
+    T old;
+    u8* const to = w.go<true, sizeof(T)>(i, k, at[k]);
+    std::memcpy(&old, to, sizeof old);
+    const T by = w.row<T>(i.row[2])[k];
+    T made = old;
+    switch (static_cast<atom_op>(i.size)) {
+      case atom_op::add:
+        made = static_cast<T>(old + by);
+        // The PTX ISA: atom.add.f32 flushes subnormals in global memory, and does not in shared memory.
+        if constexpr (std::is_same_v<T, float>) {
+          const bool is_shared =
+              i.where == space::shared || (i.where == space::generic && at[k] >= shared_window);
+          made = settled(is_shared ? made : flushed(flushed(old) + flushed(by)));
+        }
+        break;
+      case atom_op::min:
+        made = extreme<true>(old, by);
+        break;
+      case atom_op::max:
+        made = extreme<false>(old, by);
+        break;
+      case atom_op::exch:
+        made = by;
+        break;
+      case atom_op::cas:
+        made = std::memcmp(&old, &by, sizeof old) == 0 ? w.row<T>(i.row[3])[k] : old;
+        break;
+      default:
+        if constexpr (std::is_integral_v<T>) {
+          switch (static_cast<atom_op>(i.size)) {
+            case atom_op::and_:
+              made = old & by;
+              break;
+            case atom_op::or_:
+              made = old | by;
+              break;
+            case atom_op::xor_:
+              made = old ^ by;
+              break;
+            case atom_op::inc:
+              made = old >= by ? 0 : old + 1;
+              break;
+            default:
+              made = old == 0 || old > by ? by : old - 1;
+              break;
+          }
+        }
+    }
+    std::memcpy(to, &made, sizeof made);
+    if (Tells) w.row<T>(i.row[0])[k] = old;
+  }
+}
+template <bool Tells>
+[[nodiscard]] handler atoms(std::string_view type) {
+  return by_type(type, []<class T>(T) -> handler {
+    if constexpr (sizeof(T) >= 4)
+      return atom<T, Tells>;
+    else
+      return nullptr;
+  });
+}
+
+}  // namespace ptx_machine

@@ -1,0 +1,678 @@
+// arithmetic_test.cu: integer and floating-point instructions by the rules of the PTX ISA, on edges and
+// random operands. References are written from the ISA's descriptions, bit by bit where it describes bits;
+// those of rounded operations are calculated in a wider format that keeps a sign of what it drops. The
+// program also runs on a device.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cfenv>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ptx_machine/reference_formats.hpp"
+#include "support/device.cuh"
+
+namespace {
+
+using llmmem_tests::check;
+using llmmem_tests::device_array;
+using reference::i128;
+using reference::u128;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+using i16 = std::int16_t;
+using i32 = std::int32_t;
+using i64 = std::int64_t;
+
+struct operands {
+  u64 a, b, c, d;
+};
+
+// ---- kernels: LETTER tells the register of a result or an operand ----
+
+#define LLMMEM_FROM_80(statement) statement
+#if __CUDA_ARCH__ >= 900
+#define LLMMEM_FROM_90(statement) statement
+#else
+#define LLMMEM_FROM_90(statement)
+#endif
+#define LLMMEM_TYPE_H u16
+#define LLMMEM_TYPE_R u32
+#define LLMMEM_TYPE_L u64
+#define LLMMEM_IN_H "h"
+#define LLMMEM_IN_R "r"
+#define LLMMEM_IN_L "l"
+#define LLMMEM_OUT_H "=h"
+#define LLMMEM_OUT_R "=r"
+#define LLMMEM_OUT_L "=l"
+
+// clang-format off
+#define LLMMEM_OPERATIONS(KERNEL) \
+  KERNEL(0, "add.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(1, "add.rz.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(2, "add.rm.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(3, "add.rp.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(4, "add.ftz.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(5, "add.sat.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(6, "sub.rn.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(7, "sub.rz.ftz.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(8, "mul.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(9, "mul.rz.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(10, "mul.rm.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(11, "mul.rp.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(12, "mul.ftz.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(13, "mul.ftz.sat.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(14, "fma.rn.f32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(15, "fma.rz.f32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(16, "fma.rm.f32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(17, "fma.rp.f32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(18, "fma.rn.ftz.f32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(19, "fma.rn.sat.f32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(20, "div.rn.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(21, "div.rz.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(22, "div.rp.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(23, "div.rn.ftz.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(24, "rcp.rn.f32 %0, %1;", 80, R, R, R, R) KERNEL(25, "rcp.rz.f32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(26, "rcp.rn.ftz.f32 %0, %1;", 80, R, R, R, R) KERNEL(27, "sqrt.rn.f32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(28, "sqrt.rm.f32 %0, %1;", 80, R, R, R, R) KERNEL(29, "sqrt.rn.ftz.f32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(30, "add.rz.f64 %0, %1, %2;", 80, L, L, L, L) KERNEL(31, "mul.rp.f64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(32, "add.f64 %0, %1, %2;", 80, L, L, L, L) KERNEL(33, "div.rn.f64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(34, "sqrt.rz.f64 %0, %1;", 80, L, L, L, L) KERNEL(35, "mul.rn.f64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(40, "min.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(41, "max.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(42, "min.NaN.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(43, "max.ftz.NaN.f32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(44, "min.ftz.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(45, "max.f64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(46, "abs.f32 %0, %1;", 80, R, R, R, R) KERNEL(47, "neg.ftz.f32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(48, "copysign.f32 %0, %1, %2;", 80, R, R, R, R) KERNEL(49, "copysign.f64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(60, "add.f16 %0, %1, %2;", 80, H, H, H, H) KERNEL(61, "sub.rn.f16 %0, %1, %2;", 80, H, H, H, H) \
+  KERNEL(62, "mul.f16 %0, %1, %2;", 80, H, H, H, H) KERNEL(63, "fma.rn.f16 %0, %1, %2, %3;", 80, H, H, H, H) \
+  KERNEL(64, "add.ftz.f16 %0, %1, %2;", 80, H, H, H, H) KERNEL(65, "fma.rn.sat.f16 %0, %1, %2, %3;", 80, H, H, H, H) \
+  KERNEL(66, "fma.rn.relu.f16 %0, %1, %2, %3;", 80, H, H, H, H) KERNEL(67, "min.f16 %0, %1, %2;", 80, H, H, H, H) \
+  KERNEL(68, "max.NaN.f16 %0, %1, %2;", 80, H, H, H, H) KERNEL(69, "fma.rn.bf16 %0, %1, %2, %3;", 80, H, H, H, H) \
+  KERNEL(70, "max.bf16 %0, %1, %2;", 80, H, H, H, H) KERNEL(71, "add.bf16 %0, %1, %2;", 90, H, H, H, H) \
+  KERNEL(72, "mul.bf16 %0, %1, %2;", 90, H, H, H, H) KERNEL(73, "neg.f16 %0, %1;", 80, H, H, H, H) \
+  KERNEL(74, "abs.bf16 %0, %1;", 80, H, H, H, H) \
+  KERNEL(75, "add.f16x2 %0, %1, %2;", 80, R, R, R, R) KERNEL(76, "mul.f16x2 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(77, "fma.rn.f16x2 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(78, "fma.rn.bf16x2 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(79, "max.f16x2 %0, %1, %2;", 80, R, R, R, R) KERNEL(80, "min.NaN.bf16x2 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(81, "sub.bf16x2 %0, %1, %2;", 90, R, R, R, R) KERNEL(82, "neg.bf16x2 %0, %1;", 80, R, R, R, R) \
+  KERNEL(100, "shl.b16 %0, %1, %2;", 80, H, H, R, R) KERNEL(101, "shl.b32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(102, "shl.b64 %0, %1, %2;", 80, L, L, R, R) KERNEL(103, "shr.u16 %0, %1, %2;", 80, H, H, R, R) \
+  KERNEL(104, "shr.s16 %0, %1, %2;", 80, H, H, R, R) KERNEL(105, "shr.u32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(106, "shr.s32 %0, %1, %2;", 80, R, R, R, R) KERNEL(107, "shr.u64 %0, %1, %2;", 80, L, L, R, R) \
+  KERNEL(108, "shr.s64 %0, %1, %2;", 80, L, L, R, R) KERNEL(109, "shr.b32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(110, "bfe.u32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(111, "bfe.s32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(112, "bfe.u64 %0, %1, %2, %3;", 80, L, L, R, R) KERNEL(113, "bfe.s64 %0, %1, %2, %3;", 80, L, L, R, R) \
+  KERNEL(114, "bfi.b32 %0, %1, %4, %2, %3;", 80, R, R, R, R) KERNEL(115, "bfi.b64 %0, %1, %4, %2, %3;", 80, L, L, R, R) \
+  KERNEL(116, "bfi.b32 %0, %1, %4, 7, 30;", 80, R, R, R, R) KERNEL(117, "bfi.b32 %0, %1, %4, 31, 8;", 80, R, R, R, R) \
+  KERNEL(120, "prmt.b32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(121, "prmt.b32.f4e %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(122, "prmt.b32.b4e %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(123, "prmt.b32.rc8 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(124, "prmt.b32.ecl %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(125, "prmt.b32.ecr %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(126, "prmt.b32.rc16 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(130, "shf.l.clamp.b32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(131, "shf.l.wrap.b32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(132, "shf.r.clamp.b32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(133, "shf.r.wrap.b32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(140, "div.u32 %0, %1, %2;", 80, R, R, R, R) KERNEL(141, "div.s32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(142, "rem.s64 %0, %1, %2;", 80, L, L, L, L) KERNEL(143, "div.u64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(144, "rem.u16 %0, %1, %2;", 80, H, H, H, H) KERNEL(145, "div.s16 %0, %1, %2;", 80, H, H, H, H) \
+  KERNEL(150, "mul.hi.u32 %0, %1, %2;", 80, R, R, R, R) KERNEL(151, "mul.hi.s32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(152, "mul.hi.u64 %0, %1, %2;", 80, L, L, L, L) KERNEL(153, "mul.hi.s64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(154, "mul.hi.s16 %0, %1, %2;", 80, H, H, H, H) KERNEL(155, "mul.hi.u16 %0, %1, %2;", 80, H, H, H, H) \
+  KERNEL(156, "mul.wide.s16 %0, %1, %2;", 80, R, H, H, H) KERNEL(157, "mul.wide.u32 %0, %1, %2;", 80, L, R, R, R) \
+  KERNEL(158, "mul.wide.s32 %0, %1, %2;", 80, L, R, R, R) KERNEL(159, "mul.lo.s64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(160, "mad.hi.s32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(161, "mad.hi.u64 %0, %1, %2, %3;", 80, L, L, L, L) \
+  KERNEL(162, "mad.lo.u16 %0, %1, %2, %3;", 80, H, H, H, H) KERNEL(163, "mul24.lo.u32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(164, "mul24.hi.s32 %0, %1, %2;", 80, R, R, R, R) KERNEL(165, "sad.s32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(166, "sad.u16 %0, %1, %2, %3;", 80, H, H, H, H) KERNEL(167, "add.sat.s32 %0, %1, %2;", 80, R, R, R, R) \
+  KERNEL(168, "sub.sat.s32 %0, %1, %2;", 80, R, R, R, R) KERNEL(169, "min.s64 %0, %1, %2;", 80, L, L, L, L) \
+  KERNEL(170, "max.u16 %0, %1, %2;", 80, H, H, H, H) KERNEL(171, "abs.s32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(172, "dp4a.u32.u32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(173, "dp4a.s32.u32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(174, "dp4a.s32.s32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(175, "dp2a.lo.s32.s32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(176, "dp2a.hi.u32.s32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(177, "min.s16x2 %0, %1, %2;", 90, R, R, R, R) \
+  KERNEL(178, "add.u16x2 %0, %1, %2;", 90, R, R, R, R) \
+  KERNEL(180, "bfind.u32 %0, %1;", 80, R, R, R, R) KERNEL(181, "bfind.s32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(182, "bfind.shiftamt.u64 %0, %1;", 80, R, L, L, L) KERNEL(183, "bfind.shiftamt.s64 %0, %1;", 80, R, L, L, L) \
+  KERNEL(184, "{ .reg .u32 t; and.b32 t, %2, 31; fns.b32 %0, %1, t, %3; }", 80, R, R, R, R) \
+  KERNEL(185, "popc.b64 %0, %1;", 80, R, L, L, L) KERNEL(186, "clz.b64 %0, %1;", 80, R, L, L, L) \
+  KERNEL(187, "clz.b32 %0, %1;", 80, R, R, R, R) KERNEL(188, "brev.b32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(189, "brev.b64 %0, %1;", 80, L, L, L, L) KERNEL(190, "lop3.b32 %0, %1, %2, %3, 0x1e;", 80, R, R, R, R) \
+  KERNEL(191, "lop3.b32 %0, %1, %2, %3, 0xca;", 80, R, R, R, R) KERNEL(192, "cnot.b32 %0, %1;", 80, R, R, R, R) \
+  KERNEL(193, "slct.u32.s32 %0, %1, %2, %3;", 80, R, R, R, R) KERNEL(194, "slct.u32.f32 %0, %1, %2, %3;", 80, R, R, R, R) \
+  KERNEL(200, "{ .reg .u64 t; add.cc.u64 t, %1, %2; addc.u64 %0, %3, %4; }", 80, L, L, L, L) \
+  KERNEL(201, "{ .reg .u64 t; sub.cc.u64 t, %1, %2; subc.u64 %0, %3, %4; }", 80, L, L, L, L) \
+  KERNEL(202, "{ .reg .u32 t; add.cc.u32 t, %1, %2; addc.cc.u32 t, %3, %4; addc.u32 %0, 0, 0; }", 80, R, R, R, R) \
+  KERNEL(203, "{ .reg .u32 t; mad.lo.cc.u32 t, %1, %2, %3; madc.hi.u32 %0, %1, %2, %4; }", 80, R, R, R, R) \
+  KERNEL(204, "{ .reg .u32 t; sub.cc.u32 t, %1, %2; subc.cc.u32 t, %3, %4; subc.u32 %0, 0, 0; }", 80, R, R, R, R) \
+  KERNEL(205, "{ .reg .u64 t; mad.lo.cc.u64 t, %1, %2, %3; madc.hi.u64 %0, %1, %2, %4; }", 80, L, L, L, L)
+
+#define LLMMEM_TEST(id, kind, word) \
+  KERNEL_PREDICATE(id, "{ .reg .pred p; " kind " p, %1" word "; selp.u32 %0, 1, 0, p; }")
+#define LLMMEM_PREDICATES \
+  LLMMEM_TEST(300, "setp.eq.f32", ", %2") LLMMEM_TEST(301, "setp.ne.f32", ", %2") LLMMEM_TEST(302, "setp.lt.f32", ", %2") \
+  LLMMEM_TEST(303, "setp.le.f32", ", %2") LLMMEM_TEST(304, "setp.gt.f32", ", %2") LLMMEM_TEST(305, "setp.ge.f32", ", %2") \
+  LLMMEM_TEST(306, "setp.equ.f32", ", %2") LLMMEM_TEST(307, "setp.neu.f32", ", %2") LLMMEM_TEST(308, "setp.ltu.f32", ", %2") \
+  LLMMEM_TEST(309, "setp.leu.f32", ", %2") LLMMEM_TEST(310, "setp.gtu.f32", ", %2") LLMMEM_TEST(311, "setp.geu.f32", ", %2") \
+  LLMMEM_TEST(312, "setp.num.f32", ", %2") LLMMEM_TEST(313, "setp.nan.f32", ", %2") LLMMEM_TEST(314, "setp.eq.ftz.f32", ", %2") \
+  LLMMEM_TEST(315, "setp.lt.ftz.f32", ", %2") LLMMEM_TEST(316, "setp.lo.u32", ", %2") LLMMEM_TEST(317, "setp.hs.u32", ", %2") \
+  LLMMEM_TEST(318, "setp.lt.s32", ", %2") LLMMEM_TEST(319, "setp.ge.s32", ", %2") \
+  LLMMEM_TEST(320, "testp.finite.f32", "") LLMMEM_TEST(321, "testp.infinite.f32", "") LLMMEM_TEST(322, "testp.number.f32", "") \
+  LLMMEM_TEST(323, "testp.notanumber.f32", "") LLMMEM_TEST(324, "testp.normal.f32", "") LLMMEM_TEST(325, "testp.subnormal.f32", "")
+// clang-format on
+
+#define LLMMEM_KERNEL(id, text, first, D, A, B, C)                                                     \
+  __global__ void operate_##id(const operands* from, u64* to, u32 count) {                             \
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;                                              \
+    if (at >= count) return;                                                                           \
+    [[maybe_unused]] const auto a = static_cast<LLMMEM_TYPE_##A>(from[at].a);                          \
+    [[maybe_unused]] const auto b = static_cast<LLMMEM_TYPE_##B>(from[at].b);                          \
+    [[maybe_unused]] const auto c = static_cast<LLMMEM_TYPE_##C>(from[at].c);                          \
+    [[maybe_unused]] const auto d = static_cast<LLMMEM_TYPE_##A>(from[at].d);                          \
+    LLMMEM_TYPE_##D made = 0;                                                                          \
+    LLMMEM_FROM_##first(asm volatile(text : LLMMEM_OUT_##D(made) : LLMMEM_IN_##A(a), LLMMEM_IN_##B(b), \
+                                     LLMMEM_IN_##C(c), LLMMEM_IN_##A(d));) to[at] = made;              \
+  }
+#define KERNEL_PREDICATE(id, text) LLMMEM_KERNEL(id, text, 80, R, R, R, R)
+LLMMEM_OPERATIONS(LLMMEM_KERNEL)
+LLMMEM_PREDICATES
+#undef KERNEL_PREDICATE
+
+// ---- references ----
+
+/// x87's 64 bits of a result, cut off, with the last bit set where something was cut off: rounding it once
+/// more gives what rounding the exact result gives.
+template <class Act>
+long double odd(Act act) {
+  std::fesetround(FE_TOWARDZERO);
+  std::feclearexcept(FE_ALL_EXCEPT);
+  volatile long double made = act();
+  const bool is_inexact = std::fetestexcept(FE_INEXACT) != 0;
+  std::fesetround(FE_TONEAREST);
+  const long double cut = made;
+  if (!is_inexact || cut == 0 || !std::isfinite(cut)) return cut;
+  int exponent;
+  const long double size = std::frexp(std::fabs(cut), &exponent);
+  const auto bits = static_cast<u64>(std::ldexp(size, 64)) | 1;
+  return std::copysign(std::ldexp(static_cast<long double>(bits), exponent - 64), cut);
+}
+template <class T>
+T rounded(long double value, char way) {
+  const int mode = way == 'n'   ? FE_TONEAREST
+                   : way == 'z' ? FE_TOWARDZERO
+                   : way == 'm' ? FE_DOWNWARD
+                                : FE_UPWARD;
+  volatile long double from = value;
+  std::fesetround(mode);
+  volatile T made = static_cast<T>(from);
+  std::fesetround(FE_TONEAREST);
+  return made;
+}
+
+/// The words of an opcode.
+struct request {
+  std::string opcode;
+  explicit request(const std::string& text) {
+    std::size_t from = text.find("setp");
+    if (from == std::string::npos) from = text.find("testp");
+    if (from == std::string::npos) from = 0;
+    opcode = text.substr(from, text.find(' ', from) - from) + ".";
+  }
+  [[nodiscard]] bool has(const std::string& word) const {
+    return opcode.find("." + word + ".") != std::string::npos;
+  }
+  [[nodiscard]] std::string name() const { return opcode.substr(0, opcode.find('.')); }
+  [[nodiscard]] char way() const { return has("rz") ? 'z' : has("rm") ? 'm' : has("rp") ? 'p' : 'n'; }
+};
+template <class T>
+T from_bits(u64 bits) {
+  if constexpr (sizeof(T) == 4)
+    return std::bit_cast<T>(static_cast<u32>(bits));
+  else
+    return std::bit_cast<T>(bits);
+}
+template <class T>
+u64 to_bits(T value) {
+  if constexpr (sizeof(T) == 4)
+    return value == value ? std::bit_cast<u32>(value) : 0x7FFFFFFF;
+  else
+    return std::bit_cast<u64>(value);
+}
+float flushed(float x) {
+  return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x;
+}
+template <class T>
+T chosen(const request& of, T a, T b, bool is_min) {
+  if (a != a || b != b) return of.has("NaN") ? std::numeric_limits<T>::quiet_NaN() : a != a ? b : a;
+  if (a == 0 && b == 0) return std::signbit(a) == is_min ? a : b;
+  return (a < b) == is_min ? a : b;
+}
+template <class T>
+u64 float_result(const request& of, const operands& from) {
+  T a = from_bits<T>(from.a), b = from_bits<T>(from.b), c = from_bits<T>(from.c);
+  const std::string name = of.name();
+  if (of.has("ftz"))
+    a = static_cast<T>(flushed(static_cast<float>(a))), b = static_cast<T>(flushed(static_cast<float>(b))),
+    c = static_cast<T>(flushed(static_cast<float>(c)));
+  if (name == "min" || name == "max") return to_bits(chosen(of, a, b, name == "min"));
+  if (name == "abs") return to_bits(std::fabs(a));
+  if (name == "neg") return to_bits(-a);
+  if (name == "copysign") return to_bits(std::copysign(b, a));
+  const bool is_reciprocal = name == "rcp";
+  volatile long double x = is_reciprocal ? T{1} : a, y = is_reciprocal ? a : b, z = c;
+  const long double exact = odd([&]() -> long double {
+    if (name == "add") return x + y;
+    if (name == "sub") return x - y;
+    if (name == "mul") return x * y;
+    if (name == "fma") return x * y + z;
+    return name == "sqrt" ? std::sqrt(x) : x / y;
+  });
+  // A sum of zero from operands of unlike signs is -0 where results are rounded down.
+  T made = rounded<T>(exact, of.way());
+  if (exact == 0 && (name == "add" || name == "sub" || name == "fma")) {
+    const bool first =
+        std::signbit(name == "fma" ? static_cast<long double>(x) * y : static_cast<long double>(x));
+    const bool second = std::signbit(name == "fma" ? static_cast<long double>(z)
+                                                   : static_cast<long double>(y)) != (name == "sub");
+    made = (first == second ? first : of.way() == 'm') ? -T{0} : T{0};
+  }
+  if (of.has("ftz")) made = static_cast<T>(flushed(static_cast<float>(made)));
+  if (of.has("sat")) made = made > 0 ? std::min(made, T{1}) : T{0};
+  return to_bits(made);
+}
+u64 half_result(const request& of, const operands& from) {
+  const reference::type type(of.has("bf16") || of.has("bf16x2") ? "bf16" : "f16");
+  const std::vector<double>& values = reference::values_of(type);
+  const auto value = [&](u64 bits) {
+    const double made = type.value(bits & 0xFFFF);
+    return of.has("ftz") && std::fabs(made) < 0x1p-14 ? std::copysign(0.0, made) : made;
+  };
+  const std::string name = of.name();
+  if (name == "neg") return (from.a & 0xFFFF) ^ 0x8000;
+  if (name == "abs") return from.a & 0x7FFF;
+  const double a = value(from.a), b = value(from.b), c = value(from.c);
+  long double exact = 0;
+  if (name == "min" || name == "max")
+    exact = chosen(of, a, b, name == "min");
+  else {
+    volatile long double x = a, y = b, z = c;
+    exact = odd([&]() -> long double {
+      return name == "add" ? x + y : name == "sub" ? x - y : name == "mul" ? x * y : x * y + z;
+    });
+  }
+  if (of.has("sat")) exact = exact > 0 ? std::min(exact, 1.0L) : 0;
+  if (of.has("relu") && exact < 0) exact = 0;
+  if (exact != exact) return 0x7FFF;
+  const u64 made = reference::searched(type, values, exact, 'n', false);
+  return of.has("ftz") && (made & 0x7C00) == 0 ? made & 0x8000 : made;
+}
+
+i128 as_signed(u64 bits, unsigned width) {
+  const u64 low = width == 64 ? bits : bits & ((u64{1} << width) - 1);
+  return (low >> (width - 1) & 1) != 0 ? static_cast<i128>(low) - (static_cast<i128>(1) << width)
+                                       : static_cast<i128>(low);
+}
+struct integer_type {
+  unsigned width;
+  bool is_signed;
+  explicit integer_type(const request& of) : width(0), is_signed(false) {
+    for (const unsigned each : {16U, 32U, 64U}) {
+      const std::string bits = std::to_string(each);
+      if (of.has("s" + bits)) width = each, is_signed = true;
+      if (of.has("u" + bits) || of.has("b" + bits)) width = each;
+    }
+  }
+  [[nodiscard]] i128 value(u64 bits) const {
+    return is_signed ? as_signed(bits, width)
+                     : static_cast<i128>(width == 64 ? bits : bits & ((u64{1} << width) - 1));
+  }
+};
+bool bit(u64 of, u64 at) {
+  return (of >> at & 1) != 0;
+}
+u64 permuted(const request& of, const operands& x) {
+  const auto byte = [&](u64 n) { return (n < 4 ? x.a >> (8 * n) : x.b >> (8 * (n - 4))) & 0xFF; };
+  // The table of the ISA, most significant byte first.
+  static const int tables[6][4][4] = {{{3, 2, 1, 0}, {4, 3, 2, 1}, {5, 4, 3, 2}, {6, 5, 4, 3}},
+                                      {{5, 6, 7, 0}, {6, 7, 0, 1}, {7, 0, 1, 2}, {0, 1, 2, 3}},
+                                      {{0, 0, 0, 0}, {1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3}},
+                                      {{3, 2, 1, 0}, {3, 2, 1, 1}, {3, 2, 2, 2}, {3, 3, 3, 3}},
+                                      {{0, 0, 0, 0}, {1, 1, 1, 0}, {2, 2, 1, 0}, {3, 2, 1, 0}},
+                                      {{1, 0, 1, 0}, {3, 2, 3, 2}, {1, 0, 1, 0}, {3, 2, 3, 2}}};
+  static const char* const modes[] = {"f4e", "b4e", "rc8", "ecl", "ecr", "rc16"};
+  u64 made = 0;
+  for (int n = 0; n < 4; ++n) {
+    u64 one = 0;
+    bool is_moded = false;
+    for (int mode = 0; mode < 6; ++mode)
+      if (of.has(modes[mode])) one = byte(static_cast<u64>(tables[mode][x.c & 3][3 - n])), is_moded = true;
+    if (!is_moded) {
+      const u64 which = x.c >> (4 * n) & 15;
+      one = byte(which & 7);
+      if (which >= 8) one = one >= 128 ? 0xFF : 0;
+    }
+    made |= one << (8 * n);
+  }
+  return made;
+}
+u64 dotted(const request& of, const operands& x) {
+  const std::size_t dot = of.opcode.find("32.");
+  const bool is_signed_a = of.opcode[dot - 1] == 's',
+             is_signed_b = of.opcode[of.opcode.find("32.", dot + 3) - 1] == 's';
+  i128 sum = static_cast<i128>(x.c & 0xFFFFFFFF);
+  const int count = of.name() == "dp4a" ? 4 : 2, width = 32 / count;
+  for (int n = 0; n < count; ++n) {
+    const u64 a = x.a >> (width * n) & ((u64{1} << width) - 1),
+              b = x.b >> (8 * n + (of.has("hi") ? 16 : 0)) & 0xFF;
+    sum += (is_signed_a ? as_signed(a, static_cast<unsigned>(width)) : static_cast<i128>(a)) *
+           (is_signed_b ? as_signed(b, 8) : static_cast<i128>(b));
+  }
+  return static_cast<u64>(sum);
+}
+u64 chained(const std::string& text, const operands& x, unsigned width) {
+  const auto low = [&](u64 bits) { return width == 64 ? bits : bits & 0xFFFFFFFF; };
+  const u128 a = low(x.a), b = low(x.b), c = low(x.c), d = low(x.d),
+             mask = (static_cast<u128>(1) << width) - 1;
+  if (text.find("mad.lo.cc") != std::string::npos) {
+    const u128 product = a * b, carry = ((product & mask) + c) >> width;
+    return low(static_cast<u64>((product >> width) + d + carry));
+  }
+  const bool is_sum = text.find("add") != std::string::npos;
+  const u128 first = is_sum ? (a + b) >> width & 1 : static_cast<u128>(a < b);
+  if (text.find("0, 0") == std::string::npos)
+    return low(static_cast<u64>(is_sum ? c + d + first : c - d - first));
+  const u128 second = is_sum ? (c + d + first) >> width & 1 : static_cast<u128>(c < d + first);
+  return low(static_cast<u64>(is_sum ? second : 0 - second));
+}
+/// Nothing where the ISA says nothing.
+bool integer_result(const std::string& text, const request& of, const operands& x, u64& made) {
+  const std::string name = of.name();
+  const integer_type type(of);
+  const unsigned width = type.width;
+  const i128 a = type.value(x.a), b = type.value(x.b), c = type.value(x.c), one = 1;
+  const u64 low_a = static_cast<u64>(a);
+  const u32 b32 = static_cast<u32>(x.b), c32 = static_cast<u32>(x.c);
+  made = 0;
+  if (text.find(".cc") != std::string::npos)
+    return made = chained(text, x, text.find(".u64") != std::string::npos ? 64 : 32), true;
+  if (name == "shl") return made = b32 >= width ? 0 : static_cast<u64>(static_cast<u64>(a) << b32), true;
+  if (name == "shr") return made = static_cast<u64>(b32 >= width ? (a < 0 ? -1 : 0) : a >> b32), true;
+  if (name == "bfe") {
+    const u64 msb = width - 1, position = b32 & 255, length = c32 & 255;
+    const bool sign = type.is_signed && length != 0 && bit(low_a, std::min(position + length - 1, msb));
+    for (u64 n = 0; n <= msb; ++n)
+      made |= static_cast<u64>(n < length && position + n <= msb ? bit(low_a, position + n) : sign) << n;
+    return true;
+  }
+  if (name == "bfi") {
+    const bool is_fixed = text.find("%2") == std::string::npos;
+    const bool is_seven = text.find(" 7,") != std::string::npos;
+    const u64 position = is_fixed ? (is_seven ? 7 : 31) : b32 & 255,
+              length = is_fixed ? (is_seven ? 30 : 8) : c32 & 255;
+    made = x.d;
+    for (u64 n = 0; n < length && position + n < width; ++n)
+      made = (made & ~(u64{1} << (position + n))) | static_cast<u64>(bit(low_a, n)) << (position + n);
+    return true;
+  }
+  if (name == "prmt") return made = permuted(of, x), true;
+  if (name == "shf") {
+    const u32 by = of.has("clamp") ? std::min(c32, 32U) : c32 & 31;
+    const u64 both = (x.b & 0xFFFFFFFF) << 32 | (x.a & 0xFFFFFFFF);
+    for (u32 n = 0; n < 32; ++n)  // bit n of the upper or the lower word after the shift
+      made |= static_cast<u64>(of.has("l") ? bit(both, 32 + n - by) : n + by < 64 && bit(both, n + by)) << n;
+    return true;
+  }
+  if (name == "div" || name == "rem") {
+    if (b == 0 || (b == -1 && a == -(one << (width - 1)))) return false;
+    return made = static_cast<u64>(name == "div" ? a / b : a % b), true;
+  }
+  if (name == "mul24") {
+    const i128 p = of.has("s32") ? as_signed(x.a, 24) * as_signed(x.b, 24)
+                                 : static_cast<i128>((x.a & 0xFFFFFF) * (x.b & 0xFFFFFF));
+    return made = static_cast<u64>(of.has("hi") ? p >> 16 : p), true;
+  }
+  if (name == "mul" || name == "mad") {
+    const auto product = static_cast<u128>(a) * static_cast<u128>(b);
+    const u64 high = static_cast<u64>(type.is_signed ? static_cast<i128>(product) >> width
+                                                     : static_cast<i128>(product >> width));
+    return made =
+               (of.has("hi") ? high : static_cast<u64>(product)) + (name == "mad" ? static_cast<u64>(c) : 0),
+           true;
+  }
+  if (name == "sad") return made = static_cast<u64>(c + (a < b ? b - a : a - b)), true;
+  if (of.has("sat")) {
+    const i128 sum = name == "add" ? a + b : a - b;
+    return made = static_cast<u64>(std::clamp<i128>(sum, -(one << 31), (one << 31) - 1)), true;
+  }
+  if (of.has("s16x2") || of.has("u16x2")) {
+    for (unsigned half = 0; half < 32; half += 16) {
+      const i128 p = as_signed(x.a >> half, 16), q = as_signed(x.b >> half, 16);
+      made |= (static_cast<u64>(name == "add" ? p + q : std::min(p, q)) & 0xFFFF) << half;
+    }
+    return true;
+  }
+  if (name == "min" || name == "max")
+    return made = static_cast<u64>((a < b) == (name == "min") ? a : b), true;
+  if (name == "abs") return made = static_cast<u64>(a < 0 ? -a : a), true;
+  if (name == "dp4a" || name == "dp2a") return made = dotted(of, x), true;
+  if (name == "bfind") {
+    const u64 bits = a < 0 ? ~low_a : low_a;
+    made = 0xFFFFFFFF;
+    for (unsigned n = 0; n < width; ++n)
+      if (bit(bits, n)) made = of.has("shiftamt") ? width - 1 - n : n;
+    return true;
+  }
+  if (name == "{") {  // fns
+    const i32 offset = static_cast<i32>(c32);
+    made = 0xFFFFFFFF;
+    if (offset == 0) return made = bit(x.a, b32 & 31) ? b32 & 31 : 0xFFFFFFFF, true;
+    i64 count = std::abs(i64{offset}) - 1;
+    for (int at = static_cast<int>(b32 & 31); at >= 0 && at < 32; at += offset > 0 ? 1 : -1) {
+      if (!bit(x.a, static_cast<u64>(at))) continue;
+      if (count-- == 0) return made = static_cast<u64>(at), true;
+    }
+    return true;
+  }
+  if (name == "popc") {
+    for (unsigned n = 0; n < width; ++n)
+      made += bit(low_a, n) ? 1 : 0;
+    return true;
+  }
+  if (name == "clz") {
+    while (made < width && !bit(low_a, width - 1 - made))
+      ++made;
+    return true;
+  }
+  if (name == "brev") {
+    for (unsigned n = 0; n < width; ++n)
+      made |= static_cast<u64>(bit(low_a, n)) << (width - 1 - n);
+    return true;
+  }
+  if (name == "lop3") {
+    const unsigned table = text.find("0x1e") != std::string::npos ? 0x1E : 0xCA;
+    for (unsigned n = 0; n < 32; ++n)
+      made |= static_cast<u64>(table >> (4 * bit(x.a, n) + 2 * bit(x.b, n) + bit(x.c, n)) & 1) << n;
+    return true;
+  }
+  if (name == "cnot") return made = a == 0 ? 1 : 0, true;
+  if (name == "slct") {
+    const bool is_first = of.has("s32") ? static_cast<i32>(c32) >= 0 : std::bit_cast<float>(c32) >= 0;
+    return made = is_first ? x.a : x.b, true;
+  }
+  std::printf("FAILED: no reference for %s\n", text.c_str());
+  std::exit(1);
+}
+u64 predicate(const request& of, const operands& x) {
+  const float a = of.has("ftz") ? flushed(from_bits<float>(x.a)) : from_bits<float>(x.a);
+  const float b = of.has("ftz") ? flushed(from_bits<float>(x.b)) : from_bits<float>(x.b);
+  const bool is_nan = a != a || b != b;
+  const u32 u = static_cast<u32>(x.a), v = static_cast<u32>(x.b);
+  if (of.has("lo")) return u < v;
+  if (of.has("hs")) return u >= v;
+  if (of.has("s32"))
+    return of.has("lt") ? static_cast<i32>(u) < static_cast<i32>(v)
+                        : static_cast<i32>(u) >= static_cast<i32>(v);
+  if (of.has("eq")) return a == b;
+  if (of.has("ne")) return !is_nan && a != b;
+  if (of.has("lt")) return a < b;
+  if (of.has("le")) return a <= b;
+  if (of.has("gt")) return a > b;
+  if (of.has("ge")) return a >= b;
+  if (of.has("equ")) return is_nan || a == b;
+  if (of.has("neu")) return is_nan || a != b;
+  if (of.has("ltu")) return is_nan || a < b;
+  if (of.has("leu")) return is_nan || a <= b;
+  if (of.has("gtu")) return is_nan || a > b;
+  if (of.has("geu")) return is_nan || a >= b;
+  if (of.has("num")) return !is_nan;
+  if (of.has("nan")) return is_nan;
+  const u32 exponent = u >> 23 & 0xFF, fraction = u & 0x7FFFFF;
+  if (of.has("finite")) return exponent != 255;
+  if (of.has("infinite")) return exponent == 255 && fraction == 0;
+  if (of.has("number")) return exponent != 255 || fraction == 0;
+  if (of.has("notanumber")) return exponent == 255 && fraction != 0;
+  return of.has("normal") ? exponent != 0 && exponent != 255 : exponent == 0 && fraction != 0;
+}
+
+// ---- the test ----
+
+struct operation {
+  std::string text;
+  int architecture;
+  void (*run)(const operands*, u64*, u32);
+  unsigned bits;
+};
+constexpr unsigned bits_of(char letter) {
+  return letter == 'H' ? 16 : letter == 'R' ? 32 : 64;
+}
+#define LLMMEM_ENTRY(id, text, first, D, A, B, C) {text, first, operate_##id, bits_of(#D[0])},
+#define KERNEL_PREDICATE(id, text) {text, 80, operate_##id, 32},
+const operation operations[] = {LLMMEM_OPERATIONS(LLMMEM_ENTRY) LLMMEM_PREDICATES};
+
+std::vector<operands> inputs(const request& of, std::mt19937_64& random) {
+  std::vector<u64> edges;
+  const bool is_half = of.has("f16") || of.has("bf16") || of.has("f16x2") || of.has("bf16x2");
+  if (is_half) {
+    for (const u64 each :
+         {0x0000, 0x0001, 0x0002, 0x03FF, 0x0400, 0x0401, 0x007F, 0x0080, 0x0081, 0x3C00, 0x3C01, 0x3BFF,
+          0x3F80, 0x3F81, 0x7BFF, 0x7C00, 0x7E00, 0x7F7F, 0x7F80, 0x7FC0, 0x6400, 0x1400, 0x3800})
+      edges.insert(edges.end(), {each, each | 0x8000});
+  } else if (of.has("f64")) {
+    for (const double each : {0.0, 1.0, 1.5, 1 + 0x1p-52, 1 - 0x1p-53, 0x1p-1022, 0x1p-1074, 3.0,
+                              0x1.fffffffffffffp1023, HUGE_VAL, std::nan("")})
+      edges.insert(edges.end(), {std::bit_cast<u64>(each), std::bit_cast<u64>(-each)});
+  } else if (of.has("f32")) {
+    for (const u64 each : {0x00000000U, 0x00000001U, 0x007FFFFFU, 0x00800000U, 0x00800001U, 0x01000000U,
+                           0x3F800000U, 0x3F800001U, 0x3F7FFFFFU, 0x40400000U, 0x33800000U, 0x34000000U,
+                           0x7F7FFFFFU, 0x7F800000U, 0x7FC00000U, 0x7F800001U})
+      edges.insert(edges.end(), {each, each | 0x80000000U});
+  } else {
+    for (const u64 each : {0ULL,
+                           1ULL,
+                           2ULL,
+                           7ULL,
+                           8ULL,
+                           15ULL,
+                           16ULL,
+                           31ULL,
+                           32ULL,
+                           33ULL,
+                           63ULL,
+                           64ULL,
+                           65ULL,
+                           127ULL,
+                           255ULL,
+                           256ULL,
+                           0x7FFFULL,
+                           0x8000ULL,
+                           0xFFFFULL,
+                           0x10000ULL,
+                           0x7FFFFFFFULL,
+                           0x80000000ULL,
+                           0xFFFFFFFFULL,
+                           0x100000000ULL,
+                           0x7FFFFFFFFFFFFFFFULL,
+                           0x8000000000000000ULL,
+                           0xFFFFFFFFFFFFFFFFULL,
+                           0x0123456789ABCDEFULL,
+                           0xFEDCBA9876543210ULL})
+      edges.push_back(each);
+  }
+  std::vector<operands> made;
+  const auto other = [&] { return random() % 2 == 0 ? edges[random() % edges.size()] : random(); };
+  for (const u64 a : edges)
+    for (const u64 b : edges)
+      for (int n = 0; n < 3; ++n)
+        made.push_back({a, b, n == 0 ? edges[random() % edges.size()] : other(), other()});
+  for (int n = 0; n < 20000; ++n) {
+    operands x{random(), random(), random(), random()};
+    if (of.has("f32") && n % 2 == 0) {
+      // Operands of like exponents, so that sums cancel and products of three meet.
+      for (u64* each : {&x.a, &x.b, &x.c})
+        *each = (*each & 0x807FFFFF) | (127 - 12 + random() % 24) << 23;
+    }
+    if (!of.has("f32") && !is_half && n % 2 == 0) x.b >>= random() % 64, x.c >>= random() % 64;
+    made.push_back(x);
+  }
+  if (of.has("f16x2") || of.has("bf16x2"))
+    for (operands& x : made)
+      for (u64* each : {&x.a, &x.b, &x.c})
+        *each = (*each & 0xFFFF) | (random() % 2 == 0 ? random() & 0xFFFF : edges[random() % edges.size()])
+                                       << 16;
+  return made;
+}
+
+}  // namespace
+
+int main() {
+  llmmem_tests::require_device();
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "compute capability");
+  std::mt19937_64 random(7);
+  int failures = 0, tested = 0;
+  u64 compared = 0;
+  for (const operation& each : operations) {
+    if (each.architecture > 10 * major) continue;
+    const request of(each.text);
+    const std::vector<operands> from = inputs(of, random);
+    const auto count = static_cast<u32>(from.size());
+    const device_array<operands> on_device(from);
+    const device_array<u64> results(std::vector<u64>(count, 0));
+    each.run<<<(count + 127) / 128, 128>>>(on_device.data(), results.data(), count);
+    check(cudaGetLastError(), each.text.c_str());
+    const std::vector<u64> made = results.host();
+    const bool is_pair = of.has("f16x2") || of.has("bf16x2");
+    const u64 mask = each.bits == 64 ? ~u64{0} : (u64{1} << each.bits) - 1;
+    int wrong = 0;
+    for (u32 n = 0; n < count; ++n) {
+      const operands& x = from[n];
+      u64 wanted = 0;
+      bool is_open = false;
+      if (each.text.find("testp") != std::string::npos || each.text.find("setp") != std::string::npos)
+        wanted = predicate(of, x);
+      else if (is_pair)
+        wanted = half_result(of, x) | half_result(of, {x.a >> 16, x.b >> 16, x.c >> 16, 0}) << 16;
+      else if (of.has("f16") || of.has("bf16"))
+        wanted = half_result(of, x);
+      else if (of.name() != "slct" && of.has("f32"))
+        wanted = float_result<float>(of, x);
+      else if (of.has("f64"))
+        wanted = float_result<double>(of, x);
+      else
+        is_open = !integer_result(each.text, of, x, wanted);
+      ++compared;
+      const u64 has = made[n] & mask;
+      wanted &= mask;
+      // Which NaN an f64 is, and whether abs, neg and copysign keep the one of an f32, is open.
+      if (of.has("f64") && std::isnan(std::bit_cast<double>(wanted)) &&
+          std::isnan(std::bit_cast<double>(has)))
+        continue;
+      if (of.has("f32") && each.bits == 32 && (has & 0x7FFFFFFF) > 0x7F800000 &&
+          (wanted & 0x7FFFFFFF) > 0x7F800000)
+        continue;
+      if (is_open || has == wanted) continue;
+      ++failures;
+      if (++wrong <= 4)
+        std::printf("FAILED: %s of 0x%llx, 0x%llx, 0x%llx, 0x%llx: 0x%llx instead of 0x%llx\n",
+                    each.text.c_str(), static_cast<unsigned long long>(x.a),
+                    static_cast<unsigned long long>(x.b), static_cast<unsigned long long>(x.c),
+                    static_cast<unsigned long long>(x.d), static_cast<unsigned long long>(has),
+                    static_cast<unsigned long long>(wanted));
+    }
+    ++tested;
+  }
+  std::printf("%d operations, %llu results: %d failed\n", tested, static_cast<unsigned long long>(compared),
+              failures);
+  return failures == 0 ? 0 : 1;
+}
