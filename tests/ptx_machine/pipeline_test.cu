@@ -67,25 +67,32 @@ void draw(std::span<std::byte> to, std::uint64_t seed) {
   return copy_few(run, std::span(&task, 1));
 }
 
-/// Steps of an engine: a table goes up through a ring of two slots, a kernel takes it to a block of the cache
-/// and to memory that is allocated for the step, and a queue brings both down. Blocks, slots and places for
-/// events are fewer than steps.
+/// Steps of an engine: a table goes up through a ring of two slots and a batch beside it, kernels take them
+/// to a block of the cache and to memory that is allocated for the step, and a queue brings both down.
+/// Blocks, slots and, for most seeds, places for events are fewer than steps.
 void check_steps(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   device_space gpu(first, {.budget = 8 << 20});
   pinned_space host({.budget = 8 << 20});
   const compute_stream stream;
-  device_queue copies(gpu, first, {.depth = 2});
-  device_queue compute(gpu, first, stream.stream, {.depth = 3});
-  device_queue down(gpu, first, {.depth = 2});
+  const auto depth = [&] {
+    return device_queue_options{.depth = static_cast<std::uint32_t>(1 + random() % 6)};
+  };
+  device_queue copies(gpu, first, depth());
+  device_queue copies_too(gpu, first, depth());
+  device_queue compute(gpu, first, stream.stream, depth());
+  device_queue down(gpu, first, depth());
   const device_executor run(stream.stream);
   paged_allocator<cache_traits> pool({.blocks = 3, .block_tokens = 16});
   const std::uint64_t blocks = pool.physical_blocks();
   block_storage<device_space> storage(gpu, blocks, bytes);
   upload_ring<pinned_space, device_space, device_point> ring(host, gpu, {.slot_bytes = bytes, .slots = 2});
   constexpr std::uint64_t steps = 12;
+  space_buffer<pinned_space> batches(host, steps, bytes, line);
+  space_buffer<device_space> batch(gpu, steps, bytes, line);
   space_buffer<pinned_space> came(host, 2 * steps, bytes, line);
   const auto place = [&](std::uint64_t number) { return came.range().span().subspan(number * bytes, bytes); };
+  const auto sent = [&](std::uint64_t number) { return seed + number / 2 + (number % 2 == 0 ? 0 : 1000); };
   const std::vector<token_id> tokens(16, token_id{7});
 
   std::deque<std::pair<device_space::range_type, device_point>> temporary;
@@ -94,7 +101,11 @@ void check_steps(std::uint64_t seed) {
     const auto slot = ring.acquire_wait().value();
     draw(slot.staging.span(), seed + step);
     const device_point there = ring.upload(copies, slot, bytes).value();
-    compute.follow(std::span(&there, 1)).value();
+    const auto staged = batches.range().span().subspan(step * bytes, bytes);
+    const auto here = batch.range().subrange(step * bytes, bytes).value();
+    draw(staged, seed + 1000 + step);
+    const device_point there_too = copies_too.copy_in_async(here, staged, {}).value();
+    compute.follow(std::array{there, there_too}).value();
 
     const sequence_id sequence = pool.create().value();
     std::size_t oldest = all.size() < 6 ? 0 : all.size() - 6;
@@ -112,7 +123,7 @@ void check_steps(std::uint64_t seed) {
     const auto room = gpu.try_allocate(bytes, 256).value();
 
     require(move(run, block.data, slot.target.data).has_value(), "a kernel", seed);
-    require(move(run, room.data, slot.target.data).has_value(), "a kernel", seed);
+    require(move(run, room.data, here.data).has_value(), "a kernel", seed);
     const std::array done{compute.mark().value()};
     ring.release_after(slot, done[0]).value();
     all.push_back(down.copy_out_async(place(2 * step), block, done).value());
@@ -122,11 +133,11 @@ void check_steps(std::uint64_t seed) {
     // Asked now and then: what has passed is there.
     const std::uint64_t some = random() % all.size();
     if (random() % 2 == 0 && all[some].ready())
-      require(is_drawn(place(some), seed + some / 2), "what is ready is there", seed);
+      require(is_drawn(place(some), sent(some)), "what is ready is there", seed);
   }
   all.back().wait();
   for (std::uint64_t n = 0; n < 2 * steps; ++n)
-    require(is_drawn(place(n), seed + n / 2), "what came is what was sent", seed);
+    require(is_drawn(place(n), sent(n)), "what came is what was sent", seed);
   for (const auto& [range, point] : temporary)
     gpu.deallocate(range);
   pool.collect();

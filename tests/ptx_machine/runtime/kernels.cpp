@@ -138,6 +138,11 @@ void** __cudaRegisterFatBinary(void* wrapper) {
   return reinterpret_cast<void**>(in);
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
+/// Of managed variables: programs that are not optimised name it.
+char __cudaInitModule(void**) {
+  static_cast<void>(not_offered("managed variables"));
+  return 0;
+}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void** in, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*,
                             dim3*, int*) {
