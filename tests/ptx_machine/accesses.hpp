@@ -1,11 +1,12 @@
-// accesses.hpp: loads, stores and atomic operations.
+// accesses.hpp: loads, stores and atomic operations. Each lane's access goes through warp::go, which checks
+// it.
 #pragma once
 
 #include "ptx_machine/arithmetic.hpp"
 
 namespace ptx_machine {
 
-/// Rows of the values follow one another in `more`.
+/// ld of N values of type T for each lane. inst::more has the rows of the values, of type Row, in order.
 template <class T, class Row, unsigned N>
 void load(warp& w, inst& i) {
   u64 at[32];
@@ -55,7 +56,8 @@ template <bool Stores, class T>
 }
 
 enum class atom_op : u8 { add, min, max, and_, or_, xor_, exch, cas, inc, dec };
-/// size: the operation. row 2: the value, row 3: the other one of a compare-and-swap.
+/// atom and red. inst::size is the atom_op. Row 2 has the operand, row 3 the new value of a compare-and-swap.
+/// Tells: the lane gets the old value.
 template <class T, bool Tells>
 void atom(warp& w, inst& i) {
   u64 at[32];

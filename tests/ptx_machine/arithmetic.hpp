@@ -1,4 +1,5 @@
-// arithmetic.hpp: what integer and floating-point instructions do with the values of a lane.
+// arithmetic.hpp: what instructions calculate in one lane. Each function is one of the PTX ISA's, for
+// operands of one lane; bind_arithmetic.hpp makes handlers of them.
 #pragma once
 
 #include "ptx_machine/rows.hpp"
@@ -7,17 +8,20 @@
 
 namespace ptx_machine {
 
+/// shr. An amount of the width or more leaves zeros, or signs.
 template <class T>
 [[nodiscard]] T shifted_right(T a, u32 by) {
   const T some = static_cast<T>(a >> std::min<u32>(by, 8 * sizeof a - 1));
   return by < 8 * sizeof a ? some : static_cast<T>(some >> (8 * sizeof a - 1));
 }
+/// shf: the upper or the lower word of two after a shift. @pre `by` is at most 32.
 [[nodiscard]] inline u32 funnel_left(u32 low, u32 high, u32 by) {
   return static_cast<u32>((u64{high} << 32 | low) << by >> 32);
 }
 [[nodiscard]] inline u32 funnel_right(u32 low, u32 high, u32 by) {
   return static_cast<u32>((u64{high} << 32 | low) >> by);
 }
+/// prmt. Each four bits of `c` choose a byte of the eight; the highest of the four asks for its sign instead.
 [[nodiscard]] inline u32 permuted(u32 a, u32 b, u32 c) {
   const u64 both = u64{b} << 32 | a;
   u32 made = 0;
@@ -34,7 +38,8 @@ template <class T>
     made |= (a >> b & 1) << (31 - b);
   return made;
 }
-/// length 0: nothing. Of signed numbers what lies beyond is the sign.
+/// bfe. A field of length 0 is 0. Above a signed field lies its sign, also where the field ends beyond the
+/// register.
 template <class T>
 [[nodiscard]] T extracted(T a, u32 position, u32 length) {
   using U = std::make_unsigned_t<T>;
@@ -48,7 +53,7 @@ template <class T>
   const U mask = kept >= bits ? ~U{0} : (U{1} << kept) - 1;
   return static_cast<T>((moved & mask) | (sign & ~mask));
 }
-/// where: the position, and the length in the lower half.
+/// bfi. `where` has the position in its upper half and the length in its lower half.
 template <class U>
 [[nodiscard]] U inserted(U a, U b, u64 where) {
   constexpr u64 bits = 8 * sizeof a;
@@ -57,16 +62,12 @@ template <class U>
   const U mask = (length >= bits ? ~U{0} : (U{1} << length) - 1) << position;
   return (b & ~mask) | (static_cast<U>(a << position) & mask);
 }
+/// div of integers. The ISA leaves a division by zero open; devices return all ones.
 template <class T>
 [[nodiscard]] T quotient(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>)
-    return a / b;
-  else if (b == 0)
-    return static_cast<T>(~T{0});
-  else if (std::is_signed_v<T> && b == static_cast<T>(-1))
-    return static_cast<T>(u64{0} - static_cast<u64>(a));
-  else
-    return static_cast<T>(a / b);
+  if (b == 0) return static_cast<T>(~T{0});
+  if (std::is_signed_v<T> && b == static_cast<T>(-1)) return static_cast<T>(u64{0} - static_cast<u64>(a));
+  return static_cast<T>(a / b);
 }
 template <class T>
 [[nodiscard]] T remainder_of(T a, T b) {
@@ -100,6 +101,7 @@ template <class T>
   using wide = std::conditional_t<std::is_signed_v<T>, i128, u128>;
   return static_cast<T>((static_cast<wide>(a) * static_cast<wide>(b)) >> (8 * sizeof(T)));
 }
+/// min and max. A NaN loses against a number; -0 is below +0.
 template <bool Least, class T>
 [[nodiscard]] T extreme(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -112,8 +114,8 @@ template <bool Least, class T>
 
 // ---- bits ----
 
-/// The place of the highest bit that is not a sign, or how far it is from the top; all ones where there is
-/// none.
+/// bfind: the place of the highest bit that differs from the sign, or its distance from the top; all ones if
+/// there is none.
 template <class T>
 [[nodiscard]] u32 highest_bit(T a, bool is_distance) {
   using U = std::make_unsigned_t<T>;
@@ -122,7 +124,8 @@ template <class T>
   const auto zeros = static_cast<u32>(std::countl_zero(bits));
   return is_distance ? zeros : 8 * sizeof a - 1 - zeros;
 }
-/// fns: the place of the |n|-th one from `base` on, upwards or downwards.
+/// fns: the place of the n-th one, counted upwards from `base`, or downwards for a negative n; all ones if
+/// there is none.
 [[nodiscard]] inline u32 nth_one(u32 mask, u32 base, i32 n) {
   if (n == 0) return base < 32 && (mask >> base & 1) != 0 ? base : ~u32{0};
   i64 left = n < 0 ? -i64{n} : i64{n};
@@ -131,7 +134,8 @@ template <class T>
   }
   return ~u32{0};
 }
-/// prmt with a mode: f4e, b4e, rc8, ecl, ecr, rc16. Each number of `bytes` says where a byte comes from.
+/// prmt with a mode, 0 to 5: f4e, b4e, rc8, ecl, ecr, rc16. The table tells which byte goes where, lowest
+/// first.
 template <unsigned Mode>
 [[nodiscard]] u32 permuted_by_mode(u32 a, u32 b, u32 c) {
   const u32 s = c & 3;
@@ -145,7 +149,7 @@ template <unsigned Mode>
   return permuted(a, b, bytes[0] | bytes[1] << 4 | bytes[2] << 8 | bytes[3] << 12);
 }
 
-/// The product of the lower 24 bits: 48 bits of it.
+/// mul24: the product of the lower 24 bits, which has 48.
 [[nodiscard]] inline u64 low_24(u32 a, u32 b) {
   return u64{a & 0xFF'FFFF} * (b & 0xFF'FFFF);
 }
@@ -164,7 +168,8 @@ template <class T>
 
 // ---- several numbers in a register ----
 
-/// dp4a and dp2a: c + the sum of products of bytes, or of halves of a and bytes of b.
+/// dp4a (Count 4) adds four products of bytes to c; dp2a (Count 2) adds two products of a half of a and a
+/// byte of b.
 template <bool IsSignedA, bool IsSignedB, unsigned Count>
 [[nodiscard]] u32 dot_product(u32 a, u32 b, u32 c) {
   constexpr unsigned width = 32 / Count;
@@ -177,7 +182,7 @@ template <bool IsSignedA, bool IsSignedB, unsigned Count>
   }
   return c;
 }
-/// F of the lower and of the upper half.
+/// Applies F to the lower halves and to the upper halves.
 template <auto F, class T>
 [[nodiscard]] u32 by_halves(u32 a, u32 b) {
   const auto low = static_cast<u16>(F(static_cast<T>(a & 0xFFFF), static_cast<T>(b & 0xFFFF)));
@@ -189,7 +194,8 @@ template <auto F, class T>
 
 enum class carry_op : u8 { add, sub, low_product, high_product };
 constexpr u8 carry_comes_in = 1, carry_goes_out = 2;  // bits of inst::form
-/// add.cc, addc, sub.cc, subc, mad.cc, madc. size: the operation; target: the row of the carries, a mask.
+/// add.cc, addc, sub.cc, subc, mad.cc, madc. inst::size is the carry_op, inst::target the row of the carries,
+/// which is a mask of lanes.
 template <class T>
 void carry(warp& w, inst& i) {
   using U = std::make_unsigned_t<T>;

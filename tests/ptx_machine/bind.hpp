@@ -1,6 +1,6 @@
-// bind.hpp: makes of each statement of a kernel what executes it: a handler, and the rows of its operands. A
-// statement that the machine does not know, or of whose opcode it does not know each word, becomes an error
-// of whoever executes it.
+// bind.hpp: turns each statement of a kernel into an instruction: a handler, and the rows of its operands. A
+// statement becomes a fault, raised when a lane executes it, if the machine does not know it or a word of its
+// opcode.
 #pragma once
 
 #include "ptx_machine/accesses.hpp"

@@ -114,7 +114,7 @@ struct kind {
   ONE(93, "cvt.rp.f32.f64", 80, R, L) ONE(94, "cvt.rn.f16.f64", 80, H, L) ONE(95, "cvt.rn.bf16.f64", 90, H, L) \
   ONE(96, "cvt.rni.f64.f64", 80, L, L) ONE(97, "cvt.rmi.f64.f64", 80, L, L) ONE(98, "cvt.sat.f64.f64", 80, L, L) \
   ONE(99, "cvt.rzi.s32.f64", 80, R, L) ONE(100, "cvt.rni.u32.f64", 80, R, L) ONE(101, "cvt.rzi.s64.f64", 80, L, L) \
-  ONE(102, "cvt.rzi.u64.f64", 80, L, L) ONE(103, "cvt.rni.s16.f64", 80, H, L) ONE(104, "cvt.rpi.u8.f64", 80, R, L) \
+  ONE(102, "cvt.rzi.u64.f64", 80, L, L) ONE(105, "cvt.rn.ftz.f32.f64", 80, R, L) ONE(103, "cvt.rni.s16.f64", 80, H, L) ONE(104, "cvt.rpi.u8.f64", 80, R, L) \
   ONE(110, "cvt.rn.f32.s32", 80, R, R) ONE(111, "cvt.rz.f32.s32", 80, R, R) ONE(112, "cvt.rm.f32.u32", 80, R, R) \
   ONE(113, "cvt.rn.f32.u32", 80, R, R) ONE(114, "cvt.rp.f32.s64", 80, R, L) ONE(115, "cvt.rn.f32.s64", 80, R, L) \
   ONE(116, "cvt.rn.f32.u64", 80, R, L) ONE(117, "cvt.rn.f64.s64", 80, L, L) ONE(118, "cvt.rz.f64.u64", 80, L, L) \

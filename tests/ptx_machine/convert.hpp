@@ -1,11 +1,11 @@
-// convert.hpp: `cvt` on rows.
+// convert.hpp: handlers for `cvt`. numbers.hpp converts one number.
 #pragma once
 
 #include "ptx_machine/rows.hpp"
 
 namespace ptx_machine {
 
-/// The conversion lies in `more`, as bytes.
+/// Any conversion. inst::more holds the bytes of a `conversion`.
 inline void convert(warp& w, inst& i) {
   conversion by;
   std::memcpy(static_cast<void*>(&by), i.more.data(), sizeof by);
@@ -19,7 +19,8 @@ inline void convert(warp& w, inst& i) {
       made = by(a >> by.from.bits) << by.to.bits | by(a);
     else {
       made = by(a);
-      if (by.to.is_integer() && by.to.bits < 64) {  // the row may be wider
+      if (by.to.is_integer() &&
+          by.to.bits < 64) {  // a wider register holds the sign, or zeros, above the number
         const u64 of = (u64{1} << by.to.bits) - 1;
         made = by.to.kind == 's' && (made >> (by.to.bits - 1) & 1) != 0 ? made | ~of : made & of;
       }
@@ -27,7 +28,7 @@ inline void convert(warp& w, inst& i) {
     write_row(w, i.row[0], by.to_row, k, made);
   }
 }
-/// Those of which there are many.
+/// Vectorised handlers for the conversions that kernels use most. Returns null for the others.
 [[nodiscard]] inline handler quick_conversion(std::string_view name, std::string_view to,
                                               std::string_view from) {
   if (name == "cvt.f32.f16") return map_rows<[](u16 x) { return float_of_half(x); }, float, u16>;

@@ -1,4 +1,4 @@
-// lanes.hpp: instructions that the lanes of a warp execute together.
+// lanes.hpp: instructions that the lanes of a warp execute together, and those that do nothing or only fail.
 #pragma once
 
 #include "ptx_machine/arithmetic.hpp"
@@ -7,7 +7,8 @@
 
 namespace ptx_machine {
 
-/// form: 0 bfly, 1 idx, 2 up, 3 down. rows: d, a, b, c; more: the predicate.
+/// shfl.sync. inst::form: 0 bfly, 1 idx, 2 up, 3 down. Rows: d, a, b, c. inst::more has the row of the
+/// predicate, if any. A lane whose source lies outside its segment keeps its own value.
 inline void shuffle(warp& w, inst& i) {
   u32 made[32];
   u32 inside = 0;
@@ -37,7 +38,7 @@ inline void put_all(warp& w, u32 row, u32 value) {
   for (u32 m = w.now; m != 0; m &= m - 1)
     w.row<u32>(row)[std::countr_zero(m)] = value;
 }
-/// form: 0 all, 1 any, 2 uni, 3 ballot; 4: negated.
+/// vote.sync. inst::form: 0 all, 1 any, 2 uni, 3 ballot; bit 2 negates the source.
 inline void vote(warp& w, inst& i) {
   const u32 votes = (*w.row<u32>(i.row[1]) ^ ((i.form & 4) != 0 ? ~u32{0} : 0)) & w.now;
   const bool answers[] = {votes == w.now, votes != 0, votes == w.now || votes == 0};
@@ -46,7 +47,7 @@ inline void vote(warp& w, inst& i) {
   else
     put_mask(w, i.row[0], answers[i.form & 3] ? ~u32{0} : 0);
 }
-/// size: bytes of a lane; form 1: all must match.
+/// match.sync. inst::size has the bytes of a value. inst::form: 0 any, 1 all.
 inline void match(warp& w, inst& i) {
   u32 made[32]{};
   for (u32 m = w.now; m != 0; m &= m - 1) {
@@ -73,9 +74,9 @@ template <auto F>
 [[nodiscard]] handler reduces(std::string_view type) {
   return type == "s32" ? reduce<F, i32> : reduce<F, u32>;
 }
-/// mma.sync: D = A B + C, of 16 rows and 8 columns. more: the rows of D, A, B and C; size: registers of A;
-/// form: the kind of A's elements; the kind of B's is the last of `more`. Where elements lie is in the PTX
-/// ISA, "Matrix fragments for mma.m16n8k16" and the sections beside it.
+/// mma.sync: D = A B + C, of 16 rows and 8 columns. inst::more has the rows of D, A, B and C, then the kind
+/// of B's elements; inst::form is the kind of A's, inst::size the number of A's registers. The PTX ISA tells
+/// where the elements lie, in "Matrix Fragments for mma.m16n8k16" and the sections beside it.
 inline void multiply_matrices(warp& w, inst& i) {
   const number_type type{static_cast<char>(i.form), static_cast<u8>(i.form == 'f' || i.form == 'b' ? 16 : 8),
                          false};
@@ -106,6 +107,7 @@ inline void multiply_matrices(warp& w, inst& i) {
       w.row<u32>(i.more[r])[k] = tile.sum[k / 4 + r / 2 * 8][k % 4 * 2 + r % 2];
   }
 }
+/// movmatrix.trans of 8 rows and columns of 16 bits.
 inline void transpose_matrix(warp& w, inst& i) {
   u16 of[8][8];
   for (u32 k = 0; k < 32; ++k)

@@ -10,6 +10,13 @@
 
 #include <cmath>
 
+// Tells GCC that a loop's lanes do not depend on one another; clang finds it out or checks when it runs.
+#if defined(__GNUC__) && !defined(__clang__)
+#define LLMMEM_PTX_INDEPENDENT_LANES _Pragma("GCC ivdep")
+#else
+#define LLMMEM_PTX_INDEPENDENT_LANES
+#endif
+
 namespace ptx_machine {
 
 constexpr u32 nan_bits = 0x7FFF'FFFF;  // the f32 NaN that devices make

@@ -1,5 +1,5 @@
 // opcode.hpp: the words of an opcode, such as add, rn and f32 of `add.rn.f32`. The binder takes each word
-// that it gives a meaning. An opcode of which a word is left over is one that the machine does not know.
+// that means something to it. If a word is left over, the machine does not know the instruction.
 #pragma once
 
 #include "ptx_machine/parse.hpp"

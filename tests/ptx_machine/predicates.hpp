@@ -5,8 +5,9 @@
 
 namespace ptx_machine {
 
-/// size: which outcomes are wanted: 1 less, 2 equal, 4 greater, 8 none of these. form: how the result is
-/// combined with a predicate: 1 and, 2 or, 3 xor; 4: that is negated. more: of the opposite.
+/// setp. inst::size has a bit for each outcome that is true: 1 less, 2 equal, 4 greater, 8 unordered.
+/// inst::form tells how to combine the result with a predicate: 1 and, 2 or, 3 xor, 0 not at all; bit 2
+/// negates that predicate. inst::more has the row for the opposite result, if the statement wants it.
 template <class T>
 void compare(warp& w, inst& i) {
   const T* const a = w.row<T>(i.row[1]);
@@ -29,6 +30,7 @@ void compare(warp& w, inst& i) {
   put_mask(w, i.row[0], mask);
   if (!i.more.empty()) put_mask(w, i.more[0], other);
 }
+/// The outcomes for which a comparison is true. Throws out_of_range for an unknown one.
 [[nodiscard]] inline u8 outcomes(std::string_view how) {
   static const std::map<std::string_view, u8> known{
       {"eq", 2},  {"ne", 5},   {"lt", 1},   {"lo", 1},   {"le", 3},   {"ls", 3},
@@ -52,13 +54,13 @@ void combine_masks(warp& w, inst& i) {
   put_mask(w, i.row[0], F(*w.row<u32>(i.row[1]), *w.row<u32>(i.row[2])));
 }
 
-/// A number of f16 or bf16, which compares by value.
+/// An f16 or bf16 in a row. It compares by value.
 template <bool IsBf16>
 struct half_number {
   u16 bits;
   operator float() const { return IsBf16 ? std::bit_cast<float>(u32{bits} << 16) : float_of_half(bits); }
 };
-/// A number of f32 with `.ftz`.
+/// An f32 in a row, for comparisons with `.ftz`.
 struct flushed_number {
   float value;
   operator float() const { return flushed(value); }
@@ -81,7 +83,7 @@ template <class T>
       return std::isfinite(x) && x != 0 && !std::isnormal(x);
   }
 }
-/// testp. size: the class.
+/// testp. inst::size is the float_class.
 template <class T>
 void test_class(warp& w, inst& i) {
   u32 mask = 0;
@@ -89,7 +91,7 @@ void test_class(warp& w, inst& i) {
     mask |= static_cast<u32>(is_of_class(w.row<T>(i.row[1])[k], i.size)) << k;
   put_mask(w, i.row[0], mask);
 }
-/// slct: a where c is 0 or more, else b.
+/// slct takes a where c is 0 or more, else b.
 template <class T, class C>
 void select_by_sign(warp& w, inst& i) {
   for (u32 m = w.now; m != 0; m &= m - 1) {

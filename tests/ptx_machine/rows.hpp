@@ -1,5 +1,7 @@
-// rows.hpp: makes instructions of functions of one lane. A register is a row of 32 values; a handler applies
-// the function to each lane in a loop that the compiler vectorises.
+// rows.hpp: turns a function of one lane into a handler of an instruction.
+//
+// A register is a row of 32 values. A handler applies the function to each lane in a loop, which the compiler
+// vectorises. It writes the lanes that execute and leaves the others as they are.
 #pragma once
 
 #include "ptx_machine/numbers.hpp"
@@ -9,7 +11,7 @@
 
 namespace ptx_machine {
 
-/// D of each lane from one value of each source.
+/// Writes F(sources) to the destination of each lane. D is the destination's type, S the sources' types.
 template <auto F, class D, class... S>
 void map_rows(warp& w, inst& i) {
   [&]<std::size_t... N>(std::index_sequence<N...>) {
@@ -17,11 +19,11 @@ void map_rows(warp& w, inst& i) {
     const std::tuple<const S*...> s{w.row<const S>(i.row[N + 1])...};
     const u32 now = w.now;
     if (now == ~u32{0}) {
-#pragma GCC ivdep
+      LLMMEM_PTX_INDEPENDENT_LANES
       for (u32 k = 0; k < 32; ++k)
         d[k] = settled(static_cast<D>(F(std::get<N>(s)[k]...)));
     } else {
-#pragma GCC ivdep
+      LLMMEM_PTX_INDEPENDENT_LANES
       for (u32 k = 0; k < 32; ++k) {
         const D made = settled(static_cast<D>(F(std::get<N>(s)[k]...)));
         d[k] = (now >> k & 1) != 0 ? made : d[k];
@@ -30,10 +32,12 @@ void map_rows(warp& w, inst& i) {
   }(std::index_sequence_for<S...>{});
 }
 
+/// Writes a predicate.
 inline void put_mask(warp& w, u32 row, u32 mask) {
   u32& to = *w.row<u32>(row);
   to = (to & ~w.now) | (mask & w.now);
 }
+/// Reads and writes one lane of a register of 2, 4 or 8 bytes.
 inline u64 read_row(const warp& w, u32 row, u32 bytes, u32 k) {
   return bytes == 8 ? w.row<u64>(row)[k] : bytes == 4 ? w.row<u32>(row)[k] : w.row<u16>(row)[k];
 }
@@ -45,7 +49,7 @@ inline void write_row(const warp& w, u32 row, u32 bytes, u32 k, u64 value) {
   else
     w.row<u16>(row)[k] = static_cast<u16>(value);
 }
-/// `make` of a value of the type that has this name.
+/// Calls `make` with a value of the C++ type for a PTX type. Returns null where there is none.
 template <class Make>
 [[nodiscard]] handler by_type(std::string_view type, const Make& make) {
   if (type == "u32" || type == "b32") return make(u32{});
@@ -57,6 +61,7 @@ template <class Make>
   if (type == "f32") return make(float{});
   return type == "f64" ? make(double{}) : nullptr;
 }
+/// F of N sources, all of type T.
 template <auto F, unsigned N, class T>
 [[nodiscard]] constexpr handler same() {
   if constexpr (N == 1)
@@ -82,15 +87,11 @@ template <auto F, unsigned N>
   return flushes ? same<[](auto... x) { return flushed(F(flushed(x)...)); }, N, float>()
                  : same<F, N, float>();
 }
-template <auto F, unsigned N>
-[[nodiscard]] handler numbers(std::string_view type, bool flushes) {
-  const handler found = floats<F, N>(type, flushes);
-  return found != nullptr ? found : integers<F, N>(type);
-}
 template <class T>
 using wider = std::conditional_t<std::is_signed_v<T>, std::conditional_t<sizeof(T) == 2, i32, i64>,
                                  std::conditional_t<sizeof(T) == 2, u32, u64>>;
-/// D is twice as wide as the sources, of which a last one may be as wide.
+/// `.wide`: the destination, and the third source if F adds one, have twice the bits of the first two
+/// sources.
 template <auto F, bool Adds>
 [[nodiscard]] handler widening(std::string_view type) {
   return by_type(type, []<class T>(T) -> handler {
@@ -102,6 +103,7 @@ template <auto F, bool Adds>
       return map_rows<F, wider<T>, T, T>;
   });
 }
+/// F of a value and a shift amount of 32 bits.
 template <auto F>
 [[nodiscard]] handler shifts(std::string_view type) {
   return by_type(type, []<class T>(T) -> handler {
@@ -114,7 +116,8 @@ template <auto F>
 
 // ---- registers of several values ----
 
-/// A register of several values, or several registers of one: more has their rows; size is bytes of each.
+/// mov of a tuple: pack joins registers to one, unpack splits one. inst::more has the rows of the parts,
+/// inst::size their bytes.
 inline void pack(warp& w, inst& i) {
   for (u32 m = w.now; m != 0; m &= m - 1) {
     const auto k = static_cast<u32>(std::countr_zero(m));
@@ -135,12 +138,12 @@ inline void unpack(warp& w, inst& i) {
 
 // ---- floating-point operations with modifiers ----
 
-/// Bits of inst::form: .ftz, .sat, and above them the rounding.
+/// What inst::form says: bit 0 is .ftz, bit 1 .sat; the rounding is above them.
 constexpr u8 float_flushes = 1, float_saturates = 2;
 constexpr unsigned float_rounding_at = 2;
 
-/// As map_rows, for the modifiers that kernels seldom use: the host's rounding mode is set while it
-/// calculates.
+/// map_rows for directed rounding and .sat. It sets the host's rounding mode while it calculates, and is
+/// slow; kernels seldom use these modifiers.
 template <auto F, class T, std::size_t... N>
 void map_rows_modified(warp& w, inst& i, std::index_sequence<N...>) {
   constexpr int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
@@ -152,7 +155,7 @@ void map_rows_modified(warp& w, inst& i, std::index_sequence<N...>) {
     else
       return value;
   };
-  volatile T made[32];  // so that no operation leaves the place where the mode is set
+  volatile T made[32];  // keeps the compiler from moving an operation to where another mode is set
   volatile T from[sizeof...(N)][32];
   const auto copy = [&](std::size_t n) {
     for (u32 k = 0; k < 32; ++k)
@@ -175,7 +178,7 @@ template <auto F, class T, unsigned N>
 void map_modified(warp& w, inst& i) {
   map_rows_modified<F, T>(w, i, std::make_index_sequence<N>());
 }
-/// `run`, which has no exact bits: a test can ask how many lanes executed such an instruction.
+/// Runs an instruction that has no exact bits, and counts the lanes that execute it, so that a test can ask.
 template <handler Run>
 void counted(warp& w, inst& i) {
   w.in.approximate += static_cast<u64>(std::popcount(w.now));

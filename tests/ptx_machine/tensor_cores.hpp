@@ -65,7 +65,7 @@ struct factors {
     const auto digits = static_cast<u32>(type.digits);
     u32 specials = 0;
     for (u32 r = 0; r < row_count; ++r) {
-#pragma GCC ivdep
+      LLMMEM_PTX_INDEPENDENT_LANES
       for (u32 c = 0; c < column_count; ++c) {
         const u32 all = bits[r][c], rest = all & magnitude, field = rest >> digits;
         const u32 is_special = rest > largest ? 1 : 0;
@@ -115,7 +115,7 @@ struct tensor_tile {
       return special_step(core, row, first);
     for (u32 k = 0; k < core.products; ++k) {
       const i32 significand = left.significand[row][first + k], power = left.exponent[row][first + k];
-#pragma GCC ivdep
+      LLMMEM_PTX_INDEPENDENT_LANES
       for (u32 c = 0; c < columns; ++c) {
         product[k][c] = significand * right.significand[first + k][c];
         exponent[k][c] = power + right.exponent[first + k][c];
@@ -130,7 +130,7 @@ struct tensor_tile {
     for (u32 some = 0; some < core.products; some += 8) {
       i32 part[columns]{};
       for (u32 k = some; k < some + 8; ++k) {
-#pragma GCC ivdep
+        LLMMEM_PTX_INDEPENDENT_LANES
         for (u32 c = 0; c < columns; ++c) {
           const i32 size = product[k][c] < 0 ? -product[k][c] : product[k][c];
           const i32 kept = (size << raised) >> std::min(most[c] - exponent[k][c], 31);
