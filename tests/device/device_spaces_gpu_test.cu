@@ -108,7 +108,6 @@ void check_captures() {
     require(range.has_value(), "memory while another thread captures", 0);
     space.deallocate(*range);
     require(space.stats().kept_bytes == 0, "it goes back while another thread captures", 0);
-    space.deallocate(before);
     require(space.trim().has_value(), "a pool is trimmed while another thread captures", 0);
     const auto locked = staging.try_allocate(mib, 4096);
     require(locked.has_value(), "pages are locked while another thread captures", 0);
@@ -116,6 +115,8 @@ void check_captures() {
     static_cast<void>(asked.ready());
     asked.wait();
     require(asked.ready(), "a fence is asked while another thread captures", 0);
+    space.deallocate(before);
+    require(space.trim().has_value(), "what was copied to goes back while another thread captures", 0);
     device_space second(device_pool_source<cuda_runtime>(first), {.budget = mib});
     device_queue more(second, first, {.depth = 2});
     more.mark().value().wait();
