@@ -29,7 +29,7 @@ struct durable_fixture {
 };
 
 const int added = [] {
-  const std::uint64_t usual = llmmem::checkpointer_options{}.ring_bytes;
+  constexpr std::uint64_t usual = llmmem::checkpointer_options{}.ring_bytes;
   const std::vector<std::string> whom{"raw_direct",        "raw_cached",
                                       "fio_uring",         "fio_psync",
                                       "fio_cached",        "llmmem",
@@ -38,7 +38,7 @@ const int added = [] {
                                       "llmmem_uring",      "llmmem_uring_small_ring",
 #endif
                                       "llmmem_cached"};
-  const auto make = [usual] {
+  const auto make = [] {
     const auto fixture = std::make_shared<durable_fixture>();
     const auto raw = [=](page_cache how) -> take_turn {
       return [=] {

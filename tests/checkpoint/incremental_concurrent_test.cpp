@@ -459,7 +459,7 @@ TEST_SUITE("incremental saves") {
     coordinator.close();
     checkpointer_options how = every_fourth_whole();
     how.ring_bytes = 1 << 16;
-    how.max_stall_ns = 30'000'000;
+    how.max_stall_ns = 1'000'000'000;  // the first snapshot is copied in microseconds
     how.max_pending = 3;
     async_checkpointer<stuck_traits> saves(coordinator, of.tensors, how);
     const auto at_first = of.bytes;

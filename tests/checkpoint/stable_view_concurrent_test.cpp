@@ -246,7 +246,7 @@ TEST_SUITE("stable_view") {
     using view = copied_view<false>;
     world w;
     checkpointer_options impatient = tiny;
-    impatient.max_stall_ns = 2'000'000;
+    impatient.max_stall_ns = 200'000'000;
     impatient.max_pending = 1;
     impatient.busy = when_busy::skip;
     {

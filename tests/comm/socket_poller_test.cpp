@@ -25,6 +25,8 @@ using detail::socket_poller;
 namespace {
 
 constexpr std::uint64_t poll_ms = 1'000'000;
+/// A signal, or a system that is suspended, ends a wait early: a test that needs a whole one waits again.
+constexpr int tries = 100;
 
 /// The events of one wait.
 struct waited {
@@ -109,13 +111,17 @@ TEST_CASE("a wait ends at its time, or at the next timer when that comes first")
     CHECK(poller.clock().is_look_due() == poller.clock().is_due());  // it has looked
     return poller.clock().now() - began;
   };
-  CHECK(takes(5 * poll_ms, 40 * poll_ms) >= 5 * poll_ms);
+  std::uint64_t longest = 0;
+  for (int waits = 0; waits < tries && longest < 5 * poll_ms; ++waits)
+    longest = takes(5 * poll_ms, 40 * poll_ms);
+  CHECK(longest >= 5 * poll_ms);
   CHECK(takes(20'000 * poll_ms, 5 * poll_ms) < 10'000 * poll_ms);
 }
 
 TEST_CASE("a wait counts as listened as long as it may have lasted, and 50 ms more at most") {
   socket_poller poller(true);
-  static_cast<void>(wait_for(poller, 10 * poll_ms));
+  for (int waits = 0; waits < tries && poller.clock().listened() < 10 * poll_ms; ++waits)
+    static_cast<void>(wait_for(poller, 10 * poll_ms));
   CHECK(poller.clock().listened() >= 10 * poll_ms);
   const std::uint64_t before = poller.clock().listened();
   poller.begin();
@@ -128,9 +134,10 @@ TEST_CASE("a wait counts as listened as long as it may have lasted, and 50 ms mo
 TEST_CASE("any thread wakes a wait, this one or the next") {
   socket_poller poller(false);
   const auto is_woken = [&] {
-    const waited found = wait_for(poller, 20'000 * poll_ms);
-    for (const ready_event& each : found.events)
-      if (each.of == socket_event::wake) poller.note_wake();
+    for (int waits = 0; waits < tries && !poller.is_woken(); ++waits) {
+      for (const ready_event& each : wait_for(poller, 20'000 * poll_ms).events)
+        if (each.of == socket_event::wake) poller.note_wake();
+    }
     const bool was = poller.is_woken();
     poller.forget_wake();
     CHECK_FALSE(poller.is_woken());

@@ -124,7 +124,7 @@ class socket_poller {
     std::size_t events = 0;  ///< so many of the array
     bool is_hot_ready = false;
   };
-  /// Waits until a descriptor is ready, the next timer is due or that time has come.
+  /// Waits until a descriptor is ready, the next timer is due or that time has come; a signal ends it early.
   /// @param writable  a socket that ends the wait when it can be written to, or -1; epoll need not know it
   /// @param hot  a socket that is not with epoll and ends the wait when it can be read, or -1
   [[nodiscard]] found wait(std::uint64_t until, int writable, int hot, event_array& events) noexcept {
