@@ -30,9 +30,16 @@ target_link_libraries(llmmem_ptx_machine PUBLIC Threads::Threads PRIVATE llmmem_
 set(architectures "${LLMMEM_PTX_ARCHITECTURES}")
 list(TRANSFORM architectures APPEND -virtual)
 
-# llmmem_add_ptx_test(<name> <source>): <name> is the test's in ctest, without the architecture. Exit status 77, "no device",
-# is a failure here.
+# Random worlds of the tests that take longest; scripts/soak goes through all. Every other test goes through all here, too.
+set(worlds_of_kernels/check_kernels 60)
+set(worlds_of_kernels/kv_kernels 150)
+set(worlds_of_paged_decode/paged_decode 1)
+
+# llmmem_add_ptx_test(<name> <source> [SEEDS <count>]): <name> is the test's in ctest, without the architecture. Exit status
+# 77, "no device", is a failure here. With SEEDS it runs once more, with a few worlds, in that many orders of its
+# asynchronous work.
 function(llmmem_add_ptx_test name source)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "SEEDS" "")
   if(LLMMEM_PTX_TESTS AND NOT name IN_LIST LLMMEM_PTX_TESTS)
     return()
   endif()
@@ -43,10 +50,22 @@ function(llmmem_add_ptx_test name source)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--no-compress;-lineinfo>)
   foreach(architecture IN LISTS LLMMEM_PTX_ARCHITECTURES)
     set(test "${LLMMEM_TEST_PREFIX}${name}_ptx${architecture}")
+    set(environment "PTX_MACHINE_ARCHITECTURE=${architecture}")
+    if(DEFINED "worlds_of_${name}")
+      list(APPEND environment "LLMMEM_TEST_WORLDS=${worlds_of_${name}}")
+    endif()
+    # Below sm_89 software converts fp8, by branches that part lanes: there lanes join only where something joins them.
+    if(architecture LESS 89 AND NOT name MATCHES "^ptx_machine/")
+      list(APPEND environment "PTX_MACHINE_APART=1")
+    endif()
     add_test(NAME "${test}" COMMAND ${target})
-    set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT
-                                              "PTX_MACHINE_ARCHITECTURE=${architecture}")
+    set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT "${environment}")
   endforeach()
+  if(arg_SEEDS)
+    set(test "${LLMMEM_TEST_PREFIX}${name}_seeds")
+    add_test(NAME "${test}" COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/ptx_machine/seeds.sh" 1 ${arg_SEEDS} $<TARGET_FILE:${target}>)
+    set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT "LLMMEM_TEST_WORLDS=3")
+  endif()
 endfunction()
 
 llmmem_add_ptx_test(ptx_machine/machine ptx_machine/machine_test.cu)
@@ -63,6 +82,10 @@ file(
 list(FILTER sources EXCLUDE REGEX "nccl") # NCCL opens a device by itself
 foreach(source IN LISTS sources)
   string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
-  llmmem_add_ptx_test("${name}" "${source}")
+  if(name STREQUAL "paged_decode/paged_decode")
+    llmmem_add_ptx_test("${name}" "${source}") # one order of it takes as long as all seeds of another
+  else()
+    llmmem_add_ptx_test("${name}" "${source}" SEEDS 10)
+  endif()
 endforeach()
-llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu")
+llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu" SEEDS 50)
