@@ -1,5 +1,6 @@
-// read_ptx FILE...: whether the machine knows every instruction of every kernel in these files of PTX. The machine
-// reports an instruction that it does not know when a test executes it; this finds those that no test executes.
+// read_ptx FILE...: whether the machine knows every instruction of every kernel in these files of PTX. The
+// machine reports an instruction that it does not know when a test executes it; this finds those that no test
+// executes.
 //
 // Exit status 0: it knows all of them. 1: each that it does not know is named, with its line and kernel.
 #include <cstdio>
