@@ -1,5 +1,5 @@
 /// @file
-/// When the operations that a program gives a device are done.
+/// Decides when a device performs operations.
 #include "ptx_machine/runtime/scheduler.hpp"
 
 #include <algorithm>
@@ -102,8 +102,8 @@ void scheduler::finish(operation& of) {
   came_.notify_all();
 }
 
-/// Does an operation that may be done. A host function is begun: the caller may hold what it waits for, and
-/// is not kept long.
+/// Performs an operation that is free to run. A host function is only begun: it may wait for what the caller
+/// holds, so the caller waits for it briefly.
 void scheduler::start(operation& next, bool waits) {
   ready_.erase(next.number);
   if (!next.what.is_host_function) {
@@ -136,7 +136,7 @@ void scheduler::work_for_host() {
   }
 }
 
-/// Of the operations that may be done, one of a stream that is preferred now.
+/// An operation that is free to run, of a stream that is preferred now.
 operation* scheduler::preferred() {
   constexpr u64 choices[] = {0, 1, 4, 16};
   u64 all = 0;
@@ -181,7 +181,7 @@ void scheduler::mark(const std::vector<operation_pointer>& wanted) {
   }
 }
 
-/// Of those that were marked, one that may be done.
+/// A marked operation that is free to run.
 operation* scheduler::needed() {
   std::vector<operation*> may;
   for (const auto& [number, each] : ready_) {
@@ -200,7 +200,7 @@ void scheduler::settle(const std::vector<operation_pointer>& wanted) {
   };
   mark(wanted);
   while (!is_over()) {
-    // What need not be done may come in between all the same.
+    // Operations that no one waits for may come in between.
     if (when_ == timing::seeded && random_.below(8) < eagerness_ && random_.below(4) == 0) {
       if (operation* const other = preferred(); other != nullptr) start(*other, false);
       mark(wanted);
@@ -232,7 +232,7 @@ bool scheduler::ask(operation& of) {
   const operation_pointer keeps = pending_[of.number];
   mark({keeps});
   if (operation* const next = needed(); next != nullptr) start(*next, false);
-  // Late: what it was when it was asked.
+  // Late timing answers as it was when the host asked.
   return when_ == timing::seeded && of.is_done;
 }
 

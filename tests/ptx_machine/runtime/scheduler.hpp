@@ -1,6 +1,6 @@
 /// @file
-/// `scheduler`: when the operations that a program gives a device are done. Knows nothing of CUDA: streams,
-/// events and graphs become operations, each of which comes behind others.
+/// `scheduler`: decides when a device performs the operations that a program gives it. It knows nothing of
+/// CUDA: streams, events and graphs become operations, each of which is ordered behind others.
 #pragma once
 
 #include "ptx_machine/parse.hpp"
@@ -47,14 +47,14 @@ struct task {
 struct operation;
 using operation_pointer = std::shared_ptr<operation>;
 
-/// A task on its way. It is done once all that it comes behind are.
+/// A pending task. It may be performed once everything that it is ordered behind is done.
 struct operation {
   task what{};
   u64 number = 0;  // in the order of submission
   u32 stream = 0;
   bool is_done = false;
-  std::vector<operation_pointer> behind{};  // that were not done when it came
-  u32 waits_for = 0;                        // of them, not done yet
+  std::vector<operation_pointer> behind{};  // that were pending when it was added
+  u32 waits_for = 0;                        // how many of them are pending
   std::vector<operation*> then{};
   u64 needed_by = 0;
   u32 asked = 0;
@@ -77,29 +77,29 @@ class seeded_numbers {
   u64 at_;
 };
 
-/// When operations are done.
+/// When operations are performed.
 enum class timing {
   at_once,  ///< before the call that asks for them returns
-  seeded,   ///< at any time that their order allows, as a seed decides
-  late      ///< no sooner than somebody waits for them
+  seeded,   ///< at any time that their order allows; a seed decides
+  late      ///< only when a call waits for them
 };
 
-/// Holds the operations that are not done, and does them.
+/// Holds pending operations and performs them.
 ///
-/// Of a seed: at each call of the program some operations that may be done are done, of streams that the seed
-/// prefers for a while. A call that waits has done what it waits for, in an order that the seed chooses, and
-/// little else. Streams fall far behind each other, and run ahead of the host, more often than by a fair
-/// coin: that is where missing waits show.
+/// With a seed, each call of the program performs some of the operations that are free to run, of streams
+/// that the seed prefers for a while. A call that waits performs what it waits for, in an order that the seed
+/// chooses, and little else. Streams fall far behind each other, and run far ahead of the host, more often
+/// than by a fair coin, because that is where missing waits show.
 ///
-/// One seed always decides alike where one thread makes the calls. Copies and fills of 256 bytes or more may
-/// be done in two parts, the last first, so that what reads them without order finds a half.
+/// One seed always decides alike as long as one thread makes the calls. Copies and fills of 256 bytes or more
+/// may be performed in two parts, the last part first, so that a reader without order finds a half.
 ///
 /// @par Thread safety   the caller holds `lock` in every call; a wait for a host function releases it.
 class scheduler {
  public:
   std::mutex lock{};
 
-  /// @param perform  does what a task asks. It does not throw.
+  /// @param perform  performs a task. It does not throw.
   explicit scheduler(std::function<void(const task&)> perform) : perform_(std::move(perform)) {}
 
   void use(timing when, u64 seed);
@@ -108,23 +108,22 @@ class scheduler {
 
   /// Adds an operation of a stream. @return it, or the last part of it.
   operation_pointer add(task what, u32 stream, const std::vector<operation_pointer>& behind);
-  /// Some operations are done now, if the timing has it so.
+  /// Performs some operations now, if the timing allows.
   void go_on();
-  /// Does these, and what they come behind.
+  /// Performs `wanted` and everything that they are ordered behind.
   void settle(const std::vector<operation_pointer>& wanted);
   void settle_all();
-  /// Whether it is done. One that is not is brought nearer, so that a host that polls gets on: at the latest
-  /// every fourth time by an operation.
+  /// Whether it is done. Asking brings a pending operation nearer, so that a host that polls makes progress:
+  /// each fourth time performs at least one operation.
   bool ask(operation& of);
 
-  /// Calls `act(operation)` for those that are not done, the oldest first.
+  /// Calls `act(operation)` for each pending operation, the oldest first.
   template <class Act>
   void each_pending(const Act& act) const {
     for (const auto& [number, each] : pending_)
       act(*each);
   }
-  /// Whether one comes behind the other, which is not done. `behind` may be the operations that one to come
-  /// will come behind.
+  /// Whether an operation that is ordered behind `behind` is also ordered behind `first`, which is pending.
   [[nodiscard]] bool is_ordered(const operation& first, const std::vector<operation_pointer>& behind);
   /// Whether the calling thread executes a host function.
   [[nodiscard]] static bool is_in_host_function();
