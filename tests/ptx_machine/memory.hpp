@@ -1,6 +1,6 @@
 /// @file
 /// The device's memory. The machine reserves device addresses and maps none of them, so that a host that
-/// follows one crashes as it would beside a GPU. The bytes are kept elsewhere, and a shadow tells of each
+/// follows one crashes as it would with a GPU. The bytes are kept elsewhere, and a shadow tells of each
 /// byte whether it was written, and which lanes last wrote and read it since the launch began.
 #pragma once
 
@@ -94,7 +94,7 @@ class device_memory {
     next_ = at + bytes + 65536;
     return next_ < first_ + reach ? at : 0;
   }
-  /// The address of new memory; 0 when the device has not so many bytes left.
+  /// The address of new memory; 0 when the device has fewer bytes left.
   u64 allocate(u64 bytes) {
     if (bytes > capacity - std::min(capacity, used_)) return 0;
     const u64 at = reserve(bytes, 512);

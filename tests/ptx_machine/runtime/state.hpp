@@ -5,10 +5,10 @@
 /// and an operation are made.
 ///
 /// Variables of the environment:
-/// - `PTX_MACHINE_SEED=n`: operations of streams are done at any time that CUDA allows, as the seed decides
+/// - `PTX_MACHINE_SEED=n`: the seed decides when operations of streams run, at any time that CUDA allows
 /// (see
 ///   `scheduler`). Some seed finds a host, or a stream, that does not wait.
-/// - `PTX_MACHINE_LATE=1`: no sooner than somebody waits for them. Without either: before the call returns.
+/// - `PTX_MACHINE_LATE=1`: only when a call waits for them. Without either: before the call returns.
 /// - `PTX_MACHINE_ARCHITECTURE=80`: the newest PTX that it takes of those that the program has.
 /// - `PTX_MACHINE_NO_RACES`, `PTX_MACHINE_NO_UNINITIALISED`, `PTX_MACHINE_APART`: checks off, or on
 /// (warp.hpp).
@@ -113,7 +113,7 @@ runtime& now();
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
-/// As a call returns it: an error of the device stays, and the last error is kept for who asks for it.
+/// The status that a call returns: an error of the device stays, and `cudaGetLastError` returns the last one.
 cudaError_t told(cudaError_t status);
 /// A line for the person who runs the program.
 void say(const std::string& text);
@@ -121,7 +121,7 @@ void say(const std::string& text);
 cudaError_t not_offered(const std::string& what);
 /// The device is lost to the program, as by a wrong access.
 void lose(cudaError_t status, const std::string& why);
-/// Calls `act`, whose faults lose the device.
+/// Calls `act`. A fault in it loses the device.
 void attempt(const std::function<void()>& act);
 [[nodiscard]] std::string hex(u64 at);
 
@@ -133,7 +133,7 @@ void attempt(const std::function<void()>& act);
 
 /// What a call may do to captures of other streams.
 enum class effect { safe, unsafe };
-/// Makes a call, alone. Before it and behind it the device may get on.
+/// Makes a call while no other thread makes one. The device may go on before it and after it.
 template <class Act>
 cudaError_t call(const Act& act, effect on_captures = effect::safe) {
   if (scheduler::is_in_host_function()) return told(cudaErrorNotPermitted);
@@ -146,17 +146,17 @@ cudaError_t call(const Act& act, effect on_captures = effect::safe) {
   return told(status);
 }
 
-/// The stream of a handle, or null where it is none.
+/// The stream of a handle; null where the handle names none.
 [[nodiscard]] stream_state* stream_of(cudaStream_t stream);
 [[nodiscard]] event_state* event_of(cudaEvent_t event);
-/// Calls `act(stream)` for each that there is.
+/// Calls `act(stream)` for each stream.
 template <class Act>
 void each_stream(const Act& act) {
   act(now().default_stream);
   for (const auto& [handle, each] : now().streams)
     act(*each);
 }
-/// What the next operation of a stream comes behind.
+/// The operations that the next one of a stream is ordered behind.
 [[nodiscard]] std::vector<operation_pointer> before_next(const stream_state& of);
 /// Gives a stream an operation, or the graph that it is captured into a node. @param made  where not null:
 /// the operation, or null for a node.
