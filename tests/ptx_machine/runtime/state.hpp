@@ -4,16 +4,10 @@
 /// cudaErrorNotSupported and prints a line. This header has what its parts share: its state, and how a call
 /// and an operation are made.
 ///
-/// Variables of the environment:
-/// - `PTX_MACHINE_SEED=n`: the seed decides when operations of streams run, at any time that CUDA allows
-/// (see
-///   `scheduler`). Some seed finds a host, or a stream, that does not wait.
-/// - `PTX_MACHINE_LATE=1`: only when a call waits for them. Without either: before the call returns.
-/// - `PTX_MACHINE_ARCHITECTURE=80`: the newest PTX that it takes of those that the program has.
-/// - `PTX_MACHINE_NO_RACES`, `PTX_MACHINE_NO_UNINITIALISED`, `PTX_MACHINE_APART`: checks off, or on
-/// (warp.hpp).
-/// - `PTX_MACHINE_STATISTICS`, `PTX_MACHINE_PROFILE_FILE=file`, `PTX_MACHINE_PROFILE`,
-/// `PTX_MACHINE_DUMP=file`: numbers at the end; what each statement did (profile.hpp); the PTX.
+/// Variables of the environment (docs/device_tests.md lists them all):
+/// - `PTX_MACHINE_SEED=n`: a seed decides when operations run, at any time that CUDA allows (`scheduler`).
+/// - `PTX_MACHINE_LATE=1`: they run only when a call waits for them. Without either: before a call returns.
+/// - `PTX_MACHINE_ARCHITECTURE=80`: the newest PTX that the machine takes of those in the program.
 #pragma once
 
 #include "ptx_machine/machine.hpp"
