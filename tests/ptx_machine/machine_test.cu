@@ -15,19 +15,13 @@
 #include <thread>
 #include <vector>
 
-extern "C" const char* ptx_machine_last_fault();
-extern "C" void ptx_machine_forget_fault();
-extern "C" void ptx_machine_be_late(int);
-extern "C" void ptx_machine_keep_apart(int);
+#include "ptx_machine/checks.cuh"
 
 namespace {
 
-int failures = 0, checks = 0;
+llmmem_tests::counted_checks checks;
 void require(bool is, const std::string& what) {
-  ++checks;
-  if (is) return;
-  ++failures;
-  std::printf("FAILED: %s\n", what.c_str());
+  checks.require(is, what);
 }
 /// Checks that `act` ends in a fault whose text has all of `parts`, which are separated by |.
 void faults(const char* what, const char* parts, cudaError_t code, const std::function<void()>& act) {
@@ -55,24 +49,17 @@ void runs(const char* what, const std::function<void()>& act) {
   ptx_machine_forget_fault();
 }
 
+using llmmem_tests::device_array;
+
+/// Memory of the device that nothing has written.
 template <class T>
-struct array {
+struct unwritten_array {
   T* at = nullptr;
-  std::size_t size;
-  explicit array(std::size_t count) : size(count) {
+  explicit unwritten_array(std::size_t count) {
     cudaMalloc(reinterpret_cast<void**>(&at), count * sizeof(T));
   }
-  explicit array(const std::vector<T>& from) : array(from.size()) {
-    cudaMemcpy(at, from.data(), size * sizeof(T), cudaMemcpyHostToDevice);
-    cudaDeviceSynchronize();  // from pageable memory it may return before the device has all
-  }
-  array(const array&) = delete;
-  ~array() { cudaFree(at); }
-  std::vector<T> host() const {
-    std::vector<T> out(size);
-    cudaMemcpy(out.data(), at, size * sizeof(T), cudaMemcpyDeviceToHost);
-    return out;
-  }
+  unwritten_array(const unwritten_array&) = delete;
+  ~unwritten_array() { cudaFree(at); }
 };
 
 // ---- planted faults ----
@@ -183,100 +170,101 @@ __global__ void __launch_bounds__(64) bounded(std::uint32_t* to) {
 
 void check_faults() {
   const std::vector<std::uint32_t> zeros(256, 0);
-  array<std::uint32_t> in(zeros), out(zeros);
-  array<std::uint8_t> bytes(std::vector<std::uint8_t>(13, 7));
+  device_array<std::uint32_t> in(zeros), out(zeros);
+  device_array<std::uint8_t> bytes(std::vector<std::uint8_t>(13, 7));
   const cudaError_t illegal = cudaErrorIllegalAddress, failed = cudaErrorLaunchFailure;
   const char* const place = "of block (0,0,0), line |ld.global";
   faults("a read past the end",
          "out of bounds: 1024 bytes into an allocation of 1024|thread (31,0,0) of block", illegal,
-         [&] { read_at<<<1, 32>>>(in.at, out.at, 225); });
+         [&] { read_at<<<1, 32>>>(in.data(), out.data(), 225); });
   faults("a read before the beginning", "out of bounds: 4 bytes before", illegal,
-         [&] { read_at<<<1, 1>>>(in.at, out.at, -1); });
-  faults("its place", place, illegal, [&] { read_at<<<1, 1>>>(in.at, out.at, 256); });
+         [&] { read_at<<<1, 1>>>(in.data(), out.data(), -1); });
+  faults("its place", place, illegal, [&] { read_at<<<1, 1>>>(in.data(), out.data(), 256); });
   faults("a byte past the end", "13 bytes into an allocation of 13|st.global.u8", illegal,
-         [&] { write_byte<<<1, 1>>>(bytes.at, 13); });
-  faults("half past the end", "out of bounds", illegal, [&] { read_word<<<1, 1>>>(bytes.at, out.at, 12); });
-  faults("no pointer", "near no allocation", illegal, [&] { read_at<<<1, 1>>>(nullptr, out.at, 0); });
-  std::uint32_t* const freed = array<std::uint32_t>(zeros).at;
+         [&] { write_byte<<<1, 1>>>(bytes.data(), 13); });
+  faults("half past the end", "out of bounds", illegal,
+         [&] { read_word<<<1, 1>>>(bytes.data(), out.data(), 12); });
+  faults("no pointer", "near no allocation", illegal, [&] { read_at<<<1, 1>>>(nullptr, out.data(), 0); });
+  std::uint32_t* const freed = device_array<std::uint32_t>(zeros).data();
   faults("freed memory", "inside memory that was freed", illegal,
-         [&] { read_at<<<1, 1>>>(freed, out.at, 0); });
+         [&] { read_at<<<1, 1>>>(freed, out.data(), 0); });
   std::vector<std::uint32_t> of_host(8, 9);
   faults("pageable memory", "near no allocation", illegal,
-         [&] { read_at<<<1, 1>>>(of_host.data(), out.at, 0); });
+         [&] { read_at<<<1, 1>>>(of_host.data(), out.data(), 0); });
   cudaHostRegister(of_host.data(), 32, 0);
-  runs("pinned memory", [&] { read_at<<<1, 1>>>(of_host.data(), out.at, 7); });
+  runs("pinned memory", [&] { read_at<<<1, 1>>>(of_host.data(), out.data(), 7); });
   faults("past pinned memory", "out of bounds", illegal,
-         [&] { read_at<<<1, 1>>>(of_host.data(), out.at, 8); });
+         [&] { read_at<<<1, 1>>>(of_host.data(), out.data(), 8); });
   cudaHostUnregister(of_host.data());
   faults("past shared memory", "out of bounds|which has 256|shared", illegal,
-         [&] { shared_past<<<1, 64>>>(out.at, 1); });
+         [&] { shared_past<<<1, 64>>>(out.data(), 1); });
   faults("a misaligned read", "0x|no multiple of that", cudaErrorMisalignedAddress,
-         [&] { read_word<<<1, 1>>>(bytes.at, out.at, 2); });
-  array<std::uint32_t> never(8);
+         [&] { read_word<<<1, 1>>>(bytes.data(), out.data(), 2); });
+  unwritten_array<std::uint32_t> never(8);
   faults("an uninitialised read", "never written; 0 bytes into an allocation of 32", failed,
-         [&] { read_at<<<1, 1>>>(never.at, out.at, 0); });
-  array<std::uint32_t> copied(8);
+         [&] { read_at<<<1, 1>>>(never.at, out.data(), 0); });
+  unwritten_array<std::uint32_t> copied(8);
   cudaMemcpy(copied.at, never.at, 32, cudaMemcpyDeviceToDevice);
   faults("a copy of what was never written", "never written", failed,
-         [&] { read_at<<<1, 1>>>(copied.at, out.at, 0); });
+         [&] { read_at<<<1, 1>>>(copied.at, out.data(), 0); });
   cudaMemset(never.at, 0, 32);
-  runs("memory that was set", [&] { read_at<<<1, 8>>>(never.at, out.at, 0); });
+  runs("memory that was set", [&] { read_at<<<1, 8>>>(never.at, out.data(), 0); });
   faults("an uninitialised read of shared memory", "never written|ld.shared", failed,
-         [&] { shared_sum<<<1, 64>>>(out.at, 60, 1); });
+         [&] { shared_sum<<<1, 64>>>(out.data(), 60, 1); });
   faults("a missing barrier", "a race: a|warp 0|warp 1", failed,
-         [&] { shared_sum<<<1, 64>>>(out.at, 64, 0); });
-  runs("a barrier", [&] { shared_sum<<<4, 64>>>(out.at, 64, 1); });
+         [&] { shared_sum<<<1, 64>>>(out.data(), 64, 0); });
+  runs("a barrier", [&] { shared_sum<<<4, 64>>>(out.data(), 64, 1); });
   faults("blocks that write a word", "a race: a write|block 0|block 1", failed,
-         [&] { one_word<<<2, 1>>>(out.at, 0); });
-  runs("blocks that add to a word", [&] { one_word<<<9, 33>>>(out.at, 1); });
+         [&] { one_word<<<2, 1>>>(out.data(), 0); });
+  runs("blocks that add to a word", [&] { one_word<<<9, 33>>>(out.data(), 1); });
   faults("a read of what another block writes", "a race: a read", failed,
-         [&] { read_of_another_block<<<2, 64>>>(out.at); });
+         [&] { read_of_another_block<<<2, 64>>>(out.data()); });
   faults("lanes without __syncwarp", "a race: a read|lane 31", failed,
-         [&] { lanes_of_a_warp<<<1, 32>>>(out.at, 0); });
-  runs("lanes with it", [&] { lanes_of_a_warp<<<1, 32>>>(out.at, 1); });
+         [&] { lanes_of_a_warp<<<1, 32>>>(out.data(), 0); });
+  runs("lanes with it", [&] { lanes_of_a_warp<<<1, 32>>>(out.data(), 1); });
   faults("lanes that store to one place", "a race: a write", failed,
-         [&] { lanes_of_a_store<<<1, 32>>>(out.at); });
+         [&] { lanes_of_a_store<<<1, 32>>>(out.data()); });
   faults("a write of what several read", "a race: a write|and others has read", failed,
-         [&] { read_then_written<<<1, 64>>>(out.at); });
-  array<float> floats(32);
+         [&] { read_then_written<<<1, 64>>>(out.data()); });
+  device_array<float> floats(std::vector<float>(32));
   faults("half a product", "lanes 0xffff at line|mma.sync|lanes 0xffff0000 have ended", failed,
-         [&] { divergent_product<<<1, 32>>>(floats.at, 16); });
-  runs("a product", [&] { divergent_product<<<1, 32>>>(floats.at, 32); });
+         [&] { divergent_product<<<1, 32>>>(floats.data(), 16); });
+  runs("a product", [&] { divergent_product<<<1, 32>>>(floats.data(), 32); });
   require(floats.host()[0] == 16, "a product of ones");
   std::vector<float> numbers(33);
   for (int i = 0; i < 33; ++i)
     numbers[i] = static_cast<float>(i);
   for (int meets = 0; meets < 2; ++meets) {
-    array<float> some(numbers), others(numbers);
-    runs("a product behind a branch", [&] { product_behind_a_branch<<<1, 32>>>(some.at, meets); });
+    device_array<float> some(numbers), others(numbers);
+    runs("a product behind a branch", [&] { product_behind_a_branch<<<1, 32>>>(some.data(), meets); });
     ptx_machine_keep_apart(1);
     if (meets == 0) {
       faults("one to which lanes come apart", "nothing has brought all lanes together|mma.sync", failed,
-             [&] { product_behind_a_branch<<<1, 32>>>(others.at, 0); });
+             [&] { product_behind_a_branch<<<1, 32>>>(others.data(), 0); });
     } else {
-      runs("one to which they come together", [&] { product_behind_a_branch<<<1, 32>>>(others.at, 1); });
+      runs("one to which they come together", [&] { product_behind_a_branch<<<1, 32>>>(others.data(), 1); });
     }
     ptx_machine_keep_apart(0);
   }
   faults("barriers apart", "lanes wait for others|lanes 0xff at|lanes 0xffffff00 at", failed,
-         [&] { divergent_barrier<<<1, 64>>>(out.at, 8); });
-  runs("barriers of whole warps", [&] { divergent_barrier<<<1, 64>>>(out.at, 32); });
+         [&] { divergent_barrier<<<1, 64>>>(out.data(), 8); });
+  runs("barriers of whole warps", [&] { divergent_barrier<<<1, 64>>>(out.data(), 32); });
   faults("shuffles apart", "lanes wait for others|shfl.sync", failed,
-         [&] { divergent_shuffle<<<1, 32>>>(out.at, 16); });
+         [&] { divergent_shuffle<<<1, 32>>>(out.data(), 16); });
   faults("a mask without oneself", "not in the mask", failed,
-         [&] { foreign_mask<<<1, 32>>>(out.at, 0xFFFF); });
+         [&] { foreign_mask<<<1, 32>>>(out.data(), 0xFFFF); });
   faults("a lane that takes no part", "from lane 17, which takes no part", failed,
-         [&] { foreign_mask<<<1, 17>>>(out.at, 0xFFFFFFFF); });
+         [&] { foreign_mask<<<1, 17>>>(out.data(), 0xFFFFFFFF); });
   faults("an unknown instruction", "does not know|%smid|line ", cudaErrorIllegalInstruction,
-         [&] { unknown<<<1, 1>>>(out.at); });
+         [&] { unknown<<<1, 1>>>(out.data()); });
   faults("a trap", "a trap", failed, [&] {
-    cudaMemset(out.at, 1, 4);
-    traps<<<1, 1>>>(out.at);
+    cudaMemset(out.data(), 1, 4);
+    traps<<<1, 1>>>(out.data());
   });
-  runs("few threads", [&] { bounded<<<1, 64>>>(out.at); });
-  bounded<<<1, 65>>>(out.at);
+  runs("few threads", [&] { bounded<<<1, 64>>>(out.data()); });
+  bounded<<<1, 65>>>(out.data());
   require(cudaGetLastError() == cudaErrorInvalidConfiguration, "more threads than launch bounds");
-  require(cudaMemcpy(out.at + 250, in.at, 28, cudaMemcpyDefault) == cudaErrorInvalidValue,
+  require(cudaMemcpy(out.data() + 250, in.data(), 28, cudaMemcpyDefault) == cudaErrorInvalidValue,
           "a copy past the end");
   cudaGetLastError();
 }
@@ -306,8 +294,8 @@ __global__ void convert(std::uint32_t* to, std::uint32_t first) {
     to[n * 65536 + i] = made[n];
 }
 void check_conversions() {
-  array<std::uint32_t> out(14 * 65536);
-  runs("conversions", [&] { convert<<<256, 256>>>(out.at, 0); });
+  device_array<std::uint32_t> out(std::vector<std::uint32_t>(14 * 65536));
+  runs("conversions", [&] { convert<<<256, 256>>>(out.data(), 0); });
   const std::vector<std::uint32_t> got = out.host();
   const auto bits_of = [](float x) {
     std::uint32_t bits;
@@ -384,10 +372,10 @@ __global__ void own_unwritten(std::uint32_t* to, int step) {
   *to = own[step / 2 + *to];
 }
 void check_spaces() {
-  array<std::uint32_t> out(std::vector<std::uint32_t>(32, 0));
+  device_array<std::uint32_t> out(std::vector<std::uint32_t>(32, 0));
   const std::uint32_t digits[5] = {3, 1, 4, 1, 5};
   for (int step : {3, 4, 33}) {
-    runs("spaces", [&] { spaces<<<1, 32, 128>>>(out.at, step); });
+    runs("spaces", [&] { spaces<<<1, 32, 128>>>(out.data(), step); });
     const std::vector<std::uint32_t> got = out.host();
     bool is_well = true;
     for (int t = 0; t < 32; ++t) {
@@ -398,12 +386,12 @@ void check_spaces() {
     }
     require(is_well, "spaces: step " + std::to_string(step));
   }
-  runs("the last of dynamic shared memory", [&] { past_dynamic<<<1, 1, 64>>>(out.at, 15); });
+  runs("the last of dynamic shared memory", [&] { past_dynamic<<<1, 1, 64>>>(out.data(), 15); });
   faults("past dynamic shared memory", "out of bounds|st.shared", cudaErrorIllegalAddress,
-         [&] { past_dynamic<<<1, 1, 64>>>(out.at, 16); });
-  cudaMemset(out.at, 0, 4);
+         [&] { past_dynamic<<<1, 1, 64>>>(out.data(), 16); });
+  cudaMemset(out.data(), 0, 4);
   faults("a thread's own that it never wrote", "never written|ld.local", cudaErrorLaunchFailure,
-         [&] { own_unwritten<<<1, 1>>>(out.at, 2); });
+         [&] { own_unwritten<<<1, 1>>>(out.data(), 2); });
 }
 
 /// As the ISA lays fragments out, from matrices whose rows follow one another.
@@ -462,8 +450,8 @@ void check_lanes() {
   std::vector<std::uint32_t> x(256);
   for (std::uint32_t i = 0; i < 256; ++i)
     x[i] = i * 2654435761U ^ i << 7;
-  array<std::uint32_t> in(x), out(std::vector<std::uint32_t>(261, 0));
-  runs("lanes", [&] { lanes<<<1, 256>>>(out.at, in.at); });
+  device_array<std::uint32_t> in(x), out(std::vector<std::uint32_t>(261, 0));
+  runs("lanes", [&] { lanes<<<1, 256>>>(out.data(), in.data()); });
   const std::vector<std::uint32_t> got = out.host();
   std::vector<std::uint32_t> words(256);
   for (unsigned t = 0; t < 256; ++t) {
@@ -521,13 +509,13 @@ void check_lanes() {
     }
   }
   for (int type = 0; type < 2; ++type) {
-    array<std::uint16_t> there(left[type]), there_too(right[type]);
-    array<float> sums(128);
+    device_array<std::uint16_t> there(left[type]), there_too(right[type]);
+    device_array<float> sums(std::vector<float>(128));
     runs("a product", [&] {
       if (type == 0)
-        product<false><<<1, 32>>>(there.at, there_too.at, sums.at);
+        product<false><<<1, 32>>>(there.data(), there_too.data(), sums.data());
       else
-        product<true><<<1, 32>>>(there.at, there_too.at, sums.at);
+        product<true><<<1, 32>>>(there.data(), there_too.data(), sums.data());
     });
     const std::vector<float> made = sums.host();
     bool is_product = true;
@@ -550,8 +538,8 @@ void check_late() {
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   std::vector<std::uint32_t> pinned(8, 3);
   cudaHostRegister(pinned.data(), 32, 0);
-  array<std::uint32_t> out(std::vector<std::uint32_t>(8, 5));
-  cudaMemcpyAsync(pinned.data(), out.at, 32, cudaMemcpyDefault, stream);
+  device_array<std::uint32_t> out(std::vector<std::uint32_t>(8, 5));
+  cudaMemcpyAsync(pinned.data(), out.data(), 32, cudaMemcpyDefault, stream);
   require(pinned[0] == 3, "late: nothing came before the wait");
   cudaStreamSynchronize(stream);
   require(pinned[0] == 5, "late: all came with it");
@@ -560,11 +548,11 @@ void check_late() {
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
   cudaEvent_t event{};
   cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  cudaMemsetAsync(out.at, 7, 32, stream);
+  cudaMemsetAsync(out.data(), 7, 32, stream);
   cudaEventRecord(event, stream);
   require(cudaEventQuery(event) == cudaErrorNotReady, "late: an event is not ready at once");
   cudaStreamWaitEvent(other, event, 0);
-  cudaMemcpyAsync(pinned.data(), out.at, 32, cudaMemcpyDefault, other);
+  cudaMemcpyAsync(pinned.data(), out.data(), 32, cudaMemcpyDefault, other);
   cudaEventDestroy(event);
   cudaStreamSynchronize(other);
   require(pinned[0] == 0x07070707, "late: a stream waits for an event");
@@ -572,7 +560,7 @@ void check_late() {
   cudaGraph_t graph{};
   cudaGraphExec_t replay{};
   cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
-  one_word<<<3, 1, 0, stream>>>(out.at, 1);
+  one_word<<<3, 1, 0, stream>>>(out.data(), 1);
   std::uint32_t* refused = nullptr;
   std::thread([&] {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -605,6 +593,6 @@ int main() {
   check_spaces();
   check_lanes();
   check_late();
-  std::printf("%d checks of the machine, %d failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  std::printf("%llu checks of the machine, %d failed\n", checks.made(), checks.failed());
+  return checks.status();
 }

@@ -23,10 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "ptx_machine/hooks.hpp"
 #include "support/device.cuh"
-
-extern "C" void ptx_machine_be_late(int);
-extern "C" void ptx_machine_use_seed(unsigned long long);
 
 namespace {
 

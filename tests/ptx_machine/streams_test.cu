@@ -13,21 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "ptx_machine/checks.cuh"
 #include "support/seeds.hpp"
-
-extern "C" const char* ptx_machine_last_fault();
-extern "C" void ptx_machine_forget_fault();
-extern "C" void ptx_machine_be_late(int);
-extern "C" void ptx_machine_use_seed(unsigned long long);
 
 namespace {
 
-int failures = 0, checks = 0;
+llmmem_tests::counted_checks checks;
 void require(bool is, const std::string& what) {
-  ++checks;
-  if (is) return;
-  ++failures;
-  std::printf("FAILED: %s\n", what.c_str());
+  checks.require(is, what);
 }
 /// Whether the last fault has both texts; forgets it.
 bool told_of(const char* one, const char* other) {
@@ -826,6 +819,6 @@ int main() {
   check_faults();
   check_captures();
   check_calls();
-  std::printf("%d checks of streams, %d failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  std::printf("%llu checks of streams, %d failed\n", checks.made(), checks.failed());
+  return checks.status();
 }

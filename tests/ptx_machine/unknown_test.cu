@@ -6,11 +6,7 @@
 #include <cstdio>
 #include <string>
 
-#include "support/device.cuh"
-
-extern "C" const char* ptx_machine_last_fault();
-extern "C" void ptx_machine_forget_fault();
-extern "C" unsigned long long ptx_machine_approximate();
+#include "ptx_machine/checks.cuh"
 
 namespace {
 
@@ -55,12 +51,6 @@ using std::uint32_t;
   STATEMENT(30, 90, "{ .reg .pred p; elect.sync _|p, 0xffffffff; }")                                        \
   STATEMENT(31, 90, "barrier.cluster.arrive;")
 
-#define LLMMEM_FROM_80(statement) statement
-#if __CUDA_ARCH__ >= 900
-#define LLMMEM_FROM_90(statement) statement
-#else
-#define LLMMEM_FROM_90(statement)
-#endif
 #define LLMMEM_KERNEL(id, first, text)                                                                   \
   __global__ void unknown_##id(uint32_t* to) {                                                           \
     uint32_t value = threadIdx.x;                                                                        \
@@ -85,31 +75,23 @@ __global__ void approximate(float* to, int is_exact) {
   to[threadIdx.x] = x;
 }
 
-int failures = 0;
-void require(bool is, const std::string& what) {
-  if (is) return;
-  ++failures;
-  std::printf("FAILED: %s\n", what.c_str());
-}
-
 }  // namespace
 
 int main() {
   llmmem_tests::require_device();
-  int major = 0;
-  llmmem_tests::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
-                      "compute capability");
+  llmmem_tests::counted_checks checks;
+  const int architecture = llmmem_tests::architecture_of_device();
   int tested = 0;
   for (const statement& each : statements) {
-    if (each.architecture > 10 * major) continue;
+    if (each.architecture > architecture) continue;
     uint32_t* to = nullptr;
     cudaMalloc(reinterpret_cast<void**>(&to), 256);
     cudaMemset(to, 0, 256);
     each.run<<<1, 32>>>(to);
     const cudaError_t status = cudaDeviceSynchronize();
     const std::string told = ptx_machine_last_fault();
-    require(status != cudaSuccess && told.find("an instruction that the machine does not know") == 0,
-            std::string(each.text) + " is executed: " + told);
+    checks.require(status != cudaSuccess && told.find("an instruction that the machine does not know") == 0,
+                   std::string(each.text) + " is executed: " + told);
     ptx_machine_forget_fault();
     cudaFree(to);
     ++tested;
@@ -118,12 +100,12 @@ int main() {
   cudaMalloc(reinterpret_cast<void**>(&to), 128);
   approximate<<<1, 32>>>(to, 1);
   llmmem_tests::check(cudaDeviceSynchronize(), "exact instructions");
-  require(ptx_machine_approximate() == 0, "rcp.rn, sqrt.rn and add.rz count as approximate");
+  checks.require(ptx_machine_approximate() == 0, "rcp.rn, sqrt.rn and add.rz count as approximate");
   approximate<<<1, 32>>>(to, 0);
   llmmem_tests::check(cudaDeviceSynchronize(), "approximate instructions");
-  require(ptx_machine_approximate() == 60,
-          "20 lanes of 3 approximate instructions are " + std::to_string(ptx_machine_approximate()));
+  checks.require(ptx_machine_approximate() == 60,
+                 "20 lanes of 3 approximate instructions are " + std::to_string(ptx_machine_approximate()));
   cudaFree(to);
-  std::printf("%d statements that the machine does not know, %d failed\n", tested, failures);
-  return failures == 0 ? 0 : 1;
+  std::printf("%d statements that the machine does not know, %d failed\n", tested, checks.failed());
+  return checks.status();
 }

@@ -3,6 +3,8 @@
 /// hooks that tests of the machine have.
 #include "ptx_machine/runtime/state.hpp"
 
+#include "ptx_machine/hooks.hpp"
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -171,7 +173,6 @@ extern "C" {
 const char* ptx_machine_last_fault() {
   return now().last_fault.c_str();
 }
-/// How many lanes executed instructions that have no exact bits.
 unsigned long long ptx_machine_approximate() {
   const std::lock_guard alone(now().operations.lock);
   return now().device.approximate;
@@ -184,7 +185,6 @@ void ptx_machine_forget_fault() {
 void ptx_machine_be_late(int is_late) {
   use(is_late != 0 ? timing::late : timing::at_once, 0);
 }
-/// 0: no seed; all is done at once.
 void ptx_machine_use_seed(unsigned long long seed) {
   use(seed != 0 ? timing::seeded : timing::at_once, seed);
 }

@@ -1,4 +1,4 @@
-// arithmetic_test.cu: integer and floating-point instructions by the rules of the PTX ISA, on edges and
+// arithmetic_gpu_test.cu: integer and floating-point instructions by the rules of the PTX ISA, on edges and
 // random operands. reference_arithmetic.hpp has what they must come to. The program also runs on a device,
 // which it then checks.
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "ptx_machine/checks.cuh"
 #include "ptx_machine/reference_arithmetic.hpp"
-#include "support/device.cuh"
 
 namespace {
 
@@ -31,12 +31,6 @@ using u64 = std::uint64_t;
 
 // ---- kernels: LETTER tells the register of a result or an operand ----
 
-#define LLMMEM_FROM_80(statement) statement
-#if __CUDA_ARCH__ >= 900
-#define LLMMEM_FROM_90(statement) statement
-#else
-#define LLMMEM_FROM_90(statement)
-#endif
 #define LLMMEM_TYPE_H u16
 #define LLMMEM_TYPE_R u32
 #define LLMMEM_TYPE_L u64
@@ -255,13 +249,12 @@ std::vector<operands> inputs(const request& of, std::mt19937_64& random) {
 
 int main() {
   llmmem_tests::require_device();
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "compute capability");
+  const int architecture = llmmem_tests::architecture_of_device();
   std::mt19937_64 random(7);
   int failures = 0, tested = 0;
   u64 compared = 0;
   for (const operation& each : operations) {
-    if (each.architecture > 10 * major) continue;
+    if (each.architecture > architecture) continue;
     const request of(each.text);
     const std::vector<operands> from = inputs(of, random);
     const auto count = static_cast<u32>(from.size());

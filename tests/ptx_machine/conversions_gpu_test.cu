@@ -1,7 +1,8 @@
-// conversions_test.cu: `cvt` by the rules of the PTX ISA. Each kind of conversion goes through every value of
-// a source of 8 or 16 bits; through specials, neighbours of all places where rounding turns, and random bits
-// of a wider one. The reference searches a table of the target's values, or asks the host's rounding
-// functions, and shares nothing with the machine. The program also runs on a device, which it then checks.
+// conversions_gpu_test.cu: `cvt` by the rules of the PTX ISA. Each kind of conversion goes through every
+// value of a source of 8 or 16 bits; through specials, neighbours of all places where rounding turns, and
+// random bits of a wider one. The reference searches a table of the target's values, or asks the host's
+// rounding functions, and shares nothing with the machine. The program also runs on a device, which it then
+// checks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ptx_machine/checks.cuh"
 #include "ptx_machine/reference_formats.hpp"
-#include "support/device.cuh"
 
 namespace {
 
@@ -53,17 +54,6 @@ struct kind {
     D made = 0;                                                                                      \
     LLMMEM_FROM_##first(asm volatile(text " %0, %1, %2;" : d(made) : s(a), s(b));) to[at] = made;    \
   }
-#define LLMMEM_FROM_80(statement) statement
-#if __CUDA_ARCH__ >= 890
-#define LLMMEM_FROM_89(statement) statement
-#else
-#define LLMMEM_FROM_89(statement)
-#endif
-#if __CUDA_ARCH__ >= 900
-#define LLMMEM_FROM_90(statement) statement
-#else
-#define LLMMEM_FROM_90(statement)
-#endif
 
 #define LLMMEM_H u16, "=h"
 #define LLMMEM_R u32, "=r"
@@ -390,12 +380,10 @@ void check_extension(const kind& each) {
 
 int main() {
   llmmem_tests::require_device();
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "compute capability");
+  const int architecture = llmmem_tests::architecture_of_device();
   int tested = 0;
   for (const kind& each : kinds) {
-    if (each.architecture > 10 * major + minor) continue;
+    if (each.architecture > architecture) continue;
     check_kind(each);
     check_extension(each);
     ++tested;

@@ -1,6 +1,6 @@
-// tensor_cores_test.cu: `mma.sync` against the arithmetic of tensor cores, bit for bit. The reference adds in
-// floating point what the machine adds in integers, and takes the places of elements from the PTX ISA. The
-// program also runs on a device, whose sums it then checks.
+// tensor_cores_gpu_test.cu: `mma.sync` against the arithmetic of tensor cores, bit for bit. The reference
+// adds in floating point what the machine adds in integers, and takes the places of elements from the PTX
+// ISA. The program also runs on a device, whose sums it then checks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "support/device.cuh"
+#include "ptx_machine/checks.cuh"
 
 namespace {
 
@@ -278,10 +278,9 @@ class maker {
 
 // ---- the tests ----
 
-int failures = 0;
+llmmem_tests::counted_checks checks;
 void require(bool is, const std::string& what) {
-  if (is) return;
-  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
+  checks.require(is, what);
 }
 std::string text_of(const shape& of) {
   static const char* const names[] = {"f16", "bf16", "e4m3", "e5m2"};
@@ -425,10 +424,7 @@ void check_kept_bits(int architecture) {
 
 int main() {
   llmmem_tests::require_device();
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "compute capability");
-  const int architecture = 10 * major + minor;
+  const int architecture = llmmem_tests::architecture_of_device();
   std::vector<shape> shapes{{element::f16, element::f16, 8},
                             {element::f16, element::f16, 16},
                             {element::bf16, element::bf16, 8},
@@ -444,6 +440,6 @@ int main() {
     check_bound(each, architecture, seed++);
   }
   check_kept_bits(architecture);
-  std::printf("sums of tensor cores of sm_%d: %d failed\n", architecture, failures);
-  return failures == 0 ? 0 : 1;
+  std::printf("sums of tensor cores of sm_%d: %d failed\n", architecture, checks.failed());
+  return checks.status();
 }
