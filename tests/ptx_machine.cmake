@@ -77,7 +77,7 @@ file(
   GLOB_RECURSE sources CONFIGURE_DEPENDS
   RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}"
   *_gpu_test.cu)
-list(FILTER sources EXCLUDE REGEX "nccl") # NCCL opens a device by itself
+list(FILTER sources EXCLUDE REGEX "nccl")
 foreach(source IN LISTS sources)
   string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
   # One order of paged_decode takes as long as all seeds of another; tests of the machine's arithmetic wait after each launch.
@@ -88,3 +88,10 @@ foreach(source IN LISTS sources)
   endif()
 endforeach()
 llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu" SEEDS 50)
+
+# NCCL opens a device by itself: its test is compiled here, and runs on devices only.
+if(TARGET llmmem::nccl AND NOT LLMMEM_PTX_TESTS)
+  add_library(nccl_transport_gpu_compiles OBJECT comm/nccl_transport_gpu_test.cu)
+  set_target_properties(nccl_transport_gpu_compiles PROPERTIES CUDA_ARCHITECTURES 90-virtual)
+  target_link_libraries(nccl_transport_gpu_compiles PRIVATE llmmem_test_support llmmem::nccl llmmem_warnings)
+endif()
