@@ -35,11 +35,11 @@ set(worlds_of_kernels/check_kernels 60)
 set(worlds_of_kernels/kv_kernels 150)
 set(worlds_of_paged_decode/paged_decode 1)
 
-# llmmem_add_ptx_test(<name> <source> [SEEDS <count>]): <name> is the test's in ctest, without the architecture. Exit status
+# llmmem_add_ptx_test(<name> <source> [SEEDS <count>] [ARGUMENTS <argument>...]): <name> is the test's in ctest, without the architecture. Exit status
 # 77, "no device", is a failure here. With SEEDS it runs once more, with a few worlds, in that many orders of its
 # asynchronous work.
 function(llmmem_add_ptx_test name source)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "SEEDS" "")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "SEEDS" "ARGUMENTS")
   if(LLMMEM_PTX_TESTS AND NOT name IN_LIST LLMMEM_PTX_TESTS)
     return()
   endif()
@@ -58,7 +58,7 @@ function(llmmem_add_ptx_test name source)
     if(architecture LESS 89 AND NOT name MATCHES "^ptx_machine/")
       list(APPEND environment "PTX_MACHINE_APART=1")
     endif()
-    add_test(NAME "${test}" COMMAND ${target})
+    add_test(NAME "${test}" COMMAND ${target} ${arg_ARGUMENTS})
     set_tests_properties("${test}" PROPERTIES LABELS ptx TIMEOUT 900 ENVIRONMENT "${environment}")
   endforeach()
   if(arg_SEEDS)
@@ -87,6 +87,8 @@ foreach(source IN LISTS sources)
     llmmem_add_ptx_test("${name}" "${source}" SEEDS 10)
   endif()
 endforeach()
+# What each kernel costs a device, compared with the page that says it.
+llmmem_add_ptx_test(kernels/kernel_costs kernels/kernel_costs.cu ARGUMENTS "${PROJECT_SOURCE_DIR}/docs/benchmarks/kernel_costs.md")
 llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu" SEEDS 50)
 
 # NCCL opens a device by itself: its test is compiled here, and runs on devices only.

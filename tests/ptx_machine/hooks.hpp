@@ -18,4 +18,14 @@ void ptx_machine_be_late(int is_late);
 void ptx_machine_use_seed(unsigned long long seed);
 /// Not 0: lanes that branched apart join only at an instruction that joins them.
 void ptx_machine_keep_apart(int is_apart);
+/// Not 0: accesses to global memory are counted from here on.
+void ptx_machine_profile(int is_profiled);
+/// What was executed since the program began. Bytes are those that a warp asked of global memory, and sectors
+/// are the 32-byte ones that each warp's access touched; both are counted while the machine profiles.
+struct ptx_machine_counts {
+  unsigned long long launches, lane_instructions, bytes, sectors;
+};
+ptx_machine_counts ptx_machine_counted();
+/// The architecture whose PTX is executed, as 90.
+int ptx_machine_architecture();
 }

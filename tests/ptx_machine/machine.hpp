@@ -13,6 +13,7 @@ class machine {
   device_memory memory{};
   machine_options options{};
   u64 lane_instructions = 0, warp_instructions = 0, launches = 0, approximate = 0;
+  u64 asked_bytes = 0, sectors = 0;  // of accesses to global memory, where it profiles
   double seconds = 0;
 
   void run(code& of, triple grid, triple block, u64 dynamic_shared, const std::vector<u8>& params) {
@@ -76,6 +77,8 @@ class machine {
     lane_instructions += launch.lane_instructions;
     warp_instructions += launch.warp_instructions;
     approximate += launch.approximate;
+    asked_bytes += launch.asked_bytes;
+    sectors += launch.sectors;
     launches += 1;
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }

@@ -110,7 +110,8 @@ struct launch_state {
   triple block_index{};
   region params{}, shared{};
   u64 lane_instructions = 0, warp_instructions = 0;
-  u64 approximate = 0;  // lanes that executed an instruction without exact bits
+  u64 approximate = 0;               // lanes that executed an instruction without exact bits
+  u64 asked_bytes = 0, sectors = 0;  // of accesses to global memory, where the machine profiles
 };
 
 struct group {
@@ -263,20 +264,28 @@ struct warp {
       for (u32 k = 0; k < 32; ++k)
         at[k] = row<u64>(of)[k] + i.offset;
   }
+  /// Counts an access to global memory: bytes that several lanes ask for count once.
   void profile(inst& i, const u64 (&at)[32], unsigned bytes) {
     if (i.where != space::global && i.where != space::generic) return;
-    std::array<u64, 64> sectors;
+    std::array<u64, 32> starts;
     u32 count = 0;
-    for (u32 m = now; m != 0; m &= m - 1) {
-      const u64 a = at[std::countr_zero(m)];
-      sectors[count++] = a / 32;
-      if ((a + bytes - 1) / 32 != a / 32) sectors[count++] = (a + bytes - 1) / 32;
+    for (u32 m = now; m != 0; m &= m - 1)
+      starts[count++] = at[std::countr_zero(m)];
+    std::sort(starts.begin(), starts.begin() + count);
+    u64 asked = 0, sectors = 0, end = 0, next_sector = 0;
+    for (u32 n = 0; n < count; ++n) {
+      const u64 begin = std::max(starts[n], end), sector = std::max(starts[n] / 32, next_sector);
+      end = starts[n] + bytes;
+      next_sector = (end + 31) / 32;
+      asked += end - begin;
+      sectors += next_sector - sector;
     }
-    std::sort(sectors.begin(), sectors.begin() + count);
-    i.sectors += static_cast<u64>(std::unique(sectors.begin(), sectors.begin() + count) - sectors.begin());
     i.accesses += 1;
-    i.lanes += static_cast<u64>(std::popcount(now));
-    i.bytes += static_cast<u64>(std::popcount(now)) * bytes;
+    i.lanes += count;
+    i.sectors += sectors;
+    i.bytes += asked;
+    in.sectors += sectors;
+    in.asked_bytes += asked;
   }
 
   // ---- which lanes run ----

@@ -191,5 +191,16 @@ void ptx_machine_use_seed(unsigned long long seed) {
 void ptx_machine_keep_apart(int is_apart) {
   now().device.options.keeps_apart = is_apart != 0;
 }
+void ptx_machine_profile(int is_profiled) {
+  now().device.options.profiles = is_profiled != 0;
+}
+ptx_machine_counts ptx_machine_counted() {
+  const std::lock_guard alone(now().operations.lock);
+  const machine& of = now().device;
+  return {of.launches, of.lane_instructions, of.asked_bytes, of.sectors};
+}
+int ptx_machine_architecture() {
+  return now().arch;
+}
 
 }  // extern "C"
