@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/e4m3_steps.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -16,7 +17,6 @@
 #if defined(__CUDA_ARCH__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #endif
 
 namespace llmmem {
@@ -88,7 +88,7 @@ template <dtype E>
     if constexpr (E == dtype::f16) {
       return __half2float(__ushort_as_half(bits));
     } else {
-      return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(detail::halves_of_e4m3(bits))));
     }
 #else
     if constexpr (E == dtype::f16) {
@@ -114,7 +114,7 @@ template <dtype E>
     } else if constexpr (E == dtype::f16) {
       return __half_as_ushort(__float2half_rn(value));
     } else {
-      return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+      return static_cast<std::uint8_t>(detail::e4m3_of_floats(value, 0.0F));
     }
 #else
     const std::uint32_t bits = detail::bits_of_float(value);
@@ -147,15 +147,10 @@ template <dtype E>
     return {float_of_bits(bits << 16), float_of_bits(bits & 0xFFFF'0000U)};
   } else {
 #if defined(__CUDA_ARCH__)
-    __half2_raw both{};
-    if constexpr (E == dtype::f16) {
-      both.x = static_cast<unsigned short>(bits);
-      both.y = static_cast<unsigned short>(bits >> 16);
-    } else {
-      both = __nv_cvt_fp8x2_to_halfraw2(bits, __NV_E4M3);
-    }
-    const float2 floats = __half22float2(__half2(both));
-    return {floats.x, floats.y};
+    std::uint32_t halves = bits;
+    if constexpr (E == dtype::fp8_e4m3) halves = halves_of_e4m3(bits);
+    return {__half2float(__ushort_as_half(static_cast<unsigned short>(halves))),
+            __half2float(__ushort_as_half(static_cast<unsigned short>(halves >> 16)))};
 #else
     constexpr unsigned shift = 8 * sizeof(element_bits<E>);
     return {float_of<E>(static_cast<element_bits<E>>(bits)),
@@ -167,8 +162,7 @@ template <dtype E>
 /// The halves that equal two elements of e4m3, which halves hold all of.
 [[nodiscard]] LLMMEM_HD inline std::uint32_t halves_of_pair(std::uint16_t codes) noexcept {
 #if defined(__CUDA_ARCH__)
-  const __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
-  return std::uint32_t{both.x} | std::uint32_t{both.y} << 16;
+  return halves_of_e4m3(codes);
 #else
   const auto half = [](std::uint8_t code) -> std::uint32_t {
     return nearest_of<dtype::f16>(float_of<dtype::fp8_e4m3>(code));
@@ -181,7 +175,7 @@ template <dtype E>
 [[nodiscard]] LLMMEM_HD inline pair_bits<E> nearest_pair(float first, float second) noexcept {
 #if defined(__CUDA_ARCH__)
   if constexpr (E == dtype::fp8_e4m3) {
-    return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+    return e4m3_of_floats(first, second);
   } else if constexpr (E == dtype::bf16) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
     return std::uint32_t{__bfloat16_as_ushort(both.x)} | std::uint32_t{__bfloat16_as_ushort(both.y)} << 16;

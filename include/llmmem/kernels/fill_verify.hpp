@@ -93,6 +93,7 @@ class memory_pieces {
         bytes_(bytes) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return bytes_ - 15 * packets_; }
+  [[nodiscard]] LLMMEM_HD std::uint64_t packets() const noexcept { return packets_; }
   [[nodiscard]] LLMMEM_HD bool is_packet(std::uint64_t item) const noexcept { return item < packets_; }
   /// Where an item begins.
   [[nodiscard]] LLMMEM_HD std::uint64_t position(std::uint64_t item) const noexcept {
@@ -130,38 +131,73 @@ class fill_work {
   Pattern pattern_;
 };
 
+/// Compares memory with a pattern: an item is for a warp, four packets for each of its lanes, or all single
+/// bytes at both ends. The lanes add up what differs first, so that memory that is all wrong costs two atomic
+/// operations for an item, not for a packet: all of them go to one address, one after another.
 template <memory_pattern Pattern>
 class verify_work {
  public:
+  static constexpr std::uint32_t item_packets = 128;
+
+  /// What a lane found to differ.
+  struct held {
+    std::uint64_t first = std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t count = 0;
+  };
+  using partial = held;
+
   verify_work(std::span<const std::byte> memory, const Pattern& pattern, mismatch_report* report) noexcept
       : data_(memory.data()), pieces_(memory.data(), memory.size()), pattern_(pattern), report_(report) {}
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return pieces_.items(); }
-  LLMMEM_HD void run(std::uint64_t item) const noexcept {
-    const std::uint64_t position = pieces_.position(item);
-    const packet<16> expected = pattern_.at(position);
-    if (pieces_.is_packet(item)) {
-      const auto found = load_packet<16, cache_hint::passing>(data_ + position);
-      std::uint32_t differs = 0;  // a bit a byte
-      for (unsigned i = 0; i < 16; ++i)
-        differs |= std::uint32_t{element_of<std::uint8_t>(expected, i) != element_of<std::uint8_t>(found, i)}
-                   << i;
-      if (differs != 0) tell(position, differs);
-    } else if (element_of<std::uint8_t>(expected, 0) != load_packet<1>(data_ + position).words[0]) {
-      tell(position, 1);
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return whole_items() + (pieces_.items() == pieces_.packets() ? 0 : 1);
+  }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 32; }
+  [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
+    held mine;
+    if (item == whole_items()) {
+      for (std::uint64_t i = pieces_.packets() + lane.lane; i < pieces_.items(); i += lane.lanes)
+        compare_byte(mine, pieces_.position(i));
+      return mine;
     }
+    const std::uint64_t begin = item * item_packets;
+    const std::uint64_t left = pieces_.packets() - begin;
+    const std::uint64_t end = begin + (left < item_packets ? left : item_packets);
+    for (std::uint64_t i = begin + lane.lane; i < end; i += lane.lanes)
+      compare_packet(mine, pieces_.position(i));
+    return mine;
+  }
+  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
+  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
+    return {a.first < b.first ? a.first : b.first, a.count + b.count};
+  }
+  LLMMEM_HD void give(std::uint64_t /*item*/, group_lane lane, const held& /*mine*/,
+                      const partial& total) const noexcept {
+    if (lane.lane != 0 || total.count == 0) return;
+    lower_to(report_->first, total.first);
+    add_to(report_->count, total.count);
   }
 
  private:
-  LLMMEM_HD void tell(std::uint64_t position, std::uint32_t differs) const noexcept {
-    std::uint32_t first = 0;
-    while ((differs >> first & 1U) == 0)
-      ++first;
-    std::uint32_t count = 0;
-    for (std::uint32_t left = differs; left != 0; left &= left - 1)
-      ++count;
-    lower_to(report_->first, position + first);
-    add_to(report_->count, count);
+  [[nodiscard]] LLMMEM_HD std::uint64_t whole_items() const noexcept {
+    return (pieces_.packets() + item_packets - 1) / item_packets;
+  }
+  LLMMEM_HD void compare_byte(held& mine, std::uint64_t position) const noexcept {
+    const packet<16> expected = pattern_.at(position);
+    if (element_of<std::uint8_t>(expected, 0) != load_packet<1>(data_ + position).words[0])
+      mine = combine(mine, {position, 1});
+  }
+  LLMMEM_HD void compare_packet(held& mine, std::uint64_t position) const noexcept {
+    const packet<16> expected = pattern_.at(position);
+    const auto found = load_packet<16, cache_hint::passing>(data_ + position);
+    std::uint32_t differs[4];
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < 4; ++i)
+      differs[i] = expected.words[i] ^ found.words[i];
+    if ((differs[0] | differs[1] | differs[2] | differs[3]) == 0) return;
+    for (unsigned i = 0; i < 16; ++i) {
+      if ((differs[i / 4] >> (i % 4 * 8) & 0xFFU) != 0) mine = combine(mine, {position + i, 1});
+    }
   }
 
   const std::byte* data_;
@@ -169,6 +205,7 @@ class verify_work {
   Pattern pattern_;
   mismatch_report* report_;
 };
+static_assert(group_work<verify_work<poison_pattern>>);
 
 }  // namespace detail
 
@@ -192,7 +229,7 @@ result<void> fill_memory(const Run& run, std::span<std::byte> memory, const Patt
 ///
 /// @param report  in the memory of whoever runs it, aligned to 8 bytes; read it when `run` is done.
 /// @return as of `fill_memory`; `errc::too_short` for a null `report`, too.
-/// @par Complexity   the bytes read once; two atomic operations for each 16 that differ.
+/// @par Complexity   the bytes read once; at most two atomic operations for each 2 KiB.
 template <class Run, memory_pattern Pattern>
 result<void> verify_memory(const Run& run, std::span<const std::byte> memory, const Pattern& pattern,
                            mismatch_report* report) {
