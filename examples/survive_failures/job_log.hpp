@@ -34,6 +34,7 @@ class job_log {
   /// @{
   void started(std::uint32_t seat, std::int64_t pid) {
     seats_[seat].is_alive = true;
+    seats_[seat].has_begun = false;
     seats_[seat].pid = pid;
     example::tell(notes_, "rank {} pid {}\n", seat, pid);
   }
@@ -62,6 +63,7 @@ class job_log {
 
   void hear(job_event event) {
     if (event.kind == event_kind::began && event.epoch == 1) begin_world(event.seat);
+    if (event.kind == event_kind::began) seats_[event.seat].has_begun = true;
     event.epoch += epochs_before_;
     seats_[event.seat].last = event;
     epoch_times& in = epochs_[event.epoch];
@@ -132,9 +134,13 @@ class job_log {
                                [](const seat_status& seat) { return seat.is_alive && seat.sent == 0; });
   }
   [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
-  /// Ranks that have done all steps, a bit each; and with whom they were.
+  /// Ranks that have done all steps, a bit each.
   [[nodiscard]] std::uint64_t finished() const noexcept { return finished_; }
-  [[nodiscard]] std::uint64_t finishers() const noexcept { return finishers_; }
+  /// Whether the rank that sits there now was with those that finished, and so finishes as well. A fresh one
+  /// in the seat of a rank that died beside them was not: it waits for ranks that are gone.
+  [[nodiscard]] bool is_finisher(std::uint32_t seat) const {
+    return (finishers_ >> seat & 1) != 0 && seats_[seat].has_begun;
+  }
   [[nodiscard]] std::uint32_t alive() const {
     return static_cast<std::uint32_t>(
         std::ranges::count_if(seats_, [](const seat_status& seat) { return seat.is_alive; }));
@@ -168,6 +174,7 @@ class job_log {
  private:
   struct seat_status {
     bool is_alive = false;
+    bool has_begun = false;  // an epoch
     std::int64_t pid = 0;
     int sent = 0;  // a signal that has not ended it yet
     job_event last{};

@@ -296,13 +296,12 @@ class process_job {
     }
   }
 
-  /// Nobody who is dead is waited for, and nobody who came too late to be one of those that finished.
+  /// Waits neither for the dead nor for a rank that came too late to be one of those that finished.
   [[nodiscard]] bool is_over() const {
     if (log_->finished() == 0) return false;
     if (now() - heard_ > 5 * second) return true;
     for (std::uint32_t seat = 0; seat < plan_.ranks; ++seat) {
-      const bool took_part = (log_->finishers() >> seat & 1) != 0;
-      if (took_part && children_[seat].pid > 0) return false;
+      if (log_->is_finisher(seat) && children_[seat].pid > 0) return false;
     }
     return true;
   }

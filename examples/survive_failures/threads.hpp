@@ -66,9 +66,9 @@ class thread_job {
       changed_.wait_for(held, std::chrono::milliseconds(1));
       do_next_fault();
       restart(held);
-      // Who waits to be admitted finds nobody any more.
+      // A rank that waits to be admitted finds nobody any more.
       for (std::uint32_t seat = 0; seat < plan_.ranks && log_->finished() != 0; ++seat) {
-        if ((log_->finishers() >> seat & 1) == 0) net_.kill(llmmem::seat_id{seat});
+        if (!log_->is_finisher(seat)) net_.kill(llmmem::seat_id{seat});
       }
     }
     if (thrown_) std::rethrow_exception(thrown_);

@@ -171,6 +171,18 @@ TEST_SUITE("job_log") {
     CHECK_FALSE(job_result{one_other, 77}.identical());
   }
 
+  TEST_CASE("a fresh rank in the seat of one that died in the last epoch is not one of those that finish") {
+    told_job job;
+    job.begin();
+    CHECK_FALSE(job.log.is_finisher(2));
+    job.log.died(2, SIGKILL);
+    job.all(event_kind::finished, 1, 40, 900, 0b111, 77);
+    job.log.started(2, 60);
+    CHECK(job.log.is_finisher(0));
+    CHECK(job.log.is_finisher(1));
+    CHECK_FALSE(job.log.is_finisher(2));
+  }
+
   TEST_CASE("steps before a fallback are lost once, and each checkpoint that is loaded is listed") {
     told_job job;
     job.begin();
