@@ -97,8 +97,8 @@ TEST_SUITE("plane_split") {
     using detail::plane_work;
     struct widths {
       mutable unsigned found = 0;
-      result<void> each(const plane_work<plane_direction::split, 16>&) const {
-        return found = 16, result<void>{};
+      result<void> each(const plane_work<plane_direction::split, 8>&) const {
+        return found = 8, result<void>{};
       }
       result<void> each(const plane_work<plane_direction::split, 4>&) const {
         return found = 4, result<void>{};
@@ -113,9 +113,10 @@ TEST_SUITE("plane_split") {
       split_planes(run, memory + a, 8, {memory + 64 + b, memory + 128 + c}).value();
       return run.found;
     };
-    CHECK(width(0, 16, 0) == 16);
+    CHECK(width(0, 16, 0) == 8);
+    CHECK(width(0, 8, 0) == 8);
     CHECK(width(8, 0, 0) == 4);
-    CHECK(width(0, 8, 0) == 4);
+    CHECK(width(0, 4, 0) == 4);
     CHECK(width(0, 0, 4) == 4);
     CHECK(width(4, 0, 0) == 1);
     CHECK(width(0, 2, 0) == 1);

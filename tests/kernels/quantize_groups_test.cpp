@@ -461,24 +461,26 @@ TEST_SUITE("quantize_groups") {
     CHECK(!is_wide(0, 64, 0, 36));
   }
 
-  TEST_CASE("a device's lanes have all packets of a group, two or four each") {
+  TEST_CASE("lanes have all packets of a group, as many each as leave a sector of codes side by side") {
     alignas(16) std::byte memory[1024]{};
-    const auto shared = [&](dtype value, std::uint32_t elements, std::size_t shift) {
+    const auto shared = [&](dtype value, dtype code, std::uint32_t elements, std::size_t shift = 0) {
       const which_access run;
-      quantize_groups(run, {1, 1, elements}, {memory + shift, value, 0}, {memory + 640, dtype::int4, 0},
+      quantize_groups(run, {1, 1, elements}, {memory + shift, value, 0}, {memory + 640, code, 0},
                       {memory + 768, 0})
           .value();
       return std::pair(run.lanes, run.packets_a_lane);
     };
-    CHECK(shared(dtype::bf16, 32, 0) == std::pair(2U, 2U));
-    CHECK(shared(dtype::bf16, 64, 0) == std::pair(4U, 2U));
-    CHECK(shared(dtype::f16, 128, 0) == std::pair(4U, 4U));
-    CHECK(shared(dtype::f32, 32, 0) == std::pair(4U, 2U));
-    CHECK(shared(dtype::f32, 64, 0) == std::pair(4U, 4U));
-    CHECK(shared(dtype::f32, 128, 0) == std::pair(8U, 4U));
+    CHECK(shared(dtype::bf16, dtype::int8, 32) == std::pair(4U, 1U));
+    CHECK(shared(dtype::bf16, dtype::int8, 64) == std::pair(4U, 2U));
+    CHECK(shared(dtype::f16, dtype::fp8_e4m3, 128) == std::pair(4U, 4U));
+    CHECK(shared(dtype::bf16, dtype::int4, 64) == std::pair(8U, 1U));
+    CHECK(shared(dtype::bf16, dtype::int4, 128) == std::pair(8U, 2U));
+    CHECK(shared(dtype::f32, dtype::int8, 32) == std::pair(8U, 1U));
+    CHECK(shared(dtype::f32, dtype::int8, 128) == std::pair(8U, 4U));
+    CHECK(shared(dtype::f32, dtype::int4, 128) == std::pair(16U, 2U));
     // In pieces, where it is bound by their number.
-    CHECK(shared(dtype::f32, 128, 4) == std::pair(16U, 2U));
-    CHECK(shared(dtype::bf16, 128, 8) == std::pair(8U, 2U));
+    CHECK(shared(dtype::f32, dtype::int8, 128, 4) == std::pair(16U, 2U));
+    CHECK(shared(dtype::bf16, dtype::int8, 128, 8) == std::pair(8U, 2U));
   }
 
   TEST_CASE("offsets are of 64 bits") {

@@ -61,10 +61,10 @@ namespace detail {
 #endif
 }
 
-/// Elements an item, 16 bytes of each plane at the widest, and behind the last whole item single elements. Of
-/// one element an item, all addresses will do.
+/// Elements an item, 16 bytes of them at the widest, so that threads side by side read and write side by
+/// side; behind the last whole item single elements. Of one element an item, all addresses will do.
 template <plane_direction Direction, unsigned Elements>
-  requires(Elements == 16 || Elements == 4 || Elements == 1)
+  requires(Elements == 8 || Elements == 4 || Elements == 1)
 class plane_work {
  public:
   using element_byte = std::conditional_t<Direction == plane_direction::split, const std::byte, std::byte>;
@@ -88,20 +88,15 @@ class plane_work {
   }
 
  private:
-  static constexpr unsigned packet_bytes = Elements >= 8 ? 16 : 2 * Elements;  // of elements
-  static constexpr unsigned packets = 2 * Elements / packet_bytes;
-  static constexpr unsigned words = packet_bytes / 4;  // of a packet
+  static constexpr unsigned packet_bytes = 2 * Elements;
 
   LLMMEM_HD void split(std::uint64_t at) const noexcept {
-    packet<packet_bytes> in[packets];
-    for (unsigned i = 0; i < packets; ++i)
-      in[i] = load_packet<packet_bytes, cache_hint::passing>(elements_ + 2 * at +
-                                                             std::uint64_t{i} * packet_bytes);
+    const auto in = load_packet<packet_bytes, cache_hint::passing>(elements_ + 2 * at);
     packet<Elements> exponents;
     packet<Elements> others;
     for (unsigned i = 0; i < Elements / 4; ++i) {
-      const std::uint32_t first = rotated_left(in[2 * i / words].words[2 * i % words]);
-      const std::uint32_t second = rotated_left(in[2 * i / words].words[2 * i % words + 1]);
+      const std::uint32_t first = rotated_left(in.words[2 * i]);
+      const std::uint32_t second = rotated_left(in.words[2 * i + 1]);
       exponents.words[i] = even_bytes(first >> 8U, second >> 8U);
       others.words[i] = even_bytes(first, second);
     }
@@ -112,14 +107,12 @@ class plane_work {
   LLMMEM_HD void merge(std::uint64_t at) const noexcept {
     const auto exponents = load_packet<Elements, cache_hint::passing>(planes_.exponents + at);
     const auto others = load_packet<Elements, cache_hint::passing>(planes_.mantissas_and_signs + at);
-    packet<packet_bytes> out[packets];
+    packet<packet_bytes> out;
     for (unsigned i = 0; i < Elements / 4; ++i) {
-      packet<packet_bytes>& to = out[2 * i / words];
-      to.words[2 * i % words] = rotated_right(interleaved(others.words[i], exponents.words[i], 0));
-      to.words[2 * i % words + 1] = rotated_right(interleaved(others.words[i], exponents.words[i], 2));
+      out.words[2 * i] = rotated_right(interleaved(others.words[i], exponents.words[i], 0));
+      out.words[2 * i + 1] = rotated_right(interleaved(others.words[i], exponents.words[i], 2));
     }
-    for (unsigned i = 0; i < packets; ++i)
-      store_packet<packet_bytes>(elements_ + 2 * at + std::uint64_t{i} * packet_bytes, out[i]);
+    store_packet<packet_bytes>(elements_ + 2 * at, out);
   }
 
   /// One element, a byte at a time: its address may be odd.
@@ -145,7 +138,7 @@ class plane_work {
   std::uint64_t packets_;
   std::uint64_t count_;
 };
-static_assert(item_work<plane_work<plane_direction::split, 16>>);
+static_assert(item_work<plane_work<plane_direction::split, 8>>);
 
 /// With as many elements an item as all addresses are aligned for.
 template <plane_direction Direction, class Run, class ElementByte, class PlaneByte>
@@ -157,8 +150,7 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
   const std::uint32_t of_planes = alignment_of(reinterpret_cast<std::uintptr_t>(planes.exponents),
                                                reinterpret_cast<std::uintptr_t>(planes.mantissas_and_signs));
   const std::uint32_t of_elements = alignment_of(reinterpret_cast<std::uintptr_t>(elements));
-  if (of_planes >= 16 && of_elements >= 16)
-    return run.each(plane_work<Direction, 16>(elements, planes, count));
+  if (of_planes >= 8 && of_elements >= 16) return run.each(plane_work<Direction, 8>(elements, planes, count));
   if (of_planes >= 4 && of_elements >= 8) return run.each(plane_work<Direction, 4>(elements, planes, count));
   return run.each(plane_work<Direction, 1>(elements, planes, count));
 }
@@ -173,8 +165,9 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
 /// @param elements  [count], 2 bytes each, lowest first.
 /// @pre nothing that is written overlaps anything else
 /// @return `errc::too_short` for a null pointer. Then nothing has begun. Else what `run` returns.
-/// @par Complexity   2 bytes an element read and as many written, 16 at once where all three addresses are
-///      multiples of that, 4 or 1 of a plane where they are not.
+/// @par Complexity   2 bytes an element read and as many written, 16 at once where elements are at a multiple
+/// of
+///      that and planes at multiples of 8; 4 or 1 of a plane at once elsewhere.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Hershcovitch et al., "ZipNN: Lossless Compression for AI Models", 2024 (arXiv 2411.05239);
 ///      Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression via Dynamic-Length Float", 2025

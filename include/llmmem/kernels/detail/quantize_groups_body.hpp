@@ -192,8 +192,13 @@ struct quantize_works {
   static result<void> start(const Run& run, const group_shape& shape,
                             const group_ends<const std::byte, std::byte>& ends) {
     if constexpr (Access == group_access::packets) {
-      // As many that lanes side by side still read 64 bytes side by side.
-      if (ends.values.group_bytes >= 256) return run.each(quantize_work<Value, Code, Access, 4>(shape, ends));
+      // As many packets a lane as leave lanes whose codes side by side are a sector of memory.
+      const std::uint32_t packets = ends.values.group_bytes / 16;
+      const auto is_sector = [&](std::uint32_t each) {
+        return packets / each * code_bytes<Value, Code> >= 32;
+      };
+      if (is_sector(4)) return run.each(quantize_work<Value, Code, Access, 4>(shape, ends));
+      if (!is_sector(2)) return run.each(quantize_work<Value, Code, Access, 1>(shape, ends));
     }
     return run.each(quantize_work<Value, Code, Access, 2>(shape, ends));
   }
