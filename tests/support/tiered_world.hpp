@@ -2,6 +2,8 @@
 /// Random programs on a tiered buffer, against one vector of bytes a chunk.
 #pragma once
 
+#include <llmmem/eviction/admission.hpp>
+#include <llmmem/metadata.hpp>
 #include <llmmem/tiered_buffer.hpp>
 
 #include <doctest/doctest.h>
@@ -297,5 +299,23 @@ struct queue_touch {
     space->copy_in_async(range.subrange(offset, from.size()).value(), from, {}).value().wait();
   }
 };
+
+/// Admits chunks by their contents, at random.
+class admit_half {
+ public:
+  explicit admit_half(llmmem::slot_count, const llmmem::metadata_source& = {}) noexcept {}
+  [[nodiscard]] bool admit(const llmmem::admission_request& request) noexcept {
+    return (request.hint.content + ++asked_) % 2 == 0;
+  }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
+
+ private:
+  std::uint64_t asked_ = 0;
+};
+
+/// Bytes of the tiers of most worlds.
+inline constexpr std::uint64_t top_bytes = 160'000;
+inline constexpr std::uint64_t host_bytes = 320'000;
+inline constexpr std::uint64_t disk_bytes = 4 << 20;
 
 }  // namespace llmmem_tests
