@@ -17,6 +17,7 @@ using answer = frame_buffer::answer;
 using kind = detail::message_outcome::kind;
 
 const seat_id one{1};
+constexpr std::uint64_t price = comm::early_message_bytes;
 
 /// An inbox that two seats send to, byte for byte.
 struct filled_inbox : detail::inbox {
@@ -39,15 +40,15 @@ struct filled_inbox : detail::inbox {
 }  // namespace
 
 TEST_CASE("an early message that was given up halfway leaves the budget that it had") {
-  filled_inbox box(100);
+  filled_inbox box(100 + 2 * price);
   CHECK(box.takes(1, 100, 0, 60, std::byte{1}) == answer::take);
-  CHECK(box.early_bytes() == 100);
+  CHECK(box.early_bytes() == 100 + price);
   CHECK(box.takes(2, 90, 0, 90, std::byte{2}) == answer::take);  // the first is not gone on with
-  CHECK(box.early_bytes() == 90);
+  CHECK(box.early_bytes() == 90 + price);
   CHECK(box.takes(2, 10, 0, 5, std::byte{3}) == answer::take);
-  CHECK(box.early_bytes() == 100);
+  CHECK(box.early_bytes() == 100 + 2 * price);
   box.forget(one);  // and of a sender that dies what came whole stays
-  CHECK(box.early_bytes() == 90);
+  CHECK(box.early_bytes() == 90 + price);
   std::array<std::byte, 90> bytes{};
   box.await(one, 2, bytes);
   CHECK(box.outcome().what == kind::whole);
@@ -56,7 +57,7 @@ TEST_CASE("an early message that was given up halfway leaves the budget that it 
 }
 
 TEST_CASE("a message that is in store in part is waited for until it is whole") {
-  filled_inbox box(100);
+  filled_inbox box(100 + price);
   CHECK(box.takes(1, 8, 0, 4, std::byte{1}) == answer::take);
   std::array<std::byte, 8> bytes{};
   box.await(one, 1, bytes);
@@ -72,7 +73,7 @@ TEST_CASE("a message that is in store in part is waited for until it is whole") 
 TEST_CASE("a frame that does not go on where the one before it ended is torn, and no part of the message") {
   for (const bool is_awaited : {true, false}) {
     CAPTURE(is_awaited);
-    filled_inbox box(100);
+    filled_inbox box(100 + price);
     std::array<std::byte, 9> bytes{};
     if (is_awaited) box.await(one, 1, bytes);
     CHECK(box.takes(1, 9, 0, 3, std::byte{1}) == answer::take);
@@ -94,7 +95,7 @@ TEST_CASE("a message that is longer or shorter than what waits for it is refused
     for (const bool is_awaited : {true, false}) {
       CAPTURE(length);
       CAPTURE(is_awaited);
-      filled_inbox box(100);
+      filled_inbox box(100 + price);
       std::array<std::byte, 8> bytes{};
       if (is_awaited) box.await(one, 1, bytes);
       CHECK(box.takes(1, length, 0, length, std::byte{1}) == (is_awaited ? answer::drop : answer::take));
@@ -106,4 +107,57 @@ TEST_CASE("a message that is longer or shorter than what waits for it is refused
       CHECK(box.early_bytes() == 0);
     }
   }
+}
+
+TEST_CASE("a later frame that tells another length or tag than the first is torn, and writes nothing") {
+  for (const bool is_awaited : {true, false}) {
+    CAPTURE(is_awaited);
+    filled_inbox box(1000 + price);
+    std::array<std::byte, 9> bytes{};
+    if (is_awaited) box.await(one, 1, bytes);
+    CHECK(box.takes(1, 9, 0, 3, std::byte{1}) == answer::take);
+    // Within the length that it tells itself, and beyond the message's.
+    CHECK(box.takes(1, 1000, 3, 900, std::byte{7}) == answer::drop);
+    CHECK(box.takes(1, 4, 3, 4, std::byte{7}) == answer::drop);
+    CHECK(box.takes(2, 9, 3, 9, std::byte{7}) == answer::drop);
+    CHECK(box.torn_frames() == 3);
+    CHECK(box.takes(1, 9, 3, 9, std::byte{2}) == answer::take);
+    if (!is_awaited) box.await(one, 1, bytes);
+    CHECK(box.outcome().what == kind::whole);
+    CHECK(bytes[3] == std::byte{2});
+    CHECK(bytes[8] == std::byte{2});
+  }
+}
+
+TEST_CASE("early messages without bytes have a price, and those of a tag are taken in the order they came") {
+  constexpr std::uint64_t most = 64 * 1024;
+  filled_inbox box(most);
+  std::uint32_t kept = 0;
+  while (box.takes(kept % 7, kept % 2, 0, kept % 2, std::byte(kept)) == answer::take)
+    ++kept;
+  CHECK(box.early_bytes() <= most);
+  CHECK(kept <= most / price);
+  CHECK(kept >= most / (price + 1));
+  for (std::uint32_t i = 0; i < kept; ++i) {
+    const std::uint32_t number = i / 7 * 7 + (6 - i % 7);  // the tags in turn, the last one first
+    if (number >= kept) continue;
+    std::array<std::byte, 1> byte{std::byte{0}};
+    CHECK(box.size_of_next(one, number % 7) == number % 2);
+    box.await(one, number % 7, std::span(byte).first(number % 2));
+    REQUIRE(box.outcome().what == kind::whole);
+    if (number % 2 == 1) CHECK(byte[0] == std::byte(number));
+  }
+  CHECK(box.early_bytes() < 7 * (price + 1));
+}
+
+TEST_CASE("a message beyond the budget waits, and its length can be asked for") {
+  filled_inbox box(10 + price);
+  CHECK(box.room() == 10);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, ~std::uint64_t{0}, 0, 11, std::byte{1}) == answer::later);
+  CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::later);
+  CHECK(box.size_of_next(one, 3) == 11U);
+  CHECK(box.takes(3, 10, 0, 10, std::byte{1}) == answer::take);
+  CHECK(box.room() == 0);
+  CHECK(box.takes(3, 0, 0, 0, std::byte{1}) == answer::later);
 }

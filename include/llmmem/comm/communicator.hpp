@@ -35,8 +35,9 @@ using payload_check [[deprecated("its name is comm::payload_check")]] = comm::pa
 
 /// How a communicator is set up.
 struct communicator_options {
-  const char* name = "communicator";                    ///< for error texts; outlives it
-  std::uint64_t early_bytes = std::uint64_t{64} << 20;  ///< for messages that nobody has asked for yet
+  const char* name = "communicator";  ///< for error texts; outlives it
+  /// For messages that nobody has asked for yet. Each is charged its bytes and `comm::early_message_bytes`.
+  std::uint64_t early_bytes = std::uint64_t{64} << 20;
   comm::payload_check check = comm::payload_check::none;
 };
 
@@ -57,7 +58,7 @@ struct communicator_stats {
   std::uint64_t stale_frames = 0;  ///< of epochs that are over, or of who is out: not heard
   std::uint64_t torn_frames = 0;   ///< of messages that were given up halfway
   std::uint64_t bad_frames = 0;    ///< told, and not what this version says
-  std::uint64_t early_bytes = 0;   ///< held now
+  std::uint64_t early_bytes = 0;   ///< charged now
 };
 
 /// The processes of a job as ranks 0 to `world()` - 1 of an *epoch*, which is a fixed set of members. Any of
@@ -77,7 +78,8 @@ struct communicator_stats {
 /// - **Messages** have a tag and any length, also 0. Of two with the same tag, from the same rank, the first
 ///   sent is the first received; others may be received in any order. One that comes before it is asked for
 ///   is kept, up to `early_bytes` in all; beyond that it waits where it is, and all of that rank behind it.
-///   Who receives must ask for the very length: else `errc::size_mismatch`, and the message is gone.
+///   The receive buffer must have exactly the message's length; otherwise `errc::size_mismatch`, and the
+///   message is discarded.
 /// - **Nothing waits** beyond its deadline: `errc::peer_timed_out`, of `join` `errc::seat_missing`. A message
 /// of which a part had moved by
 ///   then is lost, for whoever sent and received it; the next one is whole again. The usual answer is

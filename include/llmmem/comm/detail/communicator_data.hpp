@@ -92,7 +92,7 @@ result<void> communicator<E>::send_to_self(std::span<const std::byte> bytes, std
         .epoch = epoch_, .message = bytes.size(), .offset = sent, .bytes = now, .tag = tag};
     const frame_buffer into = inbox_.buffer_for(self, frame);
     if (into.what != frame_buffer::answer::take) {
-      return refuse(errc::out_of_bytes, rank_, bytes.size(), options_.early_bytes - inbox_.early_bytes());
+      return refuse(errc::out_of_bytes, rank_, bytes.size(), inbox_.room());
     }
     if (now != 0) std::memcpy(into.bytes.data(), bytes.data() + sent, now);
     arrived(self, frame);

@@ -10,7 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <new>
+#include <list>
+#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -18,6 +19,13 @@
 
 namespace llmmem {
 inline namespace v0 {
+namespace comm {
+
+/// What the store of early messages charges for each of them beyond its bytes: what it takes to keep one.
+inline constexpr std::uint64_t early_message_bytes = 256;
+
+}  // namespace comm
+
 namespace detail {
 
 /// How a message came.
@@ -31,14 +39,24 @@ struct message_outcome {
 };
 
 /// One message at a time is awaited; what comes of others is kept while there is room, and left where it is
-/// when there is none. A seat's messages are put together one at a time, as its frames come.
+/// when there is none. A seat's messages are put together one at a time, as its frames come. The first frame
+/// of a message fixes its length and its tag: a later frame that says otherwise is no part of it.
+///
+/// @par Complexity   a frame or a message taken: O(log t) for t tags that its sender's kept messages have.
+/// @par Errors       the constructor throws `std::bad_alloc`. Without memory an early message is left where
+///      it is.
 class inbox {
  public:
   /// @throws std::bad_alloc
   inbox(std::uint32_t seats, std::uint64_t early_bytes) : senders_(seats), most_(early_bytes) {}
 
-  /// Bytes of messages that nobody has asked for yet.
+  /// Charged for messages that nobody has asked for yet: their bytes, and `comm::early_message_bytes` each.
   [[nodiscard]] std::uint64_t early_bytes() const noexcept { return held_; }
+  /// Bytes that the next of them may have.
+  [[nodiscard]] std::uint64_t room() const noexcept {
+    const std::uint64_t left = most_ - held_;
+    return left < comm::early_message_bytes ? 0 : left - comm::early_message_bytes;
+  }
   /// Frames of messages whose beginning was lost: of those given up by who sent or who awaited them.
   [[nodiscard]] std::uint64_t torn_frames() const noexcept { return torn_; }
 
@@ -71,9 +89,9 @@ class inbox {
   /// How long the next message of that tag is, once that is known.
   [[nodiscard]] std::optional<std::uint64_t> size_of_next(seat_id from, std::uint32_t tag) const noexcept {
     const sender& of = senders_[to_index(from)];
-    for (const early_message& each : of.early) {
-      if (each.tag == tag) return each.bytes.size();
-    }
+    const auto kept = of.early.find(tag);
+    if (kept != of.early.end() && !kept->second.empty()) return kept->second.front().bytes.size();
+    if (of.into == target::early && of.tag == tag) return of.length;
     if (of.offered && of.offered->tag == tag) return of.offered->message;
     return std::nullopt;
   }
@@ -85,7 +103,8 @@ class inbox {
     if (frame.offset == 0) {
       abandon(of, from);
       if (!begin(of, from, frame)) return {.what = frame_buffer::answer::later};
-    } else if (of.into == target::none || frame.offset != of.next) {
+    } else if (of.into == target::none || frame.offset != of.next || frame.message != of.length ||
+               frame.tag != of.tag) {
       return torn();
     }
     if (of.into == target::dropped) return {};
@@ -97,12 +116,13 @@ class inbox {
     if (of.into == target::none || of.into == target::dropped) return;
     if (frame.is_checked != 0) check(of, frame);
     of.next = frame.offset + frame.bytes;
-    if (of.next != frame.message) return;
+    if (of.next != of.length) return;
     if (std::exchange(of.into, target::none) == target::awaited) {
       if (outcome_.what == message_outcome::kind::none) outcome_.what = message_outcome::kind::whole;
       from_ = no_seat;
     } else {
-      of.early.back().is_whole = true;
+      std::list<early_message>& kept = of.early.find(of.tag)->second;
+      kept.splice(kept.end(), of.building);
       if (from == from_) take_early();
     }
   }
@@ -117,6 +137,7 @@ class inbox {
   void clear() noexcept {
     for (sender& of : senders_) {
       of.early.clear();
+      of.building.clear();
       of.offered.reset();
       of.into = target::none;
     }
@@ -127,15 +148,17 @@ class inbox {
  private:
   enum class target : std::uint8_t { none, awaited, early, dropped };
   struct early_message {
-    std::uint32_t tag = 0;
-    bool is_whole = false;
     message_outcome outcome{};
     std::vector<std::byte> bytes{};
   };
   struct sender {
     target into = target::none;
-    std::uint64_t next = 0;  // byte of the message that is being put together
-    std::vector<early_message> early{};
+    std::uint32_t tag = 0;                // of the message that is being put together
+    std::uint64_t length = 0;             // of it, by its first frame
+    std::uint64_t next = 0;               // byte of it
+    std::list<early_message> building{};  // it, where nobody has asked for it yet: one or none
+    // Those that are whole, by tag, the first to come first. The tag of `building` has its place here.
+    std::map<std::uint32_t, std::list<early_message>> early{};
     std::optional<frame_header> offered{};  // the beginning of a message that waits for room
   };
 
@@ -146,6 +169,8 @@ class inbox {
 
   [[nodiscard]] bool begin(sender& of, seat_id from, const frame_header& frame) noexcept {
     of.next = 0;
+    of.tag = frame.tag;
+    of.length = frame.message;
     if (from == from_ && frame.tag == tag_) {
       outcome_ = {.bytes = frame.message};
       of.into = target::awaited;
@@ -163,29 +188,39 @@ class inbox {
   }
 
   [[nodiscard]] bool keep(sender& of, const frame_header& frame) noexcept {
-    if (frame.message > most_ - held_) return false;
+    if (most_ - held_ < comm::early_message_bytes || frame.message > room()) return false;
     try {
-      of.early.push_back({.tag = frame.tag, .outcome = {.bytes = frame.message}});
-      of.early.back().bytes.resize(frame.message);
-    } catch (const std::bad_alloc&) {
-      if (!of.early.empty() && !of.early.back().is_whole) of.early.pop_back();
+      static_cast<void>(of.early[frame.tag]);
+      of.building.push_back({.outcome = {.bytes = frame.message}});
+      of.building.back().bytes.resize(frame.message);
+    } catch (...) {  // want of memory
+      of.building.clear();
+      forget_tag(of);
       return false;
     }
-    held_ += frame.message;
+    held_ += price_of(frame.message);
     of.into = target::early;
     return true;
+  }
+  [[nodiscard]] static constexpr std::uint64_t price_of(std::uint64_t bytes) noexcept {
+    return bytes + comm::early_message_bytes;
+  }
+  /// Of the message under way, unless others of that tag are kept.
+  static void forget_tag(sender& of) noexcept {
+    const auto kept = of.early.find(of.tag);
+    if (kept != of.early.end() && kept->second.empty()) of.early.erase(kept);
   }
 
   [[nodiscard]] std::span<std::byte> place(sender& of, const frame_header& frame) noexcept {
     const std::span<std::byte> all =
-        of.into == target::awaited ? bytes_ : std::span<std::byte>(of.early.back().bytes);
+        of.into == target::awaited ? bytes_ : std::span<std::byte>(of.building.back().bytes);
     return all.subspan(frame.offset, frame.bytes);
   }
 
   void check(sender& of, const frame_header& frame) noexcept {
     const std::uint32_t came_with = crc32c(0, place(of, frame));
     if (came_with == frame.crc) return;
-    message_outcome& outcome = of.into == target::awaited ? outcome_ : of.early.back().outcome;
+    message_outcome& outcome = of.into == target::awaited ? outcome_ : of.building.back().outcome;
     outcome.what = message_outcome::kind::damaged;
     outcome.left_with = frame.crc;
     outcome.came_with = came_with;
@@ -195,8 +230,9 @@ class inbox {
   void abandon(sender& of, seat_id from) noexcept {
     switch (std::exchange(of.into, target::none)) {
       case target::early:
-        held_ -= of.early.back().bytes.size();
-        of.early.pop_back();
+        held_ -= price_of(of.building.back().bytes.size());
+        of.building.clear();
+        forget_tag(of);
         break;
       case target::awaited:
         if (from == from_) outcome_ = {};
@@ -209,22 +245,21 @@ class inbox {
 
   void take_early() noexcept {
     sender& of = senders_[to_index(from_)];
-    for (std::size_t i = 0; i < of.early.size(); ++i) {
-      early_message& each = of.early[i];
-      if (each.tag != tag_) continue;
-      if (!each.is_whole) return;
-      outcome_ = each.outcome;
-      if (each.bytes.size() != bytes_.size()) {
-        outcome_.what = message_outcome::kind::other_size;
-      } else if (outcome_.what == message_outcome::kind::none) {
-        outcome_.what = message_outcome::kind::whole;
-        if (!bytes_.empty()) std::memcpy(bytes_.data(), each.bytes.data(), bytes_.size());
-      }
-      held_ -= each.bytes.size();
-      of.early.erase(of.early.begin() + static_cast<std::ptrdiff_t>(i));
-      from_ = no_seat;
-      return;
+    const auto kept = of.early.find(tag_);
+    if (kept == of.early.end() || kept->second.empty()) return;
+    const early_message& first = kept->second.front();
+    outcome_ = first.outcome;
+    if (first.bytes.size() != bytes_.size()) {
+      outcome_.what = message_outcome::kind::other_size;
+    } else if (outcome_.what == message_outcome::kind::none) {
+      outcome_.what = message_outcome::kind::whole;
+      if (!bytes_.empty()) std::memcpy(bytes_.data(), first.bytes.data(), bytes_.size());
     }
+    held_ -= price_of(first.bytes.size());
+    kept->second.pop_front();
+    const bool is_under_way = of.into == target::early && of.tag == tag_;
+    if (kept->second.empty() && !is_under_way) of.early.erase(kept);
+    from_ = no_seat;
   }
 
   std::vector<sender> senders_;
