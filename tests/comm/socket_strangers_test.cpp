@@ -3,7 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -65,10 +69,16 @@ struct raw_seat {
   raw_caller told;
   std::uint32_t told_sequence = 0;
 
-  explicit raw_seat(const socket_options& listener, std::byte life = std::byte{0x42})
+  /// @param pid  the process of this machine that it says it is; 0: of another machine.
+  explicit raw_seat(const socket_options& listener, std::byte life = std::byte{0x42}, pid_t pid = 0)
       : data(address_of(listener)), told(address_of(listener)) {
     auto hello = hello_to(listener, 1, detail::hello_purpose::data);
     hello.hello.incarnation.fill(life);
+    if (pid != 0) {
+      hello.hello.boot = detail::boot_of_machine();
+      hello.hello.pid_space = detail::pid_space_of_process();
+      hello.hello.pid = static_cast<std::uint32_t>(pid);
+    }
     CHECK(hello.greet(data) == detail::hello_answer::welcome);
     hello.hello.purpose = detail::hello_purpose::told;
     CHECK(hello.greet(told) == detail::hello_answer::welcome);
@@ -176,6 +186,68 @@ TEST_CASE("no more callers are listened to at once than most_half_open says") {
     REQUIRE(world.until([&] { return world.ends[0]->stats().called == 20; }));
     CHECK(world.ends[0]->stats().crowded_out == 15);
   }
+}
+
+TEST_CASE("callers that say nothing and come again and again shut no rank out") {
+  for (const socket_kind kind : both_kinds) {
+    socket_world world(kind, 2, {.most_half_open = 5});
+    world.start(0);
+    std::vector<raw_caller> silent;
+    const auto crowd = [&] {
+      silent.emplace_back(address_of(world.options(0)));
+      if (silent.size() > 30) silent.erase(silent.begin());
+    };
+    for (int i = 0; i < 30; ++i) {
+      crowd();
+      world.turn();
+    }
+    CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::crowded);
+    world.start(1);
+    REQUIRE(world.until([&] {
+      crowd();
+      return world.is_whole();
+    }));
+  }
+}
+
+TEST_CASE(
+    "a caller that sits in no seat of the job that it names is a stranger, though it knows the secret") {
+  for (const std::uint32_t seat : {2U, 63U, 200U}) {
+    socket_world world(socket_kind::tcp, 2);
+    world.start(0);
+    const driven_seat drive(world, 0);
+    const raw_caller caller(address_of(world.options(0)));
+    CHECK(hello_to(world.options(0), seat, detail::hello_purpose::data).greet(caller) == std::nullopt);
+  }
+}
+
+TEST_CASE("a process that a caller names is not killed, and not watched, unless it holds the connection") {
+  struct bystander_process {
+    pid_t id = ::fork();
+    ~bystander_process() {
+      ::kill(id, SIGKILL);
+      ::waitpid(id, nullptr, 0);
+    }
+  } const bystander;
+  if (bystander.id == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  REQUIRE(bystander.id > 0);
+  socket_world world(socket_kind::tcp, 2,
+                     {.silence = on_silence::kill_local,
+                      .beat_ns = 5 * ms,
+                      .soft_silence_ns = 20 * ms,
+                      .hard_silence_ns = 50 * ms});
+  world.start(0);
+  std::optional<raw_seat> seat;
+  {
+    const driven_seat drive(world, 0);
+    seat.emplace(world.options(0), std::byte{0x42}, bystander.id);
+  }
+  REQUIRE(world.until([&] { return !world.heard[0].deaths.empty(); }));
+  CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
+  CHECK(::waitpid(bystander.id, nullptr, WNOHANG) == 0);
 }
 
 TEST_CASE(

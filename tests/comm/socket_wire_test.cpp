@@ -159,6 +159,12 @@ TEST_CASE("a hello is read as it was written, and not from a seat that there is 
   detail::write_hello(hello, bytes);
   CHECK(detail::read_hello(bytes, 4) == hello);
   CHECK(!detail::read_hello(bytes, 3));
+  auto beyond = hello_of(4, 1, detail::hello_purpose::told);  // of the four seats that it names
+  detail::write_hello(beyond, bytes);
+  CHECK(!detail::read_hello(bytes, 64));
+  beyond.seats = 5;
+  detail::write_hello(beyond, bytes);
+  CHECK(detail::read_hello(bytes, 64) == beyond);
   detail::write_hello(hello_of(1, 1, detail::hello_purpose::told), bytes);
   CHECK(!detail::read_hello(bytes, 4));
   detail::write_hello(hello_of(1, 2, static_cast<detail::hello_purpose>(3)), bytes);

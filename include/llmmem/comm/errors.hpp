@@ -28,7 +28,8 @@ enum class seat_absence : std::uint32_t {
   seat_taken,      ///< it holds this seat for taken by a process before this one
   given_up,        ///< it has given this very process up
   ended,           ///< its process has come, and is gone again
-  in_epoch         ///< its process is a member of an epoch that has begun without this one
+  in_epoch,        ///< its process is a member of an epoch that has begun without this one
+  crowded          ///< so many callers said nothing that the oldest of them were closed
 };
 
 namespace detail {
@@ -72,6 +73,9 @@ namespace detail {
     case seat_absence::in_epoch:
       return "its process is in an epoch that has begun without this one; have its members agree() and "
              "admit()";
+    case seat_absence::crowded:
+      return "nothing has come from there, but a crowd of connections that say nothing; find out who makes "
+             "them, or raise most_half_open";
   }
   return absence_sentence(seat_absence::unheard);
 }

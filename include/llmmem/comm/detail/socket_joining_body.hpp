@@ -184,10 +184,16 @@ inline void socket_joining::take_lane(seat_id seat, std::uint32_t slot) noexcept
   next.add(is_told ? socket_lane::told : socket_lane::data, halves_.take(slot));
 }
 
-/// The process at the other end, where this machine knows it.
+/// The process at the other end, where this machine's kernel says which it is. What a peer says of itself is
+/// where to look, and nothing more: a process that does not hold the connection is not watched, and never
+/// killed.
 inline descriptor socket_joining::process_of(const wire_hello& theirs, std::uint32_t slot) const noexcept {
   if (halves_.is_unix(mine_.from)) return open_peer_process(halves_.socket(slot));
-  return is_on_this_machine(theirs) ? open_process(theirs.pid) : descriptor();
+  if (!is_on_this_machine(theirs)) return {};
+  descriptor process = open_process(theirs.pid);
+  // Opened before it is looked at: its number is not another's by now, unless it has exited.
+  if (!holds_other_end(theirs.pid, halves_.socket(slot)) || has_exited(process)) return {};
+  return process;
 }
 
 inline void socket_joining::look_at_candidate(seat_id seat, handler_call& call) {

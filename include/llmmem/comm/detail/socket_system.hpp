@@ -1,9 +1,10 @@
 /// @file
-/// What a socket endpoint asks of the system: addresses, listening, who is at the other end.
+/// What a socket endpoint asks of the system: addresses and listening.
 #pragma once
 
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_folder_lock.hpp>
+#include <llmmem/comm/detail/socket_process.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/detail/monotonic.hpp>
@@ -13,12 +14,10 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -185,66 +184,6 @@ struct socket_address {
   if (!socket.is_open()) return false;
   const ssize_t got = ::recv(socket.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
   return got > 0 || (got < 0 && (would_block(errno) || errno == EINTR));
-}
-
-/// The process that listens at a Unix address, or called from it, as far as this one may know it.
-[[nodiscard]] inline ucred credentials_of(int socket) noexcept {
-  ucred who{};
-  socklen_t size = sizeof(who);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return {0, ~uid_t{0}, ~gid_t{0}};
-  return who;
-}
-
-[[nodiscard]] inline descriptor open_process(std::uint32_t pid) noexcept {
-  if (pid == 0) return {};
-#if defined(SYS_pidfd_open)
-  return descriptor(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0U)));
-#else
-  return {};
-#endif
-}
-
-/// Of who is at the other end of a connected Unix socket. Without asking for a number first, where the system
-/// can (Linux 6.5): a number may be another's by then.
-[[nodiscard]] inline descriptor open_peer_process(int socket) noexcept {
-  constexpr int so_peerpidfd = 77;
-  int made = -1;
-  socklen_t size = sizeof(made);
-  if (::getsockopt(socket, SOL_SOCKET, so_peerpidfd, &made, &size) == 0 && made >= 0) return descriptor(made);
-  return open_process(static_cast<std::uint32_t>(credentials_of(socket).pid));
-}
-
-[[nodiscard]] inline bool has_exited(const descriptor& process) noexcept {
-  pollfd asked{process.get(), POLLIN, 0};
-  return process.is_open() && ::poll(&asked, 1, 0) == 1 && (asked.revents & POLLIN) != 0;
-}
-
-inline void kill_process(const descriptor& process) noexcept {
-#if defined(SYS_pidfd_send_signal)
-  ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0U);
-#endif
-}
-
-/// This run of this machine: all zero where it cannot be told.
-[[nodiscard]] inline incarnation_id boot_of_machine() noexcept {
-  incarnation_id id{};
-  char text[64] = {};
-  const descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-  if (!file.is_open() || ::read(file.get(), text, sizeof(text) - 1) <= 0) return id;
-  std::size_t digits = 0;
-  for (const char* at = text; *at != '\0' && digits < 2 * id.size(); ++at) {
-    const char c = *at;
-    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (value < 0) continue;
-    id[digits / 2] |= static_cast<std::byte>(value << (digits % 2 == 0 ? 4 : 0));
-    ++digits;
-  }
-  return id;
-}
-
-[[nodiscard]] inline std::uint64_t pid_space_of_process() noexcept {
-  struct ::stat seen{};
-  return ::stat("/proc/self/ns/pid", &seen) == 0 ? static_cast<std::uint64_t>(seen.st_ino) : 0;
 }
 
 /// Makes way for a socket's file: one that a dead process left is removed, a living one's is an error.

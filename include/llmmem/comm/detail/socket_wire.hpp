@@ -146,7 +146,8 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
   return reader.take<std::uint32_t>() == wire_magic && reader.take<std::uint16_t>() != wire_version;
 }
 
-/// Nothing where it is none, or its seats are not two different ones of `seats`.
+/// Nothing where it is none, or its seats are not two different ones of `seats`, and of the job that it
+/// names: a caller whose job has as many seats as this one sits in one that exists here.
 [[nodiscard]] constexpr std::optional<wire_hello> read_hello(
     std::span<const std::byte, wire_hello_bytes> from, std::uint32_t seats) noexcept {
   wire_reader reader(from);
@@ -161,6 +162,7 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
   if (to_index(hello.from) >= seats || to_index(hello.to) >= seats || hello.from == hello.to)
     return std::nullopt;
   hello.seats = reader.take<std::uint32_t>();
+  if (to_index(hello.from) >= hello.seats) return std::nullopt;
   hello.frame_bytes = reader.take<std::uint32_t>();
   hello.incarnation = reader.take_bytes<16>();
   hello.nonce = reader.take_bytes<16>();
