@@ -255,6 +255,93 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.waiting().empty());
   }
 
+  TEST_CASE(
+      "a fresh process in the seat of a member that died before this one began is not given up for it") {
+    scripted_endpoint end(zero, 3, 10);
+    end.comes(one);
+    end.comes(two);
+    end.says_hello(two, 0, 22);
+    end.dies(two);
+    end.comes(two);
+    end.says_hello(two, 0, 99);                     // it is in no epoch
+    end.says_welcome(one, 1, 0b111, {10, 21, 22});  // seat 1 began with the process that has died
+    end.says_revoke(one, 1);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    CHECK(ranks.epoch() == 1);
+    CHECK(to_text(ranks.waiting()) == "seat 2");
+    ranks.shrink({.failed = {two}});
+    CHECK(end.given_up().empty());
+    CHECK(to_text(ranks.waiting()) == "seat 2");
+    ranks.admit({.joining = {two}});
+    CHECK(ranks.failed().empty());
+  }
+
+  TEST_CASE("a process that was admitted before it had said who it is is heard as a member once it has") {
+    scripted_endpoint end(zero, 2, 10);
+    end.comes(one);
+    end.says_hello(one, 0, 21);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.dies(one);
+    ranks.poll();
+    ranks.shrink({.failed = {one}});
+    end.comes(one);
+    ranks.poll();
+    ranks.admit({.joining = {one}});
+    end.says_hello(one, 0, 99);
+    end.sends(one, 3, 7, std::byte{5});
+    std::byte byte{};
+    ranks.recv({&byte, 1}, rank_id{1}, 7, {200}).value();
+    CHECK(byte == std::byte{5});
+    CHECK(ranks.waiting().empty());
+    CHECK(ranks.failed().empty());
+  }
+
+  TEST_CASE("messages of an epoch from another process than its member are not heard, and it is fenced") {
+    scripted_endpoint end(zero, 3, 10);
+    end.comes(one);
+    end.comes(two);
+    end.says_hello(one, 0, 21);
+    end.says_hello(two, 0, 22);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.dies(two);
+    end.comes(two);
+    end.says_hello(two, 0, 99);
+    end.says_welcome(two, 1, 0b111, {10, 21, 99});  // it took the others for fresh, and began alone
+    ranks.poll();
+    CHECK(end.told(fenced) == std::vector{std::pair{two, std::uint64_t{2}}});
+    end.says_agree(two, 1, {.kind = llmmem::agree_kind::report, .instance = 0});
+    end.says_revoke(two, 1);
+    end.sends(two, 1, 7, std::byte{5});
+    ranks.poll();
+    CHECK(end.told(fenced).size() == 2);
+    CHECK_FALSE(ranks.is_revoked());
+    CHECK(ranks.stats().stale_frames == 1);
+  }
+
+  TEST_CASE("a process that this one has given up is suspected in the epoch that others admit it to") {
+    scripted_endpoint end(zero, 3, 10);
+    end.comes(one);
+    end.comes(two);
+    end.says_hello(one, 0, 21);
+    end.says_hello(two, 0, 22);
+    communicator ranks(end);
+    ranks.join({100}).value();
+    ranks.shrink({.failed = {two}});
+    CHECK(to_text(end.given_up()) == "seat 2");
+    ranks.admit({.joining = {two}});
+    CHECK(to_text(ranks.failed()) == "seat 2");
+    ranks.shrink({.failed = {two}});
+    end.dies(two);
+    end.comes(two);  // a fresh one
+    end.says_hello(two, 0, 99);
+    ranks.poll();
+    ranks.admit({.joining = {two}});
+    CHECK(ranks.failed().empty());
+  }
+
   TEST_CASE("a seat that is missing at the deadline is named with what is known of it") {
     const auto missing = [](seat_id seat, seat_absence why, std::uint64_t count) {
       return failure{errc::seat_missing, to_index(seat), static_cast<std::uint64_t>(why), count};

@@ -198,6 +198,21 @@ TEST_CASE("a process that gave this one up is suspected, and not heard any more"
   CHECK(here.heard.deaths == deaths{{1U, comm::death::suspected}, {1U, comm::death::certain}});
 }
 
+TEST_CASE("a process that gave this one up and then left is suspected first, though one look reads both") {
+  for (const bool has_exited : {false, true}) {
+    CAPTURE(has_exited);
+    peers_here here;
+    here.connect(has_exited);
+    REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
+    REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+    here.data.there.close();
+    here.told.there.close();
+    if (has_exited) here.exit();
+    here.turn();
+    CHECK(here.heard.deaths == deaths{{1U, comm::death::suspected}, {1U, comm::death::certain}});
+  }
+}
+
 TEST_CASE("a connection that ends is a death as the options say when no process is known") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     peers_here here({.reset = reset});

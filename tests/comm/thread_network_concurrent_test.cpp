@@ -300,6 +300,39 @@ TEST_SUITE("thread_network") {
     CHECK(handler.deaths == 1);
   }
 
+  TEST_CASE(
+      "a rank that is given up suspects the one that gave it up, once, after what that told it before") {
+    struct listener : llmmem::detail::any_frame_handler {
+      void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept {
+        CHECK(deaths.empty());
+        ++tellings;
+      }
+      void died(seat_id seat, comm::death how) noexcept { deaths.emplace_back(to_index(seat), how); }
+      std::vector<std::pair<std::uint32_t, comm::death>> deaths{};
+      int tellings = 0;
+    };
+    thread_network net(2);
+    std::optional<thread_endpoint> giver(std::in_place, net, seat_id{0});
+    thread_endpoint given(net, seat_id{1});
+    listener handler;
+    listener other;
+    while (giver->poll({0}, other) || given.poll({0}, handler)) {
+    }
+    giver->tell(seat_id{1}, {}, {});
+    giver->give_up(seat_id{1});
+    giver->give_up(seat_id{1});
+    while (given.poll({0}, handler)) {
+    }
+    CHECK(handler.tellings == 1);
+    CHECK(handler.deaths == std::vector{std::pair{0U, comm::death::suspected}});
+    CHECK(given.send(seat_id{0}, {}, {}, {0}, handler).code() == errc::peer_failed);
+    giver.reset();
+    while (given.poll({0}, handler)) {
+    }
+    CHECK(handler.deaths.size() == 1);
+    CHECK(other.deaths.empty());
+  }
+
   TEST_CASE("what cannot be is refused with what it is and how to mend it") {
     CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are possible", argument_error);
     CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are possible",

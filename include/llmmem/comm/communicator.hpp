@@ -214,7 +214,7 @@ class communicator {
   [[nodiscard]] bool goes_on() const noexcept;
 
   void hear_hello(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
-  void hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void hear_welcome(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void hear_revoke(const frame_header& frame) noexcept;
   void hear_agree(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void tell(seat_id to, told_kind kind, std::uint64_t epoch, std::span<const std::byte> bytes) noexcept;
@@ -234,6 +234,8 @@ class communicator {
   void begin_epoch(std::uint64_t epoch, const seat_set& members, const seat_set& newcomers,
                    const std::vector<std::uint64_t>& nonces);
   void leave_behind(const seat_set& failed) noexcept;
+  void fence(seat_id process, std::uint64_t its_epoch) noexcept;
+  void tell_begun(const seat_set& members) noexcept;
   void wait_once(deadline by);
 
   [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
@@ -260,6 +262,7 @@ class communicator {
   seat_set certain_{};                 // of these, for certain
   seat_set fresh_{};                   // processes that are in no epoch, for all they said
   seat_set anew_{};                    // processes that came after the epoch began, not its members
+  seat_set left_{};                    // processes that this one has given up
   seat_set waiting_{};                 // fresh ones that wait for members to admit them
   std::vector<std::uint64_t> nonces_;  // by seat, of who was connected there last; 0: it has not said so yet
   std::vector<std::uint64_t> member_nonces_;

@@ -44,7 +44,8 @@ class thread_endpoint;
 ///     std::thread([&] { thread_endpoint end(net, seat_id{1}); communicator ranks(end); ... });
 ///
 /// A rank's death is the end of its endpoint, or `kill`, which its next call of the endpoint answers by
-/// throwing `rank_killed`: threads cannot be ended by others. Nobody is ever suspected.
+/// throwing `rank_killed`: threads cannot be ended by others. Only a rank that another one gave up suspects
+/// it, because that one may go on without it.
 ///
 /// @par Complexity      a frame one copy (two up to `copied_bytes`), one lock and one wake-up.
 /// @par Thread safety   any thread; each endpoint one thread at a time, but `wake`.
@@ -82,6 +83,7 @@ class thread_network {
     seat_id seat{};
     std::uint64_t of = 0;  // incarnation
     bool is_death = false;
+    comm::death how = comm::death::certain;
   };
   struct place {
     std::condition_variable changed{};

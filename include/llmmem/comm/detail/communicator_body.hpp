@@ -78,6 +78,7 @@ void communicator<E>::died(seat_id seat, comm::death how) noexcept {
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
   anew_.insert(seat);
+  left_.erase(seat);
   gone_.erase(seat);
   certain_.erase(seat);
   nonces_[to_index(seat)] = 0;
@@ -97,19 +98,29 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
     return;
   }
   nonces_[to_index(from)] = nonce;
+  // It was admitted before it had said who it is.
+  std::uint64_t& member = member_nonces_[to_index(from)];
+  if (member == 0 && part_.members().contains(from) && !part_.failed().contains(from)) member = nonce;
   // A member that comes late is not another who takes its seat, nor fresh, whatever it said on its way here.
   if (is_member(from)) {
     anew_.erase(from);
     return;
   }
-  if (frame.epoch != 0) return;
+  // One that said it was fresh may have begun an epoch since, without this process.
+  if (frame.epoch != 0) {
+    fresh_.erase(from);
+    return;
+  }
   fresh_.insert(from);
   if (epoch_ != 0) waiting_.insert(from);
 }
 
 template <endpoint E>
-void communicator<E>::hear_welcome(const frame_header& frame, std::span<const std::byte> bytes) noexcept {
+void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
+                                   std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
+  if (epoch_ != 0 && !was_member(from))
+    return fence(from, frame.epoch);     // it began an epoch by what was true before
   if (epoch_ != 0 || welcomed_) return;  // each member says it
   const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
@@ -206,6 +217,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   early_words.swap(early_words_);
   for (const seat_id seat : newcomers)
     member_nonces_[to_index(seat)] = nonces[to_index(seat)];
+  const bool was_fresh = epoch_ == 0;
   seats_ = std::move(seats);  // nothing throws from here on
   part_before_ = std::exchange(part_, agreement(end_->self(), members));
   epoch_ = epoch;
@@ -215,9 +227,15 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   for (std::uint32_t seat = 0; seat < end_->seats(); ++seat)
     end_->withdraw(seat_id{seat});
   inbox_.clear();
-  fresh_ -= newcomers;
-  waiting_ -= newcomers;
-  anew_ -= newcomers;
+  // Another process may sit there by now than the one that the newcomers' nonces name.
+  seat_set came_as_named;
+  for (const seat_id seat : newcomers) {
+    if (is_member(seat)) came_as_named.insert(seat);
+  }
+  if (was_fresh) tell_begun(came_as_named);
+  fresh_ -= came_as_named;
+  waiting_ -= came_as_named;
+  anew_ -= came_as_named;
   // Fresh processes that this one has met while it was fresh itself, and that were not admitted with it.
   for (const seat_id seat : fresh_) {
     if (!is_member(seat)) waiting_.insert(seat);
@@ -235,10 +253,26 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
     if (gone_.contains(seat) && was_member(seat))
       part_.died(seat, certain_.contains(seat) ? comm::death::certain : comm::death::suspected, post);
   }
+  // The endpoint hears nothing from a process that was given up, whoever has admitted it.
+  for (const seat_id seat : came_as_named& left_)
+    part_.died(seat, comm::death::suspected, post);
   for (const early_word& each : early_words) {
-    if (each.epoch == epoch) part_.hear(each.from, each.message, post);
+    if (each.epoch == epoch && was_member(each.from)) part_.hear(each.from, each.message, post);
   }
   if (std::exchange(is_next_revoked_, false)) revoke();
+}
+
+/// Tells processes that took this one for fresh, and are not with it in its first epoch, that it is not.
+template <endpoint E>
+void communicator<E>::tell_begun(const seat_set& members) noexcept {
+  std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  detail::wire_writer out(room);
+  out.put(end_->nonce());
+  for (std::uint32_t i = 0; i < end_->seats(); ++i) {
+    const seat_id seat{i};
+    if (seat != end_->self() && !members.contains(seat) && end_->is_connected(seat))
+      tell(seat, told_kind::hello, epoch_, out.written());
+  }
 }
 
 // What is told
@@ -265,9 +299,9 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
     case told_kind::hello:
       return hear_hello(from, frame, bytes);
     case told_kind::welcome:
-      return hear_welcome(frame, bytes);
+      return hear_welcome(from, frame, bytes);
     case told_kind::revoke:
-      if ((epoch_ == 0 && welcomed_ ? *welcomed_ : part_.members()).contains(from)) hear_revoke(frame);
+      if (epoch_ == 0 ? welcomed_ && welcomed_->contains(from) : was_member(from)) hear_revoke(frame);
       return;
     case told_kind::fenced:
       if (epoch_ != 0 && frame.epoch > epoch_) is_fenced_ = true;
@@ -301,7 +335,10 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
     ++stats_.bad_frames;
     return;
   }
-  if (frame.epoch == epoch_) return part_.hear(from, *message, poster{this, epoch_});
+  if (frame.epoch == epoch_ && epoch_ != 0) {
+    if (!was_member(from)) return fence(from, frame.epoch);
+    return part_.hear(from, *message, poster{this, epoch_});
+  }
   if (frame.epoch > epoch_) {
     const bool is_next = frame.epoch == epoch_ + 1 || epoch_ == 0;
     if (is_next && early_words_.size() < early_words_.capacity())
@@ -312,7 +349,13 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
   if (frame.epoch + 1 == epoch_ && part_before_.members().contains(from)) {
     part_before_.hear(from, *message, poster{this, frame.epoch});
   }
-  if (!part_.members().contains(from)) tell(from, told_kind::fenced, epoch_, {});
+  if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
+}
+
+/// Tells a process that this one's members have gone on without it, or never were with it.
+template <endpoint E>
+void communicator<E>::fence(seat_id process, std::uint64_t its_epoch) noexcept {
+  tell(process, told_kind::fenced, std::max(epoch_, its_epoch + 1), {});
 }
 
 // What is agreed on
@@ -357,7 +400,9 @@ result<comm::agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
 template <endpoint E>
 void communicator<E>::leave_behind(const seat_set& failed) noexcept {
   for (const seat_id seat : failed) {
-    if (!anew_.contains(seat)) end_->give_up(seat);
+    if (anew_.contains(seat)) continue;
+    left_.insert(seat);
+    end_->give_up(seat);
   }
 }
 

@@ -31,7 +31,7 @@ result<void> communicator<E>::may_talk(rank_id with) const noexcept {
 template <endpoint E>
 frame_buffer communicator<E>::buffer_for(seat_id from, const frame_header& frame) noexcept {
   if (frame.epoch > epoch_) return {.what = frame_buffer::answer::later};
-  if (frame.epoch < epoch_ || is_revoked_ || !part_.members().contains(from) || failed().contains(from)) {
+  if (frame.epoch < epoch_ || is_revoked_ || !was_member(from) || failed().contains(from)) {
     ++stats_.stale_frames;
     return {};
   }

@@ -142,16 +142,17 @@ inline void socket_peers::malformed(seat_id of, handler_call& call) noexcept {
   if (!is_free(of)) suspect(of, call);
 }
 
-/// Acts on what the other endpoint has said of itself.
+/// Acts on what the other endpoint has said. One look may read both notices: that it gave this process up
+/// comes first, because its members may have gone on without this process, and its end does not undo that.
 inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept {
-  if (lanes_.is_leaving(of)) {
-    if (detector_.state(of) == seat_state::given_up) return conclude_certain(of, call);
-    detector_.note(of, death_evidence::leaving);
-    return try_conclude(of, call);
+  if (lanes_.is_given_up(of) && detector_.is_up(of)) {
+    stop_hearing(of);
+    if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
   }
-  if (!lanes_.is_given_up(of) || !detector_.is_up(of)) return;
-  stop_hearing(of);
-  if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
+  if (!lanes_.is_leaving(of)) return;
+  if (detector_.state(of) == seat_state::given_up) return conclude_certain(of, call);
+  detector_.note(of, death_evidence::leaving);
+  try_conclude(of, call);
 }
 
 inline void socket_peers::judge_silence(seat_id of, handler_call& call) noexcept {

@@ -120,7 +120,16 @@ inline void thread_endpoint::wake() noexcept {
 inline void thread_endpoint::give_up(seat_id seat) noexcept {
   if (to_index(seat) >= seats()) return;
   const std::lock_guard held(net_->mutex_);
+  const bool is_told = !here().is_killed && net_->reaches(self_, seat);
   here().peers[to_index(seat)] = 0;
+  if (!is_told) return;
+  thread_network::place& there = net_->places_[to_index(seat)];
+  try {
+    there.notices.push_back({self_, here().incarnation, true, comm::death::suspected});
+  } catch (...) {
+    there.peers[to_index(self_)] = 0;  // want of memory: it sends no more here, and is not told why
+  }
+  there.tell_change();
 }
 
 inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
@@ -207,7 +216,7 @@ bool thread_endpoint::deliver_notice(lock& held, Handler& handler) {
     if (!was_heard) return true;  // given up before
     heard = 0;
     held.unlock();
-    handler.died(what.seat, comm::death::certain);
+    handler.died(what.seat, what.how);
   } else {
     here().notices.pop_front();
     heard = what.of;
