@@ -119,8 +119,8 @@ template <endpoint E>
 void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
                                    std::span<const std::byte> bytes) noexcept {
   detail::wire_reader in(bytes);
-  if (epoch_ != 0 && !was_member(from))
-    return fence(from, frame.epoch);     // it began an epoch by what was true before
+  // It began an epoch by what was true before.
+  if (epoch_ != 0 && !was_member(from)) return fence(from, frame.epoch);
   if (epoch_ != 0 || welcomed_) return;  // each member says it
   const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
