@@ -213,6 +213,47 @@ TEST_CASE("a process that gave this one up and then left is suspected first, tho
   }
 }
 
+TEST_CASE("that a process gave this one up is told before its end, though its end is seen first") {
+  const deaths both{{1U, comm::death::suspected}, {1U, comm::death::certain}};
+  {
+    peers_here here;  // the lane of data ends first
+    here.connect();
+    here.data.there.close();
+    here.turn();
+    REQUIRE(here.heard.deaths.empty());
+    REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
+    REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
+    here.turn();
+    here.turn(1'000'000'000);
+    CHECK(here.heard.deaths == both);
+  }
+  {
+    peers_here here;  // the process exits before what it said last is read
+    here.connect(true);
+    REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
+    here.told.there.close();
+    here.data.there.close();
+    here.exit();
+    epoll_event exited{};
+    exited.events = EPOLLIN;
+    exited.data.u64 = detail::event_key(detail::socket_event::process, here.peers.generation(other), 1);
+    here.peers.handle(ready_event(exited), here.call);
+    CHECK(here.heard.deaths == suspected);
+    here.turn(1'000'000'000);
+    CHECK(here.heard.deaths == both);
+  }
+  {
+    peers_here here;  // what is no frame comes in the same look
+    here.connect(true);
+    REQUIRE(here.say(socket_lane::told, frame_sort::given_up));
+    REQUIRE(here.told.say_there(std::vector<std::byte>(detail::wire_header_bytes, std::byte{0xFF})));
+    here.exit();
+    here.turn();
+    here.turn(1'000'000'000);
+    CHECK(here.heard.deaths == both);
+  }
+}
+
 TEST_CASE("a connection that ends is a death as the options say when no process is known") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     peers_here here({.reset = reset});

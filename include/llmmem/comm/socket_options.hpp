@@ -22,7 +22,7 @@ enum class socket_reach : std::uint8_t {
 /// What an endpoint does about a process that is silent beyond the limit.
 enum class on_silence : std::uint8_t {
   suspect,     ///< it reports the process as suspected; the process may live, and is not heard again
-  kill_local,  ///< it kills a process of this machine, which is then certainly dead, and suspects others
+  kill_local,  ///< it kills a process that the kernel says holds the connection, and suspects others
 };
 
 /// What an endpoint reports when the connection to a process of another machine ends without notice.
@@ -83,7 +83,7 @@ struct socket_stats {
   std::uint64_t called = 0;         ///< connections that any process made to this endpoint
   std::uint64_t strangers = 0;      ///< connections with another user, without a hello, or with a wrong proof
   std::uint64_t other_version = 0;  ///< of these, endpoints with another version of the protocol
-  std::uint64_t crowded_out = 0;    ///< callers closed at once, because `most_half_open` were there
+  std::uint64_t crowded_out = 0;    ///< callers closed for a later one, because `most_half_open` were there
   std::uint64_t too_slow = 0;       ///< handshakes that took too long
   std::uint64_t busy = 0;           ///< callers for a seat whose process is not known to be dead
   std::uint64_t unwanted = 0;       ///< processes that were given up, and called again

@@ -156,7 +156,7 @@ class half_open_set {
   };
 
   void listen_to(descriptor made) noexcept;
-  [[nodiscard]] std::uint32_t most_idle() const noexcept;
+  [[nodiscard]] std::uint32_t oldest_caller() const noexcept;
   [[nodiscard]] std::uint32_t open(role as, descriptor socket) noexcept;
   [[nodiscard]] bool watch(std::uint32_t slot, std::uint32_t events) noexcept;
   [[nodiscard]] bool say(std::uint32_t slot) noexcept;

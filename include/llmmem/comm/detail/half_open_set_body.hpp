@@ -58,26 +58,23 @@ inline std::optional<learned_absence> half_open_set::accept_some() noexcept {
     if (called_ >= most_called_) {
       ++crowded_out_;
       learned = learned_absence{no_seat, seat_absence::crowded};
-      close(most_idle());
+      close(oldest_caller());
     }
     listen_to(std::move(made));
   }
   return learned;
 }
 
-/// Of the callers that have not said hello the one that came first; of those that have, likewise, where all
-/// have. Who keeps many connections open and says nothing shuts nobody out. @pre there is a caller
-inline std::uint32_t half_open_set::most_idle() const noexcept {
-  std::uint32_t idle = no_slot;
+/// The caller that came first. One that knows the secret needs two messages, and is through before so many
+/// others have come; to have said hello proves nothing. @pre there is a caller
+inline std::uint32_t half_open_set::oldest_caller() const noexcept {
+  std::uint32_t oldest = no_slot;
   for (std::uint32_t slot = 0; slot < halves_.size(); ++slot) {
-    const half_open& half = halves_[slot];
-    if (half.as != role::called) continue;
-    const auto order = [&](std::uint32_t i) {
-      return std::pair(halves_[i].shaking.has_greeted(), halves_[i].until);
-    };
-    if (idle == no_slot || order(slot) < order(idle)) idle = slot;
+    if (halves_[slot].as == role::called &&
+        (oldest == no_slot || halves_[slot].until < halves_[oldest].until))
+      oldest = slot;
   }
-  return idle;
+  return oldest;
 }
 
 inline void half_open_set::resume_accepting() noexcept {

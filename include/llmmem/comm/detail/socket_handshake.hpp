@@ -64,8 +64,6 @@ class socket_handshake {
   [[nodiscard]] bool has_farewell() const noexcept {
     return !is_caller_ && (why_ == refusal::other_version || why_ == refusal::other_seat);
   }
-  /// Whether the other end has said hello, and not been refused for it.
-  [[nodiscard]] bool has_greeted() const noexcept { return wanted_ != wire_hello_bytes; }
   /// Whether this one has called, and proved what it knows.
   [[nodiscard]] bool has_proved() const noexcept { return is_caller_ && wanted_ == wire_answer_bytes; }
 

@@ -91,11 +91,8 @@ inline bool socket_peers::take_told(seat_id from, handler_call& call) noexcept {
     const lane_read got = lanes_.read_told(from, call);
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::told, call);
-    if (got.event == lane_event::malformed) {
-      malformed(from, call);
-    } else if (got.bytes != 0) {
-      read_notices(from, call);
-    }
+    if (got.bytes != 0) read_notices(from, call);  // also those before what is no frame
+    if (got.event == lane_event::malformed && lanes_.is_open(from)) malformed(from, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
@@ -145,8 +142,8 @@ inline void socket_peers::malformed(seat_id of, handler_call& call) noexcept {
 /// Acts on what the other endpoint has said. One look may read both notices: that it gave this process up
 /// comes first, because its members may have gone on without this process, and its end does not undo that.
 inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept {
-  if (lanes_.is_given_up(of) && detector_.is_up(of)) {
-    stop_hearing(of);
+  if (lanes_.is_given_up(of) && !is_free(of)) {
+    if (detector_.is_up(of)) stop_hearing(of);
     if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
   }
   if (!lanes_.is_leaving(of)) return;
