@@ -47,9 +47,9 @@ namespace detail {
   // A code's exponent and mantissa in the place of a half's are a half 2^-8 as large, subnormal ones too.
   const std::uint32_t spread = __byte_perm(codes, 0, 0x1404);
   const std::uint32_t size = spread >> 1U & 0x3F80'3F80U;
-  const std::uint32_t small = size | (spread & 0x8000'8000U);
+  const std::uint32_t lowered = size | (spread & 0x8000'8000U);
   std::uint32_t numbers = 0;
-  asm("mul.f16x2 %0, %1, %2;" : "=r"(numbers) : "r"(small), "r"(0x5C00'5C00U));  // 256
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(numbers) : "r"(lowered), "r"(0x5C00'5C00U));  // 256
   // The largest code is no number: one more comes into the bit above.
   const std::uint32_t nan = (size + 0x0080'0080U) << 1U & 0x8000'8000U;
   return (numbers & ~nan) | (nan - (nan >> 15U));
