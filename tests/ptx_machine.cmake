@@ -81,8 +81,8 @@ file(
 list(FILTER sources EXCLUDE REGEX "nccl")
 foreach(source IN LISTS sources)
   string(REGEX REPLACE "_gpu_test\\.cu$" "" name "${source}")
-  # One order of paged_decode takes as long as all seeds of another; tests of the machine's arithmetic wait after each launch.
-  if(name STREQUAL "paged_decode/paged_decode" OR name MATCHES "^ptx_machine/")
+  # One order of paged_decode takes as long as all seeds of another; tests of arithmetic wait after each launch.
+  if(name MATCHES "^ptx_machine/|^paged_decode/paged_decode$|^kernels/elements$")
     llmmem_add_ptx_test("${name}" "${source}")
   else()
     llmmem_add_ptx_test("${name}" "${source}" SEEDS 10)
