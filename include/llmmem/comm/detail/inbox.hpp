@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <list>
 #include <map>
 #include <optional>
 #include <span>
@@ -121,8 +120,8 @@ class inbox {
       if (outcome_.what == message_outcome::kind::none) outcome_.what = message_outcome::kind::whole;
       from_ = no_seat;
     } else {
-      std::list<early_message>& kept = of.early.find(of.tag)->second;
-      kept.splice(kept.end(), of.building);
+      of.early.find(of.tag)->second.push(std::move(*of.building));
+      of.building.reset();
       if (from == from_) take_early();
     }
   }
@@ -137,7 +136,7 @@ class inbox {
   void clear() noexcept {
     for (sender& of : senders_) {
       of.early.clear();
-      of.building.clear();
+      of.building.reset();
       of.offered.reset();
       of.into = target::none;
     }
@@ -151,14 +150,35 @@ class inbox {
     message_outcome outcome{};
     std::vector<std::byte> bytes{};
   };
+  /// Whole messages of a tag, the first to come first.
+  class early_queue {
+   public:
+    [[nodiscard]] bool empty() const noexcept { return begin_ == kept_.size(); }
+    [[nodiscard]] const early_message& front() const noexcept { return kept_[begin_]; }
+    /// For one more, so that `push` needs no memory.
+    void make_room() {
+      if (kept_.size() == kept_.capacity()) kept_.reserve(kept_.size() < 4 ? 8 : 2 * kept_.size());
+    }
+    void push(early_message&& message) noexcept { kept_.push_back(std::move(message)); }
+    void pop() noexcept {
+      kept_[begin_++].bytes = {};
+      if (2 * begin_ < kept_.size()) return;
+      kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(begin_));
+      begin_ = 0;
+    }
+
+   private:
+    std::vector<early_message> kept_{};
+    std::size_t begin_ = 0;  // those before are taken: half of all at most
+  };
   struct sender {
     target into = target::none;
-    std::uint32_t tag = 0;                // of the message that is being put together
-    std::uint64_t length = 0;             // of it, by its first frame
-    std::uint64_t next = 0;               // byte of it
-    std::list<early_message> building{};  // it, where nobody has asked for it yet: one or none
-    // Those that are whole, by tag, the first to come first. The tag of `building` has its place here.
-    std::map<std::uint32_t, std::list<early_message>> early{};
+    std::uint32_t tag = 0;                    // of the message that is being put together
+    std::uint64_t length = 0;                 // of it, by its first frame
+    std::uint64_t next = 0;                   // byte of it
+    std::optional<early_message> building{};  // it, where nobody has asked for it yet
+    // Those that are whole, by tag. The tag of `building` has its place here.
+    std::map<std::uint32_t, early_queue> early{};
     std::optional<frame_header> offered{};  // the beginning of a message that waits for room
   };
 
@@ -190,11 +210,11 @@ class inbox {
   [[nodiscard]] bool keep(sender& of, const frame_header& frame) noexcept {
     if (most_ - held_ < comm::early_message_bytes || frame.message > room()) return false;
     try {
-      static_cast<void>(of.early[frame.tag]);
-      of.building.push_back({.outcome = {.bytes = frame.message}});
-      of.building.back().bytes.resize(frame.message);
+      of.early[frame.tag].make_room();
+      of.building.emplace().outcome.bytes = frame.message;
+      of.building->bytes.resize(frame.message);
     } catch (...) {  // want of memory
-      of.building.clear();
+      of.building.reset();
       forget_tag(of);
       return false;
     }
@@ -213,14 +233,14 @@ class inbox {
 
   [[nodiscard]] std::span<std::byte> place(sender& of, const frame_header& frame) noexcept {
     const std::span<std::byte> all =
-        of.into == target::awaited ? bytes_ : std::span<std::byte>(of.building.back().bytes);
+        of.into == target::awaited ? bytes_ : std::span<std::byte>(of.building->bytes);
     return all.subspan(frame.offset, frame.bytes);
   }
 
   void check(sender& of, const frame_header& frame) noexcept {
     const std::uint32_t came_with = crc32c(0, place(of, frame));
     if (came_with == frame.crc) return;
-    message_outcome& outcome = of.into == target::awaited ? outcome_ : of.building.back().outcome;
+    message_outcome& outcome = of.into == target::awaited ? outcome_ : of.building->outcome;
     outcome.what = message_outcome::kind::damaged;
     outcome.left_with = frame.crc;
     outcome.came_with = came_with;
@@ -230,8 +250,8 @@ class inbox {
   void abandon(sender& of, seat_id from) noexcept {
     switch (std::exchange(of.into, target::none)) {
       case target::early:
-        held_ -= price_of(of.building.back().bytes.size());
-        of.building.clear();
+        held_ -= price_of(of.building->bytes.size());
+        of.building.reset();
         forget_tag(of);
         break;
       case target::awaited:
@@ -256,7 +276,7 @@ class inbox {
       if (!bytes_.empty()) std::memcpy(bytes_.data(), first.bytes.data(), bytes_.size());
     }
     held_ -= price_of(first.bytes.size());
-    kept->second.pop_front();
+    kept->second.pop();
     const bool is_under_way = of.into == target::early && of.tag == tag_;
     if (kept->second.empty() && !is_under_way) of.early.erase(kept);
     from_ = no_seat;
