@@ -37,6 +37,34 @@ struct message_outcome {
   std::uint32_t came_with = 0;
 };
 
+/// A message that nobody has asked for yet.
+struct early_message {
+  message_outcome outcome{};
+  std::vector<std::byte> bytes{};
+};
+
+/// Whole messages of a tag, the first to come first.
+class early_queue {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return begin_ == kept_.size(); }
+  [[nodiscard]] const early_message& front() const noexcept { return kept_[begin_]; }
+  /// For one more, so that `push` needs no memory. A tag of one message takes no more than its price.
+  void make_room() {
+    if (kept_.size() == kept_.capacity()) kept_.reserve(kept_.empty() ? 1 : 2 * kept_.size());
+  }
+  void push(early_message&& message) noexcept { kept_.push_back(std::move(message)); }
+  void pop() noexcept {
+    kept_[begin_++].bytes = {};
+    if (2 * begin_ < kept_.size()) return;
+    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(begin_));
+    begin_ = 0;
+  }
+
+ private:
+  std::vector<early_message> kept_{};
+  std::size_t begin_ = 0;  // those before are taken: half of all at most
+};
+
 /// One message at a time is awaited; what comes of others is kept while there is room, and left where it is
 /// when there is none. A seat's messages are put together one at a time, as its frames come. The first frame
 /// of a message fixes its length and its tag: a later frame that says otherwise is no part of it.
@@ -146,31 +174,6 @@ class inbox {
 
  private:
   enum class target : std::uint8_t { none, awaited, early, dropped };
-  struct early_message {
-    message_outcome outcome{};
-    std::vector<std::byte> bytes{};
-  };
-  /// Whole messages of a tag, the first to come first.
-  class early_queue {
-   public:
-    [[nodiscard]] bool empty() const noexcept { return begin_ == kept_.size(); }
-    [[nodiscard]] const early_message& front() const noexcept { return kept_[begin_]; }
-    /// For one more, so that `push` needs no memory.
-    void make_room() {
-      if (kept_.size() == kept_.capacity()) kept_.reserve(kept_.size() < 4 ? 8 : 2 * kept_.size());
-    }
-    void push(early_message&& message) noexcept { kept_.push_back(std::move(message)); }
-    void pop() noexcept {
-      kept_[begin_++].bytes = {};
-      if (2 * begin_ < kept_.size()) return;
-      kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(begin_));
-      begin_ = 0;
-    }
-
-   private:
-    std::vector<early_message> kept_{};
-    std::size_t begin_ = 0;  // those before are taken: half of all at most
-  };
   struct sender {
     target into = target::none;
     std::uint32_t tag = 0;                    // of the message that is being put together
