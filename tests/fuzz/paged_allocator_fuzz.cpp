@@ -44,7 +44,7 @@ void live(choice_bytes choices) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   choice_bytes choices({data, size});
-  switch (choices.below(std::uint32_t{6})) {
+  switch (choices.below(std::uint32_t{7})) {
     case 0:
       live<world_traits>(choices);
       break;
@@ -59,6 +59,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 4:
       live<choosy_world_traits>(choices);
+      break;
+    case 5:
+      live<alone_world_traits>(choices);
       break;
     default:
       live<trusting_world_traits>(choices);

@@ -19,12 +19,16 @@ struct hit_blocks {
   std::uint64_t deduplicated = 0;
   std::uint64_t refused = 0;
   std::uint64_t moves = 0;
+  std::uint64_t orphans = 0;
+  std::uint64_t invalidated = 0;
+  std::uint64_t mended = 0;
+  std::uint64_t removed = 0;
 };
 
 template <class Traits>
 hit_blocks worlds_hold(std::uint64_t count) {
   hit_blocks hits;
-  run_worlds<paged_world<Traits, random_numbers>>(count, 400, [&](const auto& world) {
+  run_worlds<paged_world<Traits, random_numbers>>(count, 450, [&](const auto& world) {
     hits.all += world.hits();
     hits.by_key += world.hits_by_key();
     hits.beginnings += world.beginnings();
@@ -32,6 +36,10 @@ hit_blocks worlds_hold(std::uint64_t count) {
     hits.deduplicated += world.stats().deduplicated;
     hits.moves += world.moves();
     hits.refused += world.stats().refused;
+    hits.orphans += world.stats().orphans;
+    hits.invalidated += world.stats().invalidated;
+    hits.mended += world.mended();
+    hits.removed += world.removed();
   });
   return hits;
 }
@@ -44,6 +52,17 @@ TEST_CASE("every sequence reads back its own values, whatever is shared, copied,
   CHECK(hits.by_key > in_worlds(700));
   CHECK(hits.deduplicated > in_worlds(20));
   CHECK(hits.moves > in_worlds(500));
+  MESSAGE(hits.orphans << " orphans, " << hits.invalidated << " invalidated, " << hits.mended << " mended, "
+                       << hits.removed << " removed");
+  CHECK(hits.orphans > in_worlds(100));
+  CHECK(hits.invalidated > in_worlds(200));
+  CHECK(hits.mended > in_worlds(500));
+  CHECK(hits.removed > in_worlds(300));
+}
+
+TEST_CASE("where keys from outside name each block alone every sequence reads back its own values") {
+  const hit_blocks hits = worlds_hold<alone_world_traits>(150);
+  CHECK(hits.by_key > in_worlds(300));
 }
 
 TEST_CASE("with a hash that collides all the time nobody gets another's values, and sharing still happens") {

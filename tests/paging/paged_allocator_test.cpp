@@ -372,12 +372,13 @@ TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cac
   CHECK(cache.cached_tokens(counting(0, 6)) == 0);
   REQUIRE(cache.release(other));
   REQUIRE(cache.append(late, counting(6, 2)));
-  CHECK(cache.commit(late).value() == 2);  // the first and the last; those between follow the first
+  // With the evicted block went those that only it made findable; where hashes are trusted those stay.
+  CHECK(cache.commit(late).value() == (Traits::verification::keeps_tokens ? 4 : 2));
   CHECK(cache.cached_tokens(counting(0, 8)) == 8);
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a fork's commit takes along blocks that were cached behind contents that are gone") {
+TEST_CASE("a fork's commit caches blocks again that lost their place with the contents before them") {
   paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
   const sequence_id late = cache.create().value();
   REQUIRE(cache.append(late, counting(0, 4)));
@@ -386,7 +387,8 @@ TEST_CASE("a fork's commit takes along blocks that were cached behind contents t
   CHECK(cache.commit(late).value() == 1);
   REQUIRE(cache.release(early));
   cache.drop_idle();
-  CHECK(cache.commit(twin).value() == 1);
+  CHECK(cache.stats().orphans == 1);
+  CHECK(cache.commit(twin).value() == 2);
   CHECK(cache.cached_tokens(counting(0, 4)) == 4);
   CHECK(cache.audit() == sound);
 }
@@ -755,17 +757,17 @@ TEST_CASE("options that cannot be are refused, with the reason") {
 TEST_CASE("an allocator whose metadata cannot be had says so and leaks nothing, whichever part is refused") {
   const std::int64_t parts = fail_each_allocation(
       [](const metadata_source& source) { paged_allocator<> cache({.blocks = 10, .metadata = source}); });
-  CHECK(parts == 13);
+  CHECK(parts == 14);
 }
 
-TEST_CASE("metadata fits its budget: 64 bytes a block, verified tokens apart") {
+TEST_CASE("metadata fits its budget: 84 bytes a block, verified tokens apart") {
   constexpr std::uint64_t blocks = 50'000;
   counting_metadata counted;
   paged_allocator<> cache(
       {.blocks = blocks, .max_sequences = 1, .max_sequence_tokens = 16, .metadata = counted.source()});
   const paged_stats stats = cache.stats();
   CHECK(stats.metadata_bytes + stats.verification_bytes == counted.live_bytes());
-  CHECK(stats.metadata_bytes <= 64 * blocks);
+  CHECK(stats.metadata_bytes <= 84 * blocks);
   CHECK(stats.verification_bytes <= (16 * 4 + 48) * (blocks + 1));
 }
 
@@ -843,8 +845,12 @@ TEST_CASE("audit names the block, its owners and what last happened to it") {
   SUBCASE("cached, but not found") {
     testing_access::forget_key(cache, 1_b);
     CHECK(cache.audit() ==
-          std::vector<std::string>{"kv: block 1 is marked cached but not in the index; held by "
-                                   "sequence 0[0], sequence 1[0] (last: shared)"});
+          std::vector<std::string>{
+              "kv: followers: block 1 is listed behind another one than it names, or not cached",
+              "kv: followers: block 1 has some and is not cached",
+              "kv: followers: 2 blocks are linked, 1 are cached",
+              "kv: block 1 is marked cached but not in the index; held by sequence 0[0], sequence 1[0] "
+              "(last: shared)"});
   }
   SUBCASE("a table longer than tables are") {
     testing_access::miscount_blocks(cache, second);

@@ -37,6 +37,7 @@ struct content_recorder {
   void on_dropped(llmmem::block_id block, const llmmem::block_key&) noexcept {
     must(contents->blocks.erase(block) == 1);
   }
+  void on_cleared(std::uint64_t) noexcept { contents->blocks.clear(); }
   void on_moved(llmmem::block_id from, llmmem::block_id to) noexcept {
     auto moved = contents->blocks.extract(from);
     if (moved.empty()) return;
@@ -62,6 +63,10 @@ struct copying_world_traits : world_traits {
 };
 struct stealing_world_traits : world_traits {
   using partial = llmmem::steal_partial_blocks;
+};
+/// Keys from outside name each block alone.
+struct alone_world_traits : world_traits {
+  using keys = llmmem::paging::block_keys;
 };
 struct choosy_world_traits : world_traits {
   using admission = llmmem::second_touch<>;
@@ -121,6 +126,10 @@ class paged_world {
   /// Matches that shared the beginning of a block, blocks given back for equal ones, blocks not let in.
   [[nodiscard]] std::uint64_t beginnings() const { return beginnings_; }
   [[nodiscard]] std::uint64_t moves() const { return moves_; }
+  /// Tokens that were computed again after their contents had been invalidated, and tokens removed from the
+  /// middle of sequences.
+  [[nodiscard]] std::uint64_t mended() const { return mended_; }
+  [[nodiscard]] std::uint64_t removed() const { return removed_; }
   [[nodiscard]] llmmem::paged_stats stats() const { return cache_.stats(); }
 
  private:
@@ -131,6 +140,7 @@ class paged_world {
     llmmem::prefix_context context;
     std::vector<llmmem::token_id> tokens;
     std::vector<std::uint64_t> expected;  // KV of each token
+    std::uint64_t weights = 0;            // that they were computed with
   };
 
   static llmmem::paged_options choose_options(Choices& choices) {
@@ -147,11 +157,12 @@ class paged_world {
 
   [[nodiscard]] std::uint64_t most_blocks() const { return std::max(options_.blocks, options_.most_blocks); }
 
-  static std::uint64_t kv_of_context(const llmmem::prefix_context& context) {
-    return random_numbers(context.salt[0] * 7 + context.extra_keys[1]).next();
+  static std::uint64_t kv_of_context(const llmmem::prefix_context& context, std::uint64_t weights) {
+    return random_numbers(context.salt[0] * 7 + context.extra_keys[1] + weights * 1000).next();
   }
   static std::uint64_t last_kv(const held_sequence& sequence) {
-    return sequence.expected.empty() ? kv_of_context(sequence.context) : sequence.expected.back();
+    return sequence.expected.empty() ? kv_of_context(sequence.context, sequence.weights)
+                                     : sequence.expected.back();
   }
 
   std::vector<llmmem::token_id> prompt() { return choose_prompt(choices_, 18); }
@@ -161,11 +172,13 @@ class paged_world {
   [[nodiscard]] std::vector<llmmem::block_key> keys(std::span<const llmmem::token_id> tokens,
                                                     const llmmem::prefix_context& context) const {
     std::vector<llmmem::block_key> out;
-    std::uint64_t all = Traits::verification::keeps_tokens ? 0 : kv_of_context(context);
+    const std::uint64_t nothing = Traits::verification::keeps_tokens ? 0 : kv_of_context(context, 0);
+    std::uint64_t all = nothing;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       all = next_value(all, tokens[i]);
-      if ((i + 1) % options_.block_tokens == 0 || i + 1 == tokens.size())
-        out.push_back(llmmem::key_from_id(all));
+      if ((i + 1) % options_.block_tokens != 0 && i + 1 != tokens.size()) continue;
+      out.push_back(llmmem::key_from_id(all));
+      if (Traits::keys::chains) all = nothing;
     }
     return out;
   }
@@ -194,6 +207,7 @@ class paged_world {
 
   void begin() {
     held_sequence fresh;
+    fresh.weights = cache_.epoch();
     if (choices_.once_in(3)) fresh.context.salt[0] = 1;
     if (choices_.once_in(8)) fresh.context.extra_keys[1] = 9;
     const auto id = cache_.create(fresh.context);
@@ -406,6 +420,7 @@ class paged_world {
     if (!cut) must(cache_.truncate(sequence.id, keep).has_value());
     sequence.expected.resize(keep);
     sequence.tokens.resize(keep);
+    if (keep == 0) sequence.weights = cache_.epoch();
     if (keep == 0 && choices_.once_in(2)) fill(sequence);
   }
 
@@ -426,6 +441,99 @@ class paged_world {
     living_.erase(living_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 
+  /// Other weights: what was computed with those before is found no more, now or later.
+  void reset() {
+    const std::uint64_t cached = contents_.blocks.size();
+    const std::uint64_t now = cache_.epoch();
+    if (choices_.once_in(2)) {
+      must(cache_.reset() == cached);
+    } else {
+      must(cache_.reset(now).code() == llmmem::errc::old_epoch);
+      must(cache_.reset(now + 1 + choices_.below(std::uint64_t{3})).value() == cached);
+    }
+    must(contents_.blocks.empty() && cache_.index().size() == 0);
+    for (held_sequence& each : living_) {
+      if (each.tokens.empty()) each.weights = cache_.epoch();
+      must(cache_.epoch(each.id) == each.weights);
+    }
+  }
+
+  /// A block's contents turn out to be wrong, and with them all that was computed from it.
+  void invalidate(held_sequence& sequence) {
+    const std::uint64_t from = choices_.below(sequence.tokens.size() + 1);
+    std::vector<std::uint64_t> sound;
+    for (const held_sequence& each : living_)
+      sound.push_back(cache_.prefix_tokens(each.id));
+    const std::size_t cached = contents_.blocks.size();
+    const auto table = cache_.blocks(sequence.id);
+    const bool one = choices_.once_in(2) && !table.empty();
+    const llmmem::block_id block =
+        one ? table[choices_.below(std::uint64_t{table.size()})] : llmmem::null_block;
+    const std::uint64_t gone =
+        one ? cache_.invalidate(block).value() : cache_.invalidate(sequence.id, from).value();
+    must(cached - contents_.blocks.size() == gone);
+    if (!one) must(cache_.prefix_tokens(sequence.id) <= from);
+    std::map<llmmem::block_id, bool> wrong;
+    for (std::size_t k = 0; k < living_.size(); ++k) {
+      const auto blocks = cache_.blocks(living_[k].id);
+      const std::uint64_t left = cache_.prefix_tokens(living_[k].id);
+      must(left <= sound[k]);
+      if (left == sound[k]) continue;
+      must(left % options_.block_tokens == 0);
+      for (std::uint64_t i = left / options_.block_tokens; i < blocks.size(); ++i)
+        wrong[blocks[i]] = true;
+    }
+    for (const auto& [each, _] : wrong) {
+      for (std::uint32_t i = 0; i < options_.block_tokens; ++i)
+        memory_[std::size_t{llmmem::to_index(each)} * options_.block_tokens + i] = choices_.below(~std::uint64_t{0});
+    }
+    for (held_sequence& each : living_) {
+      for (std::uint64_t i = 0; i < each.expected.size(); ++i) {
+        if (wrong.contains(cache_.blocks(each.id)[i / options_.block_tokens]))
+          each.expected[i] = slot(each.id, i);
+      }
+    }
+    if (choices_.once_in(2)) mend(sequence);
+  }
+
+  /// What is not sound is computed again.
+  void mend(held_sequence& sequence) {
+    const std::uint64_t sound = cache_.prefix_tokens(sequence.id);
+    const std::vector<llmmem::token_id> again(sequence.tokens.begin() + static_cast<std::ptrdiff_t>(sound),
+                                              sequence.tokens.end());
+    must(cache_.truncate(sequence.id, sound).has_value());
+    sequence.expected.resize(sound);
+    sequence.tokens.resize(sound);
+    if (sound == 0) sequence.weights = cache_.epoch();
+    must(cache_.prefix_tokens(sequence.id) == sound);
+    append(sequence, again);
+    mended_ += again.size();
+  }
+
+  /// Whole blocks go from the middle; what lies behind keeps its values.
+  void remove(held_sequence& sequence) {
+    const std::uint64_t blocks = cache_.blocks(sequence.id).size();
+    const std::uint64_t first = choices_.below(blocks + 1) * options_.block_tokens;
+    const std::uint64_t end = first + choices_.below(std::uint64_t{3}) * options_.block_tokens;
+    const std::uint64_t held = sequence.tokens.size();
+    const bool waits = choices_.once_in(2);
+    const llmmem::token_range range{first, choices_.once_in(4) ? llmmem::token_range{}.end : end};
+    const auto done =
+        waits ? cache_.remove_after(sequence.id, range, stream_.issue()) : cache_.remove(sequence.id, range);
+    if (range.first >= range.end) return must(done.code() == llmmem::errc::empty_range);
+    if (first > held) return must(done.code() == llmmem::errc::past_the_end);
+    if (!done) return must(waits && done.code() == llmmem::errc::deferred_full);
+    const auto from = static_cast<std::ptrdiff_t>(first);
+    const auto to = static_cast<std::ptrdiff_t>(std::min(range.end, held));
+    sequence.tokens.erase(sequence.tokens.begin() + from, sequence.tokens.begin() + to);
+    sequence.expected.erase(sequence.expected.begin() + from, sequence.expected.begin() + to);
+    if (to < static_cast<std::ptrdiff_t>(held)) {
+      must(cache_.prefix_tokens(sequence.id) <= first);
+      removed_ += static_cast<std::uint64_t>(to - from);
+    }
+    if (sequence.tokens.empty()) sequence.weights = cache_.epoch();
+  }
+
   /// There and back: handles, tables and what is cached go along.
   void move() {
     cache_type elsewhere(std::move(cache_));
@@ -438,7 +546,7 @@ class paged_world {
     if (living_.empty() || choices_.once_in(4)) return begin();
     const std::size_t i = choices_.below(std::uint64_t{living_.size()});
     held_sequence& sequence = living_[i];
-    switch (choices_.below(std::uint32_t{14})) {
+    switch (choices_.below(std::uint32_t{15})) {
       case 0:
       case 1:
         return append(sequence, prompt());
@@ -465,6 +573,11 @@ class paged_world {
         return append_batch();
       case 11:
         return deduplicate(sequence);
+      case 13:
+        // Rare, since they leave little to find.
+        if (choices_.once_in(3)) return remove(sequence);
+        if (choices_.once_in(24)) return reset();
+        return choices_.once_in(3) ? invalidate(sequence) : mend(sequence);
       case 12:
         if (choices_.once_in(3)) return compact();
         if (choices_.once_in(3)) return retain(sequence);
@@ -487,6 +600,8 @@ class paged_world {
   std::uint64_t hits_by_key_ = 0;
   std::uint64_t beginnings_ = 0;
   std::uint64_t moves_ = 0;
+  std::uint64_t mended_ = 0;
+  std::uint64_t removed_ = 0;
   std::uint64_t now_ = 0;
 };
 

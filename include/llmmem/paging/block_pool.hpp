@@ -47,7 +47,9 @@ struct block_pool_stats {
 };
 
 /// What an allocation calls with the blocks whose contents it gives up: `noexcept`, so that it cannot stop
-/// halfway.
+/// halfway. It may take back that other blocks are cached (`unmark_cached`). If it has a member
+/// `told_alone(block)`, a block for which that says yes is the last of those it is told of in one call, so
+/// that what it takes back counts before the next block is chosen.
 template <class F>
 concept eviction_callback = std::is_nothrow_invocable_v<F&, std::span<const block_id>>;
 
@@ -128,6 +130,10 @@ class block_pool {
   /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
   void unmark_cached(block_id block) noexcept;
 
+  /// Declares that an active block's contents are wrong: `record(block).is_invalid()` until the block is
+  /// allocated again. @pre active, not cached.
+  void invalidate(block_id block) noexcept { records_[to_index(block)].invalidate(); }
+
   /// Tells the policy of an access to a cached block.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 
@@ -152,6 +158,12 @@ class block_pool {
   /// Evicts up to `count` idle blocks into the free list; says how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t reclaim(std::uint64_t count, OnEvict&& on_evict = {}) noexcept;
+
+  /// Evicts idle blocks until no more than `most` are left; says how many.
+  template <eviction_callback OnEvict = ignore_eviction>
+  std::uint64_t trim_idle(std::uint64_t most, OnEvict&& on_evict = {}) noexcept {
+    return evict_while([&](std::uint64_t) noexcept { return idle_count_ > most; }, on_evict);
+  }
 
   /// The current handle of an active or idle block.
   [[nodiscard]] block_handle handle(block_id block) const noexcept {
@@ -225,6 +237,8 @@ class block_pool {
 
   template <class Name, class OnEvict>
   result<void> allocate_all(std::span<Name> out, OnEvict& on_evict, block_id beside) noexcept;
+  template <class More, class OnEvict>
+  std::uint64_t evict_while(More&& more, OnEvict& on_evict) noexcept;
   // Brings the free list to `count` blocks, evicting what is missing.
   template <class OnEvict>
   LLMMEM_OUTLINED result<void> make_free(std::uint64_t count, OnEvict& on_evict) noexcept;

@@ -60,7 +60,8 @@ using transition [[deprecated("its name is paging::transition")]] = paging::tran
   return "unknown";
 }
 
-/// References (up to 2^24 - 1), whether the contents are kept, the last transition, and the generation.
+/// References (up to 2^24 - 1), whether the contents are kept or wrong, the last transition, and the
+/// generation.
 class block_record {
  public:
   static constexpr std::uint32_t max_references = (1U << 24) - 1;
@@ -69,6 +70,9 @@ class block_record {
   [[nodiscard]] constexpr bool is_active() const noexcept { return state_ >= one_reference; }
   [[nodiscard]] constexpr bool is_cached() const noexcept { return (state_ & cached_bit) != 0; }
   [[nodiscard]] constexpr bool is_idle() const noexcept { return !is_active() && is_cached(); }
+  /// Whether the contents were declared wrong since the block was allocated, see
+  /// `paged_allocator::invalidate`.
+  [[nodiscard]] constexpr bool is_invalid() const noexcept { return (state_ & invalid_bit) != 0; }
   [[nodiscard]] constexpr paging::transition last() const noexcept {
     return paging::transition(state_ & transition_bits);
   }
@@ -94,6 +98,8 @@ class block_record {
   constexpr void note(paging::transition why) noexcept { state_ = with(state_, why); }
   constexpr void keep() noexcept { state_ = with(state_ | cached_bit, paging::transition::cached); }
   constexpr void give_up(paging::transition why) noexcept { state_ = with(state_ & ~cached_bit, why); }
+  /// Its contents are wrong until it is allocated again.
+  constexpr void invalidate() noexcept { state_ |= invalid_bit; }
 
   /// References, worth and history of `from`, whose life ends; this block keeps its own.
   constexpr void take_over(block_record& from) noexcept {
@@ -109,7 +115,8 @@ class block_record {
  private:
   static constexpr std::uint32_t one_reference = 1U << 8;
   static constexpr std::uint32_t cached_bit = 1U << 7;
-  static constexpr std::uint32_t transition_bits = cached_bit - 1;
+  static constexpr std::uint32_t invalid_bit = 1U << 6;
+  static constexpr std::uint32_t transition_bits = invalid_bit - 1;
 
   [[nodiscard]] static constexpr std::uint32_t bits(paging::transition why) noexcept {
     return static_cast<std::uint32_t>(why);

@@ -196,6 +196,37 @@ inline constexpr std::array paging_errors{
                .found = "tokens a block of the cache",
                .sentence =
                    "blocks of {wanted} tokens there, of {found} here; build both with the same block_tokens"},
+    error_info{.number = 48,
+               .name = "not_a_prefix",
+               .index = "sequence slot",
+               .wanted = "tokens it holds",
+               .found = "leading tokens whose blocks hold what their prefix has",
+               .sentence =
+                   "sequence {index} holds {wanted} tokens, but only the first {found} as their prefix has "
+                   "them: contents behind were invalidated, or tokens removed; truncate it to those and "
+                   "compute the rest again"},
+    error_info{
+        .number = 49,
+        .name = "not_whole_blocks",
+        .index = "sequence slot",
+        .wanted = "token where the range begins or ends",
+        .found = "tokens it must be a multiple of",
+        .sentence =
+            "a range of sequence {index} begins or ends at token {wanted}; name a multiple of {found}, "
+            "or the sequence's end"},
+    error_info{.number = 50,
+               .name = "old_epoch",
+               .wanted = "the epoch asked for",
+               .found = "the present epoch",
+               .sentence = "epoch {wanted} asked for, the present one is {found}; name a later one"},
+    error_info{.number = 51,
+               .name = "cannot_remove",
+               .index = "group of layers",
+               .wanted = "first token to remove",
+               .found = "first token to stay behind them",
+               .sentence =
+                   "tokens {wanted} to {found} cannot be removed from group {index}: its states have taken "
+                   "them in, or its chunks would begin elsewhere; compute the sequence again without them"},
 };
 
 }  // namespace detail
@@ -264,6 +295,17 @@ inline constexpr error_code past_the_table = detail::code_of<45>(detail::paging_
 /// Blocks hold another number of tokens: wanted = tokens a block of the stream or memory, found = tokens a
 /// block of the cache.
 inline constexpr error_code block_tokens_differ = detail::code_of<47>(detail::paging_errors);
+/// Part of a sequence is not what its prefix has: index = sequence slot, wanted = tokens it holds, found =
+/// leading tokens whose blocks hold what their prefix has.
+inline constexpr error_code not_a_prefix = detail::code_of<48>(detail::paging_errors);
+/// A range that ends within a block: index = sequence slot, wanted = token where the range begins or ends,
+/// found = tokens it must be a multiple of.
+inline constexpr error_code not_whole_blocks = detail::code_of<49>(detail::paging_errors);
+/// An epoch that is not later than the present one: wanted = the epoch asked for, found = the present epoch.
+inline constexpr error_code old_epoch = detail::code_of<50>(detail::paging_errors);
+/// Tokens cannot be removed from the middle of a group: index = group of layers, wanted = first token to
+/// remove, found = first token to stay behind them.
+inline constexpr error_code cannot_remove = detail::code_of<51>(detail::paging_errors);
 
 }  // namespace errc
 

@@ -24,7 +24,7 @@ inline namespace v0 {
 
 /// What happened to the contents that a key names.
 enum class cache_event_kind : std::uint8_t {
-  cleared,  ///< nothing is cached any more; no key
+  cleared,  ///< nothing is cached any more, and `epoch` has begun; no key
   stored,   ///< cached from now on
   removed,  ///< cached no more
   shared,   ///< a `match` took them; only if asked for
@@ -35,8 +35,10 @@ enum class cache_event_kind : std::uint8_t {
 struct cache_event {
   std::uint64_t number = 0;  ///< one more than the event before
   block_key key{};
-  block_key parent{};        ///< stored: key of the contents before these; zero: there are none
+  block_key parent{};  ///< stored: key of the contents before these; zero: there are none, or not cached
   prefix_context context{};  ///< stored: salt and extra keys
+  std::uint64_t first = 0;   ///< stored: position of the first token; 0 where nothing comes before
+  std::uint64_t epoch = 0;   ///< cleared: what keys are made with from now on, see `paging::root_key`
   block_id block = null_block;
   block_id to = null_block;  ///< moved
   std::uint32_t tokens = 0;  ///< stored: that the key stands for
@@ -85,7 +87,7 @@ struct event_read {
 /// A snapshot is the state before the event of the number it returns: what it visits, and the events from
 /// there on applied in order, are the index at any later time.
 ///
-/// @par Complexity   O(1) an event, 96 bytes for each that is kept, allocated once; `snapshot` O(blocks).
+/// @par Complexity   O(1) an event, 112 bytes for each that is kept, allocated once; `snapshot` O(blocks).
 /// @par Thread safety   one caller at a time, the cache's own calls included: whoever sends events elsewhere
 ///      reads them between two steps of the engine.
 /// @par Errors   the constructor throws `length_error` and `out_of_memory`; all else is `noexcept`.
@@ -114,7 +116,9 @@ class event_log {
     event.context = *stored.context;
     event.block = stored.block;
     event.tokens = stored.tokens;
+    event.first = stored.first;
   }
+  void on_cleared(std::uint64_t epoch) noexcept { reserve(cache_event_kind::cleared).epoch = epoch; }
   void on_dropped(block_id block, const block_key& key) noexcept {
     cache_event& event = reserve(cache_event_kind::removed);
     event.key = key;

@@ -42,6 +42,7 @@ concept group_sharing_observer =
 struct ignore_group_cache_events {
   void on_cached(const stored_block&, std::size_t) const noexcept {}
   void on_dropped(block_id, const block_key&, std::size_t) const noexcept {}
+  void on_cleared(std::uint64_t) const noexcept {}
 };
 
 static_assert(group_cache_observer<ignore_group_cache_events>);
@@ -77,6 +78,14 @@ class each_group {
   }
   void on_shared(block_id block, const block_key& key, std::size_t group) noexcept {
     if constexpr (sharing_observer<Observer>) all_[group]->on_shared(block, key);
+  }
+
+  void on_cleared(std::uint64_t epoch) noexcept
+    requires clearing_observer<Observer>
+  {
+    for (std::optional<Observer>& each : all_) {
+      if (each) each->on_cleared(epoch);
+    }
   }
 
   /// The observer of one group. @pre there is such a group.

@@ -12,9 +12,11 @@
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/block_followers.hpp>
 #include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>
 #include <llmmem/paging/prefix_index.hpp>
@@ -43,6 +45,7 @@ struct paged_traits {
   using free_list = lifo_free_list;    ///< `free_list`: which free block is handed out
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: what a match does with a block's beginning
   using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
+  using keys = paging::prefix_keys;    ///< `outside_key_policy`: what a key that the caller brings names
   using verification = verify_tokens;  ///< `block_verification`: whether a hit is believed
   using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for
   using observer = ignore_cache_events;  ///< `cache_observer`: told what is cached and evicted
@@ -94,6 +97,7 @@ class paged_allocator {
         typename Traits::partial;
         typename Traits::history;
         typename Traits::hash;
+        typename Traits::keys;
         typename Traits::verification;
         typename Traits::fence;
         typename Traits::observer;
@@ -117,6 +121,8 @@ class paged_allocator {
   static_assert(admission_policy<admission_type>, "Traits::admission must be an admission_policy");
   static_assert(partial_reuse_policy<partial_type>, "Traits::partial must be a partial_reuse_policy");
   static_assert(block_hash<hash_type>, "Traits::hash must be a block_hash");
+  static_assert(paging::outside_key_policy<typename Traits::keys>,
+                "Traits::keys must be an outside_key_policy");
   static_assert(block_verification<verification_type>, "Traits::verification must be a block_verification");
   static_assert(fence<fence_type>, "Traits::fence must be a fence");
   static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
@@ -139,8 +145,8 @@ class paged_allocator {
   /// against eviction. O(blocks).
   result<sequence_id> fork(sequence_id parent) noexcept;
 
-  /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, the others become free,
-  /// to be reused first.
+  /// Ends a sequence. Its blocks are released tail first: committed ones stay cached, also where the equal
+  /// blocks that stood for them have been evicted meanwhile; the others become free, to be reused first.
   result<void> release(sequence_id sequence) noexcept;
 
   /// Ends a sequence whose blocks may still be read until `after` has passed. The handle is stale at once;
@@ -158,7 +164,8 @@ class paged_allocator {
   /// An engine that needs the last token's logits must compute that token: pass all tokens but the last.
   result<match_result> match(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
-  /// The same by precomputed keys, one for each block, the last of which may be partial.
+  /// The same by precomputed keys, one for each block, the last of which may be partial. A block is shared
+  /// only where it is cached behind the key that comes before it here.
   result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept;
 
   /// Adds tokens, allocating what blocks they need, or nothing.
@@ -202,7 +209,8 @@ class paged_allocator {
   /// The same by precomputed keys: key i names block i as it stands now, the last may be partial. From then
   /// on the sequence is known by keys alone, as if its tokens had not been told: a commit by tokens finds
   /// nothing to do. A block has one key: where forks share one, the first commit names it, and a later commit
-  /// of the other kind leaves it unfound by its own.
+  /// of the other kind leaves it unfound by its own. At a key that is cached behind another one the commit
+  /// ends (`stats().unchained`): see `Traits::keys` for engines whose keys name each block alone.
   result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept;
 
   /// Gives the sequence's own blocks back where equal contents are cached elsewhere, and takes those instead;
@@ -235,6 +243,72 @@ class paged_allocator {
 
   /// Gives up the contents of all idle blocks; says how many. Blocks in use keep theirs.
   std::uint64_t drop_idle() noexcept;
+
+  // What is wrong
+
+  /// Begins `epoch`: the model's weights have changed. Nothing that is cached is found any more, whoever
+  /// holds it, and no sequence that holds tokens now caches anything later; those without tokens belong to
+  /// the new epoch. Keys of the new epoch differ from all before (`paging::root_key`), so that tiers and
+  /// routers which know blocks by their keys cannot mix the two. Observers are told `on_cleared`, or
+  /// `on_dropped` of each block.
+  ///
+  ///     load_weights(version);
+  ///     cache.reset(version).value();
+  ///
+  /// @return how many blocks were cached. `errc::old_epoch` unless `epoch` is later than `epoch()`.
+  /// @par Complexity   O(blocks + max_sequences).
+  result<std::uint64_t> reset(std::uint64_t epoch) noexcept;
+  /// Begins the next epoch.
+  std::uint64_t reset() noexcept { return reset(epoch_ + 1).value(); }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// The epoch that a sequence's contents are of; 0 for a handle that `check` refuses.
+  [[nodiscard]] std::uint64_t epoch(sequence_id sequence) const noexcept {
+    return check(sequence) ? at(sequence).epoch : 0;
+  }
+
+  /// Declares that the contents of `block` are wrong: a tier could not load them, or a checksum says so. The
+  /// block is cached no more, nor is anything that was cached behind it, whoever holds it; all else stays.
+  /// Sequences that hold the block cache nothing from there on, and `prefix_tokens` tells how far they are
+  /// sound. To mend one, truncate it to that and compute the rest again; then it can be committed at once.
+  ///
+  ///     cache.invalidate(bad).value();
+  ///     for (const sequence_id each : running) {
+  ///       if (const auto sound = cache.prefix_tokens(each); sound < cache.tokens(each))
+  ///         cache.truncate(each, sound).value();  // and schedule the rest again
+  ///     }
+  ///
+  /// A block that was copied from the bad one before, on write or for its beginning, is not known to be a
+  /// copy: `invalidate` that sequence too if the copy may be wrong.
+  /// @return how many blocks were cached and are no more. `errc::no_such_block` for an id that no block has.
+  /// @par Complexity   O(blocks given up + table entries), times the depth to which sequences share blocks
+  ///      that became wrong through others.
+  result<std::uint64_t> invalidate(block_id block) noexcept;
+
+  /// The same for the blocks of a sequence from token `from` on.
+  /// @return also `errc::past_the_end` if the sequence does not hold `from` tokens.
+  result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept;
+
+  /// How many leading tokens of a sequence lie in blocks that hold what their prefix has: all, but for those
+  /// from an invalidated block or removed tokens on. 0 for a handle that `check` refuses. O(1).
+  [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
+
+  /// Removes tokens from the middle of a sequence, whole blocks of them: the table closes up, what lay behind
+  /// has lower positions, and the sequence may grow as far as before. What stays in front is the context that
+  /// an engine keeps (attention sinks, a system prompt).
+  ///
+  /// Blocks behind the gap are no prefix any more: those that the sequence alone holds lose their place in
+  /// the cache, and none is cached again. Those that others hold too stay cached for them. An engine that
+  /// rewrites keys for their new positions must not do so in blocks with more than one reference
+  /// (`pool().record`).
+  /// @param range  first and end are multiples of `block_tokens()`; an end at or behind the last token
+  ///        is `truncate`.
+  /// @return blocks given up. `errc::empty_range`, `errc::past_the_end`, `errc::not_whole_blocks`, and what
+  ///         `check` says of a handle.
+  result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
+
+  /// The same while kernels may still read the blocks: they come back once `after` has passed.
+  result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
+                                     const fence_type& after) noexcept;
 
   // What a sequence holds
 
@@ -331,15 +405,22 @@ class paged_allocator {
     return tails_.data() + std::size_t{slot} * block_tokens_;
   }
 
-  [[nodiscard]] auto forget_evicted() noexcept {
-    return [this](std::span<const block_id> blocks) noexcept {
+  /// Told what the pool evicts.
+  struct evicted_callback {
+    paged_allocator* cache;
+    void operator()(std::span<const block_id> blocks) const noexcept {
       for (const block_id block : blocks) {
-        observer_.on_dropped(block, index_.key(block));
-        partial_.unlink(block);
+        cache->observer_.on_dropped(block, cache->index_.key(block));
+        cache->leave_followers(block);
       }
-      index_.erase(blocks);
-    };
-  }
+      cache->index_.erase(blocks);
+      cache->drop_orphans();
+    }
+    [[nodiscard]] bool told_alone(block_id block) const noexcept {
+      return cache->followers_.first(block) != null_block;
+    }
+  };
+  [[nodiscard]] evicted_callback forget_evicted() noexcept { return {this}; }
   result<void> defer(std::uint32_t slot, std::span<const block_id> blocks, const fence_type& after) noexcept;
   void end(std::uint32_t slot) noexcept;
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
@@ -388,12 +469,34 @@ class paged_allocator {
     block_id holder = null_block;  // null_block: the admission policy did not let it in
   };
   adoption adopt(std::uint32_t slot, block_id block, block_id parent) noexcept;
+  std::uint64_t commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept;
   void forget_tokens(record& sequence) noexcept;
-  void look_anew_if_stale(record& sequence) noexcept;
+  [[nodiscard]] bool is_stale(const record& sequence) const noexcept {
+    return sequence.cuts != cuts_ || (sequence.borrowed != 0 && sequence.evictions != pool_.evictions());
+  }
+  void look_again_if_stale(record& sequence) noexcept;
+  void commit_again(std::uint32_t slot) noexcept;
   void register_block(const record& owner, stored_block stored, block_id parent,
                       const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;
+  void leave_followers(block_id block) noexcept {
+    followers_.unlink(block, [this](block_id each) noexcept { return verification_.needs_parent(each); });
+  }
+  void drop_orphans() noexcept {
+    while (followers_.orphan() != null_block) [[unlikely]]
+      drop_orphan();
+  }
+  LLMMEM_COLD void drop_orphan() noexcept;
+  std::uint64_t drop_tree(block_id block) noexcept;
+  std::uint64_t spread_invalid() noexcept;
+  void begin_again(record& sequence) noexcept;
+  [[nodiscard]] block_key root_of(const record& sequence) const noexcept {
+    return paging::root_key(hash_, sequence.context, sequence.epoch);
+  }
+  [[nodiscard]] keyed_blocks in_chain(const keyed_blocks& given, const prefix_context& context) noexcept;
+  [[nodiscard]] result<token_range> check_removal(sequence_id sequence, token_range range) const noexcept;
+  void close_up(std::uint32_t slot, token_range range) noexcept;
   void audit_blocks(const std::vector<std::uint64_t>& held, std::vector<std::string>& found) const;
   [[nodiscard]] std::string owners(block_id block) const;
 
@@ -402,9 +505,10 @@ class paged_allocator {
   verification_type verification_;
   hash_type hash_;
   LLMMEM_NO_UNIQUE_ADDRESS admission_type admission_;
-  LLMMEM_NO_UNIQUE_ADDRESS partial_type partial_;
+  detail::block_followers followers_;
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   std::uint32_t block_tokens_;
+  std::uint64_t epoch_;
   std::uint64_t max_table_blocks_;
   std::uint64_t max_sequence_tokens_;
   std::uint64_t max_idle_blocks_;
@@ -414,7 +518,8 @@ class paged_allocator {
   detail::fixed_array<block_id> rows_;   // block tables, one after the other, see row()
   detail::fixed_array<token_id> tails_;  // tokens of partial last blocks, block_tokens_ a slot
   detail::fixed_array<detail::retained_ranges> retained_;  // by slot; none for a policy that does not retain
-  detail::fixed_array<std::uint32_t> free_slots_;          // a stack
+  detail::fixed_array<block_key> chained_;  // of one call; none where the caller's keys are chained already
+  detail::fixed_array<std::uint32_t> free_slots_;  // a stack
   std::uint32_t free_slot_count_;
   std::uint32_t owner_;
   std::uint64_t batches_ = 0;

@@ -60,6 +60,7 @@ struct paged_options {
   std::uint64_t max_deferred = unlimited;
   pressure_callback pressure{};          ///< asked when blocks run short
   hash_seed seed{};                      ///< keys the hash chain
+  std::uint64_t epoch = 0;               ///< of the weights it starts with, see `paged_allocator::reset`
   std::string name = "paged_allocator";  ///< what error texts call it
   metadata_source metadata{};            ///< where its tables come from
 };
@@ -159,6 +160,9 @@ struct paged_stats {
   std::uint64_t evicting_allocations = 0;  ///< blocks handed out that had to be evicted for it
   std::uint64_t registrations = 0;         ///< blocks that became cached
   std::uint64_t duplicates = 0;            ///< commits that found equal contents cached already
+  std::uint64_t orphans = 0;       ///< blocks given up because the contents before theirs were given up
+  std::uint64_t invalidated = 0;   ///< blocks that `invalidate` took out of the cache
+  std::uint64_t unchained = 0;     ///< commits by keys that met a key which is cached behind another one
   std::uint64_t replaced = 0;      ///< entries that a commit with the same key and other contents replaced
   std::uint64_t deduplicated = 0;  ///< blocks given back for equal cached ones
   std::uint64_t refused = 0;       ///< blocks that the admission policy did not let in
@@ -178,7 +182,8 @@ struct paged_stats {
 struct stored_block {
   block_id block = null_block;
   block_key key{};
-  block_key parent{};                       ///< key of the contents before these; zero: there are none
+  block_key parent{};  ///< key of the contents before these; zero: there are none, or they are not cached
+  std::uint64_t first = 0;                  ///< position of its first token: 0 where nothing comes before
   std::uint32_t tokens = 0;                 ///< that the key stands for
   std::span<const token_id> token_ids{};    ///< their values, where the verification keeps them
   const prefix_context* context = nullptr;  ///< never null in a call
@@ -206,6 +211,13 @@ concept sharing_observer = cache_observer<O> && requires(O& observer, block_id b
   { observer.on_shared(block, key) } noexcept;
 };
 
+/// An observer that is told in one call that nothing is cached any more, and which epoch has begun (`reset`);
+/// the others are told `on_dropped` of each block.
+template <class O>
+concept clearing_observer = requires(O& observer, std::uint64_t epoch) {
+  { observer.on_cleared(epoch) } noexcept;
+};
+
 /// An observer that is also told when a compaction moves a cached or staged block.
 template <class O>
 concept moving_observer = cache_observer<O> && requires(O& observer, block_id block) {
@@ -216,6 +228,7 @@ concept moving_observer = cache_observer<O> && requires(O& observer, block_id bl
 struct ignore_cache_events {
   void on_cached(const stored_block&) const noexcept {}
   void on_dropped(block_id, const block_key&) const noexcept {}
+  void on_cleared(std::uint64_t) const noexcept {}
 };
 
 static_assert(cache_observer<ignore_cache_events>);
@@ -242,6 +255,11 @@ class observers {
       if constexpr (sharing_observer<O>) each.on_shared(block, key);
     };
     std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
+  }
+  void on_cleared(std::uint64_t epoch) noexcept
+    requires(clearing_observer<Observers> && ...)
+  {
+    std::apply([&](Observers&... each) noexcept { (each.on_cleared(epoch), ...); }, all_);
   }
   void on_moved(block_id from, block_id to) noexcept {
     const auto tell = [&]<class O>(O& each) noexcept {

@@ -107,6 +107,10 @@ class super_page_pool {
   /// Takes that back: an idle block becomes free at once. Nothing happens to a block that is not cached.
   void unmark_cached(block_id block) noexcept;
 
+  /// Declares that an active block's contents are wrong: `record(block).is_invalid()` until the block is
+  /// allocated again. @pre active, not cached.
+  void invalidate(block_id block) noexcept { records_[to_index(block)].invalidate(); }
+
   /// Tells the policy of an access to a cached block.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 

@@ -29,7 +29,8 @@ struct chain_link {
 ///
 /// `store` keeps a full block's tokens; `enrol` says that they are now cached, as the child of `parent`
 /// in `context`; `holds` answers whether a cached block has exactly these tokens after exactly that
-/// parent. `enrol_by_key` says that it was cached by a key from outside, `holds_key` answers whether a
+/// parent, and `needs_parent` whether it answers no for good once that parent is cached no more.
+/// `enrol_by_key` says that it was cached by a key from outside, `holds_key` answers whether a
 /// sequence in `context` may have a block that its key was found for.
 template <class V>
 concept block_verification =
@@ -46,6 +47,7 @@ concept block_verification =
       { read.link(block) } noexcept -> std::same_as<chain_link>;
       { read.holds(block, tokens, parent, context) } noexcept -> std::same_as<bool>;
       { read.holds_key(block, context) } noexcept -> std::same_as<bool>;
+      { read.needs_parent(block) } noexcept -> std::same_as<bool>;
       { read.metadata_bytes() } noexcept -> std::same_as<std::size_t>;
     };
 
@@ -53,8 +55,9 @@ concept block_verification =
 /// before it are equal. By induction from the root the whole prefix is then equal, whatever the hash does:
 /// one tenant never gets another's KV, and a collision costs a hit.
 ///
-/// A child whose parent was evicted and computed anew is the child of another identity, and so no hit:
-/// policies that evict tails first (all of ours but LFU and MIN under pressure) lose nothing by it.
+/// A child whose parent was evicted and computed again is the child of another identity, and so no hit:
+/// `paged_allocator` gives it up with its parent. Policies that evict tails first (all of ours but LFU and
+/// MIN under pressure) lose nothing by it.
 ///
 /// @par Complexity   `holds` and `store` O(block_tokens); 4 bytes a token and 48 a block, taken as they are
 /// used.
@@ -119,6 +122,10 @@ class verify_tokens {
     return records_[to_index(block)].context == context;
   }
 
+  [[nodiscard]] bool needs_parent(block_id block) const noexcept {
+    return records_[to_index(block)].parent != unknown_parent;
+  }
+
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return tokens_.bytes() + records_.bytes(); }
 
  private:
@@ -165,6 +172,7 @@ class trust_hash {
     return true;
   }
   [[nodiscard]] bool holds_key(block_id, const prefix_context&) const noexcept { return true; }
+  [[nodiscard]] bool needs_parent(block_id) const noexcept { return false; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return 0; }
 };
 

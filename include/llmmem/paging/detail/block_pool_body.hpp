@@ -110,11 +110,9 @@ template <class OnEvict>
 result<void> block_pool<Eviction, FreeList, History>::make_free(std::uint64_t count,
                                                                 OnEvict& on_evict) noexcept {
   if (count > available()) return refusal(errc::out_of_blocks, 0, count, available());
-  const std::uint64_t missing = count - free();
+  evicting_allocations_ += evict_while([&](std::uint64_t) noexcept { return free() < count; }, on_evict);
   // A policy that withholds a candidate breaks its contract; what was evicted meanwhile stays free.
-  const std::uint64_t evicted = reclaim(missing, on_evict);
-  evicting_allocations_ += evicted;
-  if (evicted != missing) return refusal(errc::out_of_blocks, 0, count, free());
+  if (count > free()) return refusal(errc::out_of_blocks, 0, count, free());
   return {};
 }
 
@@ -122,12 +120,19 @@ template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <eviction_callback OnEvict>
 std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t count,
                                                                OnEvict&& on_evict) noexcept {
+  return evict_while([&](std::uint64_t done) noexcept { return done < count; }, on_evict);
+}
+
+/// Evicts idle blocks while there are some and `more(evicted)`; says how many.
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <class More, class OnEvict>
+std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, OnEvict& on_evict) noexcept {
   // Told in groups, so that whoever forgets them can ask for several cache lines at once.
   std::array<block_id, 16> group{};
   std::uint64_t done = 0;
-  for (bool more = true; more;) {
-    std::size_t size = 0;
-    while (size < group.size() && done + size < count && idle_count_ != 0) {
+  for (std::size_t size = 1; size != 0;) {
+    size = 0;
+    for (bool ends = false; !ends && size < group.size() && idle_count_ != 0 && more(done);) {
       const auto victim = eviction_.victim();
       if (!victim) break;
       const block_id block{to_index(*victim)};
@@ -138,11 +143,11 @@ std::uint64_t block_pool<Eviction, FreeList, History>::reclaim(std::uint64_t cou
       record.end_life();
       push_free(block);
       --idle_count_;
+      ++done;
       group[size++] = block;
+      if constexpr (requires { on_evict.told_alone(block); }) ends = on_evict.told_alone(block);
     }
     if (size != 0) on_evict(std::span<const block_id>(group.data(), size));
-    done += size;
-    more = size == group.size();
   }
   evictions_ += done;
   return done;

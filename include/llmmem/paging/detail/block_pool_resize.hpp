@@ -35,9 +35,11 @@ result<std::uint64_t> block_pool<Eviction, FreeList, History>::resize(std::uint6
   if (blocks == 0 || blocks > most_blocks()) return refusal(errc::bad_block_count, 0, blocks, most_blocks());
   const std::uint64_t before = std::exchange(last_, blocks);
   free_.keep_if([this](block_id block) noexcept { return !is_retiring(block); });
+  // All are counted before any is given up: `on_evict` may give up others.
+  for (std::uint64_t i = blocks + 1; i <= before; ++i)
+    retiring_ += records_[i].is_active() || records_[i].is_idle() ? 1U : 0U;
   for (std::uint64_t i = blocks + 1; i <= before; ++i) {
     const block_id block{static_cast<std::uint32_t>(i)};
-    if (records_[i].is_active() || records_[i].is_idle()) ++retiring_;
     if (!records_[i].is_cached()) continue;
     unmark_cached(block);
     on_evict(std::span<const block_id>(&block, 1));

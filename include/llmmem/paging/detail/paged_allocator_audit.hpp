@@ -15,6 +15,8 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
   std::vector<std::string> found = pool_.audit();
   for (const std::string& each : index_.audit())
     found.push_back(name() + ": " + each);
+  for (const std::string& each : followers_.audit([this](block_id block) { return index_.contains(block); }))
+    found.push_back(name() + ": " + each);
 
   // Who holds what, counted anew from the tables and the queue.
   std::vector<std::uint64_t> held(most_physical_blocks());

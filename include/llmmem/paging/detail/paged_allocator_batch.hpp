@@ -128,10 +128,15 @@ template <class Traits>
 std::uint64_t paged_allocator<Traits>::expect(const keyed_blocks& prompt, const prefix_context& context,
                                               std::uint64_t next_use) noexcept {
   std::uint64_t tokens = 0;
-  for (const block_key& key : prompt.keys) {
+  block_key before{};
+  for (const block_key& key : in_chain(prompt, context).keys) {
     const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
     const auto found = index_.find(key);
-    if (!found || index_.tokens(*found) != part || !verification_.holds_key(*found, context)) break;
+    if (!found || index_.tokens(*found) != part || !verification_.holds_key(*found, context) ||
+        !followers_.comes_after(*found, before)) {
+      break;
+    }
+    before = key;
     pool_.expect(*found, next_use);
     tokens += part;
   }

@@ -75,9 +75,10 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       verification_(pool_.most_blocks(), options.block_tokens, options.metadata),
       hash_(options.seed),
       admission_(slot_count{pool_.most_blocks() + 1}, options.metadata),
-      partial_(pool_.most_blocks(), options.metadata),
+      followers_(pool_.most_blocks(), options.metadata),
       observer_(std::move(observer)),
       block_tokens_(options.block_tokens),
+      epoch_(options.epoch),
       max_table_blocks_(detail::table_blocks(options)),
       max_sequence_tokens_(detail::lesser(options.max_sequence_tokens, max_table_blocks_ * block_tokens_)),
       max_idle_blocks_(options.max_idle_blocks),
@@ -90,6 +91,8 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
              "paged_allocator: tails"),
       retained_(retains<eviction_type> ? options.max_sequences : 0, detail::retained_ranges{},
                 options.metadata, "paged_allocator: retained ranges"),
+      chained_(Traits::keys::chains ? max_table_blocks_ : 0, options.metadata,
+               "paged_allocator: chained keys"),
       free_slots_(options.max_sequences, options.metadata, "paged_allocator: free slots"),
       free_slot_count_(options.max_sequences),
       owner_(detail::owner_tag(records_.data())),
@@ -122,10 +125,10 @@ result<sequence_id> paged_allocator<Traits>::create(const prefix_context& contex
   if (free_slot_count_ == 0) return refusal(errc::out_of_sequences, 0, 1, records_.size());
   const std::uint32_t slot = free_slots_[--free_slot_count_];
   record& fresh = records_[slot];
-  fresh = record{
-      .generation = fresh.generation + 1, .chain = hash_.root(context), .context = context, .hints = hints};
+  fresh = record{.generation = fresh.generation + 1, .context = context, .hints = hints};
   fresh.cuts = cuts_;
   fresh.evictions = pool_.evictions();
+  begin_again(fresh);
   if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return sequence_id{slot, fresh.generation, owner_};
 }
@@ -153,6 +156,7 @@ result<sequence_id> paged_allocator<Traits>::fork(sequence_id parent) noexcept {
 template <class Traits>
 result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
   if (const auto alive = begin(sequence); !alive) return alive.error();
+  commit_again(sequence.slot);
   if (const auto released = pool_.release(blocks(sequence)); !released) return released.error();
   end(sequence.slot);
   trim_idle();
@@ -162,6 +166,7 @@ result<void> paged_allocator<Traits>::release(sequence_id sequence) noexcept {
 template <class Traits>
 result<void> paged_allocator<Traits>::release_after(sequence_id sequence, const fence_type& after) noexcept {
   if (const auto alive = begin(sequence); !alive) return alive.error();
+  commit_again(sequence.slot);
   if (const auto queued = defer(sequence.slot, blocks(sequence), after); !queued) return queued;
   end(sequence.slot);
   return {};
@@ -197,12 +202,14 @@ void paged_allocator<Traits>::end(std::uint32_t slot) noexcept {
 
 template <class Traits>
 void paged_allocator<Traits>::trim_idle() noexcept {
-  if (pool_.idle() > max_idle_blocks_) pool_.reclaim(pool_.idle() - max_idle_blocks_, forget_evicted());
+  pool_.trim_idle(max_idle_blocks_, forget_evicted());
 }
 
 template <class Traits>
 std::uint64_t paged_allocator<Traits>::drop_idle() noexcept {
-  return pool_.reclaim(pool_.idle(), forget_evicted());
+  const std::uint64_t before = pool_.idle();
+  pool_.trim_idle(0, forget_evicted());
+  return before - pool_.idle();
 }
 
 template <class Traits>
@@ -262,7 +269,7 @@ typename paged_allocator<Traits>::need paged_allocator<Traits>::needed_for(
   return {.blocks = total - sequence.blocks + (copies ? 1 : 0), .copies = copies};
 }
 
-/// Sees to it that the blocks for `count` tokens more can be had, and says what they are for.
+/// Ensures that blocks for `count` more tokens are available, and says what they are for.
 template <class Traits>
 result<typename paged_allocator<Traits>::need> paged_allocator<Traits>::make_room(
     sequence_id sequence, std::uint64_t count) noexcept {
@@ -390,6 +397,8 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
     // start.
     sequence.recommit_from(sequence.keyed == 0 ? full : 0);
   }
+  if (tokens == 0) begin_again(sequence);
+  if (tokens <= std::uint64_t{sequence.sound} * block_tokens_) sequence.sound = ~0U;
   // What comes there is asked for anew.
   if (full < sequence.asked) sequence.asked = full;
   if (full <= sequence.refused_from) sequence.refused_from = ~0U;
@@ -400,7 +409,7 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   }
   const block_id cut = row(slot)[full];
   sequence.keyed = full;
-  sequence.chain = full == 0 ? hash_.root(sequence.context) : index_.key(row(slot)[full - 1]);
+  sequence.chain = full == 0 ? root_of(sequence) : index_.key(row(slot)[full - 1]);
   if constexpr (verification_type::keeps_tokens) {
     if (used != 0) std::memcpy(tail(slot), verification_.tokens(cut).data(), used * sizeof(token_id));
     sequence.tokens_known = true;
@@ -417,3 +426,4 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
 #include <llmmem/paging/detail/paged_allocator_cache.hpp>
 #include <llmmem/paging/detail/paged_allocator_compaction.hpp>
 #include <llmmem/paging/detail/paged_allocator_reuse.hpp>
+#include <llmmem/paging/detail/paged_allocator_withdrawal.hpp>

@@ -41,10 +41,11 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
 
 template <class Traits>
 result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
-                                                    const keyed_blocks& prompt) noexcept {
+                                                    const keyed_blocks& given) noexcept {
   pool_.act_for(sequence.slot);
   if (const auto fresh = check_fresh(sequence); !fresh) return fresh.error();
-  if (const auto fit = check_keys(prompt); !fit) return fit.error();
+  if (const auto fit = check_keys(given); !fit) return fit.error();
+  const keyed_blocks prompt = in_chain(given, at(sequence).context);
   const std::uint64_t before = pool_.available();
   ++counters_.matches;
   counters_.requested_blocks += prompt.keys.size();
@@ -57,7 +58,8 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
     const auto found = index_.find(prompt.keys[i]);
     if (!found || index_.tokens(*found) != part) break;
     if (!verification_.holds_key(*found, at(sequence).context)) break;
-    if (part > max_sequence_tokens_ - out.tokens) break;  // keys may name any block at any place
+    if (!followers_.comes_after(*found, i == 0 ? block_key{} : prompt.keys[i - 1])) break;
+    if (part > max_sequence_tokens_ - out.tokens) break;
     if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.keys.size())) break;
     out.tokens += part;
   }
@@ -79,7 +81,7 @@ void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefi
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
   const std::size_t end = tokens.size() / block_tokens_;
   std::size_t made = 0;
-  block_key last = hash_.root(context);
+  block_key last = paging::root_key(hash_, context, epoch_);
   chain_link parent{};
   for (std::size_t i = 0; i < end; ++i) {
     for (; made < end && made <= i + (i < most_ahead ? i : most_ahead - 1); ++made) {
@@ -168,22 +170,31 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   if (const auto alive = begin(sequence); !alive) return alive.error();
   record& writer = at(sequence);
   if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
-  const std::uint64_t full = detail::lesser(writer.keyed, written / block_tokens_);
-  if (writer.committed < full) look_anew_if_stale(writer);
+  if (writer.epoch != epoch_) return std::uint64_t{0};
+  return commit_tokens(sequence.slot, written);
+}
+
+/// Caches the full blocks of the first `written` tokens that can be; says how many were not cached before.
+template <class Traits>
+std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::uint64_t written) noexcept {
+  record& writer = records_[slot];
+  const std::uint64_t full =
+      detail::lesser(detail::lesser(writer.keyed, written / block_tokens_), writer.sound);
+  if (writer.committed < full) look_again_if_stale(writer);
   std::uint64_t registered = 0;
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < full) {
-    const block_key& last = index_.key(row(sequence.slot)[writer.committed - 1]);
+    const block_key& last = index_.key(row(slot)[writer.committed - 1]);
     parent = index_.find(last).value_or(null_block);
   }
   const auto hint_at = [&](std::uint64_t i) noexcept {
-    const block_id block = row(sequence.slot)[i];
+    const block_id block = row(slot)[i];
     return std::pair(placed({}, writer, block, null_block, i, writer.blocks), std::uint64_t{block_tokens_});
   };
   ask_on(writer, full, hint_at);
   for (; writer.committed < detail::lesser(full, writer.refused_from); ++writer.committed) {
-    const block_id block = row(sequence.slot)[writer.committed];
-    const adoption done = adopt(sequence.slot, block, parent);
+    const block_id block = row(slot)[writer.committed];
+    const adoption done = adopt(slot, block, parent);
     if (done.holder == null_block) break;
     registered += done.is_new ? 1U : 0U;
     parent = done.holder;
@@ -215,6 +226,7 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     if (*existing == block) {  // cached behind contents that are gone: now behind those in their place
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
+      followers_.relink(block, parent);
       return {.is_new = false, .holder = block};
     }
   }
@@ -225,28 +237,34 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     // The same key for other contents, or for a child of a parent that is gone: nobody can match it any more.
     drop_contents(*existing);
     ++counters_.replaced;
+    if (parent != null_block && !index_.contains(parent)) return {};  // it stood behind what had to go
   }
   verification_.enrol(block, sequence.parent, sequence.context);
   const block_key before =
       sequence.committed == 0 ? block_key{} : index_.key(row(slot)[sequence.committed - 1]);
-  register_block(
-      sequence,
-      {.block = block, .parent = before, .tokens = block_tokens_, .token_ids = verification_.tokens(block)},
-      parent, hint);
+  register_block(sequence,
+                 {.block = block,
+                  .parent = before,
+                  .first = std::uint64_t{sequence.committed} * block_tokens_,
+                  .tokens = block_tokens_,
+                  .token_ids = verification_.tokens(block)},
+                 parent, hint);
   sequence.parent = verification_.link(block);
   return {.is_new = true, .holder = block};
 }
 
 template <class Traits>
 result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
-                                                      const keyed_blocks& contents) noexcept {
+                                                      const keyed_blocks& given) noexcept {
   if (const auto alive = begin(sequence); !alive) return alive.error();
-  if (const auto fit = check_keys(contents); !fit) return fit.error();
+  if (const auto fit = check_keys(given); !fit) return fit.error();
   record& writer = at(sequence);
-  if (contents.tokens > writer.tokens)
-    return refusal(errc::past_the_end, sequence.slot, contents.tokens, writer.tokens);
+  if (given.tokens > writer.tokens)
+    return refusal(errc::past_the_end, sequence.slot, given.tokens, writer.tokens);
+  if (writer.epoch != epoch_) return std::uint64_t{0};
+  const keyed_blocks contents = in_chain(given, writer.context);
   if (!contents.keys.empty()) forget_tokens(writer);
-  if (writer.committed < contents.keys.size()) look_anew_if_stale(writer);
+  if (writer.committed < contents.keys.size()) look_again_if_stale(writer);
   std::uint64_t registered = 0;
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < contents.keys.size()) {
@@ -262,12 +280,16 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     return std::pair(hint, part_of(i));
   };
   ask_on(writer, contents.keys.size(), hint_at);
-  for (std::uint32_t& i = writer.committed; i < detail::lesser(contents.keys.size(), writer.refused_from);
-       ++i) {
+  const std::uint64_t end = detail::lesser(contents.keys.size(), writer.sound);
+  for (std::uint32_t& i = writer.committed; i < detail::lesser(end, writer.refused_from); ++i) {
     const block_id block = row(sequence.slot)[i];
     const std::uint64_t part = part_of(i);
     if (const auto existing = index_.find(contents.keys[i])) {
       if (verification_.holds_key(*existing, writer.context)) {
+        if (!followers_.comes_after(*existing, i == 0 ? block_key{} : contents.keys[i - 1])) {
+          ++counters_.unchained;
+          break;
+        }
         pool_.touch(*existing,
                     placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
         if (*existing != block) {
@@ -279,6 +301,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       }
       drop_contents(*existing);  // the same key in another context
       ++counters_.replaced;
+      if (parent != null_block && !index_.contains(parent)) break;  // it stood behind what had to go
     }
     if (pool_.is_retiring(block)) break;
     if (!index_.contains(block) || index_.tokens(block) < part) {
@@ -287,10 +310,15 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       if (!admits(writer, hint, part)) break;
       // The key of fewer tokens makes way for that of the block as it stands now.
       if (index_.contains(block)) drop_contents(block);
+      if (parent != null_block && !index_.contains(parent)) break;
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block, writer.context);
       const block_key before = i == 0 ? block_key{} : contents.keys[i - 1];
-      register_block(writer, {.block = block, .parent = before, .tokens = static_cast<std::uint32_t>(part)},
+      register_block(writer,
+                     {.block = block,
+                      .parent = before,
+                      .first = std::uint64_t{i} * block_tokens_,
+                      .tokens = static_cast<std::uint32_t>(part)},
                      parent, hint);
       ++registered;
     }
@@ -310,7 +338,7 @@ template <class Traits>
 void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
   if (sequence.keyed != 0) {
     sequence.keyed = 0;
-    sequence.chain = hash_.root(sequence.context);
+    sequence.chain = root_of(sequence);
     sequence.recommit_from(sequence.committed);
   }
   sequence.tokens_known = false;
@@ -319,12 +347,21 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
 /// The next commit looks at all blocks again where cached contents may be gone that the sequence's own stand
 /// behind: somebody's, given up while they were in use, or those elsewhere that blocks of it were equal to.
 template <class Traits>
-void paged_allocator<Traits>::look_anew_if_stale(record& sequence) noexcept {
-  const std::uint64_t evicted = pool_.evictions();
-  const bool is_current = sequence.cuts == cuts_ && (sequence.borrowed == 0 || sequence.evictions == evicted);
-  if (!is_current) sequence.recommit_from(0);
+void paged_allocator<Traits>::look_again_if_stale(record& sequence) noexcept {
+  if (is_stale(sequence)) sequence.recommit_from(0);
   sequence.cuts = cuts_;
-  sequence.evictions = evicted;
+  sequence.evictions = pool_.evictions();
+}
+
+/// Caches what the sequence has committed by tokens and is cached nowhere any more.
+template <class Traits>
+void paged_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
+  record& sequence = records_[slot];
+  if (!is_stale(sequence) || sequence.epoch != epoch_ || sequence.keyed == 0) return;
+  const std::uint64_t committed = detail::lesser(sequence.committed, sequence.keyed);
+  if (committed == 0) return;
+  sequence.recommit_from(0);
+  static_cast<void>(commit_tokens(slot, committed * block_tokens_));
 }
 
 template <class Traits>
@@ -333,7 +370,7 @@ void paged_allocator<Traits>::register_block(const record& owner, stored_block s
   const block_id block = stored.block;
   index_.insert(block, stored.tokens);
   pool_.mark_cached(block, hint);
-  partial_.link(block, parent);
+  followers_.link(block, parent, stored.parent);
   stored.key = index_.key(block);
   stored.context = &owner.context;
   observer_.on_cached(stored);
@@ -343,7 +380,7 @@ void paged_allocator<Traits>::register_block(const record& owner, stored_block s
 template <class Traits>
 void paged_allocator<Traits>::unregister(block_id block) noexcept {
   observer_.on_dropped(block, index_.key(block));
-  partial_.unlink(block);
+  leave_followers(block);
   index_.erase(block);
 }
 
@@ -352,6 +389,7 @@ void paged_allocator<Traits>::drop_contents(block_id block) noexcept {
   if (index_.tokens(block) == block_tokens_) ++cuts_;  // behind a partial block nothing is cached
   unregister(block);
   pool_.unmark_cached(block);
+  drop_orphans();
 }
 
 template <class Traits>
@@ -389,13 +427,17 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .evicting_allocations = pool.evicting_allocations,
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
+          .orphans = counters_.orphans,
+          .invalidated = counters_.invalidated,
+          .unchained = counters_.unchained,
           .replaced = counters_.replaced,
           .deduplicated = counters_.deduplicated,
           .refused = counters_.refused,
           .copies = counters_.copies,
           .metadata_bytes = pool.metadata_bytes + index_.metadata_bytes() + deferred_.metadata_bytes() +
-                            admission_.metadata_bytes() + partial_.metadata_bytes() + retained_.bytes() +
-                            records_.bytes() + rows_.bytes() + tails_.bytes() + free_slots_.bytes(),
+                            admission_.metadata_bytes() + followers_.metadata_bytes() + retained_.bytes() +
+                            chained_.bytes() + records_.bytes() + rows_.bytes() + tails_.bytes() +
+                            free_slots_.bytes(),
           .verification_bytes = verification_.metadata_bytes()};
 }
 

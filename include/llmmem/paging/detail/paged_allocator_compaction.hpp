@@ -86,8 +86,8 @@ void paged_allocator<Traits>::relocate(std::span<const block_move> moves,
     if (index_.contains(source)) {
       index_.erase(source);
       index_.insert(destination, tokens);
+      followers_.move(source, destination);
     }
-    partial_.move(source, destination);
     verification_.move(source, destination);
     if constexpr (moving_observer<observer_type>) observer_.on_moved(source, destination);
   }

@@ -23,9 +23,11 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   const block_id parent = taker.blocks == 0 ? null_block : row(slot)[taker.blocks - 1];
   block_id best = null_block;
   std::size_t length = 0;
-  partial_.visit(parent, [&](block_id block) noexcept {
-    if (index_.tokens(block) != block_tokens_) return true;  // what lies behind them may be overwritten
-    if (!verification_.holds(block, {}, taker.parent, taker.context)) return true;
+  block_id block = followers_.first(parent);
+  for (std::uint32_t i = 0; i < partial_type::most_compared && block != null_block && length < most;
+       ++i, block = followers_.next(block)) {
+    if (index_.tokens(block) != block_tokens_) continue;  // what lies behind them may be overwritten
+    if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
     std::size_t equal = 0;
     while (equal < most && held[equal] == rest[equal])
@@ -34,17 +36,12 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
       best = block;
       length = equal;
     }
-    return length < most;
-  });
+  }
   if (best == null_block || !pool_.share(best)) return;
   pool_.touch(best, placed({}, taker, best, parent, taker.blocks,
                            detail::blocks_for(out.tokens + rest.size(), block_tokens_)));
 
-  bool has_followers = false;
-  partial_.visit(best, [&](block_id) noexcept {
-    has_followers = true;
-    return false;
-  });
+  const bool has_followers = followers_.first(best) != null_block;
   block_id& own = row(slot)[taker.blocks];
   if (partial_type::source == partial_source::steal && !has_followers &&
       pool_.record(best).references() == 1) {
@@ -91,7 +88,10 @@ result<std::uint64_t> paged_allocator<Traits>::replace_duplicates(std::uint32_t 
                                                                   GiveBack&& give_back) noexcept {
   record& sequence = records_[slot];
   block_id* const table = row(slot);
-  const std::uint64_t end = detail::lesser(sequence.keyed, sequence.committed);
+  const std::uint64_t end =
+      sequence.epoch != epoch_
+          ? 0
+          : detail::lesser(detail::lesser(sequence.keyed, sequence.committed), sequence.sound);
   std::array<block_id, 64> own{};
   std::array<block_id, 64> equal{};
   std::array<std::uint32_t, 64> places{};

@@ -32,6 +32,10 @@ struct sequence_record {
   std::uint32_t refused_from = ~0U;  // the first block that the admission policy did not let in
   std::uint32_t asked = 0;           // how many leading blocks it has seen
   std::uint64_t batch = 0;           // the last batch that named the sequence
+  std::uint64_t epoch = 0;           // the allocator's when the sequence began to hold tokens
+  /// The first block that does not hold what its prefix has: invalid, or behind removed tokens. None from
+  /// there on is cached.
+  std::uint32_t sound = ~0U;
   prefix_context context{};
   request_hints hints{};
 
@@ -61,6 +65,16 @@ struct retained_ranges {
     entries[count++] = {range, keep};
   }
 
+  /// Tokens `gone` were removed from the middle: what lay behind them has lower positions now.
+  void close_up(token_range gone) noexcept {
+    const auto moved = [&](std::uint64_t position) noexcept {
+      if (position <= gone.first || position == token_range{}.end) return position;
+      return position < gone.end ? gone.first : position - (gone.end - gone.first);
+    };
+    for (std::uint32_t i = 0; i < count; ++i)
+      entries[i].range = {moved(entries[i].range.first), moved(entries[i].range.end)};
+  }
+
   std::array<entry, max_retained_ranges> entries{};
   std::uint32_t count = 0;
 };
@@ -79,6 +93,9 @@ struct paged_counters {
   std::uint64_t stolen_blocks = 0;
   std::uint64_t registrations = 0;
   std::uint64_t duplicates = 0;
+  std::uint64_t orphans = 0;
+  std::uint64_t invalidated = 0;
+  std::uint64_t unchained = 0;
   std::uint64_t replaced = 0;
   std::uint64_t deduplicated = 0;
   std::uint64_t refused = 0;

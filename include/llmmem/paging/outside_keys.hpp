@@ -1,0 +1,60 @@
+/// @file
+/// What a key that comes from outside the allocator stands for: a block and all before it, or a block alone.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/hash/block_key.hpp>
+
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace paging {
+
+/// The default: a key names a block's contents and all before it, as traces' `hash_ids` and engines' block
+/// hashes do. The allocator still checks that each key is cached behind the key that comes before it.
+struct prefix_keys {
+  static constexpr bool chains = false;
+};
+
+/// A key names the contents of one block alone. The allocator chains the keys with `Traits::hash` and works
+/// with the chained ones: those are what observers are told and what the index holds.
+struct block_keys {
+  static constexpr bool chains = true;
+};
+
+/// Says whether the allocator must chain the keys it is given.
+template <class P>
+concept outside_key_policy = requires {
+  { P::chains } -> std::convertible_to<bool>;
+};
+
+static_assert(outside_key_policy<prefix_keys> && outside_key_policy<block_keys>);
+
+/// The key of a block that follows `parent` and whose own contents `alone` names: what `block_keys` makes of
+/// it. For routers that must know the keys which the allocator uses.
+template <block_hash Hash>
+[[nodiscard]] block_key chain_key(const Hash& hash, const block_key& parent,
+                                  const block_key& alone) noexcept {
+  const auto words = std::bit_cast<std::array<token_id, 4>>(alone);
+  return hash.chain(parent, std::span<const token_id>(words));
+}
+
+/// The key before the first block of a sequence, in an allocator whose epoch is `epoch` (see
+/// `paged_allocator::reset`). In epoch 0 it is `hash.root(context)`.
+template <block_hash Hash>
+[[nodiscard]] block_key root_key(const Hash& hash, const prefix_context& context,
+                                 std::uint64_t epoch) noexcept {
+  const block_key root = hash.root(context);
+  return epoch == 0 ? root : chain_key(hash, root, {.low = epoch, .high = 0});
+}
+
+}  // namespace paging
+
+}  // namespace v0
+}  // namespace llmmem
