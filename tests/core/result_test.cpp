@@ -150,6 +150,19 @@ constexpr std::array refusals{
             "kv: 30 blocks named, sequence 7 holds 12; name as many at most"},
     refusal{errc::block_tokens_differ, raises::argument_error,
             "kv: blocks of 30 tokens there, of 12 here; build both with the same block_tokens"},
+    refusal{errc::not_a_prefix, raises::argument_error,
+            "kv: sequence 7 holds 30 tokens, but only the first 12 as their prefix has them: contents behind "
+            "were invalidated, or tokens removed; truncate it to those and compute the rest again"},
+    refusal{errc::not_whole_blocks, raises::argument_error,
+            "kv: a range of sequence 7 begins or ends at token 30; name a multiple of 12, or the sequence's "
+            "end"},
+    refusal{errc::old_epoch, raises::argument_error,
+            "kv: epoch 30 asked for, the present one is 12; name a later one"},
+    refusal{errc::cannot_remove, raises::argument_error,
+            "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, or its chunks "
+            "would begin elsewhere; compute the sequence again without them"},
+    refusal{errc::epoch_differs, raises::argument_error,
+            "kv: the stream is of epoch 30, the cache of 12; compute it again with these weights"},
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},

@@ -186,9 +186,10 @@ TEST_CASE("the format is the documented one, to the byte") {
   cache.append(id, std::vector<token_id>{1, -1, 64}).value();
   CHECK(cache.release({}).code() == errc::null_handle);
   const std::vector<std::vector<std::byte>> expected{
-      bytes_of({1,                                                        // version
+      bytes_of({2,                                                        // version
                 4, 0,   4,   2, 17,  0,   0,  0,                          // counts, limits
                 1, 0,   0,   0, 0,   0,   0,  0, 2, 0, 0, 0, 0, 0, 0, 0,  // seed
+                0,                                                        // epoch
                 2, 'k', 'v', 3, 'l', 'r', 'u'}),
       bytes_of({1, 0, 0, 0, 0, 0x80, 0x3F, 35, 0,  // create: no context, session 0, cost 1, worth 35, never
                 0, 0, 1}),                         // ok: slot 0, generation 1
@@ -273,6 +274,12 @@ TEST_CASE("every operation's arguments are written in the format's order, to the
       {journal_op::checkpoint, fixed64(25)},
       {journal_op::pressed, join({number, extra})},
       {journal_op::relieved, number},
+      {journal_op::outcome, {}},
+      {journal_op::reset, number},
+      {journal_op::invalidate_block, number},
+      {journal_op::invalidate, join({sequence, number})},
+      {journal_op::remove, join({sequence, range})},
+      {journal_op::remove_after, join({sequence, range, extra})},
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(to_string(all[i].op));
@@ -303,11 +310,13 @@ TEST_CASE("the header has the options, and the configuration as it was told") {
                              .max_idle_blocks = 5,
                              .max_deferred = 0,
                              .seed = {.low = 11, .high = ~std::uint64_t{0}},
+                             .epoch = 77,
                              .name = "name"},
                             memory_journal(1000), "anything");
   const journal_reader reader(cache.sink().bytes());
   const journal_header& header = reader.header();
-  CHECK(header.version == 1);
+  CHECK(header.version == 2);
+  CHECK(header.options.epoch == 77);
   CHECK(header.configuration == "anything");
   CHECK(header.options.blocks == 9);
   CHECK(header.options.most_blocks == 12);
@@ -470,7 +479,7 @@ TEST_CASE("bytes that are no journal are refused with their offset and reason") 
   const auto text = bytes_of({'l', 'l', 'm', 'm', 'e', 'm', ' ', 'K'});
   CHECK_THROWS_WITH_AS(journal_reader(text), "journal: offset 7: these bytes are no journal", journal_error);
   auto newer = header_payload({.blocks = 1});
-  newer[0] = std::byte{2};
+  newer[0] = std::byte{3};
   CHECK_THROWS_WITH_AS(journal_reader(framed({newer})),
                        "journal: offset 10 of the header: a version of the format that is not known",
                        journal_error);
@@ -485,9 +494,9 @@ TEST_CASE("a record that is not one is refused with its number, its offset and t
     return "record 1, offset " + std::to_string(begin + offset) + ": " + why;
   };
   CHECK(reason_of({}) == at(0, "it ends here"));
-  CHECK(reason_of(bytes_of({29})) == at(1, "an unknown operation"));
+  CHECK(reason_of(bytes_of({34})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({0})) == at(1, "an unknown operation"));
-  CHECK(reason_of(bytes_of({28, 29})) == at(2, "an unknown operation"));
+  CHECK(reason_of(bytes_of({28, 34})) == at(2, "an unknown operation"));
   CHECK(reason_of(bytes_of({21, int{last_error_number}})) == at(2, "it ends here"));
   CHECK(reason_of(bytes_of({21, int{last_error_number} + 1})) == at(2, "an unknown outcome"));
   CHECK(reason_of(bytes_of({21, 0, 1, 1})) == at(3, "bytes are left over"));

@@ -208,11 +208,25 @@ class journal_world {
     std::vector<llmmem::append_result> out(batch.size() + (random_.once_in(20) ? 1 : 0));
     kept(cache_.append_batch(batch, out, random_.below(std::uint64_t{3})));
   }
+  llmmem::token_range some_blocks() {
+    const std::uint64_t first = random_.below(std::uint64_t{4}) * options_.block_tokens;
+    return {first, first + random_.below(std::uint64_t{3}) * options_.block_tokens};
+  }
   void rare(llmmem::sequence_id id) {
-    switch (random_.below(std::uint32_t{6})) {
+    switch (random_.below(std::uint32_t{10})) {
       case 0:
         cache_.drop_idle();
         return;
+      case 6:
+        return kept(cache_.reset(cache_.epoch() + random_.below(std::uint64_t{3})));
+      case 7:
+        return kept(random_.once_in(2)
+                        ? cache_.invalidate(id, random_.below(std::uint64_t{12}))
+                        : cache_.invalidate(llmmem::block_id{random_.below(std::uint32_t{30})}));
+      case 8:
+        return kept(cache_.remove(id, some_blocks()));
+      case 9:
+        return kept(cache_.remove_after(id, some_blocks(), fence()));
       case 1:
         return kept(cache_.resize(random_.below(most_blocks() + 2)));
       case 2: {

@@ -227,6 +227,13 @@ inline constexpr std::array paging_errors{
                .sentence =
                    "tokens {wanted} to {found} cannot be removed from group {index}: its states have taken "
                    "them in, or its chunks would begin elsewhere; compute the sequence again without them"},
+    error_info{.number = 52,
+               .name = "epoch_differs",
+               .wanted = "the stream's epoch",
+               .found = "the cache's epoch",
+               .sentence =
+                   "the stream is of epoch {wanted}, the cache of {found}; compute it again with these "
+                   "weights"},
 };
 
 }  // namespace detail
@@ -306,6 +313,8 @@ inline constexpr error_code old_epoch = detail::code_of<50>(detail::paging_error
 /// Tokens cannot be removed from the middle of a group: index = group of layers, wanted = first token to
 /// remove, found = first token to stay behind them.
 inline constexpr error_code cannot_remove = detail::code_of<51>(detail::paging_errors);
+/// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
+inline constexpr error_code epoch_differs = detail::code_of<52>(detail::paging_errors);
 
 }  // namespace errc
 

@@ -196,6 +196,29 @@ class journaled {
     return *run(journal_op::drop_idle, {},
                 [&]() noexcept { return result<std::uint64_t>(cache_.drop_idle()); });
   }
+  result<std::uint64_t> reset(std::uint64_t epoch) noexcept {
+    return run(journal_op::reset, {.number = epoch}, [&]() noexcept { return cache_.reset(epoch); });
+  }
+  std::uint64_t reset() noexcept { return reset(cache_.epoch() + 1).value(); }
+  result<std::uint64_t> invalidate(block_id block) noexcept {
+    return run(journal_op::invalidate_block, {.number = to_index(block)},
+               [&]() noexcept { return cache_.invalidate(block); });
+  }
+  result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept {
+    return run(journal_op::invalidate, {.sequence = sequence, .number = from},
+               [&]() noexcept { return cache_.invalidate(sequence, from); });
+  }
+  result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept {
+    return run(journal_op::remove, {.sequence = sequence, .range = range},
+               [&]() noexcept { return cache_.remove(sequence, range); });
+  }
+  result<std::uint64_t> remove_after(sequence_id sequence, token_range range, const Fence& after) noexcept {
+    return run_after(journal_op::remove_after, {.sequence = sequence, .range = range}, after,
+                     [&](const recorded_fence& point) noexcept {
+                       const auto done = cache_.remove_after(sequence, range, point);
+                       return std::pair(done, done && *done != 0);
+                     });
+  }
   result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
     return run(journal_op::resize, {.number = blocks}, [&]() noexcept { return cache_.resize(blocks); });
   }
@@ -231,6 +254,10 @@ class journaled {
   [[nodiscard]] typename Cache::observer_type& observer() noexcept { return cache_.observer(); }
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_.check(sequence); }
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept { return cache_.tokens(sequence); }
+  [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept {
+    return cache_.prefix_tokens(sequence);
+  }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return cache_.epoch(); }
   [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND {
     return cache_.blocks(sequence);
   }

@@ -51,12 +51,17 @@ enum class journal_op : std::uint8_t {
   pressed = 26,        ///< the pressure callback was called, inside the operation that is open
   relieved = 27,       ///< and returned
   outcome = 28,        ///< of the operation that was open
+  reset = 29,
+  invalidate_block = 30,
+  invalidate = 31,
+  remove = 32,
+  remove_after = 33,
 };
-inline constexpr journal_op last_journal_op = journal_op::outcome;
+inline constexpr journal_op last_journal_op = journal_op::remove_after;
 
 /// The operation as error texts name it.
 [[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
-  constexpr std::array<std::string_view, 29> names{"",
+  constexpr std::array<std::string_view, 34> names{"",
                                                    "create",
                                                    "fork",
                                                    "release",
@@ -84,7 +89,12 @@ inline constexpr journal_op last_journal_op = journal_op::outcome;
                                                    "checkpoint",
                                                    "pressed",
                                                    "relieved",
-                                                   "outcome"};
+                                                   "outcome",
+                                                   "reset",
+                                                   "invalidate",
+                                                   "invalidate",
+                                                   "remove",
+                                                   "remove_after"};
   const auto number = static_cast<std::size_t>(op);
   return number != 0 && number < names.size() ? names[number] : "unknown operation";
 }
@@ -93,7 +103,7 @@ inline constexpr journal_op last_journal_op = journal_op::outcome;
 inline constexpr std::uint32_t most_pressure_depth = 16;
 
 /// The version of the format that is written, and the only one that is read.
-inline constexpr std::uint32_t journal_version = 1;
+inline constexpr std::uint32_t journal_version = 2;
 
 /// What a journal begins with. Of `options.pressure` only `low` is recorded, of `options.metadata` nothing.
 struct journal_header {

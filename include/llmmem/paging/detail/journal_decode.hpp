@@ -37,6 +37,7 @@ inline void decode_header(byte_cursor& in, journal_header& out) {
   out.options.pressure.low = in.varint();
   out.options.seed.low = in.fixed64();
   out.options.seed.high = in.fixed64();
+  out.options.epoch = in.varint();
   out.options.name = in.text();
   out.configuration = in.text();
   if (in.ok() && in.left() != 0) in.refuse("bytes are left over");

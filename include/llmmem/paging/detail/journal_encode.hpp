@@ -32,6 +32,7 @@ void encode_header(Writer& out, const paged_options& options, std::string_view c
   put_varint(out, options.pressure.low);
   put_fixed64(out, options.seed.low);
   put_fixed64(out, options.seed.high);
+  put_varint(out, options.epoch);
   put_text(out, options.name);
   put_text(out, configuration);
 }

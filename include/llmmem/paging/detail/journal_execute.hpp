@@ -52,7 +52,11 @@ template <class Cache>
                                    now.replaced,
                                    now.deduplicated,
                                    now.refused,
-                                   now.copies})
+                                   now.copies,
+                                   now.orphans,
+                                   now.invalidated,
+                                   now.unchained,
+                                   cache.epoch()})
     absorb(each);
   for (std::uint64_t i = 1; i <= cache.pool().most_blocks(); ++i) {
     const block_id block{static_cast<std::uint32_t>(i)};
@@ -153,6 +157,16 @@ template <class Cache>
       return outcome_of(result<std::uint64_t>(cache.collect()));
     case journal_op::drop_idle:
       return outcome_of(result<std::uint64_t>(cache.drop_idle()));
+    case journal_op::reset:
+      return outcome_of(cache.reset(given.number));
+    case journal_op::invalidate_block:
+      return outcome_of(cache.invalidate(block_id{static_cast<std::uint32_t>(given.number)}));
+    case journal_op::invalidate:
+      return outcome_of(cache.invalidate(sequence, given.number));
+    case journal_op::remove:
+      return outcome_of(cache.remove(sequence, given.range));
+    case journal_op::remove_after:
+      return outcome_of(cache.remove_after(sequence, given.range, after));
     case journal_op::compact:
       return outcome_of(cache.compact(given.moves,
                                       repeated_copier(again.numbers.empty() ? 0 : again.numbers[0]),

@@ -68,8 +68,16 @@ void each_argument(journal_op op, Fields& fields) {
     case journal_op::extend:
     case journal_op::truncate:
     case journal_op::commit:
+    case journal_op::invalidate:
       fields.sequence();
       return fields.number();
+    case journal_op::remove:
+      fields.sequence();
+      return fields.range();
+    case journal_op::remove_after:
+      fields.sequence();
+      fields.range();
+      return fields.extra();
     case journal_op::truncate_after:
       fields.sequence();
       fields.number();
@@ -100,6 +108,8 @@ void each_argument(journal_op op, Fields& fields) {
       return fields.extra();
     case journal_op::advance:
     case journal_op::resize:
+    case journal_op::reset:
+    case journal_op::invalidate_block:
     case journal_op::fences_passed:
     case journal_op::relieved:
       return fields.number();
@@ -138,6 +148,11 @@ struct journal_outcome {
     case journal_op::collect:
     case journal_op::drop_idle:
     case journal_op::compact:
+    case journal_op::reset:
+    case journal_op::invalidate_block:
+    case journal_op::invalidate:
+    case journal_op::remove:
+    case journal_op::remove_after:
       return 1;
     default:
       return 0;

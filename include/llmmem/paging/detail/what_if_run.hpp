@@ -115,6 +115,9 @@ class what_if_run {
       case journal_op::drop_idle:
         cache_->drop_idle();
         return;
+      case journal_op::reset:
+        static_cast<void>(cache_->reset(given.number));
+        return;
       case journal_op::fences_passed:
         *passed_ = std::max(*passed_, given.number);
         return;
@@ -163,6 +166,13 @@ class what_if_run {
         return truncate(which, given.number, recorded_fence{});
       case journal_op::truncate_after:
         return truncate(which, given.number, after);
+      case journal_op::invalidate:
+        static_cast<void>(cache_->invalidate(which.now, given.number));
+        return;
+      case journal_op::remove:
+        return remove(which, given.range, recorded_fence{});
+      case journal_op::remove_after:
+        return remove(which, given.range, after);
       case journal_op::commit:
         static_cast<void>(cache_->commit(which.now, given.number));
         return;
@@ -178,7 +188,7 @@ class what_if_run {
       case journal_op::retain:
         static_cast<void>(cache_->retain(which.now, given.range, given.hints.keep));
         return;
-      default:  // compaction names blocks of then
+      default:  // compaction and invalid blocks name blocks of then
         return;
     }
   }
@@ -279,6 +289,12 @@ class what_if_run {
     which.tokens = tokens;
     which.ahead.clear();
     which.untold_ahead = 0;
+  }
+
+  void remove(what_if_sequence& which, token_range range, const recorded_fence& after) {
+    fall_back(which);
+    if (!cache_->remove_after(which.now, range, after)) static_cast<void>(cache_->remove(which.now, range));
+    which.tokens = cache_->tokens(which.now);
   }
 
   /// The same keys with what is known of their next uses.
