@@ -159,8 +159,9 @@ constexpr std::array refusals{
     refusal{errc::old_epoch, raises::argument_error,
             "kv: epoch 30 asked for, the present one is 12; name a later one"},
     refusal{errc::cannot_remove, raises::argument_error,
-            "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, or its chunks "
-            "would begin elsewhere; compute the sequence again without them"},
+            "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, its chunks "
+            "would begin elsewhere, or its window would reach what was given up or lose its sinks; compute the "
+            "sequence again without them"},
     refusal{errc::epoch_differs, raises::argument_error,
             "kv: the stream is of epoch 30, the cache of 12; compute it again with these weights"},
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},

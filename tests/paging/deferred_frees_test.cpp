@@ -95,7 +95,7 @@ TEST_CASE("the blocks of several spans wait as one group, all or none") {
 
 TEST_CASE("the rings run over their end any number of times") {
   deferred_frees<host_fence> queue(5, 3, {});
-  for (std::uint32_t i = 0; i < 50; ++i) {
+  for (std::uint32_t i = 1; i < 50; ++i) {
     REQUIRE(queue.push(ids({i, i + 1}), {}));
     REQUIRE(queue.push(ids({i + 2}), {}));
     std::vector<block_id> held;
@@ -103,6 +103,13 @@ TEST_CASE("the rings run over their end any number of times") {
     CHECK(held == ids({i, i + 1, i + 2}));
     CHECK(collect(queue).blocks == ids({i + 1, i, i + 2}));
   }
+}
+
+TEST_CASE("null blocks are passed over, and take no room") {
+  deferred_frees<host_fence> queue(2, 2, {});
+  REQUIRE(queue.push(ids({0, 7, 0, 8, 0}), {}));
+  CHECK(queue.held() == 2);
+  CHECK(collect(queue).blocks == ids({8, 7}));
 }
 
 TEST_CASE("a queue whose metadata cannot be had says so and leaks nothing") {

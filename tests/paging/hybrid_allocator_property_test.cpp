@@ -21,6 +21,8 @@ struct seen {
   std::uint64_t refused_cuts = 0;
   std::uint64_t batches = 0;
   std::uint64_t waited = 0;
+  std::uint64_t invalidated = 0;
+  std::uint64_t removals = 0;
 };
 
 template <class Traits>
@@ -36,6 +38,8 @@ seen worlds_hold(std::uint64_t count) {
     all.refused_cuts += world.refused_cuts();
     all.batches += world.batches();
     all.waited += world.waited();
+    all.invalidated += world.invalidated();
+    all.removals += world.removals();
   });
   return all;
 }
@@ -48,7 +52,10 @@ TEST_CASE(
   MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
                    << all.copies << " copies, " << all.released_early << " released early, " << all.cuts
                    << " cuts, " << all.refused_cuts << " refused cuts, " << all.batches << " batches, "
-                   << all.waited << " reads outlived their sequence");
+                   << all.waited << " reads outlived their sequence, " << all.invalidated << " invalidated, "
+                   << all.removals << " removals");
+  CHECK(all.invalidated > in_worlds(200));
+  CHECK(all.removals > in_worlds(100));
   CHECK(all.hits > in_worlds(1'000));
   CHECK(all.evictions > in_worlds(1'000));
   CHECK(all.refused > in_worlds(1'000));

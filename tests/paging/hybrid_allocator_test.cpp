@@ -132,7 +132,7 @@ TEST_CASE("a full prefix chain makes room by giving up what is idle") {
   cache_type cache({.groups = groups,
                     .budget_bytes = 4000,
                     .page_bytes = 400,
-                    .max_sequence_tokens = 100,
+                    .max_sequence_tokens = 20,
                     .max_chunks = 5,
                     .name = "kv"});
   for (token_id first = 0; first < 10; ++first) {

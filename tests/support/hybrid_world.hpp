@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <set>
 #include <span>
 #include <tuple>
@@ -28,7 +29,7 @@ namespace llmmem_tests {
   if (other > position) return false;
   switch (group.kind) {
     case llmmem::layer_kind::sliding_window:
-      return position - other < group.reach;
+      return position - other < group.reach || other < group.sinks;
     case llmmem::layer_kind::chunked_local:
       return position / group.reach == other / group.reach;
     case llmmem::layer_kind::state_snapshots:
@@ -65,6 +66,7 @@ struct group_recorder {
     must(at != contents->blocks.end() && at->second.key == key && at->second.group == group);
     contents->blocks.erase(at);
   }
+  void on_cleared(std::uint64_t) noexcept { contents->blocks.clear(); }
   void on_shared(llmmem::block_id block, const llmmem::block_key& key, std::size_t group) noexcept {
     const auto at = contents->blocks.find(block);
     must(at != contents->blocks.end() && at->second.key == key && at->second.group == group);
@@ -151,6 +153,9 @@ class hybrid_world {
   [[nodiscard]] std::uint64_t refused_cuts() const { return refused_cuts_; }
   [[nodiscard]] std::uint64_t batches() const { return batches_; }
   [[nodiscard]] std::uint64_t waited() const { return waited_; }
+  /// Blocks that invalidations took out of the cache, and ranges that left the middle of sequences.
+  [[nodiscard]] std::uint64_t invalidated() const { return invalidated_; }
+  [[nodiscard]] std::uint64_t removals() const { return removals_; }
 
  private:
   static constexpr std::uint32_t most_sequences = 5;
@@ -159,8 +164,11 @@ class hybrid_world {
     llmmem::sequence_id id;
     llmmem::prefix_context context;
     std::vector<llmmem::token_id> tokens;
-    std::vector<std::uint64_t> expected;  // value of each token
-    llmmem::host_fence until{};           // of the last kernel that reads it, or read what it was forked from
+    std::vector<std::uint64_t> expected;      // value of each token
+    std::set<std::uint64_t> steps{};          // lengths at which one ended
+    std::uint64_t weights = 0;                // that they were computed with
+    std::uint64_t sound = ~std::uint64_t{0};  // what is behind was computed from wrong contents
+    llmmem::host_fence until{};  // of the last kernel that reads it, or read what it was forked from
   };
   struct cached_block {
     llmmem::block_id block;
@@ -186,6 +194,10 @@ class hybrid_world {
       llmmem::layer_group each;
       each.kind = llmmem::layer_kind(choices.below(std::uint32_t{4}));
       each.reach = 1 + choices.below(std::uint64_t{12});
+      if (each.kind == llmmem::layer_kind::sliding_window && choices.once_in(3))
+        each.sinks = each.reach > 1 ? 1 + choices.below(std::uint64_t{6}) : 0;
+      if (each.kind == llmmem::layer_kind::state_snapshots && choices.once_in(2))
+        each.writes = llmmem::snapshot_times::end_of_step;
       each.block_tokens = choices.once_in(3) ? base * (1 + choices.below(std::uint32_t{3})) : base;
       // At least a cell a token.
       each.block_bytes = each.block_tokens * (1 + choices.below(std::uint64_t{5})) +
@@ -200,19 +212,21 @@ class hybrid_world {
     for (const llmmem::layer_group& each : groups_)
       largest = std::max(largest, each.block_bytes);
     const std::uint64_t page = largest + choices_.below(3 * largest);
+    const std::uint64_t longest = choices_.once_in(4) ? 9 : 50;
     return {.groups = groups_,
             .budget_bytes = page * (2 + choices_.below(std::uint64_t{30})),
             .page_bytes = page,
             .max_sequences = most_sequences,
-            .max_sequence_tokens = choices_.once_in(4) ? 9U : 50U,
+            .max_sequence_tokens = longest,
             .max_chunks = choices_.once_in(4) ? 1 + choices_.below(std::uint64_t{12}) : 0,
             .max_deferred = choices_.once_in(3) ? choices_.below(std::uint64_t{12}) : llmmem::unlimited,
             .name = "kv"};
   }
 
   static std::uint64_t last_value(const held_sequence& sequence) {
-    return sequence.expected.empty() ? random_numbers(sequence.context.salt[0]).next()
-                                     : sequence.expected.back();
+    return sequence.expected.empty()
+               ? random_numbers(sequence.context.salt[0] + 1000 * sequence.weights).next()
+               : sequence.expected.back();
   }
 
   std::vector<llmmem::token_id> prompt() { return choose_prompt(choices_, 24); }
@@ -235,7 +249,7 @@ class hybrid_world {
   void check_contents(const held_sequence& sequence, std::uint64_t position) {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       for (std::uint64_t other = 0; other < position; ++other) {
-        if (!looks_at(groups_[g], position, other)) continue;
+        if (!looks_at(groups_[g], position, other) || other >= sequence.sound) continue;
         must(cell_of(sequence, g, other) == sequence.expected[other] + g);
       }
     }
@@ -342,6 +356,7 @@ class hybrid_world {
 
   void begin() {
     held_sequence fresh;
+    fresh.weights = cache_.epoch();
     if (choices_.once_in(3)) fresh.context.salt[0] = 1;
     const auto id = cache_.create(fresh.context);
     must(id.has_value() == (living_.size() < most_sequences));
@@ -370,6 +385,7 @@ class hybrid_world {
       sequence.tokens.push_back(tokens[i]);
       sequence.expected.push_back(next_value(last_value(sequence), tokens[i]));
     }
+    sequence.steps.insert(hit.tokens);
     check_contents(sequence, hit.tokens);
     check_dead(sequence, hit.tokens);
     std::vector<llmmem::group_shortage> lacks(groups_.size());
@@ -428,19 +444,33 @@ class hybrid_world {
       sequence.tokens.push_back(token);
       sequence.expected.push_back(next_value(last_value(sequence), token));
       for (std::size_t g = 0; g < groups_.size(); ++g) {
+        if (groups_[g].skips_blocks()) continue;
         std::uint64_t& at = cell_of(sequence, g, position);
         // The state goes on in the block it is written to.
-        if (groups_[g].kind == llmmem::layer_kind::state_snapshots && position == first && first != 0)
+        if (groups_[g].kind == llmmem::layer_kind::state_snapshots && position == first && first != 0 &&
+            position <= sequence.sound) {
           must(at == sequence.expected[position - 1] + g);
+        }
         at = sequence.expected[position] + g;
       }
     }
+    for (std::size_t g = 0; g < groups_.size() && !tokens.empty(); ++g) {
+      if (!groups_[g].skips_blocks()) continue;
+      // Only the last state of the step is written, where the one before the step was brought to.
+      std::uint64_t& at = cell_of(sequence, g, sequence.expected.size() - 1);
+      if (first != 0 && first <= sequence.sound) must(at == sequence.expected[first - 1] + g);
+      at = sequence.expected.back() + g;
+      const auto table = cache_.table(sequence.id, g);
+      for (std::uint64_t i = groups_[g].blocks_for(first); i + 1 < table.size(); ++i)
+        must(table[i] == llmmem::null_block);
+    }
+    sequence.steps.insert(sequence.expected.size());
     // All positions of the step can look at what they need, not only the last one's successor.
     for (std::uint64_t position = first; position < sequence.expected.size(); ++position) {
       for (std::size_t g = 0; g < groups_.size(); ++g) {
         if (groups_[g].kind == llmmem::layer_kind::state_snapshots) continue;
         for (std::uint64_t other = 0; other <= position; ++other) {
-          if (looks_at(groups_[g], position, other))
+          if (looks_at(groups_[g], position, other) && other < sequence.sound)
             must(cell_of(sequence, g, other) == sequence.expected[other] + g);
         }
       }
@@ -519,6 +549,7 @@ class hybrid_world {
       const llmmem::layer_group& group = groups_[g];
       const auto table = cache_.table(sequence.id, g);
       if (group.kind == llmmem::layer_kind::state_snapshots && n != length && n != 0) {
+        if (group.skips_blocks() && !sequence.steps.contains(n)) return false;
         // The state is there where a block ended, if it was kept.
         if (n % group.block_tokens != 0 || table[n / group.block_tokens - 1] == llmmem::null_block)
           return false;
@@ -547,7 +578,14 @@ class hybrid_world {
       --below;
     while (!can_cut(sequence, above))
       ++above;
-    must(nearest == llmmem::paging::cut_points{.below = below, .above = above});
+    if (options_.max_deferred == llmmem::unlimited) {
+      must(nearest == llmmem::paging::cut_points{.below = below, .above = above});
+    } else {
+      // States that could not be given back in time are not cut to.
+      must(nearest.below <= below && nearest.above >= above);
+      below = nearest.below;
+      above = nearest.above;
+    }
 
     const llmmem::hybrid_stats before = cache_.stats();
     const bool behind = choices_.once_in(3);
@@ -564,6 +602,9 @@ class hybrid_world {
     must(below == keep);
     sequence.expected.resize(keep);
     sequence.tokens.resize(keep);
+    sequence.steps.erase(sequence.steps.upper_bound(keep), sequence.steps.end());
+    if (keep == 0) sequence.weights = cache_.epoch();
+    if (keep <= sequence.sound) sequence.sound = ~std::uint64_t{0};
     cuts_ += keep != length ? 1 : 0;
     // What the sequence writes behind the cut is its own to order.
     for (reader& each : readers_) {
@@ -588,7 +629,9 @@ class hybrid_world {
     }
     must(cache_.commit(sequence.id, written).has_value());
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      for (std::uint64_t i = 0; (i + 1) * groups_[g].block_tokens <= written; ++i) {
+      // More than was written now: what equal blocks stood for may be cached again.
+      const std::uint64_t known = cache_.prefix_tokens(sequence.id);
+      for (std::uint64_t i = 0; (i + 1) * groups_[g].block_tokens <= known; ++i) {
         const std::span tokens = std::span(sequence.tokens).first((i + 1) * groups_[g].block_tokens);
         const llmmem::block_id block = before[g][i];
         if (block == llmmem::null_block || !cache_.pool().record(block).is_cached()) continue;
@@ -600,6 +643,90 @@ class hybrid_world {
     if (written == sequence.tokens.size()) check_dead(sequence, written);
   }
 
+  /// Other weights: what was computed with those before is found no more, now or later.
+  void reset() {
+    const std::uint64_t cached = contents_.blocks.size();
+    must(cache_.reset(cache_.epoch()).code() == llmmem::errc::old_epoch);
+    must(cache_.reset() == cached && contents_.blocks.empty());
+    for (held_sequence& each : living_) {
+      if (each.tokens.empty()) each.weights = cache_.epoch();
+      must(cache_.epoch(each.id) == each.weights);
+    }
+  }
+
+  /// A block's contents turn out to be wrong, or a sequence's from a token on, and what was computed from
+  /// them.
+  void invalidate(const held_sequence& sequence) {
+    const std::size_t cached = contents_.blocks.size();
+    const std::size_t g = choices_.below(std::uint64_t{groups_.size()});
+    const auto table = cache_.table(sequence.id, g);
+    const llmmem::block_id block = choices_.once_in(2) && !table.empty()
+                                       ? table[choices_.below(std::uint64_t{table.size()})]
+                                       : llmmem::null_block;
+    const std::uint64_t from = choices_.below(sequence.tokens.size() + 1);
+    const std::uint64_t gone = block != llmmem::null_block ? cache_.invalidate(block).value()
+                                                           : cache_.invalidate(sequence.id, from).value();
+    must(cached - contents_.blocks.size() == gone);
+    must(block != llmmem::null_block || cache_.prefix_tokens(sequence.id) <= from);
+    invalidated_ += gone;
+    for (held_sequence& each : living_) {
+      const std::uint64_t sound = cache_.prefix_tokens(each.id);
+      if (sound < each.tokens.size()) each.sound = std::min(each.sound, sound);
+      for (std::uint64_t i = sound; i < each.expected.size(); ++i)
+        each.expected[i] = choices_.below(~std::uint64_t{0});
+      for (std::size_t group = 0; group < groups_.size(); ++group) {
+        for (const llmmem::block_id held : cache_.table(each.id, group)) {
+          if (held == llmmem::null_block || !cache_.pool().record(held).is_invalid()) continue;
+          for (std::uint64_t i = 0; i < groups_[group].block_bytes; ++i)
+            memory_[cache_.pool().offset(held) + i] = choices_.below(~std::uint64_t{0});
+        }
+      }
+      // Their kernels may read anything now.
+      if (each.sound != ~std::uint64_t{0}) {
+        for (reader& kernel : readers_) {
+          if (kernel.sequence == each.id) kernel.reads.clear();
+        }
+      }
+    }
+    std::erase_if(readers_, [&](const reader& each) { return !cache_.check(each.sequence); });
+  }
+
+  /// Whole blocks go from the middle; what lies behind keeps its values.
+  void remove(held_sequence& sequence) {
+    std::uint64_t common = 1;
+    for (const llmmem::layer_group& each : groups_)
+      common = std::lcm(common, each.block_tokens);
+    const std::uint64_t held = sequence.tokens.size();
+    const std::uint64_t first = choices_.below(held / common + 1) * common;
+    const std::uint64_t end = first + (1 + choices_.below(std::uint64_t{3})) * common;
+    const llmmem::hybrid_stats before = cache_.stats();
+    const auto done = cache_.remove(sequence.id, {first, end});
+    if (!done) {
+      must(cache_.tokens(sequence.id) == held && cache_.stats().tokens == before.tokens);
+      if (done.code() == llmmem::errc::deferred_full) return must(waits(sequence));
+      return must(done.code() == llmmem::errc::cannot_remove || done.code() == llmmem::errc::not_kept);
+    }
+    const std::uint64_t to = std::min(end, held);
+    sequence.tokens.erase(sequence.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                          sequence.tokens.begin() + static_cast<std::ptrdiff_t>(to));
+    sequence.expected.erase(sequence.expected.begin() + static_cast<std::ptrdiff_t>(first),
+                            sequence.expected.begin() + static_cast<std::ptrdiff_t>(to));
+    if (to < held) {
+      must(cache_.prefix_tokens(sequence.id) <= first);
+      ++removals_;
+    } else if (first <= sequence.sound) {
+      sequence.sound = ~std::uint64_t{0};
+    }
+    if (sequence.sound != ~std::uint64_t{0} && sequence.sound > first) sequence.sound = first;
+    if (sequence.tokens.empty()) sequence.weights = cache_.epoch();
+    for (reader& each : readers_) {
+      if (each.sequence != sequence.id) continue;
+      if (to == held) std::erase_if(each.reads, [&](const auto& read) { return read.position >= first; });
+      for (auto& read : each.reads)
+        read.position -= read.position >= to ? to - first : 0;
+    }
+  }
+
   void fork(const held_sequence& sequence) {
     const auto twin = cache_.fork(sequence.id);
     must(twin.has_value() == (living_.size() < most_sequences));
@@ -609,7 +736,34 @@ class hybrid_world {
     living_.push_back(copy);
   }
 
+  /// What a sequence held before it ended, and is cached only since then: equal blocks stood for it before.
+  void note_late(const held_sequence& ended, const std::vector<std::vector<llmmem::block_id>>& held,
+                 std::uint64_t stamps) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const std::uint64_t known = std::min<std::uint64_t>(ended.tokens.size(), ended.sound);
+      for (std::uint64_t i = 0; (i + 1) * groups_[g].block_tokens <= known && i < held[g].size(); ++i) {
+        const auto at = contents_.blocks.find(held[g][i]);
+        if (at == contents_.blocks.end() || at->second.group != g || at->second.stamp <= stamps) continue;
+        const std::span tokens = std::span(ended.tokens).first((i + 1) * groups_[g].block_tokens);
+        cached_[cache_key{g, ended.context.salt[0], {tokens.begin(), tokens.end()}}] = {held[g][i],
+                                                                                        at->second.stamp};
+      }
+    }
+  }
+
   void release(std::size_t i) {
+    const held_sequence ended = living_[i];
+    const std::uint64_t stamps = contents_.stamps;
+    std::vector<std::vector<llmmem::block_id>> held;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const auto table = cache_.table(ended.id, g);
+      held.emplace_back(table.begin(), table.end());
+    }
+    end_one(i);
+    note_late(ended, held, stamps);
+  }
+
+  void end_one(std::size_t i) {
     bool done = false;
     if (choices_.once_in(3)) {
       read(living_[i], true);
@@ -635,7 +789,7 @@ class hybrid_world {
     if (living_.empty() || choices_.once_in(4)) return begin();
     const std::size_t i = choices_.below(std::uint64_t{living_.size()});
     held_sequence& sequence = living_[i];
-    switch (choices_.below(std::uint32_t{15})) {
+    switch (choices_.below(std::uint32_t{16})) {
       case 0:
       case 1:
         return append(sequence, prompt());
@@ -661,6 +815,12 @@ class hybrid_world {
         return read(sequence);
       case 12:
         return static_cast<void>(cache_.collect());
+      case 13:
+        // Rare, since they leave little to find.
+        if (choices_.once_in(2)) return remove(sequence);
+        if (choices_.once_in(24)) return reset();
+        if (choices_.once_in(6)) invalidate(sequence);
+        return;
       default:
         return release(i);
     }
@@ -682,6 +842,8 @@ class hybrid_world {
   std::uint64_t refused_cuts_ = 0;
   std::uint64_t batches_ = 0;
   std::uint64_t waited_ = 0;
+  std::uint64_t invalidated_ = 0;
+  std::uint64_t removals_ = 0;
 };
 
 }  // namespace llmmem_tests

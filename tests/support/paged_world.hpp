@@ -485,7 +485,8 @@ class paged_world {
     }
     for (const auto& [each, _] : wrong) {
       for (std::uint32_t i = 0; i < options_.block_tokens; ++i)
-        memory_[std::size_t{llmmem::to_index(each)} * options_.block_tokens + i] = choices_.below(~std::uint64_t{0});
+        memory_[std::size_t{llmmem::to_index(each)} * options_.block_tokens + i] =
+            choices_.below(~std::uint64_t{0});
     }
     for (held_sequence& each : living_) {
       for (std::uint64_t i = 0; i < each.expected.size(); ++i) {

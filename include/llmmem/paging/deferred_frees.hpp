@@ -37,7 +37,8 @@ class deferred_frees {
       : references_(references, source, "deferred_frees: references"),
         groups_(groups, group{}, source, "deferred_frees: groups") {}
 
-  /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none.
+  /// Queues one reference to each of `blocks`, to be given up once `after` has passed: all or none. Null
+  /// blocks are passed over.
   result<void> push(std::span<const block_id> blocks, const Fence& after) noexcept {
     return push_parts(std::span(&blocks, 1), after);
   }
@@ -45,12 +46,15 @@ class deferred_frees {
   /// The same for the blocks of several spans, as one group.
   result<void> push_parts(std::span<const std::span<const block_id>> parts, const Fence& after) noexcept {
     std::uint64_t count = 0;
-    for (const auto& part : parts)
-      count += part.size();
-    if (!fits(count, 1)) return failure{errc::deferred_full, 0, count, free_entries(), "deferred_frees"};
     for (const auto& part : parts) {
       for (const block_id block : part)
-        references_[wrap(first_ + held_++, references_.size())] = block;
+        count += block != null_block ? 1U : 0U;
+    }
+    if (!fits(count, 1)) return failure{errc::deferred_full, 0, count, free_entries(), "deferred_frees"};
+    for (const auto& part : parts) {
+      for (const block_id block : part) {
+        if (block != null_block) references_[wrap(first_ + held_++, references_.size())] = block;
+      }
     }
     groups_[wrap(first_group_ + group_count_++, groups_.size())] = {after, count};
     return {};

@@ -219,14 +219,16 @@ inline constexpr std::array paging_errors{
                .wanted = "the epoch asked for",
                .found = "the present epoch",
                .sentence = "epoch {wanted} asked for, the present one is {found}; name a later one"},
-    error_info{.number = 51,
-               .name = "cannot_remove",
-               .index = "group of layers",
-               .wanted = "first token to remove",
-               .found = "first token to stay behind them",
-               .sentence =
-                   "tokens {wanted} to {found} cannot be removed from group {index}: its states have taken "
-                   "them in, or its chunks would begin elsewhere; compute the sequence again without them"},
+    error_info{
+        .number = 51,
+        .name = "cannot_remove",
+        .index = "group of layers",
+        .wanted = "first token to remove",
+        .found = "first token to stay behind them",
+        .sentence =
+            "tokens {wanted} to {found} cannot be removed from group {index}: its states have taken "
+            "them in, its chunks would begin elsewhere, or its window would reach what was given up or "
+            "lose its sinks; compute the sequence again without them"},
     error_info{.number = 52,
                .name = "epoch_differs",
                .wanted = "the stream's epoch",

@@ -206,11 +206,57 @@ class hybrid_allocator {
   /// How many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
                                             const prefix_context& context = {}) const noexcept {
-    return longest_hit(tokens, chain_.root(context), context).tokens;
+    return longest_hit(tokens, chain_.root(context, epoch_), context).tokens;
   }
 
   /// Gives up the contents of all idle blocks; says how many.
   std::uint64_t drop_idle() noexcept;
+
+  // What is wrong, see `paged_allocator`
+
+  /// Begins `epoch`: the model's weights have changed. Nothing that is cached in any group is found any more,
+  /// and no sequence that holds tokens now caches anything later.
+  /// @return how many blocks were cached. `errc::old_epoch` unless `epoch` is later than `epoch()`.
+  result<std::uint64_t> reset(std::uint64_t epoch) noexcept;
+  /// Begins the next epoch.
+  std::uint64_t reset() noexcept { return reset(epoch_ + 1).value(); }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  /// The epoch that a sequence's contents are of; 0 for a handle that `check` refuses.
+  [[nodiscard]] std::uint64_t epoch(sequence_id sequence) const noexcept {
+    return check(sequence) ? records_[sequence.slot].epoch : 0;
+  }
+
+  /// Declares that the contents of `block` are wrong. It is cached no more, nor is anything behind its last
+  /// token, in any group, whoever holds it; what other prefixes have stays. Sequences that hold it, or held
+  /// it until no token looked at it, cache nothing from there on; `prefix_tokens` tells how far they are
+  /// sound. Truncate them to that, or to the length below it that `nearest_cuts` names, and compute the rest
+  /// again.
+  /// @return how many blocks were cached and are no more. `errc::no_such_block` for an id that no block has.
+  /// @par Complexity   O(prefix nodes + table entries), times the depth to which sequences share what became
+  ///      wrong through others.
+  result<std::uint64_t> invalidate(block_id block) noexcept;
+
+  /// The same for what a sequence holds from token `from` on, in all groups.
+  result<std::uint64_t> invalidate(sequence_id sequence, std::uint64_t from) noexcept;
+
+  /// How many leading tokens of a sequence hold what their prefix has: all, but for those from an invalidated
+  /// block or removed tokens on. 0 for a handle that `check` refuses. O(1).
+  [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept;
+
+  /// Removes tokens from the middle of a sequence: the tables of all groups close up, what lay behind has
+  /// lower positions, and the sequence may grow as far as before. Nothing behind the gap is cached again, see
+  /// `paged_allocator::remove`. For windows that keep their first tokens see `layer_group::sinks`.
+  /// @param range  first and end are multiples of every group's `block_tokens`; an end at or behind the last
+  ///        token is `truncate`.
+  /// @return blocks given up. `errc::cannot_remove` for the first group of states, of chunks whose `reach`
+  /// does
+  ///         not divide the range, or of a window that would reach what was given up; `errc::empty_range`,
+  ///         `errc::past_the_end`, `errc::not_whole_blocks`, what `truncate` returns where it is one,
+  ///         `errc::deferred_full` as it has it, and what `check` says of a handle.
+  result<std::uint64_t> remove(sequence_id sequence, token_range range) noexcept;
+  /// `read_until` and `remove`. Refused, the sequence is as it was.
+  result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
+                                     const fence_type& after) noexcept;
 
   // What a sequence holds
 
@@ -295,9 +341,18 @@ class hybrid_allocator {
     const std::size_t group = pool_.group_of(block);
     observer_.on_dropped(block, chain_.key(node), group);
     chain_.drop(node, group);
+    ++losses_;
+  }
+  /// Where the entries of a table that may be null begin.
+  [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept {
+    return groups_[group].sink_blocks();
+  }
+  /// Where they end, for a sequence.
+  [[nodiscard]] std::uint64_t dead_to(const record& sequence, std::size_t group) const noexcept {
+    return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
   }
   static constexpr bool is_observed = !std::is_same_v<observer_type, ignore_group_cache_events>;
-  void tell_cached(const record& owner, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
+  void tell_cached(const place& at, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
   void tell_shared(std::uint32_t slot, std::uint64_t length) noexcept;
   [[nodiscard]] need needed_for(std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept;
   [[nodiscard]] result<void> check_length(std::uint32_t slot, std::uint64_t count) const noexcept;
@@ -314,9 +369,29 @@ class hybrid_allocator {
   result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;
   result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
+  [[nodiscard]] bool is_snapshot(std::uint32_t slot, std::size_t group, std::uint64_t block) const noexcept;
+  [[nodiscard]] bool can_cut(std::uint32_t slot, std::size_t group, std::uint64_t tokens) const noexcept;
   [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
   void drop_contents(block_id block) noexcept;
+  void commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept;
+  void cache_block(std::uint32_t slot, std::size_t group, const place& at, std::uint64_t end) noexcept;
+  /// Whether a hit of `length` tokens has block number `block` of `group`.
+  [[nodiscard]] bool hit_has(std::size_t group, std::uint64_t length, std::uint64_t block) const noexcept {
+    return block < dead_from(group) || block >= groups_[group].hit_blocks(length).first;
+  }
+  void commit_again(std::uint32_t slot) noexcept;
+  std::uint64_t drop_cached(block_id block) noexcept;
+  std::uint64_t drop_below(block_id node) noexcept;
+  [[nodiscard]] block_id node_at(const record& sequence, std::uint64_t chunks) const noexcept;
+  void limit(record& sequence, std::uint64_t tokens) noexcept {
+    if (tokens < sequence.sound) sequence.sound = tokens;
+  }
+  std::uint64_t mark_wrong(std::uint32_t slot) noexcept;
+  std::uint64_t spread_wrong() noexcept;
+  [[nodiscard]] bool has_unmarked(std::uint32_t slot) const noexcept;
+  [[nodiscard]] result<token_range> check_removal(sequence_id sequence, token_range range) const noexcept;
+  result<void> close_up(std::uint32_t slot, token_range range) noexcept;
 
   std::array<layer_group, max_layer_groups> groups_{};
   std::size_t group_count_;
@@ -325,14 +400,17 @@ class hybrid_allocator {
   chain_type chain_;
   detail::fixed_array<block_id> node_of_;  // by block: the node that names a cached one
   std::uint64_t max_sequence_tokens_;
+  std::uint64_t epoch_;
   std::array<std::uint64_t, max_layer_groups> row_first_{};
   std::uint64_t row_entries_ = 0;  // of all groups' tables, each one longer than it may be: for a copy
   detail::handle_table<sequence_id, record> records_;
   detail::fixed_array<block_id> rows_;
   detail::fixed_array<token_id> tokens_;  // of each sequence
+  detail::fixed_array<block_id> path_;    // nodes of one sequence, while a call looks at them
   detail::fixed_array<group_copy> copies_;
   deferred_frees<fence_type> deferred_;
   std::uint64_t batches_ = 0;
+  std::uint64_t losses_ = 0;  // contents that were given up
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;
   detail::hybrid_counters counters_{};
 };

@@ -40,13 +40,16 @@ struct hybrid_options {
   std::uint64_t page_bytes = std::uint64_t{2} << 20;
   std::uint32_t max_sequences = 256;            ///< alive at once, at least 1
   std::uint64_t max_sequence_tokens = 131'072;  ///< the longest a sequence may become
-  /// Chunks of tokens that the prefix chain may know; 0: as many as the group with the most tokens a byte
-  /// could cache if it had the budget alone.
+  /// Chunks of tokens that the prefix chain may know, but no fewer than the longest sequence has; 0: as many as
+  /// the group with the most tokens a byte could cache if it had the budget alone, and where no group looks
+  /// at all tokens, so that sequences are longer than their blocks, those of `max_sequences` longest ones
+  /// more.
   std::uint64_t max_chunks = 0;
   /// References that may wait for fences, of at most 4 x `max_sequences` calls; unlimited: one for each block
   /// id.
   std::uint64_t max_deferred = unlimited;
   hash_seed seed{};
+  std::uint64_t epoch = 0;                ///< of the weights it starts with, see `hybrid_allocator::reset`
   std::string name = "hybrid_allocator";  ///< what error texts call it
   metadata_source metadata{};
 };
@@ -117,6 +120,7 @@ struct hybrid_stats {
   std::uint64_t registrations = 0;   ///< blocks that became cached
   std::uint64_t duplicates = 0;      ///< blocks whose contents were cached already
   std::uint64_t released_early = 0;  ///< references given back because no token looks at the block any more
+  std::uint64_t invalidated = 0;     ///< blocks that `invalidate` took out of the cache
   std::uint64_t deferred = 0;        ///< references waiting for a fence
   std::uint64_t copies = 0;          ///< on write; states that go on in a new block not counted
   super_page_stats pages{};

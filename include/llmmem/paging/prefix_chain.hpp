@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/verification.hpp>
 
@@ -26,14 +27,14 @@ inline namespace v0 {
 /// `paged_allocator` hangs its chain on the blocks themselves: the parent of a block is a block. That does
 /// not fit groups: of a sliding window the blocks before it are gone while those in it are good, of states
 /// there are few. Here the chain is metadata of its own, about 4 bytes a token, and lives as long as anything
-/// below it: a node is kept while it has a child, a cached block, or somebody who holds it. A parent is
+/// below it: a node is kept while it has a child, a cached block, or a holder. A parent is
 /// therefore never evicted before its child, and `verify_tokens` proves every node by its own tokens and the
 /// identity of its parent, whatever blocks have come and gone meanwhile.
 ///
 /// Nodes are named by `block_id`, 1 to `nodes`; the null block is the root of every chain.
 ///
 /// @par Complexity   O(1) a node, and the hash of its tokens; `release` O(1) for each node that goes.
-///      Metadata 47 bytes a node, 4 for each group, and the verification's. Nothing is allocated after
+///      Metadata 51 bytes a node, 4 for each group, and the verification's. Nothing is allocated after
 ///      construction.
 /// @par Thread safety   one writer at a time; const calls may run together.
 template <block_hash Hash, block_verification Verification>
@@ -56,8 +57,9 @@ class prefix_chain {
         groups_(groups),
         chunk_tokens_(chunk_tokens) {}
 
-  [[nodiscard]] place root(const prefix_context& context) const noexcept {
-    return {null_block, hash_.root(context)};
+  /// Where chains begin, in an epoch of the weights (see `paging::root_key`).
+  [[nodiscard]] place root(const prefix_context& context, std::uint64_t epoch = 0) const noexcept {
+    return {null_block, paging::root_key(hash_, context, epoch)};
   }
 
   /// The place one chunk further, if it is known.
@@ -85,7 +87,7 @@ class prefix_chain {
     } else {
       fresh = block_id{static_cast<std::uint32_t>(++touched_)};
     }
-    nodes_[to_index(fresh)] = {.parent = at.node, .references = 0};
+    nodes_[to_index(fresh)] = {.parent = at.node};
     share(at.node);
     index_.stage(key, fresh);
     index_.insert(fresh, chunk_tokens_);
@@ -133,6 +135,27 @@ class prefix_chain {
     release(node);
   }
 
+  /// Calls `visit(node)` for each node below `node`, which may drop what is cached there. O(nodes).
+  template <class Visit>
+  void each_below(block_id node, Visit&& visit) noexcept {
+    // Marks are even for nodes that are not below, odd for those that are; older ones are of earlier calls.
+    marks_ += 2;
+    const std::uint32_t outside = marks_;
+    const std::uint32_t below = marks_ + 1;
+    nodes_[0].mark = outside;
+    nodes_[to_index(node)].mark = below;
+    for (std::uint32_t i = 1; i <= touched_; ++i) {
+      if (!index_.contains(block_id{i}) || block_id{i} == node) continue;
+      std::uint32_t top = i;
+      while (nodes_[top].mark < outside)
+        top = to_index(nodes_[top].parent);
+      const std::uint32_t mark = nodes_[top].mark;
+      for (std::uint32_t each = i; nodes_[each].mark < outside; each = to_index(nodes_[each].parent))
+        nodes_[each].mark = mark;
+      if (mark == below) visit(block_id{i});
+    }
+  }
+
   [[nodiscard]] block_id parent(block_id node) const noexcept { return nodes_[to_index(node)].parent; }
   [[nodiscard]] const block_key& key(block_id node) const noexcept { return index_.key(node); }
   /// Nodes in use, nodes that are not, and all of them.
@@ -169,6 +192,7 @@ class prefix_chain {
   struct entry {
     block_id parent = null_block;  // of a free node: the next free one
     std::uint32_t references = 0;
+    std::uint32_t mark = 0;  // of the last `each_below` that passed it
   };
 
   [[nodiscard]] chain_link link(block_id node) const noexcept {
@@ -182,6 +206,7 @@ class prefix_chain {
   detail::fixed_array<block_id> held_;  // groups_ a node
   block_id free_ = null_block;
   std::uint64_t touched_ = 0;  // nodes behind this one were never used
+  std::uint32_t marks_ = 0;
   std::size_t groups_;
   std::uint32_t chunk_tokens_;
 };

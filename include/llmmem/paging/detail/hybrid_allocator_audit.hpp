@@ -29,7 +29,10 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
       for (std::uint64_t i = 0; i < groups_[g].blocks_for(sequence.tokens); ++i) {
         const block_id block = row(slot, g)[i];
         const std::string where = "[" + std::string(groups_[g].name) + "][" + std::to_string(i) + "]";
-        if ((block == null_block) != (i < sequence.dead[g])) {
+        const bool is_dead = i >= dead_from(g) && i < dead_to(sequence, g);
+        const bool may_be_skipped =
+            groups_[g].skips_blocks() && i + 1 < groups_[g].blocks_for(sequence.tokens);
+        if ((block == null_block) != is_dead && !(block == null_block && may_be_skipped)) {
           blame(who + where + (block == null_block ? " holds no block" : " still holds a block"));
         } else if (block != null_block && (to_index(block) >= held.size() || pool_.group_of(block) != g)) {
           blame(who + where + " names block " + std::to_string(to_index(block)) +

@@ -64,17 +64,24 @@ struct pool_plan {
   return common;
 }
 
-/// Chunks that the group which needs the fewest bytes for one could cache with all of the budget.
+/// Chunks that the prefix chain has room for: those that the group which needs the fewest bytes for one could
+/// cache with all of the budget; and where the living sequences may have more than they hold blocks for,
+/// theirs.
 [[nodiscard]] inline std::uint64_t most_chunks(const hybrid_options& options) noexcept {
-  if (options.max_chunks != 0) return options.max_chunks;
   const std::uint32_t chunk = common_tokens(options.groups);
+  const std::uint64_t longest = options.max_sequence_tokens / chunk;
+  if (options.max_chunks != 0) return options.max_chunks > longest ? options.max_chunks : longest;
   std::uint64_t most = 1;
+  bool looks_at_all = false;
   for (const layer_group& each : options.groups) {
     const std::uint64_t blocks =
         (options.budget_bytes / options.page_bytes - 1) * (options.page_bytes / each.block_bytes);
     const std::uint64_t nodes = blocks * (each.block_tokens / chunk);
     if (nodes > most) most = nodes;
+    looks_at_all = looks_at_all || each.kind == layer_kind::full_attention;
   }
+  if (!looks_at_all) most += longest < max_blocks ? longest * options.max_sequences : max_blocks;
+  if (most < longest) most = longest;
   return most < max_blocks ? most : max_blocks;
 }
 
@@ -106,7 +113,10 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       chain_(detail::most_chunks(options), chunk_tokens_, group_count_, options.seed, options.metadata),
       node_of_(pool_.block_ids(), options.metadata, "hybrid_allocator: nodes of blocks"),
       max_sequence_tokens_(options.max_sequence_tokens),
+      epoch_(options.epoch),
       records_(options.max_sequences, options.metadata, "hybrid_allocator: sequences"),
+      path_(options.max_sequence_tokens / chunk_tokens_, options.metadata,
+            "hybrid_allocator: nodes of a sequence"),
       copies_(std::uint64_t{options.max_sequences} * group_count_, options.metadata,
               "hybrid_allocator: copies"),
       deferred_(options.max_deferred == unlimited ? pool_.block_ids() : options.max_deferred,
@@ -130,7 +140,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
 template <class Traits>
 result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context) noexcept {
   const std::uint32_t slot =
-      records_.acquire(record{.tokens = 0, .committed = 0, .at = chain_.root(context), .context = context});
+      records_.acquire(record{.at = chain_.root(context, epoch_), .context = context, .epoch = epoch_});
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
   return records_.handle(slot);
 }
@@ -166,6 +176,7 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
 template <class Traits>
 result<void> hybrid_allocator<Traits>::release(sequence_id sequence) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
+  commit_again(sequence.slot);
   if (const auto gone = give_back(sequence.slot, 0); !gone) return gone;
   counters_.tokens -= records_[sequence.slot].tokens;
   chain_.release(records_[sequence.slot].at.node);
@@ -206,12 +217,13 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .registrations = counters_.registrations,
           .duplicates = counters_.duplicates,
           .released_early = counters_.released_early,
+          .invalidated = counters_.invalidated,
           .deferred = deferred_.held(),
           .copies = counters_.copies,
           .pages = pages,
           .metadata_bytes = pages.metadata_bytes + chain_.metadata_bytes() + node_of_.bytes() +
-                            records_.bytes() + rows_.bytes() + tokens_.bytes() + copies_.bytes() +
-                            deferred_.metadata_bytes(),
+                            records_.bytes() + rows_.bytes() + tokens_.bytes() + path_.bytes() +
+                            copies_.bytes() + deferred_.metadata_bytes(),
           .verification_bytes = chain_.verification_bytes()};
 }
 
@@ -223,3 +235,4 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
 #include <llmmem/paging/detail/hybrid_allocator_cut.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_fences.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_growth.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_withdrawal.hpp>

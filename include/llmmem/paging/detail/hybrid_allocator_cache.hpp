@@ -60,15 +60,15 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
   std::uint64_t first_token = found.tokens;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const block_range needed = groups_[g].hit_blocks(found.tokens);
-    const std::uint64_t begins = needed.first * groups_[g].block_tokens;
-    if (needed.count() != 0 && begins < first_token) first_token = begins;
+    const std::uint64_t begins = dead_from(g) != 0 ? 0 : needed.first * groups_[g].block_tokens;
+    if ((needed.count() != 0 || dead_from(g) != 0) && begins < first_token) first_token = begins;
   }
   // Up the chain, as far as any group needs it.
   block_id node = found.at.node;
   for (std::uint64_t end = found.tokens; end > first_token; end -= chunk_tokens_) {
     for (std::size_t g = 0; g < group_count_; ++g) {
       const std::uint64_t blocks = end / groups_[g].block_tokens;
-      if (end % groups_[g].block_tokens == 0 && blocks > groups_[g].hit_blocks(found.tokens).first)
+      if (end % groups_[g].block_tokens == 0 && hit_has(g, found.tokens, blocks - 1))
         visit(g, blocks - 1, chain_.cached(node, g));
     }
     node = chain_.parent(node);
@@ -88,14 +88,15 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
   visit_hit(found, [&](std::size_t g, std::uint64_t i, block_id block) noexcept { row(slot, g)[i] = block; });
   std::uint64_t shared = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
-    const block_range needed = groups_[g].hit_blocks(found.tokens);
-    for (std::uint64_t i = needed.first; i < needed.end; ++i) {
+    const std::uint64_t end = groups_[g].hit_blocks(found.tokens).end;
+    for (std::uint64_t i = 0; i < end; ++i) {
       const block_id block = row(slot, g)[i];
+      if (block == null_block) continue;
       if (const auto done = pool_.share(block); !done) {
         for (std::size_t h = 0; h <= g; ++h) {
-          const block_range back = groups_[h].hit_blocks(found.tokens);
-          for (std::uint64_t k = h == g ? i : back.end; k > back.first; --k)
-            static_cast<void>(pool_.release(row(slot, h)[k - 1]));
+          for (std::uint64_t k = h == g ? i : groups_[h].hit_blocks(found.tokens).end; k > 0; --k) {
+            if (row(slot, h)[k - 1] != null_block) static_cast<void>(pool_.release(row(slot, h)[k - 1]));
+          }
         }
         taker.dead = {};
         return done.error();
@@ -109,21 +110,24 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
   return shared;
 }
 
-/// @pre `owner.at` is behind the block.
+/// Tells that block number `block` of `group` is cached at `at`, behind its last token. The parent is named
+/// where the group has it cached: a router that follows one group knows no other.
 template <class Traits>
-void hybrid_allocator<Traits>::tell_cached(const record& owner, std::uint32_t slot, std::size_t group,
+void hybrid_allocator<Traits>::tell_cached(const place& at, std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) noexcept {
   const std::uint32_t tokens = groups_[group].block_tokens;
-  block_id before = owner.at.node;
+  block_id before = at.node;
   for (std::uint32_t i = 0; i < tokens; i += chunk_tokens_)
     before = chain_.parent(before);
+  const bool is_parent_known = before != null_block && chain_.cached(before, group) != null_block;
   observer_.on_cached(
       stored_block{.block = row(slot, group)[block],
-                   .key = owner.at.key,
-                   .parent = before == null_block ? block_key{} : chain_.key(before),
+                   .key = at.key,
+                   .parent = is_parent_known ? chain_.key(before) : block_key{},
+                   .first = block * tokens,
                    .tokens = tokens,
                    .token_ids = {tokens_.data() + slot * max_sequence_tokens_ + block * tokens, tokens},
-                   .context = &owner.context},
+                   .context = &records_[slot].context},
       group);
 }
 
@@ -131,10 +135,11 @@ void hybrid_allocator<Traits>::tell_cached(const record& owner, std::uint32_t sl
 template <class Traits>
 void hybrid_allocator<Traits>::tell_shared(std::uint32_t slot, std::uint64_t length) noexcept {
   for (std::size_t g = 0; g < group_count_; ++g) {
-    const block_range needed = groups_[g].hit_blocks(length);
-    for (std::uint64_t i = needed.first; i < needed.end; ++i) {
+    for (std::uint64_t i = 0; i < groups_[g].hit_blocks(length).end; ++i) {
       const block_id block = row(slot, g)[i];
-      observer_.on_shared(block, chain_.key(node_of_[to_index(block)]), g);
+      if constexpr (group_sharing_observer<observer_type>) {
+        if (block != null_block) observer_.on_shared(block, chain_.key(node_of_[to_index(block)]), g);
+      }
     }
   }
 }
@@ -169,35 +174,89 @@ std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>
 template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std::uint64_t written) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  record& writer = records_[sequence.slot];
+  const record& writer = records_[sequence.slot];
   if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
   std::uint64_t registered = 0;
+  if (writer.epoch == epoch_) {
+    const std::uint64_t before = counters_.registrations;
+    commit_again(sequence.slot);
+    commit_chunks(sequence.slot, written < writer.sound ? written : writer.sound);
+    registered = counters_.registrations - before;
+  }
+  release_dead(sequence.slot, written);
+  return registered;
+}
+
+/// Makes the chunks of the first `written` tokens known, and caches the blocks that end with them.
+template <class Traits>
+void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept {
+  record& writer = records_[slot];
   for (; writer.committed < written / chunk_tokens_; ++writer.committed) {
-    const auto next = next_place(writer, chunk(sequence.slot, writer.committed));
+    const auto next = next_place(writer, chunk(slot, writer.committed));
     if (!next) break;
     chain_.share(next->node);
     chain_.release(writer.at.node);
     writer.at = *next;
     const std::uint64_t end = (writer.committed + 1) * chunk_tokens_;
-    for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens != 0) continue;
-      const std::uint64_t i = end / groups_[g].block_tokens - 1;
-      const block_id block = row(sequence.slot, g)[i];
-      if (block == null_block) continue;
-      if (const block_id cached = chain_.cached(next->node, g); cached != null_block) {
-        counters_.duplicates += cached != block ? 1U : 0U;
-        continue;
-      }
-      chain_.hold(next->node, g, block);
-      node_of_[to_index(block)] = next->node;
-      pool_.mark_cached(block, {.content = next->key.low, .position = static_cast<std::uint32_t>(i)});
-      if constexpr (is_observed) tell_cached(writer, sequence.slot, g, i);
-      ++registered;
-    }
+    for (std::size_t g = 0; g < group_count_; ++g)
+      cache_block(slot, g, writer.at, end);
   }
-  counters_.registrations += registered;
-  release_dead(sequence.slot, written);
-  return registered;
+}
+
+/// Whether a sequence holds block number `block` of `group`, and of a group whose steps skip blocks with the
+/// state that the block ends with. Where such a step began inside a block it left that behind; if that could
+/// not be given back before the next step (`errc::deferred_full`), those after it count as left behind too.
+template <class Traits>
+bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group,
+                                           std::uint64_t block) const noexcept {
+  const record& sequence = records_[slot];
+  const block_id* const entries = row(slot, group);
+  if (entries[block] == null_block) return false;
+  const std::uint32_t left = sequence.left[group];
+  if (left == 0 || entries[left - 1] == null_block || block + 1 < left) return true;
+  return block + 1 == groups_[group].blocks_for(sequence.tokens);
+}
+
+/// Caches the block of `group` that ends behind `end` tokens at `at`, if there is one, the sequence holds it,
+/// and none is cached there.
+template <class Traits>
+void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,
+                                           std::uint64_t end) noexcept {
+  const std::uint32_t tokens = groups_[group].block_tokens;
+  if (end % tokens != 0) return;
+  const std::uint64_t i = end / tokens - 1;
+  const block_id block = row(slot, group)[i];
+  if (!is_snapshot(slot, group, i)) return;
+  if (const block_id cached = chain_.cached(at.node, group); cached != null_block) {
+    if (cached == block) return;
+    ++counters_.duplicates;
+    records_[slot].borrows = true;
+    return;
+  }
+  chain_.hold(at.node, group, block);
+  node_of_[to_index(block)] = at.node;
+  pool_.mark_cached(block, {.content = at.key.low, .position = static_cast<std::uint32_t>(i)});
+  if constexpr (is_observed) tell_cached(at, slot, group, i);
+  ++counters_.registrations;
+}
+
+/// Caches blocks of a sequence for which equal ones of others stood that are cached no more.
+template <class Traits>
+void hybrid_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
+  record& sequence = records_[slot];
+  if (!sequence.borrows || sequence.losses == losses_ || sequence.epoch != epoch_) return;
+  sequence.losses = losses_;
+  sequence.borrows = false;
+  block_id node = sequence.at.node;
+  for (std::uint64_t i = sequence.committed; i > 0; --i) {
+    path_[i - 1] = node;
+    node = chain_.parent(node);
+  }
+  const std::uint64_t sound = sequence.sound / chunk_tokens_;
+  for (std::uint64_t i = 0; i < sequence.committed && i < sound; ++i) {
+    for (std::size_t g = 0; g < group_count_; ++g)
+      cache_block(slot, g, place{path_[i], chain_.key(path_[i])}, (i + 1) * chunk_tokens_);
+  }
 }
 
 template <class Traits>

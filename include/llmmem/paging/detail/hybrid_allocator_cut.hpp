@@ -10,12 +10,23 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// Whether a group still has what the token behind the first `tokens` looks at.
+template <class Traits>
+bool hybrid_allocator<Traits>::can_cut(std::uint32_t slot, std::size_t group,
+                                       std::uint64_t tokens) const noexcept {
+  const record& sequence = records_[slot];
+  const layer_group& of = groups_[group];
+  const std::uint64_t dead = dead_to(sequence, group);
+  if (!of.can_cut(tokens, sequence.tokens, dead > dead_from(group) ? dead : 0)) return false;
+  if (!of.skips_blocks() || tokens == 0 || tokens == sequence.tokens) return true;
+  return is_snapshot(slot, group, of.blocks_for(tokens) - 1);
+}
+
 /// The first group that cannot be cut to `tokens`, or `group_count_`.
 template <class Traits>
 std::size_t hybrid_allocator<Traits>::hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept {
-  const record& sequence = records_[slot];
   std::size_t g = 0;
-  while (g < group_count_ && groups_[g].can_cut(tokens, sequence.tokens, sequence.dead[g]))
+  while (g < group_count_ && can_cut(slot, g, tokens))
     ++g;
   return g;
 }
@@ -70,14 +81,24 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
     // Less only where the next token looks at nothing of the group.
     const std::uint64_t entries = groups_[g].blocks_for(tokens);
     if (sequence.dead[g] > entries) sequence.dead[g] = static_cast<std::uint32_t>(entries);
+    if (sequence.left[g] > entries) sequence.left[g] = 0;
   }
-  if (sequence.committed <= tokens / chunk_tokens_) return;
+  if (tokens <= sequence.sound) {
+    sequence.sound = ~std::uint64_t{0};
+    sequence.has_gap = false;
+  }
+  if (tokens == 0) sequence.epoch = epoch_;
+  if (sequence.committed <= tokens / chunk_tokens_) {
+    if (tokens == 0) sequence.at = chain_.root(sequence.context, sequence.epoch);
+    return;
+  }
   block_id node = sequence.at.node;
   for (; sequence.committed > tokens / chunk_tokens_; --sequence.committed)
     node = chain_.parent(node);
   chain_.share(node);
   chain_.release(sequence.at.node);
-  sequence.at = node == null_block ? chain_.root(sequence.context) : place{node, chain_.key(node)};
+  sequence.at =
+      node == null_block ? chain_.root(sequence.context, sequence.epoch) : place{node, chain_.key(node)};
 }
 
 /// Takes back that `block`, cached and held by one sequence alone, is worth keeping: it is about to be

@@ -48,8 +48,10 @@ result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
                                               std::span<const table_part> parts) noexcept {
   if (!is_read(records_[slot])) {
     for (const auto& part : parts) {
-      for (std::size_t i = part.size(); i > 0; --i)
-        static_cast<void>(pool_.release(part[i - 1]));  // cannot fail: the sequence held it
+      for (std::size_t i = part.size(); i > 0; --i) {
+        if (part[i - 1] != null_block)
+          static_cast<void>(pool_.release(part[i - 1]));  // cannot fail: the sequence held it
+      }
     }
     return {};
   }
@@ -65,17 +67,22 @@ result<void> hybrid_allocator<Traits>::let_go(std::uint32_t slot,
 template <class Traits>
 result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64_t keep) noexcept {
   const record& sequence = records_[slot];
-  std::array<table_part, max_layer_groups> parts{};
+  std::array<table_part, 2 * max_layer_groups> parts{};  // sinks, and what is behind the dead ones
   std::size_t blocks = 0;
+  const auto add = [&](std::size_t part, std::size_t g, std::uint64_t first, std::uint64_t end) noexcept {
+    if (end <= first) return;
+    parts[part] = table_part(row(slot, g) + first, static_cast<std::size_t>(end - first));
+    blocks += parts[part].size();
+  };
   for (std::size_t g = 0; g < group_count_; ++g) {
     const std::uint64_t kept = groups_[g].blocks_for(keep);
-    const std::uint64_t first = kept > sequence.dead[g] ? kept : sequence.dead[g];
     const std::uint64_t end = groups_[g].blocks_for(sequence.tokens);
-    if (end > first) parts[g] = table_part(row(slot, g) + first, static_cast<std::size_t>(end - first));
-    blocks += parts[g].size();
+    const std::uint64_t dead = dead_to(sequence, g);
+    add(2 * g, g, kept, end < dead_from(g) ? end : dead_from(g));
+    add(2 * g + 1, g, kept > dead ? kept : dead, end);
   }
   if (blocks == 0) return {};
-  return let_go(slot, std::span(parts).first(group_count_));
+  return let_go(slot, std::span(parts).first(2 * group_count_));
 }
 
 /// Gives back what no token looks at from `length` tokens on; what cannot be queued now is kept.
@@ -83,21 +90,26 @@ template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
   std::size_t g = 0;
-  while (g < group_count_ && groups_[g].dead_blocks(length) <= sequence.dead[g])
+  while (g < group_count_ && groups_[g].dead_blocks(length) <= dead_to(sequence, g))
     ++g;
   if (g == group_count_) return;  // nearly always
   std::array<table_part, max_layer_groups> parts{};
   std::size_t blocks = 0;
   for (; g < group_count_; ++g) {
     const std::uint64_t end = groups_[g].dead_blocks(length);
-    if (end <= sequence.dead[g]) continue;
-    parts[g] = table_part(row(slot, g) + sequence.dead[g], static_cast<std::size_t>(end - sequence.dead[g]));
-    blocks += parts[g].size();
+    const std::uint64_t first = dead_to(sequence, g);
+    if (end <= first) continue;
+    parts[g] = table_part(row(slot, g) + first, static_cast<std::size_t>(end - first));
+    for (const block_id block : parts[g])
+      blocks += block != null_block ? 1U : 0U;
   }
   if (!let_go(slot, std::span(parts).first(group_count_))) return;
   for (g = 0; g < group_count_; ++g) {
+    if (parts[g].empty()) continue;
+    const std::uint64_t first = dead_to(sequence, g);
     for (std::size_t i = 0; i < parts[g].size(); ++i)
-      row(slot, g)[sequence.dead[g]++] = null_block;
+      row(slot, g)[first + i] = null_block;
+    sequence.dead[g] = static_cast<std::uint32_t>(first + parts[g].size());
   }
   counters_.released_early += blocks;
 }

@@ -24,12 +24,14 @@ typename hybrid_allocator<Traits>::need hybrid_allocator<Traits>::needed_for(
   if (count == 0) return {};
   const layer_group& of = groups_[group];
   const std::uint64_t tokens = records_[slot].tokens;
-  need out{.more = of.blocks_to_append(tokens, count)};
-  if (tokens % of.block_tokens != 0) {
+  need out{.more = of.places_to_append(tokens, count), .skips = of.skips_blocks()};
+  if (tokens % of.block_tokens == 0) {
+    out.carries = of.kind == layer_kind::state_snapshots && tokens != 0;
+  } else if (out.skips && out.more != 0) {
+    out.carries = out.leaves = true;
+  } else {
     const block_id last = row(slot, group)[of.blocks_for(tokens) - 1];
     out.copies = pool_.record(last).references() > 1;
-  } else {
-    out.carries = of.kind == layer_kind::state_snapshots && tokens != 0;
   }
   return out;
 }
@@ -77,9 +79,11 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
   std::uint64_t sources = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     needs[g] = needed_for(slot, g, tokens.size());
-    // A copy's block comes behind the new ones.
+    // A copy's block comes behind the new ones; of a step that skips blocks the last alone is one.
+    const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
-        g, std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens), needs[g].blocks())};
+        g,
+        std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens) + skipped, needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
     sources += needs[g].copies ? 1U : 0U;
   }
@@ -91,6 +95,11 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
 
   std::array<block_id, max_layer_groups> given_back{};
   const table_part given(given_back.data(), sources);
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    if (!needs[g].skips) continue;
+    for (std::uint64_t i = 0; i + 1 < needs[g].more; ++i)
+      row(slot, g)[groups_[g].blocks_for(grown.tokens) + i] = null_block;
+  }
   std::size_t copies = first_copy;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const layer_group& of = groups_[g];
@@ -105,9 +114,13 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
       last = copy;
       ++counters_.copies;
     } else if (needs[g].carries) {
-      copies_[copies++] = group_copy{
-          g, block_copy{
-                 .source = row(slot, g)[entries - 1], .destination = row(slot, g)[entries], .tokens = used}};
+      const block_id state = row(slot, g)[entries - 1];
+      const std::uint64_t next = needs[g].skips ? entries + needs[g].more - 1 : entries;
+      copies_[copies++] =
+          group_copy{g, block_copy{.source = state, .destination = row(slot, g)[next], .tokens = used}};
+      std::uint32_t& left = grown.left[g];
+      if (left != 0 && row(slot, g)[left - 1] == null_block) left = 0;
+      if (needs[g].leaves && left == 0) left = static_cast<std::uint32_t>(entries);
     } else if (grown.tokens % of.block_tokens != 0) {
       // Cached contents are about to be overwritten (the sequence was cut into them), and nobody shares them.
       const block_id last = row(slot, g)[entries - 1];
@@ -212,7 +225,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
 template <class Traits>
 hybrid_cost hybrid_allocator<Traits>::cost(std::span<const token_id> tokens,
                                            const prefix_context& context) const noexcept {
-  const hit found = longest_hit(tokens, chain_.root(context), context);
+  const hit found = longest_hit(tokens, chain_.root(context, epoch_), context);
   hybrid_cost out{.cached_tokens = found.tokens};
   if (found.tokens != 0) {
     visit_hit(found, [&](std::size_t g, std::uint64_t, block_id block) noexcept {

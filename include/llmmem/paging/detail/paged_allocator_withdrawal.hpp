@@ -84,6 +84,7 @@ result<std::uint64_t> paged_allocator<Traits>::invalidate(sequence_id sequence, 
   if (const auto alive = begin(sequence); !alive) return alive.error();
   const record& wrong = at(sequence);
   if (from > wrong.tokens) return refusal(errc::past_the_end, sequence.slot, from, wrong.tokens);
+  if (from == wrong.tokens) return std::uint64_t{0};
   std::uint64_t dropped = 0;
   for (std::uint64_t i = from / block_tokens_; i < wrong.blocks; ++i) {
     const block_id block = row(sequence.slot)[i];
