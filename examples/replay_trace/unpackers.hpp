@@ -22,10 +22,15 @@
 
 namespace replay_trace {
 
-/// What is wrong with packed data; the reader adds the file and the place.
+/// What is wrong with packed data, and how much of the step's input came before it, as far as the library
+/// says; the reader adds the file.
 class unpack_fault : public llmmem::error {
  public:
-  using error::error;
+  unpack_fault(const std::string& reason, std::size_t taken) : error(reason), taken_(taken) {}
+  [[nodiscard]] std::size_t taken() const noexcept { return taken_; }
+
+ private:
+  std::size_t taken_;
 };
 
 /// What one step used of its input and wrote to its output.
@@ -70,7 +75,8 @@ class gzip_unpacker {
       ++members_;
       ::inflateReset(&stream_);
     } else if (status != Z_OK && status != Z_BUF_ERROR) {  // the latter: nothing to take or no place to give
-      throw unpack_fault(stream_.msg != nullptr ? stream_.msg : "zlib error " + std::to_string(status));
+      throw unpack_fault(stream_.msg != nullptr ? stream_.msg : "zlib error " + std::to_string(status),
+                         in_before - stream_.avail_in);
     }
     return {in_before - stream_.avail_in, out_before - stream_.avail_out};
   }
@@ -103,7 +109,7 @@ class zstd_unpacker {
     ZSTD_inBuffer from{in.data(), in.size(), 0};
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     const std::size_t status = ZSTD_decompressStream(stream_.get(), &to, &from);
-    if (ZSTD_isError(status) != 0) throw unpack_fault(ZSTD_getErrorName(status));
+    if (ZSTD_isError(status) != 0) throw unpack_fault(ZSTD_getErrorName(status), from.pos);
     complete_ = status == 0;
     return {from.pos, to.pos};
   }

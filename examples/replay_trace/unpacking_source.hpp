@@ -142,7 +142,8 @@ class unpacking_source {
       try {
         step = unpacker.unpack(held_, into);
       } catch (const unpack_fault& fault) {
-        fail(data() + " is damaged at about byte " + std::to_string(taken_) + ": " + fault.what());
+        fail(data() + " is damaged at about byte " + std::to_string(taken_ + fault.taken()) + ": " +
+             fault.what());
       }
       held_ = held_.subspan(step.taken);
       taken_ += step.taken;
