@@ -87,7 +87,8 @@ std::string unpacked(std::string_view packed, std::uint64_t seed) {
 }
 
 /// What one way of packing must do, whichever it is. `pack` packs into one member that carries a checksum.
-void check_packing(const std::string& kind, const std::function<std::string(std::string_view)>& pack) {
+[[maybe_unused]] void check_packing(const std::string& kind,
+                                    const std::function<std::string(std::string_view)>& pack) {
   for (const auto seed : llmmem_tests::seeds(100)) {  // members one behind the other are one text
     CAPTURE(seed);
     llmmem_tests::random_numbers random(seed);

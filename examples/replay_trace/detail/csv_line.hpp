@@ -9,7 +9,8 @@
 #include <string_view>
 
 #include "common/text.hpp"
-#include "replay_trace/trace_lines.hpp"
+#include "replay_trace/detail/line_values.hpp"
+#include "replay_trace/json_line.hpp"
 
 namespace replay_trace {
 namespace detail {
