@@ -43,6 +43,23 @@ function(llmmem_optimise_if_listed target)
   endif()
 endfunction()
 
+# What the reader of request traces, examples/replay_trace/read_trace.hpp, unpacks with: each library is optional, and a
+# file that needs one that is missing is refused by name.
+add_library(llmmem_trace_reader INTERFACE)
+find_package(ZLIB QUIET)
+if(ZLIB_FOUND)
+  target_link_libraries(llmmem_trace_reader INTERFACE ZLIB::ZLIB)
+  target_compile_definitions(llmmem_trace_reader INTERFACE LLMMEM_TRACE_ZLIB)
+else()
+  message(STATUS "examples: traces packed with gzip are NOT read, zlib was not found (Debian: zlib1g-dev)")
+endif()
+if(TARGET llmmem::zstd)
+  target_link_libraries(llmmem_trace_reader INTERFACE llmmem::zstd)
+  target_compile_definitions(llmmem_trace_reader INTERFACE LLMMEM_TRACE_ZSTD)
+else()
+  message(STATUS "examples: traces packed with zstd are NOT read, there is no llmmem::zstd (Debian: libzstd-dev)")
+endif()
+
 include(FetchContent)
 
 # llmmem_dependency(<name> VERSION <v> DEBIAN <package> URL <url> SHA256 <hash>)

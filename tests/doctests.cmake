@@ -72,7 +72,7 @@ function(llmmem_doctest_program target folder)
     target_compile_options(${target} PRIVATE -ffp-contract=off) # as the examples themselves
     llmmem_need_CLI11()
     llmmem_need_fmt()
-    target_link_libraries(${target} PRIVATE CLI11::CLI11 fmt::fmt)
+    target_link_libraries(${target} PRIVATE llmmem_trace_reader CLI11::CLI11 fmt::fmt)
   endif()
   # Not for all: NCCL is some 200 MB to load.
   if(folder STREQUAL "comm" AND TARGET llmmem::nccl)

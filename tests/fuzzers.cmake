@@ -15,7 +15,7 @@ llmmem_need_fmt()
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
-  target_link_libraries(${name} PRIVATE llmmem_test_support fmt::fmt) # the examples' headers print with it
+  target_link_libraries(${name} PRIVATE llmmem_test_support llmmem_trace_reader fmt::fmt) # the examples' headers print with it
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
   string(REGEX REPLACE "_fuzz$" "" stem "${name}")

@@ -66,7 +66,7 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
     keys.clear();
     for (const std::uint64_t id : asked.block_ids)
       keys.push_back(llmmem::key_from_id(id));
-    const llmmem::keyed_blocks prompt{.keys = keys, .tokens = asked.input_tokens};
+    const llmmem::keyed_blocks prompt{.keys = keys, .tokens = asked.hashed_tokens};
     const llmmem::sequence_id sequence = cache.create().value();
     const llmmem::match_result hit = cache.match(sequence, prompt).value();
     cache.extend(sequence, asked.input_tokens - hit.tokens).value();

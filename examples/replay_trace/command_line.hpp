@@ -123,10 +123,13 @@ namespace detail {
   std::string policy = "lru";
   bool generate = false;
   command_line asked;
-  app.add_option("--trace", trace_file, "the trace: Mooncake JSONL, Azure CSV or Qwen-Bailian JSONL")
+  app.add_option(
+         "--trace", trace_file,
+         "the trace: Mooncake JSONL, Azure CSV, Qwen-Bailian JSONL or BurstGPT CSV, plain or packed with "
+         "gzip or zstd")
       ->type_name("FILE");
   app.add_flag("--generate", generate, "replay a built-in synthetic trace instead");
-  app.add_option("--format", format, "mooncake, azure or bailian (default: told from the content)")
+  app.add_option("--format", format, "mooncake, azure, bailian or burstgpt (default: told from the content)")
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
@@ -134,9 +137,10 @@ namespace detail {
                  detail::policy_list() +
                      ", lookahead_N (sees N waiting requests), or all; min knows the future (default: lru)")
       ->type_name("NAME");
-  app.add_option(
-         "--block-tokens", block_tokens,
-         "tokens a block holds, and a hash id of the trace stands for (default: 512 for mooncake, else 16)")
+  app.add_option("--block-tokens", block_tokens,
+                 "tokens a block holds, and a hash id of the trace stands for (default: 512 or 16, as the "
+                 "lines of mooncake "
+                 "tell, else 16)")
       ->type_name("N");
   app.add_option("--model", model,
                  "model whose KV cache is sized (default: llama3-70b): " + detail::model_names())
@@ -164,7 +168,7 @@ namespace detail {
     asked.format = find_format(*format);
     if (!asked.format) {
       throw usage_error(example::given("--format", *format) +
-                        ": no such format; there are mooncake, azure and bailian");
+                        ": no such format; there are mooncake, azure, bailian and burstgpt");
     }
   }
   if (capacity) {

@@ -81,23 +81,45 @@ class json_line {
   /// A whole number from 0 to 2^64 - 1, written without fraction or exponent.
   [[nodiscard]] std::uint64_t read_whole(std::string_view field) {
     skip_space();
+    return read_digits(at_, field);
+  }
+
+  /// A whole number from -2^63 to 2^64 - 1.
+  struct integer {
+    std::uint64_t bits;  ///< two's complement for one below 0
+    bool negative;
+  };
+  [[nodiscard]] integer read_integer(std::string_view field) {
+    constexpr std::uint64_t lowest = std::uint64_t{1} << 63;
+    skip_space();
     const std::size_t start = at_;
-    std::uint64_t value = 0;
-    while (is_digit(peek())) {
-      const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
-      if (value > (std::numeric_limits<std::uint64_t>::max() - digit) / 10) {
-        refuse(start, field, "passes 2^64 - 1");
-      }
-      value = value * 10 + digit;
-      ++at_;
-    }
-    const std::size_t digits = at_ - start;
-    const int next = peek();
-    if (digits == 0) refuse(start, field, next == '-' ? "is negative" : "is not a number");
-    if (digits > 1 && text_[start] == '0') refuse(start, field, "has a leading zero");
-    if (next == '.' || next == 'e' || next == 'E') refuse(start, field, "is not a whole number");
-    if (!ends_value(next)) refuse(start, field, "is not a number");
-    return value;
+    if (peek() != '-') return {read_digits(start, field), false};
+    ++at_;
+    if (!is_digit(peek())) refuse(start, field, "is not a number");
+    const std::uint64_t value = read_digits(start, field);
+    if (value > lowest) refuse(start, field, "passes -2^63");
+    return {~value + 1, value != 0};
+  }
+
+  /// A string. Valid until the next call.
+  [[nodiscard]] std::string_view read_text(std::string_view field) {
+    skip_space();
+    if (peek() != '"') refuse(at_, field, "is not a string");
+    return read_string("a string");
+  }
+
+  /// Whether the next value is a string.
+  [[nodiscard]] bool at_text() noexcept {
+    skip_space();
+    return peek() == '"';
+  }
+
+  /// Reads past the next value if it is null. Says whether it was.
+  [[nodiscard]] bool take_null() {
+    skip_space();
+    if (peek() != 'n') return false;
+    skip_word("null");
+    return true;
   }
 
   /// A number that is not negative, fractions and exponents allowed.
@@ -114,9 +136,9 @@ class json_line {
     return value;
   }
 
-  /// An array of whole numbers, each given to `take`.
+  /// An array of whole numbers from -2^63 to 2^64 - 1, each given to `take` as an `integer`.
   template <class Take>
-  void read_wholes(std::string_view field, Take&& take) {
+  void read_integers(std::string_view field, Take&& take) {
     skip_space();
     if (peek() != '[') refuse(at_, field, "is not an array");
     ++at_;
@@ -126,7 +148,7 @@ class json_line {
       return;
     }
     for (;;) {
-      take(read_whole(field));
+      take(read_integer(field));
       skip_space();
       const int next = peek();
       if (next != ',' && next != ']') fault("expected ',' or ']' in " + std::string(field));
@@ -193,6 +215,27 @@ class json_line {
     const std::string_view token = text_.substr(start, end - start);
     throw line_fault(start, std::string(field) + " " + why + ": " +
                                 (token.empty() ? "nothing there" : example::printable(token, 24)));
+  }
+
+  /// The digits of a whole number that begins at `start`, a sign included.
+  [[nodiscard]] std::uint64_t read_digits(std::size_t start, std::string_view field) {
+    const std::size_t first = at_;
+    std::uint64_t value = 0;
+    while (is_digit(peek())) {
+      const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
+      if (value > (std::numeric_limits<std::uint64_t>::max() - digit) / 10) {
+        refuse(start, field, start == first ? "passes 2^64 - 1" : "passes -2^63");
+      }
+      value = value * 10 + digit;
+      ++at_;
+    }
+    const std::size_t digits = at_ - first;
+    const int next = peek();
+    if (digits == 0) refuse(start, field, next == '-' ? "is negative" : "is not a number");
+    if (digits > 1 && text_[first] == '0') refuse(start, field, "has a leading zero");
+    if (next == '.' || next == 'e' || next == 'E') refuse(start, field, "is not a whole number");
+    if (!ends_value(next)) refuse(start, field, "is not a number");
+    return value;
   }
 
   void skip_word(std::string_view word) {

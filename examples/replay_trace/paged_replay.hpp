@@ -158,8 +158,9 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
 /// Requests run one at a time in the order of the trace, are not pinned after their end, and are freed tail
 /// first; timestamps are not simulated. Each block id is one cacheable block, the short last one of a prompt
 /// included. A hit is a block found at its place in an unbroken cached prefix. Ids are any 64-bit numbers,
-/// and one may stand more than once in a prompt. A trace without block ids shares nothing: every block of it
-/// is a miss, and `block_refs` counts ceil(prompt / block_tokens).
+/// and one may stand more than once in a prompt. A short last block without an id is no reference, and shared
+/// by nobody. A trace without block ids shares nothing: every block of it is a miss, and `block_refs` counts
+/// ceil(prompt / block_tokens).
 ///
 /// @par Errors   `llmmem::argument_error` for an unknown policy; `llmmem::length_error` for a capacity of 0
 ///      blocks or one that cannot be indexed, and for blocks of 0 tokens.
@@ -206,11 +207,12 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
       const request asked = from[done];
       const std::size_t count = asked.block_ids.size();
       llmmem::keyed_blocks prompt{.keys = std::span(keys).subspan(first, count)};
-      if (count != 0) prompt.tokens = asked.input_tokens;
+      prompt.tokens = asked.hashed_tokens;
       if (!hints.empty()) prompt.hints = std::span(hints).subspan(first, count);
       first += count;
       if (looks_ahead) cache.advance(done);
-      sums.block_refs += count != 0 ? count : (asked.input_tokens + block_tokens - 1) / block_tokens;
+      sums.block_refs +=
+          from.has_block_ids() ? count : (asked.input_tokens + block_tokens - 1) / block_tokens;
       detail::serve(cache, asked, prompt, tiers ? &*tiers : nullptr, sums);
       if (tiers) {
         for (const llmmem::block_key& key : dropped)

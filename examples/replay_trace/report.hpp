@@ -90,8 +90,8 @@ inline void report_trace(std::string& text, const report_input& input) {
   text += example::printable(t.name(), 512);
   if (t.format() != trace_format::generated) fmt::format_to(out, " ({})", format_name(t.format()));
   text += '\n';
-  fmt::format_to(out, "  requests       {} in {}\n", example::grouped(t.size()),
-                 duration_text(trace_duration_us(t)));
+  fmt::format_to(out, "  requests       {} {}\n", example::grouped(t.size()),
+                 t.has_timestamps() ? "in " + duration_text(trace_duration_us(t)) : "without timestamps");
   fmt::format_to(out, "  tokens         {} in prompts, {} in answers (mean {:.0f} and {:.0f} a request)\n",
                  example::count_text(t.input_tokens()), example::count_text(t.output_tokens()),
                  static_cast<double>(t.input_tokens()) / requests,

@@ -2,6 +2,9 @@
 /// A request trace in memory: who asked when, how long, and which blocks the prompt is made of.
 #pragma once
 
+#include <llmmem/error.hpp>
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,11 +17,19 @@
 
 namespace replay_trace {
 
+/// A trace that cannot be used: a malformed line, data that cannot be unpacked, or no request at all.
+class trace_error : public llmmem::error {
+ public:
+  using error::error;
+};
+
 /// The trace formats that can be read, and the built-in generator's.
 enum class trace_format : std::uint8_t {
-  mooncake,   ///< JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512 tokens
-  azure,      ///< CSV: TIMESTAMP,ContextTokens,GeneratedTokens
-  bailian,    ///< JSON lines: timestamp (s), input_length, output_length, hash_ids of 16 tokens
+  mooncake,  ///< JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512 tokens; session_id,
+             ///< delay
+  azure,     ///< CSV: TIMESTAMP,ContextTokens,GeneratedTokens
+  bailian,   ///< JSON lines: timestamp (s), input_length, output_length, hash_ids of 16 tokens
+  burstgpt,  ///< CSV: Timestamp (s), Request tokens, Response tokens, in any order among other columns
   generated,  ///< made by `generate_trace`
 };
 
@@ -31,6 +42,8 @@ enum class trace_format : std::uint8_t {
       return "azure";
     case trace_format::bailian:
       return "bailian";
+    case trace_format::burstgpt:
+      return "burstgpt";
     case trace_format::generated:
       break;
   }
@@ -39,7 +52,8 @@ enum class trace_format : std::uint8_t {
 
 /// The file format called `name`, or nothing.
 [[nodiscard]] constexpr std::optional<trace_format> find_format(std::string_view name) noexcept {
-  for (const auto format : {trace_format::mooncake, trace_format::azure, trace_format::bailian}) {
+  for (const auto format :
+       {trace_format::mooncake, trace_format::azure, trace_format::bailian, trace_format::burstgpt}) {
     if (format_name(format) == name) return format;
   }
   return std::nullopt;
@@ -58,9 +72,11 @@ inline constexpr std::uint64_t max_request_tokens = std::uint64_t{1} << 24;
 /// One request, a view into its trace.
 struct request {
   std::uint64_t timestamp_us;
-  std::uint64_t input_tokens;                ///< length of the prompt
-  std::uint64_t output_tokens;               ///< length of the answer
-  std::span<const std::uint64_t> block_ids;  ///< one id a prompt block, the short last one included
+  std::uint64_t input_tokens;   ///< length of the prompt
+  std::uint64_t output_tokens;  ///< length of the answer
+  std::span<const std::uint64_t>
+      block_ids;                ///< one id a prompt block; some traces give the short last one none
+  std::uint64_t hashed_tokens;  ///< of the prompt, those in blocks that have an id
 };
 
 /// Lines that were passed over because they were malformed.
@@ -97,18 +113,23 @@ class trace {
   [[nodiscard]] request operator[](std::size_t index) const noexcept {
     const record& r = requests_[index];
     const std::size_t first = index == 0 ? 0 : requests_[index - 1].ids_end;
-    return {r.timestamp_us, r.input_tokens, r.output_tokens,
-            std::span(block_ids_).subspan(first, r.ids_end - first)};
+    const auto ids = std::span(block_ids_).subspan(first, r.ids_end - first);
+    return {r.timestamp_us, r.input_tokens, r.output_tokens, ids,
+            std::min<std::uint64_t>(r.input_tokens, std::uint64_t{ids.size()} * block_tokens_)};
   }
 
   /// The file's path, or what the generator calls itself.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] trace_format format() const noexcept { return format_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
+  void set_block_tokens(std::uint32_t block_tokens) noexcept { block_tokens_ = block_tokens; }
   /// Every id of every request, in order.
   [[nodiscard]] std::span<const std::uint64_t> block_ids() const noexcept { return block_ids_; }
   /// False for a trace of lengths alone, which has no prefixes to share.
   [[nodiscard]] bool has_block_ids() const noexcept { return !block_ids_.empty(); }
+  /// False where no request says when it came: times are then what the delays of its session add up to.
+  [[nodiscard]] bool has_timestamps() const noexcept { return has_timestamps_; }
+  void set_has_timestamps(bool has_timestamps) noexcept { has_timestamps_ = has_timestamps; }
   [[nodiscard]] std::uint64_t input_tokens() const noexcept { return input_tokens_; }
   [[nodiscard]] std::uint64_t output_tokens() const noexcept { return output_tokens_; }
 
@@ -131,6 +152,7 @@ class trace {
   std::vector<std::uint64_t> block_ids_;
   std::uint64_t input_tokens_ = 0;
   std::uint64_t output_tokens_ = 0;
+  bool has_timestamps_ = true;
   skipped_lines skipped_;
 };
 

@@ -2,13 +2,14 @@
 /// One line of each trace format, parsed into a request.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "replay_trace/detail/line_values.hpp"
 #include "replay_trace/json_line.hpp"
 #include "replay_trace/trace.hpp"
 
@@ -16,47 +17,56 @@ namespace replay_trace {
 
 /// What a line says. Reused from line to line, so that `block_ids` is allocated once.
 struct parsed_line {
-  std::uint64_t timestamp_us = 0;
+  std::optional<std::uint64_t> timestamp_us;
+  std::optional<std::uint64_t> delay_us;  ///< after the request before it in its session
+  std::optional<std::string> session;
   std::uint64_t input_tokens = 0;
   std::uint64_t output_tokens = 0;
   std::vector<std::uint64_t> block_ids;
+  std::size_t ids_offset = 0;  ///< where in the line they stand
+  bool negative_id = false;    ///< one is below 0, and stands here in two's complement
+  bool large_id = false;       ///< one is 2^63 or more
 };
+
+/// The longest session id, in bytes: every session is remembered.
+inline constexpr std::size_t max_session_bytes = 256;
 
 namespace detail {
 
-inline void check_tokens(std::size_t offset, std::string_view field, std::uint64_t tokens) {
-  if (tokens > max_request_tokens) {
-    throw line_fault(offset, std::string(field) + " is " + std::to_string(tokens) +
-                                 ", the most a request may have is " + std::to_string(max_request_tokens) +
-                                 " tokens");
+/// A session's name: a string, or a number as one.
+[[nodiscard]] inline std::string read_session(json_line& json, std::size_t offset, std::string_view field) {
+  if (!json.at_text()) return std::to_string(json.read_integer(field).bits);
+  std::string session(json.read_text(field));
+  if (session.size() > max_session_bytes) {
+    throw line_fault(offset, std::string(field) + " has " + std::to_string(session.size()) +
+                                 " bytes, the most is " + std::to_string(max_session_bytes));
   }
-}
-
-/// `value` in units of `unit_us` microseconds, rounded.
-[[nodiscard]] inline std::uint64_t microseconds(std::size_t offset, double value, double unit_us) {
-  const double us = value * unit_us;
-  if (us > 9e15)
-    throw line_fault(offset, "timestamp is more than 285 years");  // beyond it, doubles have gaps
-  return static_cast<std::uint64_t>(std::llround(us));
+  return session;
 }
 
 }  // namespace detail
 
-/// Parses a line of the Mooncake or the Bailian trace: an object with `timestamp`, `input_length`,
-/// `output_length` and `hash_ids`. Other fields (`chat_id`, `parent_chat_id`, `type`, `turn`, ...) may hold
-/// any JSON and are passed over.
+/// Parses a line of the Mooncake or the Bailian trace: an object with `input_length`, `output_length` and
+/// `hash_ids`, and perhaps with `timestamp`, `delay` and `session_id`, of which null is the same as none.
+/// Other fields (`chat_id`, `parent_chat_id`, `type`, `turn`, ...) may hold any JSON and are passed over.
+///
+/// Whether it may stand behind the lines before it, by its times, its ids and their number, is for
+/// `line_order` to say.
 ///
 /// @param timestamp_unit_us  1,000 for Mooncake's milliseconds, 1,000,000 for Bailian's seconds.
-/// @param block_tokens  tokens an id stands for; there must be exactly `ceil(input_length / block_tokens)`.
 /// @throws line_fault
-inline void parse_json_request(std::string_view line, double timestamp_unit_us, std::uint32_t block_tokens,
-                               parsed_line& into) {
-  constexpr std::string_view names[] = {"timestamp", "input_length", "output_length", "hash_ids"};
-  constexpr std::size_t fields = std::size(names);
+inline void parse_json_request(std::string_view line, double timestamp_unit_us, parsed_line& into) {
+  enum : std::size_t { input, output, ids, timestamp, delay, session, fields };
+  constexpr std::size_t required = timestamp;
+  constexpr std::string_view names[fields] = {"input_length", "output_length", "hash_ids",
+                                              "timestamp",    "delay",         "session_id"};
   bool seen[fields] = {};
-  std::size_t ids_offset = 0;
 
+  into.timestamp_us.reset();
+  into.delay_us.reset();
+  into.session.reset();
   into.block_ids.clear();
+  into.negative_id = into.large_id = false;
   json_line json(line);
   json.begin_object();
   while (const auto key = json.next_key()) {
@@ -68,35 +78,40 @@ inline void parse_json_request(std::string_view line, double timestamp_unit_us, 
       continue;
     }
     const std::size_t at = json.key_offset();
-    if (seen[field]) throw line_fault(at, "field " + std::string(names[field]) + " stands there twice");
+    const std::string_view name = names[field];
+    if (seen[field]) throw line_fault(at, "field " + std::string(name) + " stands there twice");
     seen[field] = true;
+    if (field >= required && json.take_null()) continue;
     switch (field) {
-      case 0:
-        into.timestamp_us = detail::microseconds(at, json.read_decimal(names[0]), timestamp_unit_us);
+      case timestamp:
+        into.timestamp_us = detail::microseconds(at, name, json.read_decimal(name), timestamp_unit_us);
         break;
-      case 1:
-        into.input_tokens = json.read_whole(names[1]);
-        detail::check_tokens(at, names[1], into.input_tokens);
+      case delay:
+        into.delay_us = detail::microseconds(at, name, json.read_decimal(name), timestamp_unit_us);
         break;
-      case 2:
-        into.output_tokens = json.read_whole(names[2]);
-        detail::check_tokens(at, names[2], into.output_tokens);
+      case session:
+        into.session = detail::read_session(json, at, name);
+        break;
+      case input:
+        into.input_tokens = json.read_whole(name);
+        detail::check_tokens(at, name, into.input_tokens);
+        break;
+      case output:
+        into.output_tokens = json.read_whole(name);
+        detail::check_tokens(at, name, into.output_tokens);
         break;
       default:
-        ids_offset = at;
-        json.read_wholes(names[3], [&](std::uint64_t id) { into.block_ids.push_back(id); });
+        into.ids_offset = at;
+        json.read_integers(name, [&](json_line::integer id) {
+          into.block_ids.push_back(id.bits);
+          if (id.negative) into.negative_id = true;
+          if (!id.negative && id.bits >> 63 != 0) into.large_id = true;
+        });
     }
   }
   json.end();
-  for (std::size_t field = 0; field < fields; ++field) {
+  for (std::size_t field = 0; field < required; ++field) {
     if (!seen[field]) throw line_fault(0, "field " + std::string(names[field]) + " is missing");
-  }
-  const std::uint64_t blocks = (into.input_tokens + block_tokens - 1) / block_tokens;
-  if (into.block_ids.size() != blocks) {
-    throw line_fault(ids_offset, "hash_ids has " + std::to_string(into.block_ids.size()) +
-                                     " ids, but input_length " + std::to_string(into.input_tokens) +
-                                     " makes " + std::to_string(blocks) + " blocks of " +
-                                     std::to_string(block_tokens) + " tokens");
   }
 }
 
@@ -109,6 +124,25 @@ inline void parse_json_request(std::string_view line, double timestamp_unit_us, 
 /// @throws line_fault
 void parse_azure_request(std::string_view line, parsed_line& into);
 
+/// The columns of a BurstGPT trace, by its header: `Timestamp` (seconds), `Request tokens` and `Response
+/// tokens`, in any order among others; `Total tokens`, where it is there, must be their sum.
+class burst_columns {
+ public:
+  /// What the header `line` says, or nothing when it has not these columns, each once.
+  [[nodiscard]] static std::optional<burst_columns> find(std::string_view line);
+
+  /// Parses a line behind the header. @throws line_fault
+  void parse(std::string_view line, parsed_line& into) const;
+
+ private:
+  std::vector<std::string> names_;
+  std::size_t timestamp_ = 0;
+  std::size_t request_ = 0;
+  std::size_t response_ = 0;
+  std::optional<std::size_t> total_;
+};
+
 }  // namespace replay_trace
 
 #include "replay_trace/detail/azure_line.hpp"
+#include "replay_trace/detail/burst_line.hpp"

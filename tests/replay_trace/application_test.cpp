@@ -136,6 +136,25 @@ TEST_CASE("the report compares with LRU, MIN and the ceiling") {
   }
 }
 
+TEST_CASE("a trace without timestamps is reported as one") {
+  const scratch_file file(
+      "{\"session_id\": \"s\", \"input_length\": 1024, \"output_length\": 9, \"hash_ids\": [1, 2]}\n");
+  const outcome got = run({"--trace", file.path()});
+  CHECK(got.status == exit_status::success);
+  CHECK(got.out.find("  requests       1 without timestamps\n") != std::string::npos);
+}
+
+TEST_CASE("a BurstGPT trace is replayed as lengths, told or named") {
+  const scratch_file file("Timestamp,Request tokens,Response tokens\n5,472,18\n");
+  for (const std::vector<std::string>& extra : {std::vector<std::string>{}, {"--format", "burstgpt"}}) {
+    std::vector<std::string> arguments{"--trace", file.path(), "--json"};
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    const json object = json::parse(run(arguments).out);
+    CHECK(object.at("block_refs") == 30);
+    CHECK(object.at("useful_over_reserved").get<double>() == doctest::Approx(490 / (31 * 16.0)));
+  }
+}
+
 TEST_CASE("--chart draws every policy") {
   const scratch_file file(three_requests);
   const std::string chart = file.beside("chart.svg");

@@ -186,6 +186,21 @@ TEST_CASE("tokens and slots are summed at each request's end") {
   CHECK(got.hits == 0);
 }
 
+TEST_CASE("a last block without an id is held, but no reference and nobody's prefix") {
+  trace from("t", trace_format::mooncake, 4);
+  const std::vector<std::uint64_t> ids{1, 2};
+  for (int i = 0; i < 3; ++i)
+    from.add(0, 11, 1, ids);  // 3 tokens behind the two blocks, and the answer's one
+  from.add(0, 3, 1, {});
+  const replay_result got = run(from, "lru", std::nullopt);
+  CHECK(got.block_refs == 6);
+  CHECK(got.hits == 4);
+  CHECK(got.matched_tokens == 16);
+  CHECK(got.input_tokens == 36);
+  CHECK(got.reserved_tokens == 3 * 12 + 4);
+  CHECK(got.useful_tokens == 3 * 12 + 4);
+}
+
 TEST_CASE("progress reaches the number of requests") {
   const trace from = random_trace(3);
   std::uint64_t last = 0;

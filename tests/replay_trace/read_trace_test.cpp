@@ -79,6 +79,228 @@ TEST_CASE("an Azure trace has lengths only") {
   CHECK(from[1].timestamp_us - from[0].timestamp_us == 319'410);
 }
 
+TEST_CASE("sessions without timestamps are timed by their delays") {
+  const trace from = read(
+      R"({"session_id": "a", "input_length": 600, "output_length": 2, "hash_ids": [0, 1]}
+{"session_id": "b", "input_length": 600, "output_length": 2, "hash_ids": [0, 2], "delay": null, "timestamp": null}
+{"session_id": "a", "delay": 1500, "input_length": 1030, "output_length": 9, "hash_ids": [0, 1, 3]}
+{"session_id": "b", "delay": 0.5, "input_length": 600, "output_length": 2, "hash_ids": [0, 2]}
+{"session_id": "a", "delay": 250, "input_length": 1030, "output_length": 9, "hash_ids": [0, 1, 3]}
+{"session_id": 7, "delay": 3, "input_length": 1, "output_length": 1, "hash_ids": [9]}
+)");
+  CHECK(from.format() == trace_format::mooncake);
+  CHECK(from.block_tokens() == 512);
+  CHECK_FALSE(from.has_timestamps());
+  REQUIRE(from.size() == 6);
+  const std::uint64_t times[] = {0, 0, 1'500'000, 500, 1'750'000, 3'000};
+  for (std::size_t i = 0; i < from.size(); ++i)
+    CHECK(from[i].timestamp_us == times[i]);
+}
+
+TEST_CASE("a timestamp counts more than a delay, and turns behind it count from it") {
+  const trace from = read(
+      R"({"session_id": "s", "timestamp": 12.5, "delay": 3.0, "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
+{"session_id": "s", "delay": 2, "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
+{"session_id": "s", "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
+{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [0, 1]}
+)");
+  CHECK(from.has_timestamps());
+  REQUIRE(from.size() == 4);
+  CHECK(from[0].timestamp_us == 12'500);
+  CHECK(from[1].timestamp_us == 14'500);
+  CHECK(from[2].timestamp_us == 14'500);
+  CHECK(from[3].timestamp_us == 1'000);
+}
+
+TEST_CASE("a trace may have no timestamps at all") {
+  const std::string line = R"({"input_length": 600, "output_length": 3, "hash_ids": [7, 8]})";
+  const trace from = read(line + "\n" + line);
+  CHECK(from.format() == trace_format::mooncake);
+  CHECK(from.size() == 2);
+  CHECK_FALSE(from.has_timestamps());
+}
+
+TEST_CASE("ids of full blocks alone are told from ids of all blocks, by the first line that can tell") {
+  const auto line = [](int input, std::string_view some_ids) {
+    return R"({"timestamp": 0, "input_length": )" + std::to_string(input) +
+           R"(, "output_length": 5, "hash_ids": [)" + std::string(some_ids) + "]}\n";
+  };
+  const trace floor = read(line(1024, "0, 1") + line(1030, "0, 1") + line(100, ""));
+  CHECK(floor.format() == trace_format::mooncake);
+  CHECK(floor.block_tokens() == 512);
+  CHECK(floor[1].hashed_tokens == 1024);
+  CHECK(floor[2].hashed_tokens == 0);
+  CHECK(read(line(1030, "0, 1, 2"))[0].hashed_tokens == 1030);
+
+  const trace bailian = read(line(70, "1, 2, 3, 4"));
+  CHECK(bailian.format() == trace_format::bailian);
+  CHECK(bailian[0].hashed_tokens == 64);
+  CHECK(
+      read(
+          R"({"chat_id": 1, "timestamp": 0, "input_length": 70, "output_length": 1, "hash_ids": [1, 2, 3, 4]})")
+          .block_tokens() == 16);
+  CHECK(read(line(70, "1, 2"), {.block_tokens = 32})[0].hashed_tokens == 64);
+
+  const auto why = [&](const std::string& text, const read_options& options = {}) -> std::string {
+    try {
+      static_cast<void>(read(text, options));
+    } catch (const trace_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(why(line(1030, "0, 1") + line(600, "0, 1"))
+            .starts_with(
+                "t:2:59: hash_ids has 2 ids, but input_length 600 makes 1 full blocks of 512 tokens, as they "
+                "are counted since line 1; near "));
+  CHECK(why(line(512, "0") + line(600, "0, 1") + line(1030, "0, 1"))
+            .starts_with(
+                "t:3:60: hash_ids has 2 ids, but input_length 1030 makes 3 blocks of 512 tokens, as they are "
+                "counted since line 2; near "));
+  CHECK(why(line(5000, "0, 1")).find("makes 10 blocks of 512 tokens; it would fit --block-tokens 2048;") !=
+        std::string::npos);
+  CHECK(why(line(600, "0, 1, 2, 3, 4"), {.block_tokens = 512}).find("; it would fit --block-tokens 128;") !=
+        std::string::npos);
+  // A line that is passed over settles nothing.
+  CHECK(read(line(1 << 20, "0") + line(600, "0, 1") + line(600, "0") + line(601, "0, 1"),
+             {.on_bad_line = bad_lines::skip})
+            .size() == 2);
+}
+
+TEST_CASE("a Mooncake trace may have blocks of sixteen tokens") {
+  const std::string line =
+      R"({"timestamp": 1, "input_length": 64, "output_length": 5, "hash_ids": [0, 1, 2, 3]})";
+  const trace from = read(line, {.format = trace_format::mooncake});
+  CHECK(from.format() == trace_format::mooncake);
+  CHECK(from.block_tokens() == 16);
+  CHECK(from[0].timestamp_us == 1'000);
+  CHECK(read(R"({"session_id": "s", "input_length": 33, "output_length": 9, "hash_ids": [1, 2, 3]})")
+            .format() == trace_format::mooncake);
+  // The first line fits both sizes, the second one.
+  const trace later = read(R"({"timestamp": 1, "input_length": 9, "output_length": 1, "hash_ids": [1]})"
+                           "\n" +
+                           line);
+  CHECK(later.block_tokens() == 16);
+}
+
+TEST_CASE("ids may be signed, but not signed here and past 2^63 there") {
+  const std::string negative =
+      R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [-8446744073709551615, 12]})"
+      "\n";
+  const std::string large =
+      R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [9223372036854775808, 12]})"
+      "\n";
+  CHECK(ids(read(negative), 0) == std::vector<std::uint64_t>{10000000000000000001ULL, 12});
+  CHECK(ids(read(large), 0) == std::vector<std::uint64_t>{9223372036854775808ULL, 12});
+  CHECK(ids(read(R"({"timestamp": 0, "input_length": 1536, "output_length": 1, )"
+                 R"("hash_ids": [-9223372036854775808, -0, -1]})"),
+            0) == std::vector<std::uint64_t>{9223372036854775808ULL, 0, ~0ULL});
+  CHECK_THROWS_WITH_AS(
+      read(negative + large),
+      doctest::Contains("t:2:60: hash_ids are below 0 in line 1 and above 2^63 - 1 in line 2: write "
+                        "all of them signed or all of them unsigned; near "),
+      trace_error);
+  CHECK_THROWS_AS(read(large + negative), trace_error);
+  CHECK(read(large + negative + large, {.on_bad_line = bad_lines::skip}).size() == 2);
+}
+
+TEST_CASE("a malformed session, delay or timestamp is refused by file, line, column and reason") {
+  const auto why = [&](std::string_view fields) -> std::string {
+    try {
+      static_cast<void>(read(std::string(good) + "\n{" + std::string(fields) +
+                             R"("input_length": 600, "output_length": 3, "hash_ids": [7, 8]})"));
+    } catch (const trace_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(why(R"("session_id": "s", )") == "accepted");
+  CHECK(why(R"("delay": 3, )") == "accepted");
+  CHECK(why("").starts_with(
+      "t:2:1: field timestamp is missing, which the first request has; only a request with "
+      "session_id or delay may go without; near "));
+  CHECK(why(R"("timestamp": null, )").starts_with("t:2:1: field timestamp is missing"));
+  CHECK(why(R"("session_id": null, "delay": null, )").starts_with("t:2:1: field timestamp is missing"));
+  CHECK(why(R"("timestamp": nul, )").starts_with("t:2:15: expected a value"));
+  CHECK(why(R"("session_id": "s", "session_id": "s", )")
+            .starts_with("t:2:21: field session_id stands there twice"));
+  CHECK(why(R"("session_id": [1], )").starts_with("t:2:16: session_id is not a number: [1"));
+  CHECK(why(R"("session_id": "\x", )") != "accepted");
+  CHECK(why(R"("session_id": ")" + std::string(257, 's') + R"(", )")
+            .starts_with("t:2:2: session_id has 257 bytes, the most is 256; near "));
+  CHECK(why(R"("delay": -1, )").starts_with("t:2:11: delay is negative: -1"));
+  CHECK(why(R"("delay": "1", )").starts_with("t:2:11: delay is not a number: "));
+  CHECK(why(R"("delay": 1e300, )").starts_with("t:2:2: delay is more than 285 years"));
+  CHECK(why(R"("timestamp": 1e300, )").starts_with("t:2:2: timestamp is more than 285 years"));
+  const std::string turn =
+      R"({"session_id": "s", "delay": 8e12, "input_length": 1, "output_length": 3, "hash_ids": [7]})"
+      "\n";
+  CHECK_THROWS_WITH_AS(read(turn + turn),
+                       doctest::Contains("t:2:1: the delays of its session are more than 285 years"),
+                       trace_error);
+}
+
+TEST_CASE("a BurstGPT trace is read by the names of its columns") {
+  const trace from = read(
+      "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+      "5,ChatGPT,472,18,490,Conversation log\n"
+      "45.5,GPT-4,1087,230,1317,API log\n");
+  CHECK(from.format() == trace_format::burstgpt);
+  CHECK(from.block_tokens() == 16);
+  CHECK_FALSE(from.has_block_ids());
+  CHECK(from.has_timestamps());
+  REQUIRE(from.size() == 2);
+  CHECK(from[0].timestamp_us == 5'000'000);
+  CHECK(from[0].input_tokens == 472);
+  CHECK(from[0].output_tokens == 18);
+  CHECK(from[1].timestamp_us == 45'500'000);
+  // Other columns, another order, quotes.
+  const trace other = read(
+      "\xef\xbb\xbfSession ID,Response tokens,\"Timestamp\",Elapsed time,Request tokens\r\n"
+      ",7,\"1e1\",\"a, b\",9\r\n");
+  REQUIRE(other.size() == 1);
+  CHECK(other[0].timestamp_us == 10'000'000);
+  CHECK(other[0].input_tokens == 9);
+  CHECK(other[0].output_tokens == 7);
+}
+
+TEST_CASE("a malformed line of a BurstGPT trace is refused by file, line, column and reason") {
+  const auto why = [&](std::string_view line, const read_options& options = {}) -> std::string {
+    try {
+      static_cast<void>(read(
+          "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + std::string(line) + "\n",
+          options));
+    } catch (const trace_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(why("5,ChatGPT,472,18,491,Conversation log") ==
+        "t:2:18: Total tokens is 491, but Request tokens and Response tokens make 490; near "
+        "\"5,ChatGPT,472,18,491,Conversation log\"");
+  CHECK(why("5,ChatGPT,472").starts_with("t:2:14: 3 of 6 fields: Response tokens is missing; near "));
+  CHECK(why("5,ChatGPT,472,18,490,log,log").starts_with("t:2:25: more than 6 fields; near "));
+  CHECK(why("-5,ChatGPT,472,18,490,log")
+            .starts_with("t:2:1: Timestamp is not a time in seconds, such as 45 or 45.5: -5; near "));
+  for (const char* time : {"", "inf", "nan", "0x5", "5s", " 5", ".5", "1e999", "2023-11-16 18:15:46"}) {
+    CAPTURE(time);
+    CHECK(why(std::string(time) + ",ChatGPT,472,18,490,log").starts_with("t:2:1: Timestamp is not a time"));
+  }
+  CHECK(why("1e300,ChatGPT,472,18,490,log").starts_with("t:2:1: Timestamp is more than 285 years"));
+  CHECK(why("5,ChatGPT,-472,18,490,log").starts_with("t:2:11: Request tokens is negative: -472; near "));
+  CHECK(why("5,ChatGPT,472,1.5,490,log")
+            .starts_with("t:2:15: Response tokens is not a whole number: 1.5; near "));
+  CHECK(why("5,ChatGPT,99999999,18,490,log")
+            .starts_with("t:2:11: Request tokens is 99999999, the most a request"));
+  CHECK(why("5,\"ChatGPT,472,18,490,log").starts_with("t:2:3: a quote is not closed"));
+  CHECK(why("5,ChatGPT,472,18,490,log", {.format = trace_format::burstgpt}) == "accepted");
+  CHECK_THROWS_WITH_AS(
+      read("5,ChatGPT,472,18,490,log\n", {.format = trace_format::burstgpt}),
+      doctest::Contains("t:1:1: no header yet with the columns Timestamp, Request tokens and Response "
+                        "tokens, each of them once; near "),
+      trace_error);
+}
+
 TEST_CASE("a malformed JSON line is refused by file, line, column and reason") {
   const std::string before = std::string(good) + "\n";
   const auto why = [&](std::string_view line) -> std::string {
@@ -111,8 +333,20 @@ TEST_CASE("a malformed JSON line is refused by file, line, column and reason") {
             .starts_with("t:2:34: input_length passes 2^64 - 1: 18446744073709551616"));
   CHECK(why(R"({"timestamp": 5, "input_length": 99999999, "output_length": 3, "hash_ids": []})")
             .starts_with("t:2:18: input_length is 99999999, the most a request may have is 16777216 tokens"));
-  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-1]})")
-            .find("hash_ids is negative: -1") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-9223372036854775809]})")
+            .find("hash_ids passes -2^63: -9223372036854775809") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-99999999999999999999]})")
+            .find("hash_ids passes -2^63: -99999999999999999999") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-]})")
+            .find("hash_ids is not a number: -") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [--1]})")
+            .find("hash_ids is not a number: --1") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-1.5]})")
+            .find("hash_ids is not a whole number: -1.5") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": [-01]})")
+            .find("hash_ids has a leading zero: -01") != std::string::npos);
+  CHECK(why(R"({"timestamp": 5, "input_length": 1, "output_length": 3, "hash_ids": ["7"]})")
+            .find(R"(hash_ids is not a number: \"7\")") != std::string::npos);
   CHECK(why(R"({"timestamp": -5, "input_length": 1, "output_length": 3, "hash_ids": [1]})")
             .find("timestamp is negative: -5") != std::string::npos);
   CHECK(why(R"({"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]} x)")
@@ -158,11 +392,23 @@ TEST_CASE("a file that holds no trace says what it is") {
   CHECK_THROWS_WITH_AS(read(""), "t: no request in it: it is empty", trace_error);
   CHECK_THROWS_WITH_AS(read("\n \n"), "t: no request in it: it is empty", trace_error);
   CHECK_THROWS_WITH_AS(read(header), "t: no request in it, only the header", trace_error);
-  CHECK_THROWS_WITH_AS(read("hello\n"),
-                       "t:1:1: cannot tell the format: neither a JSON object nor the header "
-                       "TIMESTAMP,ContextTokens,GeneratedTokens; name it with --format; near \"hello\"",
-                       trace_error);
+  CHECK_THROWS_WITH_AS(
+      read("hello\n"),
+      "t:1:1: cannot tell the format: neither a JSON object nor the header "
+      "TIMESTAMP,ContextTokens,GeneratedTokens (Azure) nor one with Timestamp, Request tokens "
+      "and Response tokens (BurstGPT); name it with --format; near \"hello\"",
+      trace_error);
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 132054902\n";
+  for (const auto& options : {read_options{}, read_options{.format = trace_format::bailian},
+                              read_options{.on_bad_line = bad_lines::skip}}) {
+    CHECK_THROWS_WITH_AS(read(pointer, options), "t: is a Git LFS pointer, not the data: run `git lfs pull`",
+                         trace_error);
+  }
   CHECK_THROWS_AS(read("\x1f\x8b"), trace_error);
+  CHECK_THROWS_AS(read("Timestamp,Request tokens"), trace_error);
+  CHECK_THROWS_AS(read("Timestamp,Request tokens,Response tokens,Timestamp"), trace_error);
+  CHECK_THROWS_WITH_AS(read("Timestamp,Request tokens,Response tokens\n"),
+                       "t: no request in it, only the header", trace_error);
   CHECK_THROWS_AS(read(good, {.format = trace_format::azure}), trace_error);
   CHECK_THROWS_AS(read(good, {.block_tokens = 0}), llmmem::length_error);
   CHECK_THROWS_WITH_AS(read_trace_file("/nonexistent/trace"),

@@ -1,11 +1,12 @@
 /// @file
-/// The Azure CSV's lines: three fields, quoted or not, and its timestamps.
+/// The Azure CSV's lines, and their timestamps.
 #pragma once
 
 #include <array>
 #include <optional>
 
 #include "common/text.hpp"
+#include "replay_trace/detail/csv_line.hpp"
 #include "replay_trace/trace_lines.hpp"
 
 namespace replay_trace {
@@ -13,61 +14,6 @@ namespace detail {
 
 inline constexpr std::array<std::string_view, 3> azure_columns{"TIMESTAMP", "ContextTokens",
                                                                "GeneratedTokens"};
-
-struct csv_field {
-  std::string_view text;   ///< without the quotes around it
-  std::size_t offset = 0;  ///< in the line
-};
-
-/// Splits `line` into exactly three fields (RFC 4180; a doubled quote stays doubled: no field of ours has
-/// one).
-inline std::array<csv_field, 3> split_csv(std::string_view line) {
-  std::array<csv_field, 3> fields;
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < fields.size(); ++i) {
-    std::size_t end = at;
-    if (at < line.size() && line[at] == '"') {
-      end = at + 1;
-      while (end < line.size() && (line[end] != '"' || (end + 1 < line.size() && line[end + 1] == '"'))) {
-        end += line[end] == '"' ? 2U : 1U;
-      }
-      if (end >= line.size()) throw line_fault(at, "a quote is not closed");
-      fields.at(i) = {line.substr(at + 1, end - at - 1), at + 1};
-      ++end;
-      if (end < line.size() && line[end] != ',') throw line_fault(end, "something follows a closing quote");
-    } else {
-      end = std::min(line.find(',', at), line.size());
-      fields.at(i) = {line.substr(at, end - at), at};
-    }
-    const bool last = i + 1 == fields.size();
-    if (last && end < line.size()) throw line_fault(end, "more than 3 fields");
-    if (!last && end >= line.size()) {
-      throw line_fault(line.size(), std::to_string(i + 1) + " of 3 fields: " +
-                                        std::string(azure_columns.at(i + 1)) + " is missing");
-    }
-    at = end + 1;
-  }
-  return fields;
-}
-
-inline std::uint64_t csv_tokens(const csv_field& field, std::string_view column) {
-  const auto refuse = [&](const char* why) {
-    throw line_fault(field.offset,
-                     std::string(column) + " " + why + ": " +
-                         (field.text.empty() ? "nothing there" : example::printable(field.text, 24)));
-  };
-  const auto digits = [](std::string_view text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-  };
-  const auto value = example::parse_count(field.text);
-  if (!value) {
-    if (digits(field.text)) refuse("passes 2^64 - 1");
-    if (field.text.starts_with('-') && digits(field.text.substr(1))) refuse("is negative");
-    refuse("is not a whole number");
-  }
-  check_tokens(field.offset, column, *value);
-  return *value;
-}
 
 /// Takes a number of exactly `digits` digits off the front of `text`.
 inline std::optional<std::uint32_t> take_digits(std::string_view& text, std::size_t digits) {
@@ -155,14 +101,15 @@ inline bool is_azure_header(std::string_view line) noexcept {
 }
 
 inline void parse_azure_request(std::string_view line, parsed_line& into) {
-  const auto fields = detail::split_csv(line);
+  std::array<detail::csv_field, 3> fields;
+  detail::split_csv(line, detail::azure_columns, fields);
   const auto time = detail::parse_time(fields[0].text);
   if (!time) {
     throw line_fault(fields[0].offset, "TIMESTAMP is not a time such as 2023-11-16 18:15:46.6805900: " +
                                            (fields[0].text.empty() ? std::string("nothing there")
                                                                    : example::printable(fields[0].text, 40)));
   }
-  into.timestamp_us = *time;
+  into.timestamp_us = time;
   into.input_tokens = detail::csv_tokens(fields[1], detail::azure_columns[1]);
   into.output_tokens = detail::csv_tokens(fields[2], detail::azure_columns[2]);
   into.block_ids.clear();
