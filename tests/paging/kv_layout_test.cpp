@@ -65,6 +65,10 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
         return {b, l, plane, inner, innermost};
       case block_order::block_first_planes:
         return {b, plane, l, inner, innermost};
+      case block_order::layer_first_joined:
+        return {l, b, inner, innermost, plane};
+      case block_order::block_first_joined:
+        return {b, l, inner, innermost, plane};
       case block_order::block_first_apart:
         return {plane, b, l, inner, innermost};
       case block_order::layer_between:
@@ -334,7 +338,7 @@ TEST_CASE("numbers that no element and no order has are refused") {
   out = llama;
   out.order = static_cast<block_order>(block_order_count);
   CHECK_THROWS_WITH_AS(out.checked(),
-                       "kv_layout: there is no block_order of number 7; was it written by a newer version?",
+                       "kv_layout: there is no block_order of number 9; was it written by a newer version?",
                        argument_error);
   for (std::uint32_t order = 0; order < block_order_count; ++order) {
     out.order = static_cast<block_order>(order);
