@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace llmmem {
 inline namespace v0 {
@@ -103,6 +104,10 @@ struct kv_copy_part {
 struct kv_copy_parts {
   std::array<kv_copy_part, paging::plane_role_count> part{};
   std::uint32_t count = 0;
+
+  [[nodiscard]] constexpr std::span<const kv_copy_part> all() const noexcept LLMMEM_LIFETIMEBOUND {
+    return {part.data(), count};
+  }
 };
 
 /// Whether the planes of two layouts that hold the same values lie side by side in the same way.

@@ -423,6 +423,9 @@ inline constexpr std::size_t first_part_word = 34;
   return kv_layout_words;
 }
 
+/// The name of the first field by which the contents of two layouts differ.
+[[nodiscard]] constexpr const char* differing_field(const kv_layout& a, const kv_layout& b) noexcept;
+
 }  // namespace detail
 
 constexpr detail::kv_layout_record kv_layout::record() const noexcept {
@@ -478,6 +481,11 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
   out[0] = 1;
   if (out != detail::plain_record(out)) out[0] = 2;
   return out;
+}
+
+constexpr const char* detail::differing_field(const kv_layout& a, const kv_layout& b) noexcept {
+  const std::size_t at = first_difference(a.packed().record(), b.packed().record());
+  return at == kv_layout_words ? "" : kv_layout_fields[at];
 }
 
 constexpr std::uint64_t kv_layout::digest(const kv_layout& of) noexcept {
