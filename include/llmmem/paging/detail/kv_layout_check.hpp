@@ -84,7 +84,8 @@ constexpr void check_part(const kv_layout& of) {
 }  // namespace detail
 
 constexpr const kv_layout& kv_layout::checked() const {
-  detail::check_known(bits_of(element) != 0, "element", static_cast<unsigned>(element));
+  for (const dtype each : {element, value_element.value_or(element), rotary_element, index_element})
+    detail::check_known(bits_of(each) != 0, "element", static_cast<unsigned>(each));
   detail::check_known(heads_in_block <= paging::head_order::hnd, "head_order",
                       static_cast<unsigned>(heads_in_block));
   detail::check_known(static_cast<std::uint32_t>(order) < block_order_count, "block_order",
@@ -93,8 +94,6 @@ constexpr const kv_layout& kv_layout::checked() const {
   detail::check_positive(heads, "heads");
   detail::check_positive(head_dim, "head_dim");
   detail::check_positive(block_tokens, "block_tokens");
-  for (const dtype each : {value_element.value_or(element), rotary_element, index_element})
-    detail::check_known(bits_of(each) != 0, "element", static_cast<unsigned>(each));
   detail::check_scales(key_scales, elements_of(paging::plane_role::key), "key_scales");
   detail::check_scales(value_scales, elements_of(paging::plane_role::value), "value_scales");
   detail::check_scales(index_scales, elements_of(paging::plane_role::index_key), "index_scales");
