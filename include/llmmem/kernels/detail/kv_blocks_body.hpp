@@ -49,14 +49,12 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
 }
 
 /// All layers of a plane as one run, where they lie between the vectors at both ends and in the same way, and
-/// nothing else does. What a table says is not known here, nor below.
+/// nothing else does: a unit that is no run is of such an order, and its distances are those of no other but
+/// one of joined vectors. What a table says is not known here, nor below.
 template <block_pairs Pairs>
 bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
                                                    std::span<const detail::kv_copy_part> parts) noexcept {
-  const auto has_layers_between = [](const kv_layout& of) {
-    return of.order == block_order::layer_between || of.order == block_order::layer_last;
-  };
-  if (layers_.count != from.layers || !has_layers_between(to) || !has_layers_between(from)) return false;
+  if (layers_.count != from.layers) return false;
   for (const detail::kv_copy_part& each : parts) {
     if (to.vector_run_of(each.plane).bytes != each.vector_bytes ||
         from.vector_run_of(each.plane).bytes != each.vector_bytes)
