@@ -47,6 +47,22 @@ static_assert(static_cast<std::uint32_t>(block_order::block_first_joined) + 1 ==
 
 namespace paging {
 
+/// A `dtype`, or none told. <optional> would cost each header that knows layouts 1,500 lines.
+class optional_dtype {
+ public:
+  constexpr optional_dtype() noexcept = default;
+  constexpr optional_dtype(dtype type) noexcept : type_(type), has_value_(true) {}
+
+  [[nodiscard]] constexpr bool has_value() const noexcept { return has_value_; }
+  [[nodiscard]] constexpr dtype value_or(dtype other) const noexcept { return has_value_ ? type_ : other; }
+
+  friend constexpr bool operator==(const optional_dtype&, const optional_dtype&) noexcept = default;
+
+ private:
+  dtype type_ = dtype::f32;
+  bool has_value_ = false;
+};
+
 /// Which values of a plane share a scale.
 enum class scale_group : std::uint8_t {
   none,     ///< there are no scales in the block

@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 namespace llmmem {
 inline namespace v0 {
@@ -76,7 +75,7 @@ struct kv_layout {
   /// What the values belong to beside the shape: a digest of model, revision and rotary embedding, of the
   /// engine's making. 0: not told.
   std::uint64_t model = 0;
-  std::optional<dtype> value_element{};  ///< of a value, where it is stored otherwise than a key
+  paging::optional_dtype value_element{};  ///< of a value, where it is stored otherwise than a key
   paging::scale_form key_scales{};
   paging::scale_form value_scales{};
   /// Elements of a key's rotary part, where it is stored beside the rest in a type of its own (MLA:

@@ -3,7 +3,6 @@
 /// none.
 #pragma once
 
-#include <llmmem/kernels/errors.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
 
@@ -29,19 +28,6 @@ struct memory_names {
   }
   if (std::has_single_bit(memory.plane_alignment)) return {};
   return failure{errc::bad_alignment, 0, memory.plane_alignment, 0, names.plane_alignment};
-}
-
-/// What a kernel that works on keys and values by element does not take: scales and rotary parts, which it
-/// would neither read nor write, and values of another type than keys. Index keys are none of its business.
-[[nodiscard]] inline result<void> check_forms(const kv_layout& layout, const char* who) noexcept {
-  using enum paging::plane_role;
-  if (layout.has(key_scale) || layout.has(value_scale))
-    return failure{errc::unsupported_layout, 0, layout.kv_planes(), layout.planes(), who};
-  if (layout.has_values && layout.value_element.value_or(layout.element) != layout.element)
-    return failure{errc::unsupported_layout, 1, static_cast<std::uint64_t>(layout.element),
-                   static_cast<std::uint64_t>(*layout.value_element), who};
-  if (layout.has(rotary)) return failure{errc::unsupported_layout, 2, 0, layout.rotary_dim, who};
-  return {};
 }
 
 /// What is no multiple of what it must be: `errc::bad_granularity`.

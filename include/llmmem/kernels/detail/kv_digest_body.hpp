@@ -5,6 +5,7 @@
 #include <llmmem/kernels/block_digest.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/launch.hpp>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
+#include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/paging/errors.hpp>

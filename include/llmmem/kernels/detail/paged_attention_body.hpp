@@ -7,6 +7,7 @@
 #include <llmmem/kernels/detail/attention_tensor.hpp>
 #include <llmmem/kernels/detail/attention_work.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
+#include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/errors.hpp>
