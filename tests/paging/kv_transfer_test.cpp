@@ -148,10 +148,14 @@ TEST_CASE("any forms and any rank's part go over the wire, between any orders an
     const auto bytes = export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink());
     REQUIRE(bytes);
     CHECK(*bytes == line.bytes.size());
+    std::fill(decode.bytes.begin(), decode.bytes.end(), std::byte{0xEE});
     const auto received = import_sequence(decode.cache, decode.memory(), line.source());
     REQUIRE(received);
     CHECK(decode.holds(received->sequence, tokens));
     CHECK(line.at == line.bytes.size());
+    // Nothing beside is written, not even places of tokens that other ranks hold.
+    decode.each_byte(received->sequence, tokens, [](std::byte& at, std::byte) { at = std::byte{0xEE}; });
+    CHECK(std::ranges::all_of(decode.bytes, [](std::byte each) { return each == std::byte{0xEE}; }));
   }
   CHECK(parts > 30);
 }
@@ -259,8 +263,13 @@ TEST_CASE("a record that is not that of the stream's contents is damage") {
   REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
   const auto record = other.packed().record();
   std::memcpy(line.bytes.data() + 80, record.data(), sizeof(record));
-  side<> decode({.blocks = 8, .block_tokens = 4}, layout);
-  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::damaged_stream);
+  kv_layout third = layout;
+  third.part = {.cp_size = 2};
+  for (const kv_layout& ours : {layout, other, third}) {
+    side<> decode({.blocks = 8, .block_tokens = static_cast<std::uint32_t>(ours.virtual_block_tokens())},
+                  ours);
+    CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::damaged_stream);
+  }
 }
 
 TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {
