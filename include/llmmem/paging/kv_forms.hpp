@@ -47,7 +47,7 @@ static_assert(static_cast<std::uint32_t>(block_order::block_first_joined) + 1 ==
 
 namespace paging {
 
-/// A `dtype`, or none told. <optional> would cost each header that knows layouts 1,500 lines.
+/// A `dtype`, or none told: `std::optional` would cost each header that knows layouts 1,500 lines.
 class optional_dtype {
  public:
   constexpr optional_dtype() noexcept = default;
