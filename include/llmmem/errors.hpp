@@ -29,6 +29,14 @@ namespace detail {
                         : "{wanted} bytes needed, {found} left of its budget; give ranges back, or raise it";
 }
 
+/// What differs: all that is known may be the fingerprints.
+[[nodiscard]] LLMMEM_COLD constexpr const char* layout_mismatch_sentence(const failure& why) noexcept {
+  return why.index == 1
+             ? "{wanted} there, {found} here; both sides must hold the same values, nothing was taken"
+             : "the contents' fingerprints differ, {wanted} there, {found} here: other shape, element type, "
+               "block size or model; nothing was taken";
+}
+
 /// Which table is full, and what makes it larger.
 [[nodiscard]] LLMMEM_COLD constexpr const char* table_sentence(full_table which) noexcept {
   switch (which) {
@@ -88,14 +96,12 @@ inline constexpr std::array ground_errors{
                .wanted = "number asked for",
                .found = "the highest there is",
                .sentence = "{wanted} asked for, the most is {found}"},
-    error_info{
-        .number = 21,
-        .name = "layout_mismatch",
-        .wanted = "their fingerprint",
-        .found = "our fingerprint",
-        .sentence =
-            "the contents' fingerprints differ, {wanted} there, {found} here: other shape, element type, "
-            "block size or model; nothing was taken"},
+    error_info{.number = 21,
+               .name = "layout_mismatch",
+               .index = "0: fingerprints, 1: a field of the layouts, which `where` names",
+               .wanted = "their fingerprint or field",
+               .found = "our fingerprint or field",
+               .sentence_for = layout_mismatch_sentence},
     error_info{.number = 25, .name = "stopped", .sentence = "the other side of the stream stopped"},
     error_info{.number = 29,
                .name = "bad_alignment",

@@ -152,7 +152,10 @@
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/journal_what_if.hpp>
+#include <llmmem/paging/kv_contents.hpp>
+#include <llmmem/paging/kv_forms.hpp>
 #include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/kv_memory.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_allocator.hpp>

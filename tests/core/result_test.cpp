@@ -280,6 +280,9 @@ constexpr std::array refusals{
         errc::no_device_code, raises::argument_error,
         "kv: the kernel needs compute capability 30 and was compiled for 12; set CMAKE_CUDA_ARCHITECTURES "
         "(nvcc -arch) to 30 or more"},
+    refusal{errc::unsupported_layout, raises::argument_error,
+            "kv: the kernel needs all tokens of a sequence; the layout holds the part of one of 12 "
+            "context-parallel ranks (part.cp_size)"},
 };
 
 }  // namespace

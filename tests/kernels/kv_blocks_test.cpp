@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/cache_world.hpp"
+#include "support/kv_forms_world.hpp"
 #include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
 
@@ -55,8 +56,8 @@ void copy_vectors(const kv_memory& to, const kv_memory& from, const std::vector<
     if (source >= from.blocks || target >= to.blocks) continue;
     for (std::uint32_t p = 0; p < layout.planes(); ++p) {
       for (std::uint32_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
-        for (std::uint32_t token = 0; token < layout.block_tokens; ++token) {
-          for (std::uint32_t head = 0; head < layout.heads; ++head)
+        for (std::uint32_t token = 0; token < layout.tokens_of(p); ++token) {
+          for (std::uint32_t head = 0; head < layout.heads_of(p); ++head)
             std::memcpy(to.data + to.layout.strides(p, to.blocks).offset(layer, target, token, head),
                         from.data + layout.strides(p, from.blocks).offset(layer, source, token, head),
                         layout.vector_bytes(p));
@@ -127,6 +128,66 @@ TEST_SUITE("kv_blocks") {
       moved += pairs.size();
     }
     CHECK(moved > worlds);
+  }
+
+  TEST_CASE("scales, rotary parts and index keys go with the blocks, between any orders and places") {
+    for (const auto seed : llmmem_tests::seeds_within(400, 100)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      random_numbers forms(seed);
+      const kv_layout layout = any_forms(forms);
+      const kv_layout other = seed % 3 == 0 ? layout : rearranged(layout, forms);
+      const std::uint64_t from_blocks = 1 + random() % 4;
+      const std::uint64_t to_blocks = 1 + random() % 5;
+      std::vector<std::byte> source(layout.total_bytes(from_blocks));
+      for (std::byte& each : source)
+        each = std::byte(forms.below(std::uint32_t{256}));
+      const std::vector<block_pair> pairs = any_pairs(random, from_blocks, to_blocks);
+      layer_range layers{.first = static_cast<std::uint32_t>(random() % layout.layers)};
+      layers.count = 1 + static_cast<std::uint32_t>(random() % (layout.layers - layers.first));
+      if (random() % 2 == 0) layers = {.first = 0, .count = layout.layers};
+      const kv_memory from{source.data(), from_blocks, layout};
+      std::vector<std::byte> expected(other.total_bytes(to_blocks), poison);
+      copy_vectors({expected.data(), to_blocks, other}, from, pairs, layers);
+      const auto check = [&](const auto& run) {
+        std::vector<std::byte> target(expected.size(), poison);
+        copy_kv_blocks(run, {target.data(), to_blocks, other}, from, pairs, {.layers = layers}).value();
+        CHECK(target == expected);
+      };
+      check(host_executor{});
+      check(grid_executor({.multiprocessors = static_cast<std::uint32_t>(1 + random() % 3)}));
+      std::vector<std::byte> target(expected.size(), poison);
+      std::vector<block_pair> few;
+      for (const block_pair& each : pairs)
+        if (each.from < static_cast<std::int64_t>(from_blocks) &&
+            each.to < static_cast<std::int64_t>(to_blocks))
+          few.push_back(each);
+      copy_few_kv_blocks(host_executor{}, {target.data(), to_blocks, other}, from, few, {.layers = layers})
+          .value();
+      CHECK(target == expected);
+    }
+  }
+
+  TEST_CASE("K and V that are joined at both ends go as one, and in one run where the order is the same") {
+    const kv_layout layout{
+        .layers = 2, .heads = 8, .head_dim = 128, .order = block_order::layer_first_joined};
+    alignas(16) std::byte base{};
+    const std::vector<block_pair> pairs{{1, 2}};
+    const kv_memory memory{&base, 8, layout};
+    const kv_block_map same(memory, memory, std::span(pairs), {0, 2}, nullptr);
+    CHECK(same.parts() == 2);
+    CHECK(same.rows() * same.longest_row() == layout.layer_bytes());
+    kv_layout by_head = layout;
+    by_head.heads_in_block = llmmem::paging::head_order::hnd;
+    const kv_block_map turned({&base, 8, by_head}, memory, std::span(pairs), {0, 2}, nullptr);
+    CHECK(turned.longest_row() == 2 * 128 * 2);
+    CHECK(turned.rows() == 8 * 16);
+    // Layers between vectors have distances that joined vectors may have as well.
+    kv_layout last = layout;
+    last.order = block_order::layer_last;
+    const kv_block_map parted({&base, 8, last}, memory, std::span(pairs), {0, 2}, nullptr);
+    CHECK(parted.longest_row() == 128 * 2);
+    CHECK(parted.parts() * parted.rows() == 2 * 2 * 8 * 16);
   }
 
   TEST_CASE("what lies in one run at both ends goes in long rows") {
@@ -309,6 +370,10 @@ TEST_SUITE("kv_blocks") {
     CHECK(differs([](kv_layout& of) { of.block_tokens = 8; }) == "the layouts' block_tokens");
     CHECK(differs([](kv_layout& of) { of.element = dtype::f16; }) == "the layouts' element");
     CHECK(differs([](kv_layout& of) { of.model = 1; }) == "the layouts' model");
+    CHECK(differs([](kv_layout& of) { of.value_element = dtype::int8; }) == "the layouts' value_element");
+    CHECK(differs([](kv_layout& of) { of.key_scales.group = llmmem::paging::scale_group::vector; }) ==
+          "the layouts' key_scales.group");
+    CHECK(differs([](kv_layout& of) { of.part.cp_size = 2; }) == "the layouts' part.cp_size");
     CHECK(copy(memory, {2, 0}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
     CHECK(copy(memory, {1, 2}).message() == "copy_kv_blocks: layers: 2 asked for, the most is 1");
     CHECK(copy({nullptr, 2, layout}, {}).message() ==

@@ -100,6 +100,47 @@ TEST_SUITE("kv_checks") {
                          {world.cache.data(), 2, keys}, 0)) == "");
   }
 
+  TEST_CASE("forms that a kernel would neither read nor write are refused by name, before anything runs") {
+    using llmmem::paging::scale_group;
+    small_world world;
+    const auto calls = [&](const kv_layout& of) {
+      const kv_memory cache{world.cache.data(), 2, of};
+      return std::vector<std::string>{told(append_kv(host_executor{}, world.front(), world.vectors(32, 16),
+                                                     world.vectors(32, 16), cache, 0)),
+                                      told(gather_kv(host_executor{}, world.front(), world.output(32, 16),
+                                                     world.output(32, 16), cache, 0))};
+    };
+    const auto both = [](const std::string& text) {
+      return std::vector<std::string>{"append_kv: " + text, "gather_kv: " + text};
+    };
+    kv_layout scaled = layout;
+    scaled.key_scales.group = scale_group::vector;
+    CHECK(calls(scaled) == both("the kernel takes 2 planes, keys and values alone; the layout has 3, with "
+                                "scales or index keys"));
+    scaled = layout;
+    scaled.value_scales = {.group = scale_group::channel, .has_global = true};
+    CHECK(calls(scaled) == both("the kernel takes 2 planes, keys and values alone; the layout has 4, with "
+                                "scales or index keys"));
+    kv_layout mixed = layout;
+    mixed.value_element = dtype::fp8_e4m3;
+    CHECK(calls(mixed) ==
+          both("the kernel takes values of the keys' type; the layout has a value_element of its own"));
+    kv_layout rotated = layout;
+    rotated.rotary_dim = 4;
+    CHECK(calls(rotated) ==
+          both("the kernel knows no rotary part in a type of its own; the layout has a rotary_dim of 4"));
+    // A part of the tokens is as good as all where slots say where they go; so are index keys beside.
+    kv_layout part = layout;
+    part.part = {.cp_rank = 1, .cp_size = 2};
+    part.order = block_order::layer_first_joined;
+    CHECK(calls(part) == std::vector<std::string>{"", ""});
+    kv_layout latents = mla;
+    latents.index_dim = 4;
+    std::vector<std::byte> bytes(latents.total_bytes(2));
+    CHECK(told(append_mla(host_executor{}, world.front(), world.vectors(16, 0), world.vectors(16, 0), 4,
+                          {bytes.data(), 2, latents}, 0)) == "");
+  }
+
   TEST_CASE("distances shorter than a vector, as those in elements are, are refused by name") {
     small_world world;
     const auto append = [&](std::uint64_t token, std::uint64_t head) {

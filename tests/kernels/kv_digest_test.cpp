@@ -160,6 +160,11 @@ TEST_SUITE("kv_digest") {
     large.layers = 1U << 30;
     CHECK(digest_kv_blocks(run, {bytes.data(), 2, large}, numbers, sums).error().code ==
           errc::past_the_bytes);
+    kv_layout indexed = layout;
+    indexed.index_dim = 8;
+    CHECK(told(digest_kv_blocks(run, {bytes.data(), 2, indexed}, numbers, sums)) ==
+          "digest_kv_blocks: the kernel takes 2 planes, keys and values alone; the layout has 3, with scales "
+          "or index keys");
     CHECK(told(digest_kv_blocks(run, {nullptr, 2, layout}, {}, sums)) == "");
     CHECK(sums == std::vector<std::uint64_t>(2, 7));
   }

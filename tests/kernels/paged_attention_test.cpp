@@ -429,6 +429,18 @@ TEST_SUITE("paged_attention") {
             of.rows.rows = 0;
             of.cache.data = nullptr;
           }) == failure{});
+    CHECK(told([](call& of) { of.cache.layout.part.cp_size = 2; }).message() ==
+          "paged_attention: cache.layout: the kernel needs all tokens of a sequence; the layout holds the "
+          "part of one of 2 context-parallel ranks (part.cp_size)");
+    CHECK(told([](call& of) { of.cache.layout.value_element = dtype::fp8_e4m3; }).message() ==
+          "paged_attention: cache.layout: the kernel takes values of the keys' type; the layout has a "
+          "value_element of its own");
+    CHECK(
+        told([](call& of) {
+          of.cache.layout.value_scales.group = llmmem::paging::scale_group::vector;
+        }).message() ==
+        "paged_attention: cache.layout: the kernel takes 2 planes, keys and values alone; the layout has 3, "
+        "with scales or index keys");
     CHECK(told([](call& of) { of.options.query_heads = 3; }).message() ==
           "paged_attention: query_heads is no multiple of the cache's heads: lengths that must agree are 3 "
           "and 2");

@@ -65,6 +65,10 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
         return {b, l, plane, inner, innermost};
       case block_order::block_first_planes:
         return {b, plane, l, inner, innermost};
+      case block_order::layer_first_joined:
+        return {l, b, inner, innermost, plane};
+      case block_order::block_first_joined:
+        return {b, l, inner, innermost, plane};
       case block_order::block_first_apart:
         return {plane, b, l, inner, innermost};
       case block_order::layer_between:
@@ -263,6 +267,41 @@ TEST_CASE("fingerprints are what they were when the first data was stored") {
   CHECK(llama.fingerprint() == 16'463'231'453'443'522'407U);
   CHECK(llama.content_fingerprint() == 10'809'706'092'779'207'337U);
   CHECK(mla.fingerprint() == 13'048'386'617'486'644'335U);
+  constexpr kv_layout other{.layers = 4,
+                            .heads = 2,
+                            .head_dim = 192,
+                            .value_dim = 128,
+                            .block_tokens = 32,
+                            .element = dtype::fp8_e4m3,
+                            .order = block_order::block_first,
+                            .model = 0x1234};
+  CHECK(other.fingerprint() == 3'819'473'234'546'066'141U);
+  CHECK(other.content_fingerprint() == 3'819'473'234'546'066'141U);
+  // By head order, then by the order of blocks.
+  constexpr std::array of_llama{
+      16'463'231'453'443'522'407U, 6'573'029'906'234'053'201U,  10'809'706'092'779'207'337U,
+      13'892'964'833'836'104'205U, 17'301'450'831'642'464'381U, 5'403'436'244'483'751'011U,
+      3'853'813'603'552'426'937U,  3'883'267'812'258'111'249U,  6'800'570'218'449'043'323U,
+      5'035'489'326'734'578'859U,  14'505'487'139'199'977'843U, 1'149'024'201'871'922'345U,
+      15'532'666'482'233'335'391U, 9'154'876'727'248'979'687U};
+  constexpr std::array of_mla{
+      13'048'386'617'486'644'335U, 12'175'449'432'613'189'081U, 5'622'698'721'268'979'931U,
+      7'854'301'328'028'302'015U,  12'494'287'831'557'572'819U, 4'434'976'883'531'767'149U,
+      5'969'256'651'045'722'089U,  2'436'534'903'414'960'115U,  9'287'680'946'128'749'083U,
+      10'293'338'667'670'808'153U, 1'171'352'592'192'730'883U,  10'555'208'630'447'850'821U,
+      9'093'130'691'121'634'651U,  10'613'235'923'733'359'349U};
+  for (std::uint32_t i = 0; i < 14; ++i) {
+    CAPTURE(i);
+    const auto arranged = [&](kv_layout layout) {
+      layout.heads_in_block = llmmem::paging::head_order(i / 7);
+      layout.order = block_order(i % 7);
+      return layout;
+    };
+    CHECK(arranged(llama).fingerprint() == of_llama.at(i));
+    CHECK(arranged(llama).content_fingerprint() == 10'809'706'092'779'207'337U);
+    CHECK(arranged(mla).fingerprint() == of_mla.at(i));
+    CHECK(arranged(mla).content_fingerprint() == 5'622'698'721'268'979'931U);
+  }
 }
 
 TEST_CASE("dimensions that make no layout are refused") {
@@ -299,7 +338,7 @@ TEST_CASE("numbers that no element and no order has are refused") {
   out = llama;
   out.order = static_cast<block_order>(block_order_count);
   CHECK_THROWS_WITH_AS(out.checked(),
-                       "kv_layout: there is no block_order of number 7; was it written by a newer version?",
+                       "kv_layout: there is no block_order of number 9; was it written by a newer version?",
                        argument_error);
   for (std::uint32_t order = 0; order < block_order_count; ++order) {
     out.order = static_cast<block_order>(order);

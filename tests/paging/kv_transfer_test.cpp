@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/counting_metadata.hpp"
+#include "support/kv_forms_world.hpp"
 #include "support/kv_side.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -122,6 +123,153 @@ TEST_CASE("other contents are refused by their fingerprint, however alike they l
   side<> decode({.blocks = 8, .block_tokens = 4}, other);
   CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::layout_mismatch);
   CHECK(decode.cache.stats().free_blocks == 8);
+}
+
+TEST_CASE("any forms and any rank's part go over the wire, between any orders and places") {
+  std::uint64_t parts = 0;
+  for (const auto seed : seeds(150)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    kv_layout here = any_forms(random);
+    here.block_tokens = 4;
+    if (random.once_in(2)) {
+      here.part.cp_size = 2 + random.below(std::uint32_t{2});
+      here.part.cp_rank = random.below(here.part.cp_size);
+      here.part.cp_interleave = 1U << random.below(std::uint32_t{3});
+      ++parts;
+    }
+    const kv_layout there = rearranged(here.checked(), random).checked();
+    const auto block_tokens = static_cast<std::uint32_t>(here.virtual_block_tokens());
+    side<> prefill({.blocks = 12, .block_tokens = block_tokens}, here);
+    side<> decode({.blocks = 9, .block_tokens = block_tokens}, there);
+    const auto tokens = prompt(1 + random.below(std::uint64_t{5} * block_tokens));
+    const sequence_id sent = prefill.write(tokens);
+    wire line;
+    const auto bytes = export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink());
+    REQUIRE(bytes);
+    CHECK(*bytes == line.bytes.size());
+    std::fill(decode.bytes.begin(), decode.bytes.end(), std::byte{0xEE});
+    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+    REQUIRE(received);
+    CHECK(decode.holds(received->sequence, tokens));
+    CHECK(line.at == line.bytes.size());
+    // Nothing beside is written, not even places of tokens that other ranks hold.
+    decode.each_byte(received->sequence, tokens, [](std::byte& at, std::byte) { at = std::byte{0xEE}; });
+    CHECK(std::ranges::all_of(decode.bytes, [](std::byte each) { return each == std::byte{0xEE}; }));
+  }
+  CHECK(parts > 30);
+}
+
+TEST_CASE("layouts that older versions know go over the wire as those wrote them") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  const auto tokens = prompt(10);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  CHECK(line.bytes[8] == std::byte{1});
+  CHECK(line.bytes.size() == 80 + 10 * sizeof(token_id) + 16 + 3 * (shape.block_bytes() + 16));
+  std::uint64_t sum = 0;
+  for (const std::byte each : line.bytes)
+    sum = random_numbers(sum * 31 + std::to_integer<std::uint64_t>(each)).next();
+  CHECK(sum == 13'053'639'034'054'410'929U);
+}
+
+TEST_CASE("a stream with a layout's record is refused with any bit wrong, and leaves nothing behind") {
+  kv_layout layout = shape;
+  layout.key_scales.group = llmmem::paging::scale_group::vector;
+  layout.part = {.cp_rank = 1, .cp_size = 2};
+  side<> prefill({.blocks = 4, .block_tokens = 8}, layout);
+  const auto tokens = prompt(10);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  CHECK(line.bytes[8] == std::byte{2});
+  side<> decode({.blocks = 4, .block_tokens = 8}, layout);
+  const std::vector<std::byte> whole = line.bytes;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    CAPTURE(i);
+    line.bytes[i] ^= std::byte{0x10};
+    REQUIRE(!import_sequence(decode.cache, decode.memory(), line.source()));
+    REQUIRE(decode.cache.stats().sequences == 0);
+    REQUIRE(decode.cache.stats().cached_blocks == 0);
+    line.bytes[i] = whole[i];
+  }
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()));
+}
+
+TEST_CASE("another rank's part and another form are refused with the name of the field") {
+  using llmmem::paging::scale_group;
+  const auto refused = [](const kv_layout& from, const kv_layout& to) {
+    const auto tokens = prompt(8);
+    side<> prefill({.blocks = 8, .block_tokens = static_cast<std::uint32_t>(from.virtual_block_tokens())},
+                   from);
+    wire line;
+    REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+    side<> decode({.blocks = 8,
+                   .block_tokens = static_cast<std::uint32_t>(to.virtual_block_tokens()),
+                   .name = "decode"},
+                  to);
+    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+    REQUIRE(!received);
+    CHECK(received.code() == errc::layout_mismatch);
+    CHECK(decode.cache.stats().sequences == 0);
+    return received.error().message();
+  };
+  const auto sentence = [](const std::string& field, const std::string& there, const std::string& here) {
+    return "decode: the layouts' " + field + ": " + there + " there, " + here +
+           " here; both sides must hold the same values, nothing was taken";
+  };
+  const auto of = [](auto change) {
+    kv_layout out = shape;
+    change(out);
+    return out.checked();
+  };
+  const kv_layout first_heads = of([](kv_layout& l) { l.part = {.tp_rank = 0, .tp_size = 2}; });
+  const kv_layout last_heads = of([](kv_layout& l) { l.part = {.tp_rank = 1, .tp_size = 2}; });
+  CHECK(refused(first_heads, last_heads) == sentence("part.tp_rank", "0", "1"));
+  const kv_layout even = of([](kv_layout& l) { l.part = {.cp_rank = 0, .cp_size = 2}; });
+  const kv_layout odd = of([](kv_layout& l) { l.part = {.cp_rank = 1, .cp_size = 2}; });
+  const kv_layout runs = of([](kv_layout& l) { l.part = {.cp_size = 2, .cp_interleave = 4}; });
+  CHECK(refused(even, odd) == sentence("part.cp_rank", "0", "1"));
+  CHECK(refused(even, runs) == sentence("part.cp_interleave", "1", "4"));
+  const kv_layout scaled = of([](kv_layout& l) { l.key_scales.group = scale_group::vector; });
+  const kv_layout by_run = of([](kv_layout& l) { l.key_scales = {.group = scale_group::run, .run = 3}; });
+  CHECK(refused(scaled, by_run) == sentence("key_scales.group", "1", "2"));
+  CHECK(refused(scaled, shape) == sentence("key_scales.group", "1", "0"));
+  // A stream of all heads and tokens names no field, and yet it is known which.
+  CHECK(refused(shape, scaled) == sentence("key_scales.group", "0", "1"));
+  CHECK(refused(shape, even) == sentence("part.cp_size", "1", "2"));
+  CHECK(refused(shape, last_heads) == sentence("part.tp_size", "1", "2"));
+  const kv_layout half = of([](kv_layout& l) {
+    l.heads = 1;
+    l.part = {.tp_rank = 1, .tp_size = 2};
+  });
+  CHECK(refused(shape, half) == sentence("part.tp_size", "1", "2"));
+  // Where nothing tells, the fingerprints.
+  kv_layout other = shape;
+  other.model = 9;
+  CHECK(refused(other, scaled) ==
+        "decode: the contents' fingerprints differ, " + std::to_string(other.content_fingerprint()) +
+            " there, " + std::to_string(scaled.content_fingerprint()) +
+            " here: other shape, element type, block size or model; nothing was taken");
+}
+
+TEST_CASE("a record that is not that of the stream's contents is damage") {
+  kv_layout layout = shape;
+  layout.part.tp_size = 2;
+  kv_layout other = layout;
+  other.part.tp_rank = 1;
+  side<> prefill({.blocks = 8, .block_tokens = 4}, layout);
+  const auto tokens = prompt(8);
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+  const auto record = other.packed().record();
+  std::memcpy(line.bytes.data() + 80, record.data(), sizeof(record));
+  kv_layout third = layout;
+  third.part = {.cp_size = 2};
+  for (const kv_layout& ours : {layout, other, third}) {
+    side<> decode({.blocks = 8, .block_tokens = static_cast<std::uint32_t>(ours.virtual_block_tokens())},
+                  ours);
+    CHECK(import_sequence(decode.cache, decode.memory(), line.source()).code() == errc::damaged_stream);
+  }
 }
 
 TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {

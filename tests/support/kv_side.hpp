@@ -32,16 +32,18 @@ struct side {
     std::uint64_t history = 1;
     for (std::uint64_t t = 0; t < tokens.size(); ++t) {
       history = random_numbers(history * 31 + static_cast<std::uint64_t>(tokens[t])).next();
+      if (layout.part.cp_rank_of(t) != layout.part.cp_rank) continue;  // another rank's
       const std::uint64_t block = to_index(cache.blocks(sequence)[t / cache.block_tokens()]);
+      const std::uint64_t in_block = layout.part.local_of(t) % layout.block_tokens;
       for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+        if (in_block >= layout.tokens_of(p)) continue;  // what a block's tokens share follows from the first
         const plane_strides strides = layout.strides(p, cache.most_physical_blocks());
         for (std::uint64_t layer = 0; layer < layout.layers; ++layer)
-          for (std::uint64_t head = 0; head < layout.heads; ++head)
+          for (std::uint64_t head = 0; head < layout.heads_of(p); ++head)
             for (std::uint64_t i = 0; i < strides.vector_bytes; ++i) {
               const auto value = static_cast<std::uint8_t>(
                   random_numbers(history + layer * 3 + head * 5 + p * 7 + i).next());
-              visit(bytes[strides.offset(layer, block, t % cache.block_tokens(), head) + i],
-                    std::byte{value});
+              visit(bytes[strides.offset(layer, block, in_block, head) + i], std::byte{value});
             }
       }
     }

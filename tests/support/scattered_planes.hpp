@@ -76,8 +76,10 @@ class scattered_planes {
       case block_order::layer_first:
         return {p * std::size_t{layout_.layers} + layer, 0, unit * blocks_};
       case block_order::layer_first_paired:
+      case block_order::layer_first_joined:
         return {layer, strides.base, layout_.layer_bytes() * blocks_};
       case block_order::block_first:
+      case block_order::block_first_joined:
       case block_order::block_first_planes:
         return {0, strides.base + in_plane, layout_.total_bytes(blocks_)};
       case block_order::block_first_apart:

@@ -20,6 +20,23 @@ namespace detail {
   return std::string(name_of(static_cast<dtype>(name == "wanted type" ? why.wanted : why.found)));
 }
 
+/// What of a layout a kernel does not take.
+[[nodiscard]] LLMMEM_COLD constexpr const char* unsupported_layout_sentence(const failure& why) noexcept {
+  switch (why.index) {
+    case 0:
+      return "the kernel takes {wanted} planes, keys and values alone; the layout has {found}, with scales "
+             "or "
+             "index keys";
+    case 1:
+      return "the kernel takes values of the keys' type; the layout has a value_element of its own";
+    case 2:
+      return "the kernel knows no rotary part in a type of its own; the layout has a rotary_dim of {found}";
+    default:
+      return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
+             "context-parallel ranks (part.cp_size)";
+  }
+}
+
 inline constexpr std::array kernels_errors{
     error_info{
         .number = 87,
@@ -51,6 +68,12 @@ inline constexpr std::array kernels_errors{
                .found = "the one that it was compiled for",
                .sentence = "the kernel needs compute capability {wanted} and was compiled for {found}; set "
                            "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more"},
+    error_info{.number = 92,
+               .name = "unsupported_layout",
+               .index = "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size",
+               .wanted = "what the kernel takes",
+               .found = "what the layout says",
+               .sentence_for = unsupported_layout_sentence},
 };
 
 }  // namespace detail
@@ -68,6 +91,9 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 /// A kernel was not compiled for such a device: wanted = the compute capability that the kernel needs, 80
 /// for 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
+/// A kernel does not take caches of that layout: index = what of it, 0 its planes, 1 `value_element`, 2
+/// `rotary_dim`, 3 `part.cp_size`; wanted = what the kernel takes, found = what the layout says.
+inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc
 

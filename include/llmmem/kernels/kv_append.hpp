@@ -104,12 +104,13 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 /// @pre the batch, the cache and the front's tables share no byte
 /// @return `errc::out_of_range` for a layer that the cache has not; `errc::no_such_block` for a front of more
 ///      blocks than it has; `errc::block_tokens_differ`, also for none; `errc::no_conversion` where the cache
-///      holds other elements than these can become; `errc::past_the_bytes` for a token of 2 GiB and more in
-///      one plane; where there are tokens, `errc::too_short` for null `data` of the batch or the cache or a
-///      null table, and for a token's or head's stride shorter than a vector though there are several,
-///      `errc::bad_granularity` for addresses and strides that are no multiple of an element that is
-///      converted, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then nothing
-///      has begun. Else what `run` returns.
+///      holds other elements than these can become; `errc::unsupported_layout` where its layout has scales of
+///      keys or values, a rotary part or a `value_element` of its own; `errc::past_the_bytes` for a token of
+///      2 GiB and more in one plane; where there are tokens, `errc::too_short` for null `data` of the batch
+///      or the cache or a null table, and for a token's or head's stride shorter than a vector though there
+///      are several, `errc::bad_granularity` for addresses and strides that are no multiple of an element
+///      that is converted, and `errc::bad_alignment` for a `plane_alignment` that is no power of two. Then
+///      nothing has begun. Else what `run` returns.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,

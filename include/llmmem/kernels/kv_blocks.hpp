@@ -97,9 +97,14 @@ class block_pair_map {
   static constexpr std::uint32_t tile_bytes = 16 * 1024;
 
   /// @param out_of_range  set to 1 when a pair names a block that is none; not cleared. May be null.
-  /// @pre layouts of equal content fingerprints, and layers that they have
+  /// @pre layouts of equal content fingerprints, of keys and values alone, and layers that they have
   block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs, const layer_range& layers,
                  std::uint32_t* out_of_range) noexcept;
+
+  /// Of some planes.
+  /// @param parts  one or two, of `detail::copy_parts_of`; two of the same tokens and heads.
+  block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs, const layer_range& layers,
+                 std::uint32_t* out_of_range, std::span<const detail::kv_copy_part> parts) noexcept;
 
   [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return pairs_.size() * rows_a_pair_.by(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t parts() const noexcept { return layers_.count * planes_; }
@@ -144,7 +149,8 @@ class block_pair_map {
     std::uint64_t bytes = 0;  // of the run
   };
 
-  [[nodiscard]] bool join_layers_of_vectors(const kv_layout& layout) noexcept;
+  [[nodiscard]] bool join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
+                                            std::span<const detail::kv_copy_part> parts) noexcept;
   void join_planes() noexcept;
   void join_layers() noexcept;
 
@@ -172,7 +178,8 @@ struct block_copy_options {
 
 /// Copies blocks between two memories, or inside one, through the description of their layouts: as they are
 /// where that is the same (vLLM's `copy_blocks`, `swap_blocks`), and else rearranged (page first to layer
-/// first, heads or tokens outermost). Pairs with a negative number are skipped.
+/// first, heads or tokens outermost). Scales and whatever else a layout has in its blocks go along, a launch
+/// for each plane. Pairs with a negative number are skipped.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of memory that it sees.
 /// @param pairs  [n], in the memory of whoever runs it.

@@ -28,6 +28,7 @@ inline namespace v0 {
 /// @return `errc::too_short`: wanted = blocks, found = sums given; the same for null `blocks`, `sums` or
 ///      memory; `errc::bad_alignment` for a `plane_alignment` that is no power of two;
 ///      `errc::bad_granularity` for vectors that are no multiple of 8 bytes: wanted = those, found = 8;
+///      `errc::unsupported_layout` for a layout of more than keys and values;
 ///      `errc::past_the_bytes` for a layer's plane of a block of 2^31 bytes or more, and for planes of 2^31
 ///      tiles of 8 KiB together. Then nothing has begun. Else what `run` returns.
 /// @par Complexity   each byte read once; three multiplications for 8 bytes, and three divisions, which are

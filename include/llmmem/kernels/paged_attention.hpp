@@ -109,6 +109,8 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      layer that the cache has not, and for vectors of none or more than 256 elements;
 ///      `errc::bad_granularity` for vectors of another number of elements than a multiple of 8, and for
 ///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
+///      `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its own,
+///      and for one of a part of the tokens (`part.cp_size`), whose places are not the tokens' positions;
 ///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, shares of
 ///      another number of tokens than a multiple of 8, vectors of other lengths than `tensor_cores` takes,
 ///      and a cache without values;

@@ -10,6 +10,7 @@
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/kv_contents.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
@@ -61,13 +62,15 @@ static_assert(std::endian::native == std::endian::little,
   return state.finish(tail, bytes.size());
 }
 
-/// The head of a stream. Token ids follow, then its digest, then the blocks, each with one of its own.
+/// The head of a stream. In version 2 the contents' record follows; then token ids, the head's digest, and
+/// the blocks, each with a digest of its own. Version 1 is of layouts that say nothing which needs the
+/// record, so that peers of older versions read those as ever.
 struct kv_stream_header {
   static constexpr std::array<char, 8> right_magic{'l', 'l', 'm', 'm', 'e', 'm', 'k', 'v'};
-  static constexpr std::uint32_t right_version = 1;
+  static constexpr std::uint32_t newest_version = 2;
 
   std::array<char, 8> magic = right_magic;
-  std::uint32_t version = right_version;
+  std::uint32_t version = 1;
   std::uint32_t block_tokens = 0;
   std::uint64_t contents = 0;  // content_fingerprint
   std::uint64_t tokens = 0;
@@ -90,6 +93,39 @@ inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high 
   return {packed.block_bytes(), source, "kv_transfer: a packed block"};
 }
 
+/// The digest of a stream's head: of all that comes before it.
+template <class Header>
+[[nodiscard]] block_key digest_of_head(const Header& header, const kv_layout_record& contents,
+                                       std::span<const token_id> tokens) noexcept {
+  block_key out = digest_of(std::as_bytes(tokens), header_digest);
+  if (header.version != 1)
+    out = digest_of(std::as_bytes(std::span(contents)), {.low = out.low, .high = out.high});
+  return digest_of(std::as_bytes(std::span<const Header, 1>(&header, 1)), {.low = out.low, .high = out.high});
+}
+
+/// What of the contents differs, as far as a stream tells it.
+[[nodiscard]] inline failure contents_differ(const kv_stream_header& header, const kv_layout_record& theirs,
+                                             const kv_layout& ours, const char* who) noexcept {
+  const kv_layout_record here = ours.packed().record();
+  const failure unknown{errc::layout_mismatch, 0, header.contents, ours.content_fingerprint(), who};
+  if (header.version != 1) {
+    const std::size_t at = first_difference(theirs, here);
+    return at == kv_layout_words ? unknown : field_differs(at, theirs, here, who);
+  }
+  // Version 1 says that it holds all heads and tokens, in no form that came later. If nothing else differs,
+  // it is known.
+  kv_layout_record there = plain_record(here);
+  there[5] = header.block_tokens;
+  for (const std::uint64_t heads :
+       {std::uint64_t{ours.heads}, std::uint64_t{ours.heads} * ours.part.tp_size}) {
+    there[2] = heads;
+    const std::size_t at = first_difference(there, here);
+    if (at != kv_layout_words && (digest_of_record(there) | 1U) == header.contents)
+      return field_differs(at, there, here, who);
+  }
+  return unknown;
+}
+
 template <class T>
 [[nodiscard]] std::span<const std::byte> bytes_of_object(const T& object) noexcept {
   return std::as_bytes(std::span<const T, 1>(&object, 1));
@@ -99,15 +135,20 @@ template <class T>
 
 /// Writes a sequence's keys and values, packed, to `sink`, with what an importer needs to check them.
 ///
-/// The stream is little-endian: magic, version, fingerprint of the contents, token ids, context, then one
-/// packed block after the other; header and blocks each carry a 128-bit SipHash digest, a block's bound to
-/// the header and to its place. It knows nothing of block ids, so it goes into an allocator of any size, and
-/// nothing of the order in memory, so a layer-first cache may feed a block-first one.
+/// The stream is little-endian: magic, version, fingerprint of the contents (and their record, where a layout
+/// says more than a shape), token ids, context, then one packed block after the other; header and blocks each
+/// carry a 128-bit SipHash digest, a block's bound to the header and to its place. It knows nothing of block
+/// ids, so it goes into an allocator of any size, and nothing of the order in memory, so a layer-first cache
+/// may feed a block-first one.
+///
+/// Under context parallelism each rank sends its tokens' part, to ranks of the same part: `tokens` are those
+/// of all ranks, and the allocator's blocks stand for `virtual_block_tokens()`.
 ///
 /// @param tokens  all tokens of the sequence, whose KV must be written.
 /// @param first_block  blocks before it are not sent: the importer has them cached.
 /// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
-///         `errc::block_tokens_differ` if memory and allocator do in `block_tokens`, `errc::no_such_block`
+///         `errc::block_tokens_differ` if the layout's `virtual_block_tokens()` are not the allocator's
+///         `block_tokens`, `errc::no_such_block`
 ///         for a memory that ends before the sequence's blocks, `errc::past_the_table` for a `first_block`
 ///         that the sequence does not have, `errc::stopped` when the sink would not go on.
 /// @param metadata  where the memory for one packed block comes from.
@@ -123,8 +164,9 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   const auto table = cache.blocks(sequence);
   if (tokens.size() != cache.tokens(sequence))
     return failure{errc::size_mismatch, sequence.slot, tokens.size(), cache.tokens(sequence), who};
-  if (memory.layout.block_tokens != cache.block_tokens())
-    return failure{errc::block_tokens_differ, 0, memory.layout.block_tokens, cache.block_tokens(), who};
+  if (memory.layout.virtual_block_tokens() != cache.block_tokens())
+    return failure{errc::block_tokens_differ, 0, memory.layout.virtual_block_tokens(), cache.block_tokens(),
+                   who};
   if (first_block > table.size())
     return failure{errc::past_the_table, sequence.slot, first_block, table.size(), who};
   for (const block_id block : table) {
@@ -135,7 +177,9 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   const kv_layout packed = memory.layout.packed();
   detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
   const std::span<std::byte> buffer(packed_bytes.data(), packed_bytes.size());
-  detail::kv_stream_header header{.block_tokens = cache.block_tokens(),
+  const detail::kv_layout_record contents = packed.record();
+  detail::kv_stream_header header{.version = static_cast<std::uint32_t>(contents[0]),
+                                  .block_tokens = cache.block_tokens(),
                                   .contents = memory.layout.content_fingerprint(),
                                   .tokens = tokens.size(),
                                   .first_block = first_block,
@@ -146,20 +190,18 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
     written += bytes.size();
     return static_cast<bool>(sink(bytes));
   };
-  const block_key ids = detail::digest_of(std::as_bytes(tokens), detail::header_digest);
-  const block_key digest =
-      detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high});
+  const block_key digest = detail::digest_of_head(header, contents, tokens);
   const failure stopped{errc::stopped, 0, 0, 0, who};
-  if (!send(detail::bytes_of_object(header)) || !send(std::as_bytes(tokens)) ||
-      !send(detail::bytes_of_object(digest))) {
-    return stopped;
-  }
+  if (!send(detail::bytes_of_object(header))) return stopped;
+  if (header.version != 1 && !send(std::as_bytes(std::span(contents)))) return stopped;
+  if (!send(std::as_bytes(tokens)) || !send(detail::bytes_of_object(digest))) return stopped;
   const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   for (std::uint64_t i = first_block; i < table.size(); ++i) {
     const std::uint64_t rest = tokens.size() - i * cache.block_tokens();
     const std::uint64_t part = rest < cache.block_tokens() ? rest : cache.block_tokens();
     std::memset(buffer.data(), 0, buffer.size());  // what lies behind the last token is nobody's business
-    copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]), part);
+    copy_kv_block(staging, 0, memory, to_index(table[static_cast<std::size_t>(i)]),
+                  memory.layout.part.local_tokens(part));
     const block_key block = detail::digest_of(buffer, detail::block_digest(digest, i));
     if (!send(buffer) || !send(detail::bytes_of_object(block))) return stopped;
   }
@@ -176,7 +218,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 ///
 /// @param memory  of at least `most_physical_blocks()` blocks, else `errc::no_such_block`.
 /// @return `errc::not_a_kv_stream` for other magic or version, `errc::layout_mismatch` when the contents'
-///         fingerprints differ (another model, shape, element type or block size),
+///         fingerprints differ (another model, shape, element type, block size, form or part), with the name
+///         of the field where the stream tells it,
 ///         `errc::block_tokens_differ` for a memory with others than the allocator, `errc::damaged_stream`
 ///         with the block (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks
 ///         were left out that are not cached here, `errc::stopped` when the source ends early, and what
@@ -192,16 +235,23 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   const failure stopped{errc::stopped, 0, 0, 0, who};
   detail::kv_stream_header header;
   if (!source(std::as_writable_bytes(std::span(&header, 1)))) return stopped;
-  if (header.magic != detail::kv_stream_header::right_magic ||
-      header.version != detail::kv_stream_header::right_version) {
-    return failure{errc::not_a_kv_stream, 0, header.version, detail::kv_stream_header::right_version, who};
+  if (header.magic != detail::kv_stream_header::right_magic || header.version == 0 ||
+      header.version > detail::kv_stream_header::newest_version) {
+    return failure{errc::not_a_kv_stream, 0, header.version, detail::kv_stream_header::newest_version, who};
   }
-  const std::uint64_t ours = memory.layout.content_fingerprint();
-  if (header.contents != ours) return failure{errc::layout_mismatch, 0, header.contents, ours, who};
+  detail::kv_layout_record contents{};
+  if (header.version != 1) {
+    if (!source(std::as_writable_bytes(std::span(contents)))) return stopped;
+    if (contents[0] != header.version || (detail::digest_of_record(contents) | 1U) != header.contents)
+      return failure{errc::damaged_stream, 0, 0, 0, who};
+  }
+  if (header.contents != memory.layout.content_fingerprint())
+    return detail::contents_differ(header, contents, memory.layout, who);
   const kv_layout packed = memory.layout.packed();
   // The memory's are the stream's, as the fingerprints are equal.
-  if (memory.layout.block_tokens != cache.block_tokens())
-    return failure{errc::block_tokens_differ, 0, memory.layout.block_tokens, cache.block_tokens(), who};
+  if (memory.layout.virtual_block_tokens() != cache.block_tokens())
+    return failure{errc::block_tokens_differ, 0, memory.layout.virtual_block_tokens(), cache.block_tokens(),
+                   who};
   if (header.block_tokens != cache.block_tokens() || header.block_bytes != packed.block_bytes())
     return failure{errc::damaged_stream, 0, 0, 0, who};
   if (memory.blocks < cache.most_physical_blocks())
@@ -215,8 +265,7 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (!source(std::as_writable_bytes(tokens)) || !source(std::as_writable_bytes(std::span(&digest, 1)))) {
     return stopped;
   }
-  const block_key ids = detail::digest_of(std::as_bytes(tokens), detail::header_digest);
-  if (detail::digest_of(detail::bytes_of_object(header), {.low = ids.low, .high = ids.high}) != digest)
+  if (detail::digest_of_head(header, contents, tokens) != digest)
     return failure{errc::damaged_stream, 0, 0, 0, who};
 
   detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
@@ -248,8 +297,9 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
     const std::uint64_t first = i * header.block_tokens;
     if (first < reused) continue;  // shared with others: not ours to write
     const std::uint64_t rest = tokens.size() - first;
+    const std::uint64_t part = rest < header.block_tokens ? rest : header.block_tokens;
     copy_kv_block(memory, to_index(table[static_cast<std::size_t>(i)]), staging, 0,
-                  rest < header.block_tokens ? rest : header.block_tokens);
+                  memory.layout.part.local_tokens(part));
   }
   if (const auto done = cache.commit(*sequence); !done) return undo(done.error());
   return imported_sequence{.sequence = *sequence, .tokens = tokens.size(), .reused_tokens = reused};

@@ -14,22 +14,28 @@ inline namespace v0 {
 template <block_pairs Pairs>
 block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs,
                                       const layer_range& layers, std::uint32_t* out_of_range) noexcept
+    : block_pair_map(to, from, pairs, layers, out_of_range,
+                     detail::copy_parts_of(to.layout, from.layout).all()) {}
+
+template <block_pairs Pairs>
+block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from, const Pairs& pairs,
+                                      const layer_range& layers, std::uint32_t* out_of_range,
+                                      std::span<const detail::kv_copy_part> parts) noexcept
     : pairs_(pairs),
       from_blocks_(from.blocks),
       to_blocks_(to.blocks),
       layers_(layers),
-      planes_(from.layout.planes()),
+      planes_(static_cast<std::uint32_t>(parts.size())),
       out_of_range_(out_of_range) {
-  const kv_layout& layout = from.layout;
   detail::vector_runs runs{};  // of both planes: they differ by the length of a vector
   for (std::uint32_t p = 0; p < planes_; ++p) {
     plane& of = plane_[p];
-    of.from = kv_plane_of(from, p);
-    of.to = kv_plane_of(to, p);
-    runs = detail::common_runs(of.from.strides, of.to.strides, layout.block_tokens, layout.heads);
+    of.from = detail::copied_plane(from, parts[p]);
+    of.to = detail::copied_plane(to, parts[p]);
+    runs = detail::common_runs(of.from.strides, of.to.strides, parts[p].tokens, parts[p].heads);
     of.bytes = runs.bytes;
   }
-  is_alike_ = runs.tokens * runs.heads == 1 || join_layers_of_vectors(layout);
+  is_alike_ = runs.tokens * runs.heads == 1 || join_layers_of_vectors(to.layout, from.layout, parts);
   if (is_alike_) {
     join_planes();
     join_layers();
@@ -42,12 +48,18 @@ block_pair_map<Pairs>::block_pair_map(const kv_memory& to, const kv_memory& from
   }
 }
 
-/// All layers of a plane as one run, where they lie between the vectors at both ends and in the same way: a
-/// unit that is no run is of such an order, and its distances are those of no other. What a table says is not
-/// known here, nor below.
+/// All layers of a plane as one run, where they lie between the vectors at both ends and in the same way, and
+/// nothing else does: a unit that is no run is of such an order, and its distances are those of no other but
+/// one of joined vectors. What a table says is not known here, nor below.
 template <block_pairs Pairs>
-bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& layout) noexcept {
-  if (layers_.count != layout.layers) return false;
+bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& to, const kv_layout& from,
+                                                   std::span<const detail::kv_copy_part> parts) noexcept {
+  if (layers_.count != from.layers) return false;
+  for (const detail::kv_copy_part& each : parts) {
+    if (to.vector_run_of(each.plane).bytes != each.vector_bytes ||
+        from.vector_run_of(each.plane).bytes != each.vector_bytes)
+      return false;
+  }
   const auto is_alike = [](const kv_plane& a, const kv_plane& b) {
     return a.data != nullptr && b.data != nullptr && a.strides.token == b.strides.token &&
            a.strides.head == b.strides.head;
@@ -56,7 +68,7 @@ bool block_pair_map<Pairs>::join_layers_of_vectors(const kv_layout& layout) noex
     if (!is_alike(plane_[p].from, plane_[p].to)) return false;
   }
   for (std::uint32_t p = 0; p < planes_; ++p)
-    plane_[p].bytes = layout.unit_bytes(p) * layout.layers;
+    plane_[p].bytes = parts[p].vector_bytes * parts[p].tokens * parts[p].heads * from.layers;
   layers_ = {.first = 0, .count = 1};
   return true;
 }
@@ -132,26 +144,17 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
     {"copy_few_kv_blocks: to", "copy_few_kv_blocks: to.plane_alignment"},
     {"copy_few_kv_blocks: from", "copy_few_kv_blocks: from.plane_alignment"}};
 
-/// The first of the fields of which one must be another where contents differ.
-[[nodiscard]] inline const char* differing_field(const kv_layout& a, const kv_layout& b) noexcept {
-  if (a.layers != b.layers) return "the layouts' layers";
-  if (a.heads != b.heads) return "the layouts' heads";
-  if (a.head_dim != b.head_dim) return "the layouts' head_dim";
-  if (a.has_values != b.has_values) return "the layouts' has_values";
-  if (a.vector_elements(1) != b.vector_elements(1)) return "the layouts' value_dim";
-  if (a.block_tokens != b.block_tokens) return "the layouts' block_tokens";
-  if (a.element != b.element) return "the layouts' element";
-  return "the layouts' model";
-}
-
 /// @return the layers that are asked for.
 [[nodiscard]] inline result<layer_range> check_copy(const kv_memory& to, const kv_memory& from,
                                                     std::span<const block_pair> pairs, layer_range layers,
                                                     const block_copy_names& names) noexcept {
   const kv_layout& layout = from.layout;
-  if (to.layout.content_fingerprint() != layout.content_fingerprint())
-    return failure{errc::layout_mismatch, 0, to.layout.content_fingerprint(), layout.content_fingerprint(),
-                   differing_field(to.layout, layout)};
+  if (to.layout != layout) {
+    const std::uint64_t theirs = to.layout.content_fingerprint();
+    const std::uint64_t ours = layout.content_fingerprint();
+    if (theirs != ours)
+      return failure{errc::layout_mismatch, 0, theirs, ours, differing_field(to.layout, layout)};
+  }
   if (layers.first >= layout.layers)
     return failure{errc::out_of_range, 0, layers.first, layout.layers == 0 ? 0 : layout.layers - 1,
                    names.layers};
@@ -160,8 +163,8 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
     return failure{errc::out_of_range, 0, std::uint64_t{layers.first} + layers.count - 1, layout.layers - 1,
                    names.layers};
   constexpr std::uint32_t most = 0x7FFF'FFFF;
-  if (layers.count > most / layout.planes())
-    return failure{errc::out_of_range, 0, layers.count, most / layout.planes(), names.layers};
+  if (layers.count > most / layout.kv_planes())
+    return failure{errc::out_of_range, 0, layers.count, most / layout.kv_planes(), names.layers};
   if (pairs.empty()) return layers;
   if (pairs.data() == nullptr) return failure{errc::too_short, 0, pairs.size(), 0, names.pairs};
   if (auto there = check_memory(to, names.to); !there) return there.error();
@@ -172,8 +175,15 @@ inline constexpr block_copy_names copy_few_kv_blocks_names{
 template <class Pairs, class Run>
 result<void> copy_pairs(const Run& run, const kv_memory& to, const kv_memory& from, const Pairs& pairs,
                         const layer_range& layers, std::uint32_t* out_of_range) {
-  return run.template move<cache_hint::passing, cache_hint::passing>(
-      block_pair_map<Pairs>(to, from, pairs, layers, out_of_range), copy_op{});
+  const kv_copy_parts all = copy_parts_of(to.layout, from.layout);
+  // K and V in one launch; where there is more, each plane in its own.
+  const std::size_t step = from.layout.planes() == from.layout.kv_planes() ? all.count : 1;
+  for (std::size_t i = 0; i < all.count; i += step) {
+    const block_pair_map<Pairs> map(to, from, pairs, layers, out_of_range, all.all().subspan(i, step));
+    if (auto moved = run.template move<cache_hint::passing, cache_hint::passing>(map, copy_op{}); !moved)
+      return moved;
+  }
+  return {};
 }
 
 /// What an allocator asks to be copied, as pairs.

@@ -5,6 +5,7 @@
 #include <llmmem/kernels/block_digest.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/launch.hpp>
@@ -211,6 +212,8 @@ static_assert(group_work<kv_digest_work<16>> && group_work<kv_digest_work<1>>);
   if (layout.heads == 0) return failure{errc::too_short, 0, 1, 0, "digest_kv_blocks: layout.heads"};
   if (layout.block_tokens == 0)
     return failure{errc::too_short, 0, 1, 0, "digest_kv_blocks: layout.block_tokens"};
+  if (layout.planes() != layout.kv_planes())
+    return failure{errc::unsupported_layout, 0, layout.kv_planes(), layout.planes(), who};
   std::uint64_t longest = 0;
   for (std::uint32_t p = 0; p < layout.planes(); ++p) {
     const std::uint64_t bytes = layout.vector_bytes(p);

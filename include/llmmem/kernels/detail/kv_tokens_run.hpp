@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/kernels/detail/kv_checks.hpp>
+#include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/paging/errors.hpp>
@@ -42,6 +43,7 @@ struct token_request {
 template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
+  if (auto fits = check_forms(layout, of.names->who); !fits) return fits;
   if (layout.layers == 0 || of.layer >= layout.layers)
     return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
                    of.names->layer};
@@ -51,7 +53,7 @@ result<void> check_request(const Front& front, const token_request& of) noexcept
     return failure{errc::block_tokens_differ, 0, front.block_tokens(), layout.block_tokens, of.names->who};
   constexpr std::uint64_t most = std::numeric_limits<std::int32_t>::max();
   const std::uint64_t element = std::max(bits_of(of.options.element), bits_of(layout.element));
-  for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
     const std::uint64_t vector = layout.vector_elements(p) * element / 8;
     if (vector != 0 && layout.heads > most / vector)
       return failure{errc::past_the_bytes, p, vector > most ? vector : vector * layout.heads, most,
@@ -210,14 +212,14 @@ result<void> move_planes(const Run& run, const Front& front, const std::array<ba
   const kv_layout& layout = of.cache.layout;
   std::array<token_segment, 2> segments;
   bool are_side_by_side = true;
-  for (std::uint32_t p = 0; p < layout.planes(); ++p) {
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
     const std::uint64_t elements = layout.vector_elements(p);
     segments[p] = segment_of<Direction>(of, p, batch[p], 0, elements);
     const bool is_one_run = batch[p].head == elements * bits_of(of.options.element) / 8 &&
                             segments[p].cache_head == layout.vector_bytes(p);
     are_side_by_side = are_side_by_side && (layout.heads == 1 || is_one_run);
   }
-  return move_segments<Direction>(run, front, std::span(segments).first(layout.planes()), of,
+  return move_segments<Direction>(run, front, std::span(segments).first(layout.kv_planes()), of,
                                   are_side_by_side);
 }
 

@@ -7,6 +7,7 @@
 #include <llmmem/kernels/detail/attention_tensor.hpp>
 #include <llmmem/kernels/detail/attention_work.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
+#include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/errors.hpp>
@@ -89,6 +90,9 @@ struct attention_request {
 /// What the layout and the elements must be.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
+  if (auto fits = check_forms(layout, "paged_attention: cache.layout"); !fits) return fits;
+  if (layout.part.cp_size != 1)
+    return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
   if (!may_attend(of.options.element, layout.element))
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
                    static_cast<std::uint64_t>(layout.element), "paged_attention: options.element"};
@@ -96,7 +100,7 @@ struct attention_request {
     return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
                    "paged_attention: layer"};
   if (!layout.has_values)
-    return failure{errc::size_mismatch, 0, 2, layout.planes(), "paged_attention: planes of the cache"};
+    return failure{errc::size_mismatch, 0, 2, layout.kv_planes(), "paged_attention: planes of the cache"};
   constexpr std::uint64_t most = 256;
   for (std::uint32_t p = 0; p < 2; ++p) {
     const char* const what = p == 0 ? "paged_attention: head_dim" : "paged_attention: value_dim";
