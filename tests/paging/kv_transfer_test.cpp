@@ -272,6 +272,48 @@ TEST_CASE("a record that is not that of the stream's contents is damage") {
   }
 }
 
+TEST_CASE("a stream goes to a cache of its epoch alone") {
+  side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
+  side<> decode({.blocks = 8, .block_tokens = 4, .name = "kv"}, shape);
+  const auto tokens = prompt(10);
+  prefill.cache.reset(3).value();
+  const sequence_id sent = prefill.write(tokens, {});
+  wire line;
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()));
+  CHECK(import_sequence(decode.cache, decode.memory(), line.source()).error().message() ==
+        "kv: the stream is of epoch 3, the cache of 0; compute it again with these weights");
+  CHECK(decode.cache.stats().active_blocks == 0);
+  decode.cache.reset(3).value();
+  line.at = 0;
+  const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+  REQUIRE(received);
+  CHECK(decode.holds(received->sequence, tokens));
+  // Each bit of the head counts, that of the epoch too.
+  for (std::size_t byte = 0; byte < 80 + 8; ++byte) {
+    line.bytes[byte] ^= std::byte{16};
+    line.at = 0;
+    CHECK_FALSE(import_sequence(decode.cache, decode.memory(), line.source()));
+    line.bytes[byte] ^= std::byte{16};
+  }
+  // Of a sequence that goes on with the weights of before, the epoch goes along.
+  prefill.cache.reset(4).value();
+  wire old;
+  REQUIRE(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), old.sink()));
+  CHECK(old.bytes == line.bytes);
+}
+
+TEST_CASE("a sequence that is not what its prefix has is not sent") {
+  side<> prefill({.blocks = 8, .block_tokens = 4, .name = "kv"}, shape);
+  const auto tokens = prompt(10);
+  const sequence_id sent = prefill.write(tokens, {});
+  CHECK(prefill.cache.invalidate(sent, 5).value() == 1);
+  wire line;
+  CHECK(export_sequence(prefill.cache, sent, tokens, {}, prefill.memory(), line.sink()).error().message() ==
+        "kv: sequence 0 holds 10 tokens, but only the first 4 as their prefix has them: contents behind were "
+        "invalidated, or tokens removed; truncate it to those and compute the rest again");
+  CHECK(line.bytes.empty());
+}
+
 TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {
   kv_layout other = shape;
   other.block_tokens = 8;

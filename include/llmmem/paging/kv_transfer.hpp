@@ -62,15 +62,19 @@ static_assert(std::endian::native == std::endian::little,
   return state.finish(tail, bytes.size());
 }
 
-/// The head of a stream. In version 2 the contents' record follows; then token ids, the head's digest, and
-/// the blocks, each with a digest of its own. Version 1 is of layouts that say nothing which needs the
-/// record, so that peers of older versions read those as ever.
+/// The head of a stream. In version 2 the contents' record follows; then, if `has_epoch`, the weights' epoch;
+/// then token ids, the head's digest, and the blocks, each with a digest of its own. Version 1 is of layouts
+/// that say nothing which needs the record, so that peers of older versions read those as ever; in epoch 0
+/// nothing is said of it, for the same reason.
 struct kv_stream_header {
   static constexpr std::array<char, 8> right_magic{'l', 'l', 'm', 'm', 'e', 'm', 'k', 'v'};
   static constexpr std::uint32_t newest_version = 2;
 
+  static constexpr std::uint16_t has_epoch = 1;  // of `flags`
+
   std::array<char, 8> magic = right_magic;
-  std::uint32_t version = 1;
+  std::uint16_t version = 1;
+  std::uint16_t flags = 0;
   std::uint32_t block_tokens = 0;
   std::uint64_t contents = 0;  // content_fingerprint
   std::uint64_t tokens = 0;
@@ -96,8 +100,10 @@ inline constexpr hash_seed header_digest{.low = 0x6B76'2068'6561'6400ULL, .high 
 /// The digest of a stream's head: of all that comes before it.
 template <class Header>
 [[nodiscard]] block_key digest_of_head(const Header& header, const kv_layout_record& contents,
-                                       std::span<const token_id> tokens) noexcept {
+                                       std::uint64_t epoch, std::span<const token_id> tokens) noexcept {
   block_key out = digest_of(std::as_bytes(tokens), header_digest);
+  if (header.flags != 0)
+    out = digest_of(std::as_bytes(std::span(&epoch, 1)), {.low = out.low, .high = out.high});
   if (header.version != 1)
     out = digest_of(std::as_bytes(std::span(contents)), {.low = out.low, .high = out.high});
   return digest_of(std::as_bytes(std::span<const Header, 1>(&header, 1)), {.low = out.low, .high = out.high});
@@ -147,6 +153,7 @@ template <class T>
 /// @param tokens  all tokens of the sequence, whose KV must be written.
 /// @param first_block  blocks before it are not sent: the importer has them cached.
 /// @return bytes written. `errc::size_mismatch` if `tokens` are not as many as the sequence holds,
+///         `errc::not_a_prefix` if contents of it were invalidated or tokens removed,
 ///         `errc::block_tokens_differ` if the layout's `virtual_block_tokens()` are not the allocator's
 ///         `block_tokens`, `errc::no_such_block`
 ///         for a memory that ends before the sequence's blocks, `errc::past_the_table` for a `first_block`
@@ -164,6 +171,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   const auto table = cache.blocks(sequence);
   if (tokens.size() != cache.tokens(sequence))
     return failure{errc::size_mismatch, sequence.slot, tokens.size(), cache.tokens(sequence), who};
+  if (cache.prefix_tokens(sequence) != tokens.size())
+    return failure{errc::not_a_prefix, sequence.slot, tokens.size(), cache.prefix_tokens(sequence), who};
   if (memory.layout.virtual_block_tokens() != cache.block_tokens())
     return failure{errc::block_tokens_differ, 0, memory.layout.virtual_block_tokens(), cache.block_tokens(),
                    who};
@@ -178,22 +187,26 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
   const std::span<std::byte> buffer(packed_bytes.data(), packed_bytes.size());
   const detail::kv_layout_record contents = packed.record();
-  detail::kv_stream_header header{.version = static_cast<std::uint32_t>(contents[0]),
-                                  .block_tokens = cache.block_tokens(),
-                                  .contents = memory.layout.content_fingerprint(),
-                                  .tokens = tokens.size(),
-                                  .first_block = first_block,
-                                  .block_bytes = packed.block_bytes(),
-                                  .context = context};
+  const std::uint64_t epoch = cache.epoch(sequence);
+  detail::kv_stream_header header{
+      .version = static_cast<std::uint16_t>(contents[0]),
+      .flags = epoch == 0 ? std::uint16_t{0} : detail::kv_stream_header::has_epoch,
+      .block_tokens = cache.block_tokens(),
+      .contents = memory.layout.content_fingerprint(),
+      .tokens = tokens.size(),
+      .first_block = first_block,
+      .block_bytes = packed.block_bytes(),
+      .context = context};
   std::uint64_t written = 0;
   const auto send = [&](std::span<const std::byte> bytes) noexcept {
     written += bytes.size();
     return static_cast<bool>(sink(bytes));
   };
-  const block_key digest = detail::digest_of_head(header, contents, tokens);
+  const block_key digest = detail::digest_of_head(header, contents, epoch, tokens);
   const failure stopped{errc::stopped, 0, 0, 0, who};
   if (!send(detail::bytes_of_object(header))) return stopped;
   if (header.version != 1 && !send(std::as_bytes(std::span(contents)))) return stopped;
+  if (header.flags != 0 && !send(detail::bytes_of_object(epoch))) return stopped;
   if (!send(std::as_bytes(tokens)) || !send(detail::bytes_of_object(digest))) return stopped;
   const kv_memory staging{.data = buffer.data(), .blocks = 1, .layout = packed};
   for (std::uint64_t i = first_block; i < table.size(); ++i) {
@@ -221,7 +234,8 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
 ///         fingerprints differ (another model, shape, element type, block size, form or part), with the name
 ///         of the field where the stream tells it,
 ///         `errc::block_tokens_differ` for a memory with others than the allocator, `errc::damaged_stream`
-///         with the block (or 0 for the header) when a digest is wrong, `errc::missing_prefix` when blocks
+///         with the block (or 0 for the header) when a digest is wrong, `errc::epoch_differs` when it was
+///         computed with other weights than those of the cache's epoch, `errc::missing_prefix` when blocks
 ///         were left out that are not cached here, `errc::stopped` when the source ends early, and what
 ///         `create`, `match` and `append` refuse.
 /// @param metadata  where memory for the token ids (no more than a sequence may hold) and one packed block
@@ -236,7 +250,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   detail::kv_stream_header header;
   if (!source(std::as_writable_bytes(std::span(&header, 1)))) return stopped;
   if (header.magic != detail::kv_stream_header::right_magic || header.version == 0 ||
-      header.version > detail::kv_stream_header::newest_version) {
+      header.version > detail::kv_stream_header::newest_version ||
+      header.flags > detail::kv_stream_header::has_epoch) {
     return failure{errc::not_a_kv_stream, 0, header.version, detail::kv_stream_header::newest_version, who};
   }
   detail::kv_layout_record contents{};
@@ -245,6 +260,8 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
     if (contents[0] != header.version || (detail::digest_of_record(contents) | 1U) != header.contents)
       return failure{errc::damaged_stream, 0, 0, 0, who};
   }
+  std::uint64_t epoch = 0;
+  if (header.flags != 0 && !source(std::as_writable_bytes(std::span(&epoch, 1)))) return stopped;
   if (header.contents != memory.layout.content_fingerprint())
     return detail::contents_differ(header, contents, memory.layout, who);
   const kv_layout packed = memory.layout.packed();
@@ -265,8 +282,9 @@ result<imported_sequence> import_sequence(Cache& cache, const kv_memory& memory,
   if (!source(std::as_writable_bytes(tokens)) || !source(std::as_writable_bytes(std::span(&digest, 1)))) {
     return stopped;
   }
-  if (detail::digest_of_head(header, contents, tokens) != digest)
+  if (detail::digest_of_head(header, contents, epoch, tokens) != digest)
     return failure{errc::damaged_stream, 0, 0, 0, who};
+  if (epoch != cache.epoch()) return failure{errc::epoch_differs, 0, epoch, cache.epoch(), who};
 
   detail::fixed_array<std::byte> packed_bytes = detail::packed_block(packed, metadata);
   const std::span<std::byte> buffer(packed_bytes.data(), packed_bytes.size());

@@ -71,7 +71,7 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction, `compact` and `audit` apart. Metadata: 59 bytes a block with the
+///      allocation after construction, `compact` and `audit` apart. Metadata: 83 bytes a block with the
 ///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
 ///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
 ///      token, reported apart). Tables and tokens take memory as used.
