@@ -158,12 +158,17 @@ constexpr std::array refusals{
             "end"},
     refusal{errc::old_epoch, raises::argument_error,
             "kv: epoch 30 asked for, the present one is 12; name a later one"},
-    refusal{errc::cannot_remove, raises::argument_error,
-            "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, its chunks "
-            "would begin elsewhere, or its window would reach what was given up or lose its sinks; compute the "
-            "sequence again without them"},
+    refusal{
+        errc::cannot_remove, raises::argument_error,
+        "kv: tokens 30 to 12 cannot be removed from group 7: its states have taken them in, its chunks "
+        "would begin elsewhere, or its window would reach what was given up or lose its sinks; compute the "
+        "sequence again without them"},
     refusal{errc::epoch_differs, raises::argument_error,
             "kv: the stream is of epoch 30, the cache of 12; compute it again with these weights"},
+    refusal{
+        errc::no_slots, raises::argument_error,
+        "kv: tokens of group 7 have 30 bytes (0: its blocks are no rows of tokens), and pages of 12 are no "
+        "multiple; slots cannot count them: take page_bytes that is, or write_table()"},
     refusal{errc::too_short, raises::argument_error, "kv: 30 entries needed, 12 given; make it longer"},
     refusal{errc::past_the_bytes, raises::argument_error,
             "kv: bytes up to 30 asked for, there are 12; ask for fewer, or make it larger"},

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/seeds.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;

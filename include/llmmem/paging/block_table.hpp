@@ -28,6 +28,8 @@ struct csr_table_view {
       nullptr;  ///< [num_sequences], tokens in the last block; 0 without tokens
   std::int32_t num_sequences = 0;
   std::int32_t block_tokens = 0;
+  std::int64_t entry_bytes = 0;  ///< of a group: from what one entry names to the next; 0: a block
+  std::int64_t token_bytes = 0;  ///< of a group: that a token takes
 
   /// Tokens of sequence `i`.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept {
@@ -35,10 +37,12 @@ struct csr_table_view {
     return blocks == 0 ? 0 : (blocks - 1) * block_tokens + last_page_len[i];
   }
 
-  /// Slot of token `position` of sequence `i`: its place in an array of `physical_blocks x block_tokens`.
+  /// Slot of token `position` of sequence `i`: its place in an array of `physical_blocks x block_tokens`, of
+  /// a group its place in the whole memory counted in the group's tokens.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t slot(std::int32_t i, std::int64_t position) const noexcept {
-    const std::int64_t block = indices[indptr[i] + position / block_tokens];
-    return block * block_tokens + position % block_tokens;
+    const std::int64_t entry = indices[indptr[i] + position / block_tokens];
+    const std::int64_t first = entry_bytes == 0 ? entry * block_tokens : entry * entry_bytes / token_bytes;
+    return first + position % block_tokens;
   }
 };
 
@@ -52,20 +56,23 @@ struct padded_table_view {
   std::int32_t num_sequences = 0;
   std::int32_t max_blocks = 0;
   std::int32_t block_tokens = 0;
+  std::int64_t entry_bytes = 0;  ///< as `csr_table_view` has it
+  std::int64_t token_bytes = 0;
 
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t tokens(std::int32_t i) const noexcept { return seq_lens[i]; }
 
   /// As `csr_table_view::slot`.
   [[nodiscard]] LLMMEM_HD constexpr std::int64_t slot(std::int32_t i, std::int64_t position) const noexcept {
-    const std::int64_t block = block_table[std::int64_t{i} * max_blocks + position / block_tokens];
-    return block * block_tokens + position % block_tokens;
+    const std::int64_t entry = block_table[std::int64_t{i} * max_blocks + position / block_tokens];
+    const std::int64_t first = entry_bytes == 0 ? entry * block_tokens : entry * entry_bytes / token_bytes;
+    return first + position % block_tokens;
   }
 };
 
 static_assert(std::is_trivially_copyable_v<csr_table_view> &&
               std::is_trivially_copyable_v<padded_table_view>);
 
-/// What tables are written from; a `paged_allocator` is one.
+/// What tables are written from; a `paged_allocator` is one, and so is `hybrid_allocator::group(g)`.
 template <class C>
 concept block_table_source = requires(const C& cache, sequence_id sequence) {
   { cache.check(sequence) } noexcept -> std::same_as<result<void>>;
@@ -73,6 +80,39 @@ concept block_table_source = requires(const C& cache, sequence_id sequence) {
   { cache.tokens(sequence) } noexcept -> std::same_as<std::uint64_t>;
   { cache.block_tokens() } noexcept -> std::same_as<std::uint32_t>;
 };
+
+namespace detail {
+
+/// A source whose tables hold something else than block ids: bytes in units, of a group.
+template <class C>
+concept has_entries = requires(const C& cache, block_id block) {
+  { cache.entry(block) } noexcept -> std::same_as<std::int32_t>;
+  { cache.entry_bytes() } noexcept -> std::same_as<std::uint64_t>;
+  { cache.token_bytes() } noexcept -> std::same_as<std::uint64_t>;
+  { cache.slot_of(block) } noexcept -> std::same_as<std::uint64_t>;
+  { cache.has_slots() } noexcept -> std::same_as<result<void>>;
+};
+
+template <block_table_source Cache>
+[[nodiscard]] std::int32_t table_entry(const Cache& cache, block_id block) noexcept {
+  if constexpr (has_entries<Cache>) {
+    return cache.entry(block);
+  } else {
+    return static_cast<std::int32_t>(to_index(block));
+  }
+}
+
+/// The entries' units, in a view.
+template <block_table_source Cache, class View>
+[[nodiscard]] View in_units(const Cache& cache, View view) noexcept {
+  if constexpr (has_entries<Cache>) {
+    view.entry_bytes = static_cast<std::int64_t>(cache.entry_bytes());
+    view.token_bytes = static_cast<std::int64_t>(cache.token_bytes());
+  }
+  return view;
+}
+
+}  // namespace detail
 
 /// How long the arrays of a batch's tables are.
 struct table_extent {
@@ -134,14 +174,17 @@ template <block_table_source Cache>
   out.indptr[0] = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     for (const block_id block : cache.blocks(sequences[i])) {
-      out.indices[end++] = static_cast<std::int32_t>(to_index(block));
+      out.indices[end++] = detail::table_entry(cache, block);
     }
     out.indptr[i + 1] = static_cast<std::int32_t>(end);
     const std::uint64_t tokens = cache.tokens(sequences[i]);
     out.last_page_len[i] = tokens == 0 ? 0 : static_cast<std::int32_t>((tokens - 1) % block_tokens + 1);
   }
-  return csr_table_view{out.indptr.data(), out.indices.data(), out.last_page_len.data(),
-                        static_cast<std::int32_t>(sequences.size()), static_cast<std::int32_t>(block_tokens)};
+  return detail::in_units(cache, csr_table_view{.indptr = out.indptr.data(),
+                                                .indices = out.indices.data(),
+                                                .last_page_len = out.last_page_len.data(),
+                                                .num_sequences = static_cast<std::int32_t>(sequences.size()),
+                                                .block_tokens = static_cast<std::int32_t>(block_tokens)});
 }
 
 /// Host arrays that `write_padded` fills; they may be longer than needed.
@@ -178,25 +221,32 @@ template <block_table_source Cache>
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const std::span<const block_id> blocks = cache.blocks(sequences[i]);
     for (std::size_t b = 0; b < out.max_blocks; ++b) {
-      out.block_table[at++] = static_cast<std::int32_t>(to_index(b < blocks.size() ? blocks[b] : null_block));
+      out.block_table[at++] = b < blocks.size() ? detail::table_entry(cache, blocks[b]) : 0;
     }
     out.seq_lens[i] = static_cast<std::int32_t>(cache.tokens(sequences[i]));
   }
-  return padded_table_view{
-      out.block_table.data(), out.seq_lens.data(), static_cast<std::int32_t>(sequences.size()),
-      static_cast<std::int32_t>(out.max_blocks), static_cast<std::int32_t>(cache.block_tokens())};
+  return detail::in_units(cache,
+                          padded_table_view{.block_table = out.block_table.data(),
+                                            .seq_lens = out.seq_lens.data(),
+                                            .num_sequences = static_cast<std::int32_t>(sequences.size()),
+                                            .max_blocks = static_cast<std::int32_t>(out.max_blocks),
+                                            .block_tokens = static_cast<std::int32_t>(cache.block_tokens())});
 }
 
 /// What kernels skip in a slot mapping: vLLM's PAD_SLOT_ID.
 inline constexpr std::int64_t padding_slot = -1;
 
 /// Writes the slots of tokens `first` to `first + out.size() - 1` of a sequence, where an append kernel puts
-/// their keys and values. Nothing is written when the sequence does not hold them all, `past_the_end`.
-/// O(out.size()).
+/// their keys and values; `padding_slot` where the sequence holds no block for a token any more (of a group).
+/// Nothing is written when the sequence does not hold them all, `past_the_end`, or a group's tokens do not
+/// lie at multiples of their size, `no_slots`. O(out.size()).
 template <block_table_source Cache>
 [[nodiscard]] result<void> write_slot_mapping(const Cache& cache, sequence_id sequence, std::uint64_t first,
                                               std::span<std::int64_t> out) noexcept {
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
+  if constexpr (detail::has_entries<Cache>) {
+    if (const auto fits = cache.has_slots(); !fits) return fits;
+  }
   const std::uint64_t tokens = cache.tokens(sequence);
   if (first > tokens || out.size() > tokens - first) {
     const std::uint64_t named = first > tokens ? first : first + out.size();
@@ -206,8 +256,15 @@ template <block_table_source Cache>
   const std::uint64_t block_tokens = cache.block_tokens();
   for (std::size_t i = 0; i < out.size(); ++i) {
     const std::uint64_t position = first + i;
-    const std::uint64_t block = to_index(blocks[static_cast<std::size_t>(position / block_tokens)]);
-    out[i] = static_cast<std::int64_t>(block * block_tokens + position % block_tokens);
+    const block_id block = blocks[static_cast<std::size_t>(position / block_tokens)];
+    if constexpr (detail::has_entries<Cache>) {
+      out[i] = block == null_block
+                   ? padding_slot
+                   : static_cast<std::int64_t>(cache.slot_of(block) + position % block_tokens);
+    } else {
+      out[i] =
+          static_cast<std::int64_t>(std::uint64_t{to_index(block)} * block_tokens + position % block_tokens);
+    }
   }
   return {};
 }

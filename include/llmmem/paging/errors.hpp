@@ -236,6 +236,15 @@ inline constexpr std::array paging_errors{
                .sentence =
                    "the stream is of epoch {wanted}, the cache of {found}; compute it again with these "
                    "weights"},
+    error_info{
+        .number = 53,
+        .name = "no_slots",
+        .index = "group of layers",
+        .wanted = "bytes of a token, 0 where a block does not divide into tokens",
+        .found = "bytes of a page",
+        .sentence =
+            "tokens of group {index} have {wanted} bytes (0: its blocks are no rows of tokens), and pages "
+            "of {found} are no multiple; slots cannot count them: take page_bytes that is, or write_table()"},
 };
 
 }  // namespace detail
@@ -317,6 +326,9 @@ inline constexpr error_code old_epoch = detail::code_of<50>(detail::paging_error
 inline constexpr error_code cannot_remove = detail::code_of<51>(detail::paging_errors);
 /// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
 inline constexpr error_code epoch_differs = detail::code_of<52>(detail::paging_errors);
+/// A group whose tokens do not lie at multiples of their size: index = group of layers, wanted = bytes of a
+/// token, 0 where a block does not divide into tokens, found = bytes of a page.
+inline constexpr error_code no_slots = detail::code_of<53>(detail::paging_errors);
 
 }  // namespace errc
 

@@ -9,6 +9,7 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
+#include <llmmem/paging/group_tables.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -278,6 +279,12 @@ class hybrid_allocator {
   /// `out` filled with 0. Says how many entries the table has; `errc::size_mismatch` if `out` is shorter.
   result<std::uint64_t> write_table(sequence_id sequence, std::size_t group,
                                     std::span<std::int32_t> out) const noexcept;
+
+  /// A group as `write_csr`, `write_padded` and `write_slot_mapping` take it. @pre there is such a group.
+  [[nodiscard]] paging::group_tables<hybrid_allocator> group(std::size_t group) const noexcept
+      LLMMEM_LIFETIMEBOUND {
+    return {*this, group};
+  }
 
   // The whole
 

@@ -1,0 +1,73 @@
+/// @file
+/// One group of a `hybrid_allocator` as the functions of block_table.hpp read it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/errors.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace paging {
+
+/// A view of one group's tables: what `write_csr`, `write_padded` and `write_slot_mapping` take, so that a
+/// batch of a hybrid model has a table for each group.
+///
+///     const auto full = cache.group(0);
+///     auto view = write_csr(full, sequences, buffers).value();
+///     write_slot_mapping(full, sequence, first, slots).value();
+///
+/// Entries count `layout().unit` bytes (see `super_page_pool`): address = base + entry * `entry_bytes`,
+/// whatever the group. Null blocks, where a sequence holds nothing that is looked at, are entry 0, the null
+/// page.
+///
+/// @par Thread safety   as a const call of the allocator, which outlives the view.
+template <class Cache>
+class group_tables {
+ public:
+  /// @pre `group` is a group of `cache`.
+  group_tables(const Cache& cache, std::size_t group) noexcept : cache_(&cache), group_(group) {}
+
+  [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_->check(sequence); }
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept {
+    return cache_->table(sequence, group_);
+  }
+  [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept { return cache_->tokens(sequence); }
+  [[nodiscard]] std::uint32_t block_tokens() const noexcept { return cache_->groups()[group_].block_tokens; }
+
+  /// What a kernel's table holds for a block.
+  [[nodiscard]] std::int32_t entry(block_id block) const noexcept { return cache_->pool().unit_index(block); }
+  [[nodiscard]] std::uint64_t entry_bytes() const noexcept { return cache_->layout().unit; }
+  /// Bytes of a token in a block; 0 where a block does not divide into tokens (states).
+  [[nodiscard]] std::uint64_t token_bytes() const noexcept {
+    const auto& of = cache_->groups()[group_];
+    return of.block_bytes % of.block_tokens == 0 ? of.block_bytes / of.block_tokens : 0;
+  }
+  /// The slot of a block's first token. @pre `has_slots()`; the sequence holds it.
+  [[nodiscard]] std::uint64_t slot_of(block_id block) const noexcept {
+    return cache_->pool().offset(block) / token_bytes();
+  }
+  /// Whether every token of the group lies at a multiple of its size, so that slots can count tokens.
+  [[nodiscard]] result<void> has_slots() const noexcept {
+    const std::uint64_t bytes = token_bytes();
+    if (bytes != 0 && cache_->layout().page_bytes % bytes == 0) return {};
+    return failure{errc::no_slots, static_cast<std::uint32_t>(group_), bytes, cache_->layout().page_bytes,
+                   cache_->name()};
+  }
+
+ private:
+  const Cache* cache_;
+  std::size_t group_;
+};
+
+}  // namespace paging
+
+}  // namespace v0
+}  // namespace llmmem
