@@ -143,6 +143,7 @@
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/group_observer.hpp>
+#include <llmmem/paging/group_tables.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
@@ -158,6 +159,7 @@
 #include <llmmem/paging/kv_memory.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/partial_reuse.hpp>

@@ -12,11 +12,13 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 176_000
+UMBRELLA_LIMIT = 178_500
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # A tool that no serving engine includes, and that brings every policy.
     "llmmem/paging/journal_what_if.hpp": 80_000,
+    # A super-page pool, a prefix chain and all that a paged allocator does, for every kind of layers.
+    "llmmem/paging/hybrid_allocator.hpp": 62_000,
     # <thread> alone is 52,000.
     "llmmem/transfer/file_space.hpp": 65_000,
     "llmmem/comm/socket_endpoint.hpp": 75_000,

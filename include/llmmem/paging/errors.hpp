@@ -196,7 +196,7 @@ inline constexpr std::array paging_errors{
                .found = "tokens a block of the cache",
                .sentence =
                    "blocks of {wanted} tokens there, of {found} here; build both with the same block_tokens"},
-    error_info{.number = 48,
+    error_info{.number = 93,
                .name = "not_a_prefix",
                .index = "sequence slot",
                .wanted = "tokens it holds",
@@ -206,7 +206,7 @@ inline constexpr std::array paging_errors{
                    "them: contents behind were invalidated, or tokens removed; truncate it to those and "
                    "compute the rest again"},
     error_info{
-        .number = 49,
+        .number = 94,
         .name = "not_whole_blocks",
         .index = "sequence slot",
         .wanted = "token where the range begins or ends",
@@ -214,13 +214,13 @@ inline constexpr std::array paging_errors{
         .sentence =
             "a range of sequence {index} begins or ends at token {wanted}; name a multiple of {found}, "
             "or the sequence's end"},
-    error_info{.number = 50,
+    error_info{.number = 95,
                .name = "old_epoch",
                .wanted = "the epoch asked for",
                .found = "the present epoch",
                .sentence = "epoch {wanted} asked for, the present one is {found}; name a later one"},
     error_info{
-        .number = 51,
+        .number = 96,
         .name = "cannot_remove",
         .index = "group of layers",
         .wanted = "first token to remove",
@@ -229,7 +229,7 @@ inline constexpr std::array paging_errors{
             "tokens {wanted} to {found} cannot be removed from group {index}: its states have taken "
             "them in, its chunks would begin elsewhere, or its window would reach what was given up or "
             "lose its sinks; compute the sequence again without them"},
-    error_info{.number = 52,
+    error_info{.number = 97,
                .name = "epoch_differs",
                .wanted = "the stream's epoch",
                .found = "the cache's epoch",
@@ -237,7 +237,7 @@ inline constexpr std::array paging_errors{
                    "the stream is of epoch {wanted}, the cache of {found}; compute it again with these "
                    "weights"},
     error_info{
-        .number = 53,
+        .number = 98,
         .name = "no_slots",
         .index = "group of layers",
         .wanted = "bytes of a token, 0 where a block does not divide into tokens",
@@ -315,20 +315,20 @@ inline constexpr error_code past_the_table = detail::code_of<45>(detail::paging_
 inline constexpr error_code block_tokens_differ = detail::code_of<47>(detail::paging_errors);
 /// Part of a sequence is not what its prefix has: index = sequence slot, wanted = tokens it holds, found =
 /// leading tokens whose blocks hold what their prefix has.
-inline constexpr error_code not_a_prefix = detail::code_of<48>(detail::paging_errors);
+inline constexpr error_code not_a_prefix = detail::code_of<93>(detail::paging_errors);
 /// A range that ends within a block: index = sequence slot, wanted = token where the range begins or ends,
 /// found = tokens it must be a multiple of.
-inline constexpr error_code not_whole_blocks = detail::code_of<49>(detail::paging_errors);
+inline constexpr error_code not_whole_blocks = detail::code_of<94>(detail::paging_errors);
 /// An epoch that is not later than the present one: wanted = the epoch asked for, found = the present epoch.
-inline constexpr error_code old_epoch = detail::code_of<50>(detail::paging_errors);
+inline constexpr error_code old_epoch = detail::code_of<95>(detail::paging_errors);
 /// Tokens cannot be removed from the middle of a group: index = group of layers, wanted = first token to
 /// remove, found = first token to stay behind them.
-inline constexpr error_code cannot_remove = detail::code_of<51>(detail::paging_errors);
+inline constexpr error_code cannot_remove = detail::code_of<96>(detail::paging_errors);
 /// A stream that was computed with other weights: wanted = the stream's epoch, found = the cache's epoch.
-inline constexpr error_code epoch_differs = detail::code_of<52>(detail::paging_errors);
+inline constexpr error_code epoch_differs = detail::code_of<97>(detail::paging_errors);
 /// A group whose tokens do not lie at multiples of their size: index = group of layers, wanted = bytes of a
 /// token, 0 where a block does not divide into tokens, found = bytes of a page.
-inline constexpr error_code no_slots = detail::code_of<53>(detail::paging_errors);
+inline constexpr error_code no_slots = detail::code_of<98>(detail::paging_errors);
 
 }  // namespace errc
 

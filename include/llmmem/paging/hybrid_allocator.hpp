@@ -9,7 +9,6 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
-#include <llmmem/paging/group_tables.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -30,6 +29,13 @@
 
 namespace llmmem {
 inline namespace v0 {
+
+namespace paging {
+
+template <class Cache>
+class group_tables;  // group_tables.hpp
+
+}  // namespace paging
 
 /// A paged KV cache's bookkeeping for models whose layers differ: sliding windows beside full attention,
 /// states beside attention, latents, chunks. Each group of layers has its own blocks and block table, all
@@ -280,7 +286,8 @@ class hybrid_allocator {
   result<std::uint64_t> write_table(sequence_id sequence, std::size_t group,
                                     std::span<std::int32_t> out) const noexcept;
 
-  /// A group as `write_csr`, `write_padded` and `write_slot_mapping` take it. @pre there is such a group.
+  /// A group as `write_csr`, `write_padded` and `write_slot_mapping` take it: include
+  /// <llmmem/paging/group_tables.hpp>. @pre there is such a group.
   [[nodiscard]] paging::group_tables<hybrid_allocator> group(std::size_t group) const noexcept
       LLMMEM_LIFETIMEBOUND {
     return {*this, group};

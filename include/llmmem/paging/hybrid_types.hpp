@@ -40,10 +40,10 @@ struct hybrid_options {
   std::uint64_t page_bytes = std::uint64_t{2} << 20;
   std::uint32_t max_sequences = 256;            ///< alive at once, at least 1
   std::uint64_t max_sequence_tokens = 131'072;  ///< the longest a sequence may become
-  /// Chunks of tokens that the prefix chain may know, but no fewer than the longest sequence has; 0: as many as
-  /// the group with the most tokens a byte could cache if it had the budget alone, and where no group looks
-  /// at all tokens, so that sequences are longer than their blocks, those of `max_sequences` longest ones
-  /// more.
+  /// Chunks of tokens that the prefix chain may know, but no fewer than the longest sequence has; 0: as many
+  /// as the group with the most tokens a byte could cache if it had the budget alone, and where no group
+  /// looks at all tokens, so that sequences are longer than their blocks, those of `max_sequences` longest
+  /// ones more.
   std::uint64_t max_chunks = 0;
   /// References that may wait for fences, of at most 4 x `max_sequences` calls; unlimited: one for each block
   /// id.
