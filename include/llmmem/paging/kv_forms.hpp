@@ -81,13 +81,15 @@ enum class scale_place : std::uint8_t {
 
 /// The scales of one plane: what a block holds beside the quantised values, so that it travels with them.
 ///
-///     scale_form{.group = scale_group::vector, .place = scale_place::behind_vector}      // vLLM, fp8 or
-///     int8 scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true}         //
-///     NVFP4 scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2}      // KIVI's
-///     keys
+/// vLLM has one for each token and head, beside its values; NVFP4 one for 16 values and a global one; KIVI's
+/// keys one, and a zero point, for each channel of a block:
+///
+///     scale_form{.group = scale_group::vector, .place = scale_place::behind_vector};
+///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
+///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///
 /// What else is needed to read the values (the order of nibbles, swizzled scales, a rotation, a scale for all
-/// blocks) belongs into `kv_layout::model`.
+/// blocks) belongs in `kv_layout::model`.
 struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
