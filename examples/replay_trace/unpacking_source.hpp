@@ -60,9 +60,9 @@ inline constexpr std::string_view zstd_name = "zstd";
 /// Gives what `Source` has, unpacked where it is gzip or zstd data, as it is where it is not packed.
 ///
 /// @par Memory   64 KiB, and the unpacker's own.
-/// @par Errors   `trace_error` with the source's name: a packing that is not read, or whose library is missing;
-///      damaged data, with the byte; data that ends in the middle; more than `max_unpacked_bytes` unpacked.
-///      And what the source throws.
+/// @par Errors   `trace_error` with the source's name: a packing that is not read, or whose library is
+///      missing; damaged data, with the byte; data that ends in the middle; more than `max_unpacked_bytes`
+///      unpacked. And what the source throws.
 template <byte_source Source>
 class unpacking_source {
  public:
