@@ -286,7 +286,7 @@ TEST_CASE("what a fork or a shared block carries on from an invalid block is inv
   const sequence_id reader = cache.create().value();
   REQUIRE(cache.match(reader, counting(1, 12))->tokens == 12);
   // Its own first block, which is cached nowhere, was wrong, and so is the third, which the reader shares.
-  CHECK(cache.invalidate(one, 0).value() == 1);
+  CHECK(cache.invalidate(cache.blocks(one)[0]).value() == 1);
   CHECK(cache.prefix_tokens(one) == 0);
   CHECK(cache.prefix_tokens(reader) == 8);
   CHECK(cache.prefix_tokens(twin) == 8);
