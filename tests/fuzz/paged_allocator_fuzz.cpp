@@ -2,35 +2,13 @@
 /// support/paged_world.hpp. A broken one leaves as an exception, which the fuzzer reports with its input.
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
+#include "support/choice_bytes.hpp"
 #include "support/paged_world.hpp"
 
 namespace {
 
 using namespace llmmem_tests;
-
-/// A byte a choice; when they have run out, always the first.
-class choice_bytes {
- public:
-  explicit choice_bytes(std::span<const std::uint8_t> bytes) noexcept : bytes_(bytes) {}
-
-  [[nodiscard]] bool empty() const noexcept { return bytes_.empty(); }
-
-  std::uint64_t below(std::uint64_t bound) noexcept {
-    if (bytes_.empty()) return 0;
-    const std::uint64_t byte = bytes_.front();
-    bytes_ = bytes_.subspan(1);
-    return byte % bound;
-  }
-  std::uint32_t below(std::uint32_t bound) noexcept {
-    return static_cast<std::uint32_t>(below(std::uint64_t{bound}));
-  }
-  bool once_in(std::uint64_t times) noexcept { return below(times) == 0; }
-
- private:
-  std::span<const std::uint8_t> bytes_;
-};
 
 template <class Traits>
 void live(choice_bytes choices) {

@@ -130,10 +130,9 @@ class hybrid_world {
   }
 
   void end() {
-    while (!living_.empty()) {
-      must(stream_.pass(stream_.issue()).has_value());
-      release(living_.size() - 1);
-    }
+    must(stream_.pass(stream_.issue()).has_value());
+    for (; !living_.empty(); living_.pop_back())
+      must(cache_.release(living_.back().id).has_value());
     must(stream_.pass(stream_.issue()).has_value());
     cache_.collect();
     must(cache_.stats().deferred == 0 && cache_.stats().pages.active_bytes == 0 &&
@@ -143,6 +142,7 @@ class hybrid_world {
     must(cache_.audit().empty() && contents_.blocks.empty());
   }
 
+  [[nodiscard]] Choices& choices() { return choices_; }
   [[nodiscard]] llmmem::hybrid_stats stats() const { return cache_.stats(); }
   /// Appends that were refused, and hits shorter than the longest prefix that any one group could have
   /// served.
