@@ -106,7 +106,7 @@ class block_followers {
       const bool is_block = i != 0 && i <= blocks;
       if (is_block && is_cached(parent)) ++cached;
       if (first(parent) == null_block) continue;
-      if (parent == orphans_) found.push_back("followers: orphans were left");
+      if (parent == orphans_) found.emplace_back("followers: orphans were left");
       if (is_block && !is_cached(parent))
         found.push_back("followers: block " + std::to_string(i) + " has some and is not cached");
       for (block_id each = first(parent); each != null_block && linked <= blocks; each = next(each)) {

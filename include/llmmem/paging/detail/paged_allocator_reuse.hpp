@@ -24,8 +24,8 @@ void paged_allocator<Traits>::take_beginning(std::uint32_t slot, std::span<const
   block_id best = null_block;
   std::size_t length = 0;
   block_id block = followers_.first(parent);
-  for (std::uint32_t i = 0; i < partial_type::most_compared && block != null_block && length < most;
-       ++i, block = followers_.next(block)) {
+  for (std::uint32_t left = partial_type::most_compared; left != 0 && block != null_block && length < most;
+       --left, block = followers_.next(block)) {
     if (index_.tokens(block) != block_tokens_) continue;  // what lies behind them may be overwritten
     if (!verification_.holds(block, {}, taker.parent, taker.context)) continue;
     const std::span<const token_id> held = verification_.tokens(block);
