@@ -476,7 +476,7 @@ class paged_allocator {
   }
   void look_again_if_stale(record& sequence) noexcept;
   void commit_again(std::uint32_t slot) noexcept;
-  void register_block(const record& owner, stored_block stored, block_id parent,
+  void register_block(const record& owner, stored_block& stored, block_id parent,
                       const access_hint& hint) noexcept;
   void unregister(block_id block) noexcept;
   void drop_contents(block_id block) noexcept;

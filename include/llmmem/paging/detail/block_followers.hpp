@@ -37,7 +37,9 @@ class block_followers {
   /// `block` is cached behind the contents of `parent`, whose key is `before`; the null block and the zero
   /// key: behind nothing. It has no followers yet.
   void link(block_id block, block_id parent, const block_key& before) noexcept {
-    nodes_[to_index(block)] = {.before = digest_of(before)};
+    node& fresh = nodes_[to_index(block)];
+    fresh.first = null_block;
+    fresh.before = digest_of(before);
     insert(block, parent);
   }
 
@@ -53,7 +55,6 @@ class block_followers {
     remove(block);
     for (block_id each = first(block); each != null_block; each = first(block))
       relink(each, needs_it(each) ? orphans_ : apart_);
-    nodes_[to_index(block)] = {};
   }
 
   /// Nothing is cached any more.
@@ -76,7 +77,7 @@ class block_followers {
     return nodes_[to_index(block)].before == digest_of(before);
   }
 
-  /// `to` takes the place of `from`. O(followers).
+  /// `to` takes the place of `from`, which is linked. O(followers).
   void move(block_id from, block_id to) noexcept {
     const node moved = nodes_[to_index(from)];
     if (moved.previous != null_block) {

@@ -242,13 +242,12 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
   verification_.enrol(block, sequence.parent, sequence.context);
   const block_key before =
       sequence.committed == 0 ? block_key{} : index_.key(row(slot)[sequence.committed - 1]);
-  register_block(sequence,
-                 {.block = block,
-                  .parent = before,
-                  .first = std::uint64_t{sequence.committed} * block_tokens_,
-                  .tokens = block_tokens_,
-                  .token_ids = verification_.tokens(block)},
-                 parent, hint);
+  stored_block stored{.block = block,
+                      .parent = before,
+                      .first = std::uint64_t{sequence.committed} * block_tokens_,
+                      .tokens = block_tokens_,
+                      .token_ids = verification_.tokens(block)};
+  register_block(sequence, stored, parent, hint);
   sequence.parent = verification_.link(block);
   return {.is_new = true, .holder = block};
 }
@@ -314,12 +313,11 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
       index_.stage(contents.keys[i], block);
       verification_.enrol_by_key(block, writer.context);
       const block_key before = i == 0 ? block_key{} : contents.keys[i - 1];
-      register_block(writer,
-                     {.block = block,
-                      .parent = before,
-                      .first = std::uint64_t{i} * block_tokens_,
-                      .tokens = static_cast<std::uint32_t>(part)},
-                     parent, hint);
+      stored_block stored{.block = block,
+                          .parent = before,
+                          .first = std::uint64_t{i} * block_tokens_,
+                          .tokens = static_cast<std::uint32_t>(part)};
+      register_block(writer, stored, parent, hint);
       ++registered;
     }
     parent = block;
@@ -365,7 +363,7 @@ void paged_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
 }
 
 template <class Traits>
-void paged_allocator<Traits>::register_block(const record& owner, stored_block stored, block_id parent,
+void paged_allocator<Traits>::register_block(const record& owner, stored_block& stored, block_id parent,
                                              const access_hint& hint) noexcept {
   const block_id block = stored.block;
   index_.insert(block, stored.tokens);
