@@ -36,7 +36,7 @@ TEST_CASE("the tables and slots of every group name the bytes at which its token
       }
     }
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      const auto of = cache.group(g);
+      const paging::group_tables of(cache, g);
       CHECK(of.block_tokens() == groups[g].block_tokens);
       const table_extent extent = measure_tables(of, sequences).value();
       std::vector<std::int32_t> indptr(extent.num_sequences + 1);
@@ -86,14 +86,16 @@ TEST_CASE("slots are refused where they cannot count a group's tokens, and table
   const std::array sequences{cache.create().value()};
   cache.append(sequences[0], count_up(0, 9)).value();
   std::vector<std::int64_t> slots(9);
-  CHECK(write_slot_mapping(cache.group(0), sequences[0], 0, slots).error().message() ==
+  CHECK(write_slot_mapping(paging::group_tables(cache, 0), sequences[0], 0, slots).error().message() ==
         "kv: tokens of group 0 have 48 bytes (0: its blocks are no rows of tokens), and pages of 1000 are no "
         "multiple; slots cannot count them: take page_bytes that is, or write_table()");
-  CHECK(write_slot_mapping(cache.group(1), sequences[0], 0, slots).error() ==
+  CHECK(write_slot_mapping(paging::group_tables(cache, 1), sequences[0], 0, slots).error() ==
         failure{errc::no_slots, 1, 0, 1000, "kv"});
   std::vector<std::int32_t> table(3);
   std::vector<std::int32_t> lens(1);
-  const auto padded = write_padded(cache.group(1), sequences, {table, lens, 3}).value();
+  const auto padded = write_padded(paging::group_tables(cache, 1), sequences, {table, lens, 3}).value();
   CHECK(padded.entry_bytes == static_cast<std::int64_t>(cache.layout().unit));
   CHECK(table[2] == 0);
+  CHECK_THROWS_WITH_AS((paging::group_tables(cache, 2)),
+                       "kv: tables of group 2 asked for, there are 2 groups, counted from 0", argument_error);
 }

@@ -72,7 +72,8 @@ struct padded_table_view {
 static_assert(std::is_trivially_copyable_v<csr_table_view> &&
               std::is_trivially_copyable_v<padded_table_view>);
 
-/// What tables are written from; a `paged_allocator` is one, and so is `hybrid_allocator::group(g)`.
+/// What tables are written from; a `paged_allocator` is one, and so is `paging::group_tables` of a
+/// `hybrid_allocator`.
 template <class C>
 concept block_table_source = requires(const C& cache, sequence_id sequence) {
   { cache.check(sequence) } noexcept -> std::same_as<result<void>>;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace llmmem {
 inline namespace v0 {
@@ -20,7 +22,7 @@ namespace paging {
 /// A view of one group's tables: what `write_csr`, `write_padded` and `write_slot_mapping` take, so that a
 /// batch of a hybrid model has a table for each group.
 ///
-///     const auto full = cache.group(0);
+///     const llmmem::paging::group_tables full(cache, 0);
 ///     auto view = write_csr(full, sequences, buffers).value();
 ///     write_slot_mapping(full, sequence, first, slots).value();
 ///
@@ -29,11 +31,17 @@ namespace paging {
 /// page.
 ///
 /// @par Thread safety   as a const call of the allocator, which outlives the view.
+/// @par Errors   the constructor throws `argument_error` for a group that the allocator does not have.
 template <class Cache>
 class group_tables {
  public:
-  /// @pre `group` is a group of `cache`.
-  group_tables(const Cache& cache, std::size_t group) noexcept : cache_(&cache), group_(group) {}
+  group_tables(const Cache& cache, std::size_t group) : cache_(&cache), group_(group) {
+    if (group < cache.groups().size()) return;
+    throw argument_error(cache.name() + ": tables of group " + std::to_string(group) +
+                         " asked for, there are " + std::to_string(cache.groups().size()) +
+                         " groups, counted from 0");
+  }
+  group_tables(Cache&&, std::size_t) = delete;  // the allocator must outlive the view
 
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_->check(sequence); }
   [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept {

@@ -30,13 +30,6 @@
 namespace llmmem {
 inline namespace v0 {
 
-namespace paging {
-
-template <class Cache>
-class group_tables;  // group_tables.hpp
-
-}  // namespace paging
-
 /// A paged KV cache's bookkeeping for models whose layers differ: sliding windows beside full attention,
 /// states beside attention, latents, chunks. Each group of layers has its own blocks and block table, all
 /// take them from one `super_page_pool`.
@@ -282,16 +275,10 @@ class hybrid_allocator {
   [[nodiscard]] std::span<const block_id> table(sequence_id sequence, std::size_t group) const noexcept;
 
   /// The same as kernels read it, in units of `layout().unit` bytes (see `super_page_pool`), the rest of
-  /// `out` filled with 0. Says how many entries the table has; `errc::size_mismatch` if `out` is shorter.
+  /// `out` filled with 0. Says how many entries the table has; `errc::size_mismatch` if `out` is shorter. For
+  /// a batch's tables and slots see `paging::group_tables`.
   result<std::uint64_t> write_table(sequence_id sequence, std::size_t group,
                                     std::span<std::int32_t> out) const noexcept;
-
-  /// A group as `write_csr`, `write_padded` and `write_slot_mapping` take it: include
-  /// <llmmem/paging/group_tables.hpp>. @pre there is such a group.
-  [[nodiscard]] paging::group_tables<hybrid_allocator> group(std::size_t group) const noexcept
-      LLMMEM_LIFETIMEBOUND {
-    return {*this, group};
-  }
 
   // The whole
 
