@@ -91,7 +91,7 @@ TEST_CASE("an invalid block leaves the cache with all behind it, in every group,
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("who looked at an invalid block before it left his window caches nothing behind it") {
+TEST_CASE("a sequence that looked at an invalid block before its window left it caches nothing behind it") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};
   cache_type cache({.groups = groups, .budget_bytes = 8192, .page_bytes = 256, .max_sequence_tokens = 64});
   const sequence_id id = written(cache, count_up(0, 8));

@@ -234,7 +234,8 @@ TEST_CASE("a reset is one event for a log, and a removal of each block for obser
   CHECK(dropped == 2);
 }
 
-TEST_CASE("an invalid block leaves the cache with all behind it and nothing else, whoever holds it") {
+TEST_CASE(
+    "the cache gives up an invalid block with all behind it and nothing else, though sequences hold it") {
   paged_allocator<> cache({.blocks = 64, .block_tokens = 16, .max_sequences = 8});
   const auto prompt = counting(1, 64);
   const auto other = counting(500, 64);

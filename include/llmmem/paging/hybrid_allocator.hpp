@@ -226,11 +226,11 @@ class hybrid_allocator {
     return check(sequence) ? records_[sequence.slot].epoch : 0;
   }
 
-  /// Declares that the contents of `block` are wrong. It is cached no more, nor is anything behind its last
-  /// token, in any group, whoever holds it; what other prefixes have stays. Sequences that hold it, or held
-  /// it until no token looked at it, cache nothing from there on; `prefix_tokens` tells how far they are
-  /// sound. Truncate them to that, or to the length below it that `nearest_cuts` names, and compute the rest
-  /// again.
+  /// Declares that the contents of `block` are wrong. The cache gives up the block and, in every group, all
+  /// that lies behind its last token, also where sequences hold it; what other prefixes have stays. Sequences
+  /// that hold it, or held it until no token looked at it, cache nothing from there on; `prefix_tokens` tells
+  /// how far they are sound. Truncate them to that, or to the length below it that `nearest_cuts` names, and
+  /// compute the rest again.
   /// @return how many blocks were cached and are no more. `errc::no_such_block` for an id that no block has.
   /// @par Complexity   O(prefix nodes + table entries), times the depth to which sequences share what became
   ///      wrong through others.

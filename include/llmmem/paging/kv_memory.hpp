@@ -24,8 +24,8 @@ struct kv_memory {
   std::byte* data = nullptr;  ///< of all planes; not looked at where there is a table
   std::uint64_t blocks = 0;   ///< physical ones, the null block among them
   kv_layout layout{};
-  /// [planes][layers]: all layers' K, then all layers' V, then the other planes. In the memory of whoever
-  /// looks planes up: of a device, where a device's kernel does. Null: one allocation.
+  /// [planes][layers]: all layers' K, then all layers' V, then the other planes. It lies where the
+  /// code that looks planes up can read it: on the device, for a kernel. Null: one allocation.
   std::byte* const* plane_table = nullptr;
   /// What every entry of the table is a multiple of, a power of two, at least an element: the caller's word,
   /// since a host cannot read a device's table. Kernels' accesses are no wider.

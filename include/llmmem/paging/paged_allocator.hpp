@@ -246,9 +246,9 @@ class paged_allocator {
 
   // What is wrong
 
-  /// Begins `epoch`: the model's weights have changed. Nothing that is cached is found any more, whoever
-  /// holds it, and no sequence that holds tokens now caches anything later; those without tokens belong to
-  /// the new epoch. Keys of the new epoch differ from all before (`paging::root_key`), so that tiers and
+  /// Begins `epoch`: the model's weights have changed. The cache gives up all that it has, also what
+  /// sequences hold, and no sequence that holds tokens now caches anything later; those without tokens belong
+  /// to the new epoch. Keys of the new epoch differ from all before (`paging::root_key`), so that tiers and
   /// routers which know blocks by their keys cannot mix the two. Observers are told `on_cleared`, or
   /// `on_dropped` of each block.
   ///
@@ -267,9 +267,10 @@ class paged_allocator {
   }
 
   /// Declares that the contents of `block` are wrong: a tier could not load them, or a checksum says so. The
-  /// block is cached no more, nor is anything that was cached behind it, whoever holds it; all else stays.
-  /// Sequences that hold the block cache nothing from there on, and `prefix_tokens` tells how far they are
-  /// sound. To mend one, truncate it to that and compute the rest again; then it can be committed at once.
+  /// cache gives up the block and all that was cached behind it, also where sequences hold them; all else
+  /// stays. Sequences that hold the block cache nothing from there on, and `prefix_tokens` tells how far they
+  /// are sound. To mend one, truncate it to that and compute the rest again; then it can be committed at
+  /// once.
   ///
   ///     cache.invalidate(bad).value();
   ///     for (const sequence_id each : running) {
