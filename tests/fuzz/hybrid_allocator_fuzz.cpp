@@ -7,17 +7,12 @@
 #include "support/choice_bytes.hpp"
 #include "support/hybrid_world.hpp"
 
-namespace {
-
 using namespace llmmem_tests;
 
+namespace {
+
 template <class Traits>
-void live(choice_bytes choices) {
-  hybrid_world<Traits, choice_bytes> world(choices);
-  while (!world.choices().empty())
-    world.step();
-  world.end();
-}
+using world = hybrid_world<Traits, choice_bytes>;
 
 }  // namespace
 
@@ -25,13 +20,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   choice_bytes choices({data, size});
   switch (choices.below(std::uint32_t{3})) {
     case 0:
-      live<hybrid_world_traits>(choices);
+      live<world<hybrid_world_traits>>(choices);
       break;
     case 1:
-      live<weak_hybrid_world_traits>(choices);
+      live<world<weak_hybrid_world_traits>>(choices);
       break;
     default:
-      live<trusting_hybrid_world_traits>(choices);
+      live<world<trusting_hybrid_world_traits>>(choices);
   }
   return 0;
 }

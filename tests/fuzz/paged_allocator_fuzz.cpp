@@ -6,17 +6,12 @@
 #include "support/choice_bytes.hpp"
 #include "support/paged_world.hpp"
 
-namespace {
-
 using namespace llmmem_tests;
 
+namespace {
+
 template <class Traits>
-void live(choice_bytes choices) {
-  paged_world<Traits, choice_bytes> world(choices);
-  while (!world.choices().empty())
-    world.step();
-  world.end();
-}
+using world = paged_world<Traits, choice_bytes>;
 
 }  // namespace
 
@@ -24,25 +19,25 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   choice_bytes choices({data, size});
   switch (choices.below(std::uint32_t{7})) {
     case 0:
-      live<world_traits>(choices);
+      live<world<world_traits>>(choices);
       break;
     case 1:
-      live<weak_world_traits>(choices);
+      live<world<weak_world_traits>>(choices);
       break;
     case 2:
-      live<copying_world_traits>(choices);
+      live<world<copying_world_traits>>(choices);
       break;
     case 3:
-      live<stealing_world_traits>(choices);
+      live<world<stealing_world_traits>>(choices);
       break;
     case 4:
-      live<choosy_world_traits>(choices);
+      live<world<choosy_world_traits>>(choices);
       break;
     case 5:
-      live<alone_world_traits>(choices);
+      live<world<alone_world_traits>>(choices);
       break;
     default:
-      live<trusting_world_traits>(choices);
+      live<world<trusting_world_traits>>(choices);
   }
   return 0;
 }

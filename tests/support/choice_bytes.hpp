@@ -29,4 +29,13 @@ class choice_bytes {
   std::span<const std::uint8_t> bytes_;
 };
 
+/// Lives in a world of type `World` until the choices have run out.
+template <class World>
+void live(choice_bytes choices) {
+  World world(choices);
+  while (!world.choices().empty())
+    world.step();
+  world.end();
+}
+
 }  // namespace llmmem_tests
