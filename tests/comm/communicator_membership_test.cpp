@@ -321,6 +321,65 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.stats().stale_frames == 1);
   }
 
+  TEST_CASE("an answer of the former epoch goes to its member alone, not to another process in that seat") {
+    const auto decided_for = [](std::uint64_t hello_epoch, bool is_admitted) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      end.dies(two);
+      ranks.poll();
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::report, .certain = seat_set::from_words({0b100})});
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::accept, .certain = seat_set::from_words({0b100})});
+      REQUIRE(ranks.agree(1, {200}));
+      end.comes(two);
+      end.says_hello(two, hello_epoch, 99);  // it may have begun epoch 1 by what was true before
+      ranks.poll();
+      if (is_admitted) {
+        ranks.admit({.failed = {two}, .joining = {two}});
+      } else {
+        ranks.shrink({.failed = {two}});
+      }
+      const std::size_t before = end.told(agrees).size();
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::query, .instance = 0});
+      end.says_agree(two, 1, {.kind = llmmem::agree_kind::query, .instance = 0});
+      ranks.poll();
+      auto told = end.told(agrees);
+      told.erase(told.begin(), told.begin() + static_cast<std::ptrdiff_t>(before));
+      CHECK(end.told(fenced).size() == (is_admitted ? 0 : 1));
+      return told;
+    };
+    // The member asks for what was decided, and is told; the other one is not.
+    const std::vector to_the_member{std::pair{one, std::uint64_t{1}}};
+    CHECK(decided_for(1, false) == to_the_member);
+    CHECK(decided_for(0, true) == to_the_member);
+  }
+
+  TEST_CASE("a welcome to a later epoch fences a process that is in one, and an earlier one its author") {
+    const auto after = [](auto says) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      ranks.shrink({.failed = {two}});
+      says(end);
+      ranks.poll();
+      std::byte byte{};
+      const error_code why = ranks.recv({&byte, 1}, rank_id{1}, 1, {200}).code();
+      return std::pair{why, end.told(fenced).size()};
+    };
+    using outcome = std::pair<error_code, std::size_t>;
+    const outcome is_out{errc::no_quorum, 0};
+    const outcome goes_on{errc::peer_timed_out, 0};
+    CHECK(after([](auto& end) { end.says_welcome(one, 3, 0b011, {10, 21}); }) == is_out);
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b111, {10, 21, 22}); }) == is_out);
+    // For a process that sat here before, or one that leaves this seat out: nothing is known by it.
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b101, {9, 22}); }) == goes_on);
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b110, {21, 22}); }) == goes_on);
+    CHECK(after([](auto& end) { end.says_welcome(one, 2, 0b011, {10, 21}); }) == goes_on);
+    // Its author is out of this epoch.
+    CHECK(after([](auto& end) { end.says_welcome(two, 2, 0b111, {10, 21, 22}); }) ==
+          outcome{errc::peer_timed_out, 1});
+  }
+
   TEST_CASE("a process that this one has given up is suspected in the epoch that others admit it to") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);

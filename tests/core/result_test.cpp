@@ -368,10 +368,10 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
         begins +
             "its process is there and says nothing; have it call join(), or look at why it stands still");
   CHECK(text(seat_absence::other_secret) ==
-        begins + "who is there has another secret; give all processes the same");
-  CHECK(text(seat_absence::other_version) ==
-        begins +
-            "who is there speaks another version of the protocol; build all processes with the same llmmem");
+        begins + "the process there has another secret; give all processes the same");
+  CHECK(text(seat_absence::other_version) == begins +
+                                                 "the process there speaks another version of the protocol; "
+                                                 "build all processes with the same llmmem");
   CHECK(text(seat_absence::other_options) ==
         begins + "its process has another number of seats or other frame_bytes; give all the same");
   CHECK(text(seat_absence::other_seat) ==

@@ -98,7 +98,7 @@ struct communicator_stats {
 ///      agreement 4 messages of some hundred bytes for each other rank.
 /// @par Thread safety   one thread at a time. (The endpoint's `wake` is for any.)
 /// @par Errors          `result`s as above, `errc::out_of_range` for ranks there are not, `errc::not_joined`
-///      before `join` has succeeded. Want of memory throws `std::bad_alloc`, out of what waits.
+///      before `join` has succeeded. Without memory what waits throws `std::bad_alloc`.
 /// @par Source          the calls and what they promise: User Level Failure Mitigation (Bland et al., IJHPCA
 ///      2013).
 template <endpoint E>
@@ -225,9 +225,15 @@ class communicator {
   [[nodiscard]] bool is_member(seat_id seat) const noexcept {
     return part_.members().contains(seat) && nonces_[to_index(seat)] == member_nonces_[to_index(seat)];
   }
-  /// Or may have been: it ended before it said who it is.
-  [[nodiscard]] bool was_member(seat_id seat) const noexcept {
-    return is_member(seat) || (part_.members().contains(seat) && nonces_[to_index(seat)] == 0);
+  /// Or may have been, of an epoch with that part: it ended before it said which process it is.
+  [[nodiscard]] bool was_member_of(const agreement& part, seat_id seat) const noexcept {
+    const std::uint64_t nonce = nonces_[to_index(seat)];
+    return part.members().contains(seat) && (nonce == member_nonces_[to_index(seat)] || nonce == 0);
+  }
+  [[nodiscard]] bool was_member(seat_id seat) const noexcept { return was_member_of(part_, seat); }
+  /// Of the former epoch. A process that was admitted since has another number than the member before it.
+  [[nodiscard]] bool was_member_before(seat_id seat) const noexcept {
+    return !newcomers_.contains(seat) && was_member_of(part_before_, seat);
   }
   [[nodiscard]] seat_set missing() const noexcept;
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept;
@@ -236,6 +242,7 @@ class communicator {
   void leave_behind(const seat_set& failed) noexcept;
   void fence(seat_id process, std::uint64_t its_epoch) noexcept;
   void tell_begun(const seat_set& members) noexcept;
+  void tell_hello(seat_id seat) noexcept;
   void wait_once(deadline by);
 
   [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
@@ -254,7 +261,8 @@ class communicator {
   std::vector<seat_id> seats_{};  // by rank
   rank_id rank_{};
   agreement part_{};
-  agreement part_before_{};  // answers who is one epoch behind
+  agreement part_before_{};  // answers members that are one epoch behind
+  seat_set newcomers_{};     // members that were admitted to this epoch
   bool is_revoked_ = false;
   bool is_fenced_ = false;
 
@@ -262,7 +270,7 @@ class communicator {
   seat_set certain_{};                 // of these, for certain
   seat_set fresh_{};                   // processes that are in no epoch, for all they said
   seat_set anew_{};                    // processes that came after the epoch began, not its members
-  seat_set left_{};                    // processes that this one has given up
+  seat_set given_up_{};                // processes that this one does not hear any more
   seat_set waiting_{};                 // fresh ones that wait for members to admit them
   std::vector<std::uint64_t> nonces_;  // by seat, of who was connected there last; 0: it has not said so yet
   std::vector<std::uint64_t> member_nonces_;

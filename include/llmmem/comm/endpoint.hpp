@@ -162,7 +162,7 @@ concept tells_absence = requires(const E& seen, seat_id seat) {
 ///                         knows. What `communicator::join` says of it.
 ///
 /// @par Thread safety   one thread at a time, but `wake`.
-/// @par Errors          want of memory within `send` and `poll` throws `std::bad_alloc`.
+/// @par Errors          without memory `send` and `poll` throw `std::bad_alloc`.
 template <class E>
 concept endpoint =
     requires(E& end, const E& seen, seat_id seat, const frame_header& header,

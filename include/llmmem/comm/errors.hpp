@@ -54,9 +54,10 @@ namespace detail {
     case seat_absence::no_answer:
       return "its process is there and says nothing; have it call join(), or look at why it stands still";
     case seat_absence::other_secret:
-      return "who is there has another secret; give all processes the same";
+      return "the process there has another secret; give all processes the same";
     case seat_absence::other_version:
-      return "who is there speaks another version of the protocol; build all processes with the same llmmem";
+      return "the process there speaks another version of the protocol; build all processes with the same "
+             "llmmem";
     case seat_absence::other_options:
       return "its process has another number of seats or other frame_bytes; give all the same";
     case seat_absence::other_seat:
@@ -74,8 +75,8 @@ namespace detail {
       return "its process is in an epoch that has begun without this one; have its members agree() and "
              "admit()";
     case seat_absence::crowded:
-      return "nothing has come from there, but a crowd of connections that say nothing; find out who makes "
-             "them, or raise most_half_open";
+      return "nothing has come from there, but a crowd of connections that say nothing; look which processes "
+             "make them, or raise most_half_open";
   }
   return absence_sentence(seat_absence::unheard);
 }

@@ -78,10 +78,16 @@ void communicator<E>::died(seat_id seat, comm::death how) noexcept {
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
   anew_.insert(seat);
-  left_.erase(seat);
+  given_up_.erase(seat);
   gone_.erase(seat);
   certain_.erase(seat);
   nonces_[to_index(seat)] = 0;
+  tell_hello(seat);
+}
+
+/// Which process this is, and in which epoch.
+template <endpoint E>
+void communicator<E>::tell_hello(seat_id seat) noexcept {
   std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   detail::wire_writer out(room);
   out.put(end_->nonce());
@@ -118,10 +124,13 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
 template <endpoint E>
 void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
                                    std::span<const std::byte> bytes) noexcept {
+  if (epoch_ != 0 && frame.epoch <= epoch_) {
+    // Each member says it. Another process began an epoch by what was true before.
+    if (!was_member(from)) fence(from, frame.epoch);
+    return;
+  }
+  if (epoch_ == 0 && welcomed_) return;
   detail::wire_reader in(bytes);
-  // It began an epoch by what was true before.
-  if (epoch_ != 0 && !was_member(from)) return fence(from, frame.epoch);
-  if (epoch_ != 0 || welcomed_) return;  // each member says it
   const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
     welcome_nonces_[to_index(seat)] = in.take<std::uint64_t>();
@@ -129,6 +138,11 @@ void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
   if (!in.is_all_read() || !members.contains(end_->self()) ||
       welcome_nonces_[to_index(end_->self())] != end_->nonce()) {
     ++stats_.bad_frames;
+    return;
+  }
+  // Others took this process for fresh and went on without the epoch that it is in.
+  if (epoch_ != 0) {
+    is_fenced_ = true;
     return;
   }
   welcomed_ = members;
@@ -220,6 +234,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   const bool was_fresh = epoch_ == 0;
   seats_ = std::move(seats);  // nothing throws from here on
   part_before_ = std::exchange(part_, agreement(end_->self(), members));
+  newcomers_ = newcomers;
   epoch_ = epoch;
   ++stats_.epochs;
   rank_ = *rank_of(end_->self());
@@ -254,7 +269,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
       part_.died(seat, certain_.contains(seat) ? comm::death::certain : comm::death::suspected, post);
   }
   // The endpoint hears nothing from a process that was given up, whoever has admitted it.
-  for (const seat_id seat : came_as_named& left_)
+  for (const seat_id seat : came_as_named& given_up_)
     part_.died(seat, comm::death::suspected, post);
   for (const early_word& each : early_words) {
     if (each.epoch == epoch && was_member(each.from)) part_.hear(each.from, each.message, post);
@@ -265,13 +280,9 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
 /// Tells processes that took this one for fresh, and are not with it in its first epoch, that it is not.
 template <endpoint E>
 void communicator<E>::tell_begun(const seat_set& members) noexcept {
-  std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  detail::wire_writer out(room);
-  out.put(end_->nonce());
   for (std::uint32_t i = 0; i < end_->seats(); ++i) {
     const seat_id seat{i};
-    if (seat != end_->self() && !members.contains(seat) && end_->is_connected(seat))
-      tell(seat, told_kind::hello, epoch_, out.written());
+    if (seat != end_->self() && !members.contains(seat) && end_->is_connected(seat)) tell_hello(seat);
   }
 }
 
@@ -346,7 +357,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
     return;
   }
   ++stats_.stale_frames;
-  if (frame.epoch + 1 == epoch_ && part_before_.members().contains(from)) {
+  if (frame.epoch + 1 == epoch_ && was_member_before(from)) {
     part_before_.hear(from, *message, poster{this, frame.epoch});
   }
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
@@ -401,7 +412,7 @@ template <endpoint E>
 void communicator<E>::leave_behind(const seat_set& failed) noexcept {
   for (const seat_id seat : failed) {
     if (anew_.contains(seat)) continue;
-    left_.insert(seat);
+    given_up_.insert(seat);
     end_->give_up(seat);
   }
 }

@@ -44,8 +44,8 @@ namespace detail {
 #endif
 }
 
-/// Of who is at the other end of a connected Unix socket. Without asking for a number first, where the system
-/// can (Linux 6.5): a number may be another's by then.
+/// The process at the other end of a connected Unix socket. Without asking for a number first, where the
+/// system can (Linux 6.5): a number may be another's by then.
 [[nodiscard]] inline descriptor open_peer_process(int socket) noexcept {
   constexpr int so_peerpidfd = 77;
   int made = -1;
