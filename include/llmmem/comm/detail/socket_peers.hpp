@@ -143,13 +143,14 @@ class socket_peers {
 
   void lane_ended(seat_id of, socket_lane lane, handler_call& call) noexcept;
   void process_exited(seat_id of, handler_call& call) noexcept;
-  void malformed(seat_id of, handler_call& call) noexcept;
+  void malformed(seat_id of, socket_lane lane, handler_call& call) noexcept;
   void read_notices(seat_id of, handler_call& call) noexcept;
   void judge_silence(seat_id of, handler_call& call) noexcept;
 
   void try_conclude(seat_id of, handler_call& call) noexcept;
   void conclude_certain(seat_id of, handler_call& call) noexcept;
   void suspect(seat_id of, handler_call& call) noexcept;
+  void conclude_suspected(seat_id of, handler_call& call) noexcept;
   void stop_hearing(seat_id of) noexcept;
   void close(seat_id of) noexcept;
 

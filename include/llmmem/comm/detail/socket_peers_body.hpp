@@ -43,7 +43,7 @@ inline void socket_peers::ask_held(handler_call& call) noexcept {
   const seat_set asked = lanes_.held();
   for (const seat_id seat : asked) {
     if (!lanes_.held().contains(seat)) continue;
-    if (lanes_.ask(seat, call) == lane_event::malformed) malformed(seat, call);
+    if (lanes_.ask(seat, call) == lane_event::malformed) malformed(seat, socket_lane::data, call);
   }
 }
 
@@ -79,7 +79,7 @@ inline bool socket_peers::take_data(seat_id from, handler_call& call) noexcept {
     const lane_read got = lanes_.read_data(from, call);
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::data, call);
-    if (got.event == lane_event::malformed) malformed(from, call);
+    if (got.event == lane_event::malformed) malformed(from, socket_lane::data, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
@@ -92,7 +92,7 @@ inline bool socket_peers::take_told(seat_id from, handler_call& call) noexcept {
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::told, call);
     if (got.bytes != 0) read_notices(from, call);  // also those before what is no frame
-    if (got.event == lane_event::malformed && lanes_.is_open(from)) malformed(from, call);
+    if (got.event == lane_event::malformed && lanes_.is_open(from)) malformed(from, socket_lane::told, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
@@ -132,11 +132,14 @@ inline void socket_peers::process_exited(seat_id of, handler_call& call) noexcep
   try_conclude(of, call);
 }
 
-/// Nothing that follows on these lanes has a meaning.
-inline void socket_peers::malformed(seat_id of, handler_call& call) noexcept {
+/// Nothing that follows on this lane has a meaning. That the process gave this one up may have stood there,
+/// so that it is suspected though it may be known to be dead: its end does not undo that.
+inline void socket_peers::malformed(seat_id of, socket_lane lane, handler_call& call) noexcept {
+  if (lane == socket_lane::told) lanes_.drain(of);
+  if (is_free(of)) return;  // nobody hears it
   ++malformed_;
-  lanes_.drain(of);
-  if (!is_free(of)) suspect(of, call);
+  conclude_suspected(of, call);
+  if (detector_.is_known_dead(of)) poller_.clock().due_at_once();
 }
 
 /// Acts on what the other endpoint has said. One look may read both notices: that it gave this process up
@@ -184,8 +187,11 @@ inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
     case death_verdict::certain:
       return conclude_certain(of, call);
     default:
-      break;
+      return conclude_suspected(of, call);
   }
+}
+
+inline void socket_peers::conclude_suspected(seat_id of, handler_call& call) noexcept {
   stop_hearing(of);
   control_.give_up(of);
   if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
