@@ -63,6 +63,8 @@ class scripted_endpoint {
     }
     return all;
   }
+  /// Which founders those go back to who speak: as a communicator says it of itself.
+  std::uint64_t founding = 0;
   /// Nobody takes what is sent: what is written down happens while the sender waits.
   bool is_stuck = false;
 
@@ -139,7 +141,7 @@ class scripted_endpoint {
     script_.push_back({what::told,
                        seat,
                        {},
-                       {.epoch = epoch, .message = size, .bytes = size, .kind = kind},
+                       {.epoch = epoch, .message = size, .offset = founding, .bytes = size, .kind = kind},
                        std::move(bytes)});
   }
 
@@ -201,14 +203,23 @@ TEST_SUITE("communicator_membership") {
     CHECK(to_text(ranks.failed()) == "seat 1");
   }
 
-  TEST_CASE("who ended before it said who it is counts as the member") {
-    scripted_endpoint end = newcomer();
-    end.comes(one);
-    end.says_welcome(zero, 6, 0b111, {10, 21, 30});
-    end.dies(one);
-    communicator ranks(end);
-    ranks.join({100}).value();
-    CHECK(to_text(ranks.failed()) == "seat 1");
+  TEST_CASE(
+      "a process that ended before it said which it is may have been the member, which then is suspected") {
+    for (const bool is_known : {true, false}) {
+      CAPTURE(is_known);
+      scripted_endpoint end = newcomer();
+      end.comes(one);
+      if (is_known) end.says_hello(one, 5, 21);
+      end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+      end.dies(one);
+      communicator ranks(end);
+      ranks.join({100}).value();
+      ranks.poll();
+      CHECK(to_text(ranks.failed()) == "seat 1");
+      // It may be another one, and the member go on with others.
+      end.dies(zero);
+      CHECK(ranks.agree(1, {200}).code() == (is_known ? errc::ok : errc::no_quorum));
+    }
   }
 
   TEST_CASE("a newcomer does not wait for a member it has yet to meet once others have revoked the epoch") {
@@ -378,6 +389,40 @@ TEST_SUITE("communicator_membership") {
     // Its author is out of this epoch.
     CHECK(after([](auto& end) { end.says_welcome(two, 2, 0b111, {10, 21, 22}); }) ==
           outcome{errc::peer_timed_out, 1});
+  }
+
+  TEST_CASE("a member whose epoch goes back to other founders is suspected, whenever that is heard") {
+    const std::uint64_t ours = llmmem::detail::founding_of({10, 21, 22});
+    CHECK(ours != llmmem::detail::founding_of({10, 21, 23}));
+    CHECK(ours != llmmem::detail::founding_of({21, 10, 22}));
+    for (const std::uint64_t theirs : {std::uint64_t{0}, ours, ours + 2}) {
+      for (const bool is_before : {true, false}) {
+        CAPTURE(theirs == ours);
+        CAPTURE(is_before);
+        scripted_endpoint end = first_of_three();
+        communicator ranks(end);
+        if (!is_before) ranks.join({100}).value();
+        end.founding = theirs;
+        end.says_welcome(one, 1, 0b111, {9, 21, 99});
+        if (is_before) ranks.join({100}).value();
+        ranks.poll();
+        CHECK(to_text(ranks.failed()) == (theirs > ours ? "seat 1" : "no seat"));
+        end.founding = 0;
+        end.dies(one);
+        end.dies(two);
+        // It may have agreed on something else with the process that took the seat of the third one.
+        CHECK(ranks.agree(1, {200}).code() == (theirs > ours ? errc::no_quorum : errc::ok));
+      }
+    }
+    // A newcomer takes the founders of those that welcome it.
+    scripted_endpoint end = newcomer();
+    end.founding = 77;
+    end.says_welcome(zero, 6, 0b101, {10, 30});
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.says_revoke(zero, 6);
+    ranks.poll();
+    CHECK(ranks.failed().empty());
   }
 
   TEST_CASE("a process that this one has given up is suspected in the epoch that others admit it to") {

@@ -231,6 +231,11 @@ class communicator {
     return part.members().contains(seat) && (nonce == member_nonces_[to_index(seat)] || nonce == 0);
   }
   [[nodiscard]] bool was_member(seat_id seat) const noexcept { return was_member_of(part_, seat); }
+  /// How sure the death of the member is. A process that ended before it said which it is may have sat there
+  /// before the member, which then lives.
+  [[nodiscard]] comm::death death_of_member(seat_id seat, comm::death how) const noexcept {
+    return is_member(seat) ? how : comm::death::suspected;
+  }
   /// Of the former epoch. A process that was admitted since has another number than the member before it.
   [[nodiscard]] bool was_member_before(seat_id seat) const noexcept {
     return !newcomers_.contains(seat) && was_member_of(part_before_, seat);
@@ -243,6 +248,11 @@ class communicator {
   void fence(seat_id process, std::uint64_t its_epoch) noexcept;
   void tell_begun(const seat_set& members) noexcept;
   void tell_hello(seat_id seat) noexcept;
+  /// Whether the process there has said that its epoch goes back to other founders than this one's.
+  [[nodiscard]] bool has_other_founders(seat_id seat) const noexcept {
+    return foundings_[to_index(seat)] != 0 && foundings_[to_index(seat)] != founding_;
+  }
+  void note_founding(seat_id from, std::uint64_t founding) noexcept;
   void wait_once(deadline by);
 
   [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
@@ -274,9 +284,12 @@ class communicator {
   seat_set waiting_{};                 // fresh ones that wait for members to admit them
   std::vector<std::uint64_t> nonces_;  // by seat, of who was connected there last; 0: it has not said so yet
   std::vector<std::uint64_t> member_nonces_;
+  std::uint64_t founding_ = 0;            // names the members of the first epoch, with all that came of it
+  std::vector<std::uint64_t> foundings_;  // by seat, as said there; 0: of a fresh process
   std::optional<seat_set> welcomed_{};
   std::uint64_t welcome_epoch_ = 0;
   std::vector<std::uint64_t> welcome_nonces_;
+  std::uint64_t welcome_founding_ = 0;
 
   std::vector<early_word> early_words_{};  // of the epoch that is next
   bool is_next_revoked_ = false;
