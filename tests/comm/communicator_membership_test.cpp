@@ -489,6 +489,37 @@ TEST_SUITE("communicator_membership") {
     CHECK(why(400) == seat_absence::other_secret);
   }
 
+  TEST_CASE("what concerns a rank that the endpoint heard forged frames of ends with the endpoint's error") {
+    struct knowing_endpoint : scripted_endpoint {
+      using scripted_endpoint::scripted_endpoint;
+      [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
+        return seat == one ? errc::frame_forged : errc::peer_failed;
+      }
+    };
+    static_assert(endpoint<knowing_endpoint> && llmmem::detail::tells_failure<knowing_endpoint>);
+    static_assert(!llmmem::detail::tells_failure<scripted_endpoint>);
+    knowing_endpoint end(zero, 3, 10);
+    for (const seat_id seat : {one, two}) {
+      end.comes(seat);
+      end.says_hello(seat, 0, 20 + to_index(seat));
+    }
+    communicator ranks(end, {.name = "job"});
+    ranks.join({100}).value();
+    end.dies(one, comm::death::suspected);
+    end.dies(two);
+    ranks.poll();
+    std::byte byte{};
+    const auto received = ranks.recv({&byte, 1}, rank_id{1}, 1, {200});
+    CHECK(received.code() == errc::frame_forged);
+    CHECK(
+        received.error().message() ==
+        "job: the connection to rank 1 carried a frame that its process did not send, or not then, and was "
+        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
+        "rank");
+    CHECK(ranks.recv({&byte, 1}, rank_id{2}, 1, {200}).code() == errc::peer_failed);
+    CHECK(ranks.probe(rank_id{1}, 1, {200}).code() == errc::frame_forged);
+  }
+
   TEST_CASE("a welcome to who sat here before is none, and is counted") {
     scripted_endpoint end = newcomer();
     end.says_welcome(zero, 6, 0b101, {10, 29});

@@ -258,6 +258,11 @@ constexpr std::array refusals{
             "kv: seat 7 is missing at the deadline, and 11 more: nothing has come from there; start its "
             "process, and "
             "give all the same folder or addresses"},
+    refusal{
+        errc::frame_forged, raises::comm_error,
+        "kv: the connection to rank 7 carried a frame that its process did not send, or not then, and was "
+        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
+        "rank"},
     refusal{errc::setup_differs, raises::argument_error,
             "kv: rank 7 is set up otherwise than rank 0 (digests 12 and 30); give all ranks the same scheme, "
             "sizes, homes and placement"},

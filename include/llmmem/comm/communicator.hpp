@@ -84,7 +84,9 @@ struct communicator_stats {
 /// of which a part had moved by
 ///   then is lost, for whoever sent and received it; the next one is whole again. The usual answer is
 ///   `revoke`.
-/// - **Death**: what concerns a rank that has died ends with `errc::peer_failed`, except that what came whole
+/// - **Death**: what concerns a rank that has died ends with `errc::peer_failed` (`errc::frame_forged` where
+/// its
+///   connection carried frames that it did not send), except that what came whole
 ///   before can still be received. Ranks that wait for one that lives learn of it by `revoke`: it ends all
 ///   waiting of this epoch, on all ranks, with `errc::epoch_revoked`, and lets nobody wait anew.
 /// - **Agreement**: `agree` works revoked or not; it gives the same answer to all that get one, see
@@ -257,6 +259,12 @@ class communicator {
 
   [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
+  /// Of a rank that has failed.
+  [[nodiscard]] failure why_failed(rank_id rank, std::uint64_t wanted, std::uint64_t found) const noexcept {
+    error_code why = errc::peer_failed;
+    if constexpr (detail::tells_failure<E>) why = end_->why_failed(seat_of(rank));
+    return refuse(why, rank, wanted, found);
+  }
   [[nodiscard]] result<void> may_talk(rank_id with) const noexcept;
   [[nodiscard]] result<void> send_frames(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag,
                                          deadline by);

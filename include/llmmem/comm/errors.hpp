@@ -159,6 +159,15 @@ inline constexpr std::array comm_errors{
                .found = "seats that are missing",
                .sentence_for = seat_missing_sentence,
                .term = comm_term},
+    error_info{
+        .number = 99,
+        .name = "frame_forged",
+        .raises = error_kind::comm,
+        .index = "the rank, or below a communicator the seat",
+        .sentence =
+            "the connection to rank {index} carried a frame that its process did not send, or not then, and "
+            "was given up; look which machine writes into the network, then revoke(), agree() and go on "
+            "without the rank"},
 };
 
 }  // namespace detail
@@ -187,6 +196,9 @@ inline constexpr error_code not_joined = detail::code_of<83>(detail::comm_errors
 /// Seats were missing at the deadline: index = the lowest seat that is missing, wanted = why
 /// (`seat_absence`), found = seats that are missing.
 inline constexpr error_code seat_missing = detail::code_of<84>(detail::comm_errors);
+/// The connection to a rank carried a frame that its seal does not fit: index = the rank, or below a
+/// communicator the seat.
+inline constexpr error_code frame_forged = detail::code_of<99>(detail::comm_errors);
 
 }  // namespace errc
 

@@ -13,6 +13,14 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// Which connections carry sealed frames: those that only the two processes at its ends can make, each in its
+/// turn. Frames are sealed where either of the two asks for it.
+enum class socket_seal : std::uint8_t {
+  off_machine,  ///< asks for it where an address of the job is not a loopback address
+  always,       ///< asks for it
+  never,        ///< does not: who can write into the network speaks for any process
+};
+
 /// From where a TCP endpoint may be reached. Frames are not encrypted: anybody on the network can read them.
 enum class socket_reach : std::uint8_t {
   this_machine,  ///< addresses must be loopback addresses
@@ -41,6 +49,7 @@ struct socket_options {
   /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
+  socket_seal seal = socket_seal::off_machine;
   on_silence silence = on_silence::suspect;
   on_reset reset = on_reset::dead;
   std::uint32_t frame_bytes = 1U << 20;   ///< the most bytes of a frame of data
@@ -89,6 +98,7 @@ struct socket_stats {
   std::uint64_t unwanted = 0;       ///< processes that were given up, and called again
   std::uint64_t mismatched = 0;     ///< processes with the secret and other seats or frames
   std::uint64_t malformed = 0;      ///< connections that carried bytes that are no frame
+  std::uint64_t forged = 0;         ///< connections that carried a frame that its seal does not fit
   std::uint64_t overflowed = 0;     ///< seats that read too little of their control messages
   std::uint64_t dropped = 0;        ///< control messages to a seat where nobody is connected
 };

@@ -47,6 +47,12 @@ inline void check_numbers(const socket_options& o) {
     throw argument_error(who + "hard_silence_ns is " + n(o.hard_silence_ns) +
                          "; it must be three times beat_ns at least, " + n(3 * o.beat_ns));
   }
+  if (o.seal == socket_seal::always && o.secret.empty()) {
+    throw argument_error(
+        who +
+        "seal is socket_seal::always and the secret is empty, so that anybody can make the seals; "
+        "give all processes the same secret, 16 random bytes or more");
+  }
   if (o.handshake_ns == 0 || o.first_call_ns == 0 || o.last_call_ns < o.first_call_ns) {
     throw argument_error(who +
                          "handshake_ns and first_call_ns must be more than 0, last_call_ns not less than "
@@ -110,9 +116,19 @@ struct socket_setup {
   std::vector<socket_address> addresses{};
 };
 
+/// Whether the frames of this endpoint's connections are to be sealed.
+[[nodiscard]] inline bool asks_for_seals(const socket_setup& setup) noexcept {
+  if (setup.options.seal != socket_seal::off_machine) return setup.options.seal == socket_seal::always;
+  for (const socket_address& each : setup.addresses)
+    if (!each.is_unix() && !is_loopback(each)) return true;
+  return false;
+}
+
 /// The hello of this process. Throws `system_error`.
-[[nodiscard]] inline wire_hello hello_of(const socket_options& options) {
+[[nodiscard]] inline wire_hello hello_of(const socket_setup& setup) {
+  const socket_options& options = setup.options;
   wire_hello mine;
+  mine.asks_for_seals = asks_for_seals(setup);
   mine.from = options.seat;
   mine.seats = options.seats;
   mine.frame_bytes = options.frame_bytes;
