@@ -276,8 +276,9 @@ TEST_CASE("frames are sealed by default where an address is another machine's, a
   CHECK(asks(tcp("[2001:db8::1]:4001")));
   CHECK_FALSE(asks(tcp("10.1.2.3:4001", socket_seal::never)));
   CHECK(asks(tcp("127.0.0.1:4001", socket_seal::always)));
-  CHECK_FALSE(asks({.folder = "/tmp"}));
-  CHECK(asks({.folder = "/tmp", .secret = "s", .seal = socket_seal::always}));
+  const temporary_folder own;
+  CHECK_FALSE(asks({.folder = own.path().string()}));
+  CHECK(asks({.folder = own.path().string(), .secret = "s", .seal = socket_seal::always}));
   CHECK_THROWS_WITH_AS(
       asks({.folder = "/tmp", .seal = socket_seal::always}),
       "socket_endpoint: seal is socket_seal::always and the secret is empty, so that anybody can "

@@ -46,7 +46,8 @@ struct socket_options {
   std::uint32_t seats = 1;
   std::string folder{};                  ///< an existing folder for Unix sockets, `seat-<n>.sock` each; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
-  /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there.
+  /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there,
+  /// and the folder be that user's, and not to be written to by others.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
   socket_seal seal = socket_seal::off_machine;

@@ -11,6 +11,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -60,6 +61,25 @@ inline void check_numbers(const socket_options& o) {
   }
 }
 
+/// Without a secret it is the folder that keeps other users out: they must not put their sockets there.
+/// Throws `argument_error`.
+inline void check_folder(const socket_options& o) {
+  struct ::stat seen{};
+  // One that is not there is told of by what uses it.
+  if (!o.secret.empty() || ::stat(o.folder.c_str(), &seen) != 0) return;
+  const std::string begins = "socket_endpoint: the folder '" + o.folder + "' ";
+  constexpr const char* ends = "or give all processes the same secret, 16 random bytes or more";
+  if (seen.st_uid != ::geteuid()) {
+    throw argument_error(begins + "belongs to user " + std::to_string(seen.st_uid) + ", not to user " +
+                         std::to_string(::geteuid()) +
+                         ", and the secret is empty; take a folder of this user, " + ends);
+  }
+  if ((seen.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    throw argument_error(begins + "can be written to by other users, and the secret is empty; chmod go-w '" +
+                         o.folder + "', " + ends);
+  }
+}
+
 /// The address of each seat. Throws `argument_error`. @pre more than one seat
 [[nodiscard]] inline std::vector<socket_address> addresses_of(const socket_options& o) {
   const auto n = [](std::uint64_t value) { return std::to_string(value); };
@@ -73,6 +93,7 @@ inline void check_numbers(const socket_options& o) {
   std::vector<socket_address> all;
   all.reserve(o.seats);
   if (!o.folder.empty()) {
+    check_folder(o);
     for (std::uint32_t i = 0; i < o.seats; ++i)
       all.push_back(unix_address(o.folder + "/seat-" + n(i) + ".sock"));
     return all;
