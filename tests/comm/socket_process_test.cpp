@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,4 +80,45 @@ TEST_CASE("a Unix socket has no place in the list of TCP connections") {
   const detail::descriptor one(ends[0]);
   const detail::descriptor other(ends[1]);
   CHECK_FALSE(detail::holds_other_end(static_cast<std::uint32_t>(::getpid()), one.get()));
+}
+
+TEST_CASE(
+    "a thread of beats that computes wants a core, and one that sleeps, is stopped or has ended does not") {
+  int ready[2] = {-1, -1};
+  REQUIRE(::pipe(ready) == 0);
+  const auto child = [&](bool computes) {
+    const pid_t pid = ::fork();
+    if (pid != 0) return pid;
+    const char one = 1;
+    ::prctl(PR_SET_NAME, detail::beat_thread_name);
+    static_cast<void>(!::write(ready[1], &one, 1));
+    while (computes)
+      ::sched_yield();
+    ::pause();
+    ::_exit(0);
+  };
+  for (const bool computes : {true, false}) {
+    CAPTURE(computes);
+    const pid_t pid = child(computes);
+    REQUIRE(pid > 0);
+    const detail::descriptor process = detail::open_process(static_cast<std::uint32_t>(pid));
+    if (!process.is_open()) continue;  // a system without pidfd_open
+    CHECK(detail::pid_of(process) == static_cast<std::uint32_t>(pid));
+    char one = 0;
+    REQUIRE(::read(ready[0], &one, 1) == 1);
+    // It is on its way to sleep for a moment.
+    for (int i = 0; !computes && i < 10'000 && detail::wants_core(process); ++i)
+      ::usleep(100);
+    CHECK(detail::wants_core(process) == computes);
+    int status = 0;
+    ::kill(pid, SIGSTOP);
+    REQUIRE(::waitpid(pid, &status, WUNTRACED) == pid);
+    CHECK_FALSE(detail::wants_core(process));
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, &status, 0);
+    CHECK_FALSE(detail::wants_core(process));
+  }
+  CHECK_FALSE(detail::wants_core(detail::descriptor()));
+  CHECK_FALSE(detail::wants_core(detail::descriptor(ready[0])));  // a descriptor of something else
+  ::close(ready[1]);
 }

@@ -65,7 +65,9 @@ struct socket_options {
   /// A silent process is suspected, or killed, from then on; 0: never. This is the longest that a process may
   /// stand still (swap, a debugger, a machine that is moved) and stay in the job. It must be less than the
   /// deadlines of `agree`: a deadline that passes first ends with `errc::peer_timed_out`, and the silence
-  /// counts on in the next call.
+  /// counts on in the next call. Of a process that the kernel says holds the connection,
+  /// time in which its heartbeats wait for a core does not count: one that starves on a busy machine is
+  /// healthy.
   std::uint64_t hard_silence_ns = 5'000'000'000;
   /// The most time for a handshake, and for another process that begins to listen in the folder.
   std::uint64_t handshake_ns = 2'000'000'000;

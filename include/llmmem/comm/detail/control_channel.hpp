@@ -6,6 +6,7 @@
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_poller.hpp>
+#include <llmmem/comm/detail/socket_process.hpp>
 #include <llmmem/comm/detail/socket_system.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
@@ -14,6 +15,7 @@
 #include <llmmem/error.hpp>
 
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -181,7 +183,10 @@ inline void control_channel::start(std::uint64_t beat_ns) {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    beats_ = std::thread([this, beat_ns] { beat(beat_ns); });
+    beats_ = std::thread([this, beat_ns] {
+      ::pthread_setname_np(::pthread_self(), beat_thread_name);
+      beat(beat_ns);
+    });
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw system_error(

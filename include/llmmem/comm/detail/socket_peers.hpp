@@ -10,6 +10,7 @@
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_poller.hpp>
+#include <llmmem/comm/detail/socket_process.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/comm/errors.hpp>
@@ -39,10 +40,14 @@ namespace detail {
 /// @par Errors          `reserve` throws `std::bad_alloc`.
 class socket_peers {
  public:
+  /// Whether a process's heartbeats wait for a core: what the kernel says, or a test.
+  using core_question = bool (*)(const descriptor& process) noexcept;
+
   /// @param seats  0 for an endpoint that is alone
   socket_peers(socket_poller& poller, control_channel& control, call_schedule& calls,
-               const socket_options& options, std::uint32_t seats)
+               const socket_options& options, std::uint32_t seats, core_question asks = &wants_core)
       : poller_(poller),
+        wants_core_(asks),
         control_(control),
         calls_(calls),
         lanes_(poller, seats, options.frame_bytes),
@@ -163,6 +168,7 @@ class socket_peers {
   void close(seat_id of) noexcept;
 
   socket_poller& poller_;
+  core_question wants_core_;
   control_channel& control_;
   call_schedule& calls_;
   peer_lanes lanes_;

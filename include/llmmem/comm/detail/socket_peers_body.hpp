@@ -161,6 +161,7 @@ inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept 
 }
 
 inline void socket_peers::judge_silence(seat_id of, handler_call& call) noexcept {
+  if (detector_.may_excuse(of) && wants_core_(detector_.process(of))) detector_.excuse(of);
   if (!detector_.look_at_silence(of)) return;
   // It may have said something that is still to be read.
   take_what_came(of, call);
