@@ -161,8 +161,9 @@ inline void kill_process(const descriptor& process) noexcept {
 /// The name of the thread that sends heartbeats, by which other processes look for it.
 inline constexpr const char* beat_thread_name = "llmmem-beat";
 
-/// Whether the thread of the process that sends heartbeats runs, or would if it had a core, by what the
-/// kernel says: not where it is stopped or waits for something else. False where that cannot be known.
+/// Whether a process with a thread that sends heartbeats runs, or would if it had a core, by what the kernel
+/// says of its threads: not where it is stopped, or all wait for something else. (That thread may wait for
+/// one that has no core.) False where that cannot be known.
 [[nodiscard]] inline bool wants_core(const descriptor& process) noexcept {
   const std::uint32_t pid = pid_of(process);
   if (pid == 0) return false;
@@ -170,8 +171,9 @@ inline constexpr const char* beat_thread_name = "llmmem-beat";
   std::snprintf(path, sizeof(path), "/proc/%u/task", pid);
   ::DIR* const folder = ::opendir(path);
   if (folder == nullptr) return false;
-  bool is_found = false;
-  while (const ::dirent* const each = is_found ? nullptr : ::readdir(folder)) {
+  bool has_beats = false;
+  bool is_runnable = false;
+  while (const ::dirent* const each = has_beats && is_runnable ? nullptr : ::readdir(folder)) {
     if (each->d_name[0] == '.') continue;
     char stat[32];
     std::snprintf(stat, sizeof(stat), "%.20s/stat", each->d_name);
@@ -182,10 +184,11 @@ inline constexpr const char* beat_thread_name = "llmmem-beat";
     const char* const name_at = std::strchr(text, '(');
     const char* const end = std::strrchr(text, ')');
     if (name_at == nullptr || end == nullptr) continue;
-    is_found = std::string_view(name_at + 1, end) == beat_thread_name && end[1] == ' ' && end[2] == 'R';
+    has_beats = has_beats || std::string_view(name_at + 1, end) == beat_thread_name;
+    is_runnable = is_runnable || (end[1] == ' ' && end[2] == 'R');
   }
   ::closedir(folder);
-  return is_found;
+  return has_beats && is_runnable;
 }
 
 /// This run of this machine: all zero where it cannot be told.
