@@ -525,10 +525,11 @@ TEST_SUITE("communicator_membership") {
     end.says_welcome(zero, 6, 0b101, {10, 29});
     end.says_welcome(zero, 6, 0b011, {10, 21});  // nor one without this seat
     end.says_welcome(zero, 6, 0b101, {10});
+    end.says_welcome(zero, 6, std::uint64_t{1} << 50 | 0b101, {10, 30, 9});  // there are three seats
     communicator ranks(end);
     CHECK_FALSE(ranks.join({100}));
     CHECK(ranks.epoch() == 0);
-    CHECK(ranks.stats().bad_frames == 3);
+    CHECK(ranks.stats().bad_frames == 4);
     end.says_welcome(zero, 7, 0b101, {10, 30});
     ranks.join({200}).value();
     CHECK(ranks.epoch() == 7);
