@@ -10,7 +10,6 @@
 
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -208,7 +207,7 @@ class data_reader {
       const bool is_taken = phase_ == phase::taking;
       // Bytes that go nowhere need not be anybody's.
       if (is_taken && !seal_.opens_bytes(buffer_, bytes_tag_, number_ - 1)) {
-        std::ranges::fill(buffer_, std::byte{0});  // nothing of them is left where others look
+        std::memset(buffer_.data(), 0, buffer_.size());  // nothing of them is left where others look
         return read_state::forged;
       }
       finish(counted);
