@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <random>
 #include <string>
@@ -162,6 +164,50 @@ TEST_SUITE("communicator_processes") {
           CHECK(WEXITSTATUS(status) == has_lost_quorum);
         }
       }
+    }
+  }
+
+  TEST_CASE("ranks that starve beside others that compute are healthy, and none is killed for its silence") {
+    // It takes half a minute of all cores: scripts/soak sets that.
+    if (std::getenv("LLMMEM_SEED_FACTOR") == nullptr) return;
+    const std::vector<std::string> addresses = llmmem_tests::free_addresses(3);
+    std::vector<pid_t> spinners;
+    for (int i = 0; i < 6; ++i) {
+      spinners.push_back(::fork());
+      if (spinners.back() != 0) continue;
+      ::alarm(300);
+      for (std::atomic<std::uint64_t> rounds{0};;)
+        rounds.fetch_add(1, std::memory_order_relaxed);
+    }
+    std::vector<pid_t> pids;
+    for (std::uint32_t seat = 0; seat < 3; ++seat) {
+      pids.push_back(::fork());
+      if (pids.back() != 0) continue;
+      ::alarm(300);
+      static_cast<void>(!::nice(19));
+      socket_endpoint end({.seat = seat_id{seat},
+                           .seats = 3,
+                           .addresses = addresses,
+                           .secret = "of three",
+                           .silence = on_silence::kill_local,
+                           .soft_silence_ns = 200'000'000,
+                           .hard_silence_ns = 500'000'000});
+      job_history history;
+      const job_end how = run_job(
+          end, history,
+          {.steps = 60, .words = 1000, .patience_ns = 200'000'000'000, .join_patience_ns = 200'000'000'000},
+          [](std::uint64_t) { ::usleep(1000); });
+      ::_exit(how.is_through && how.last_world == 3 ? is_through : has_lost_quorum);
+    }
+    for (const pid_t pid : pids) {
+      int status = 0;
+      CHECK(::waitpid(pid, &status, 0) == pid);
+      CHECK(WIFEXITED(status));
+      CHECK(WEXITSTATUS(status) == is_through);
+    }
+    for (const pid_t pid : spinners) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
     }
   }
 
