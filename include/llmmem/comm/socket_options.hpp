@@ -18,7 +18,7 @@ inline namespace v0 {
 enum class socket_seal : std::uint8_t {
   off_machine,  ///< asks for it where an address of the job is not a loopback address
   always,       ///< asks for it
-  never,        ///< does not: who can write into the network speaks for any process
+  never,        ///< does not: a machine that can write into the network speaks for any process
 };
 
 /// From where a TCP endpoint may be reached. Frames are not encrypted: anybody on the network can read them.

@@ -110,7 +110,7 @@ struct lane_seals {
   frame_seal in{};
 };
 
-/// Of a connection with these hellos, as who has the secret can make them. Each connection has random numbers
+/// Of a connection with these hellos: it takes the secret to make them. Each connection has random numbers
 /// of both sides in its hellos, so that no two have the same keys.
 [[nodiscard]] inline lane_seals seals_of(const hmac_sha256& secret,
                                          std::span<const std::byte, wire_hello_bytes> caller,
