@@ -10,6 +10,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -46,6 +47,27 @@ struct checkpoint_search {
   [[nodiscard]] std::string message() const;
 };
 
+/// What a search does with a checkpoint that cannot be read now, and that nothing proves to be damaged.
+enum class unread_checkpoint : std::uint8_t {
+  refuse,    ///< `unreadable_checkpoint` is thrown: no older one is taken in its place
+  pass_over  ///< it is noted like a damaged one. The caller's word that an older one will do
+};
+
+/// How long a search bears with troubles that say nothing of contents: EIO, EMFILE, ENOSPC, ESTALE, want of
+/// memory. What is missing, cut or fails its checksum is not tried again.
+struct search_patience {
+  std::uint32_t tries = 4;              ///< of each list and each checkpoint; 0 is 1
+  std::chrono::milliseconds pause{20};  ///< before the second try, and twice as long before each other
+  unread_checkpoint unread = unread_checkpoint::refuse;
+};
+
+/// A checkpoint that may be whole could not be read, however often it was tried. The text says why, and what
+/// can be done.
+class unreadable_checkpoint : public io_error {
+ public:
+  using io_error::io_error;
+};
+
 /// Checkpoints by their names, the newest first: the highest generation. They need not be whole.
 /// @throws storage_error
 [[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
@@ -57,12 +79,20 @@ struct checkpoint_search {
 [[nodiscard]] found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
                                                verification how);
 
-/// The newest checkpoint that proves whole. Whatever is in the way of one is noted and passed over: nothing
-/// but the folder itself being unreadable is thrown. Needs no lock: one that goes while it is looked at is no
-/// error, its successors are there.
-/// @throws storage_error  when the folder cannot be listed.
+/// The newest checkpoint that proves whole.
+///
+/// An older one is taken only where each newer one is proved damaged: its manifest or a file is missing, cut,
+/// malformed or fails its checksum. Those are noted in `skipped`. Any other trouble says nothing of contents:
+/// it is tried again, and then is an error. A checkpoint whose folder is a symbolic link is one like others;
+/// a link that leads nowhere proves nothing (the disk may not be mounted), and is an error.
+///
+/// Needs no lock: one that goes while it is looked at is no error, its successors are there.
+///
+/// @throws storage_error          when the folder cannot be listed.
+/// @throws unreadable_checkpoint  for one that may be whole and cannot be read (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
-                                                verification how = verification::checksums);
+                                                verification how = verification::checksums,
+                                                const search_patience& patience = {});
 
 }  // namespace v0
 }  // namespace llmmem

@@ -31,23 +31,36 @@ inline void check_storage_path(storage_call call, const std::string& path) {
 /// pipe of that name, and without following a link that leads out of the folder.
 inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions) {
   const int file = open_again(path.c_str(), flags | O_NONBLOCK | O_NOFOLLOW, permissions);
-  if (file < 0) throw storage_error(call, path, errno);
   struct ::stat seen{};
+  if (file < 0) {
+    const int number = errno;
+    const bool is_link = number == ELOOP && ::lstat(path.c_str(), &seen) == 0 && S_ISLNK(seen.st_mode);
+    throw storage_error(call, path, number,
+                        is_link ? "it is a symbolic link, which is not followed; put the file itself there "
+                                  "(the folder of a whole checkpoint may be a link, a file of it may not)"
+                                : "");
+  }
   const bool is_regular = ::fstat(file, &seen) == 0 && S_ISREG(seen.st_mode);
   ::close(file);
   if (!is_regular)
     throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is no regular file");
 }
 
-/// What a name in a folder is of; not every file system says so when it lists.
-[[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry) noexcept {
+/// What a name in a folder is of; not every file system says so when it lists. One that the system cannot
+/// examine is an error: a checkpoint must not be missing in a list because of a passing trouble.
+[[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry, const std::string& path) {
   if (entry.d_type == DT_REG) return storage_entry::kind::file;
   if (entry.d_type == DT_DIR) return storage_entry::kind::folder;
+  if (entry.d_type == DT_LNK) return storage_entry::kind::link;
+  if (entry.d_type != DT_UNKNOWN) return storage_entry::kind::other;
   struct ::stat seen{};
-  if (entry.d_type != DT_UNKNOWN || ::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0)
-    return storage_entry::kind::other;
+  if (::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return storage_entry::kind::other;  // it went meanwhile
+    throw storage_error(storage_call::list, path, errno, std::string("of ") + entry.d_name);
+  }
   return S_ISREG(seen.st_mode)   ? storage_entry::kind::file
          : S_ISDIR(seen.st_mode) ? storage_entry::kind::folder
+         : S_ISLNK(seen.st_mode) ? storage_entry::kind::link
                                  : storage_entry::kind::other;
 }
 
@@ -203,7 +216,7 @@ std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below)
     if (each == nullptr) break;
     const std::string name = each->d_name;
     if (name == "." || name == "..") continue;
-    found.push_back({name, detail::kind_of(::dirfd(folder.get()), *each)});
+    found.push_back({name, detail::kind_of(::dirfd(folder.get()), *each, whole)});
   }
   if (errno != 0) throw storage_error(storage_call::list, whole, errno);
   return found;
