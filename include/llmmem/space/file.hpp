@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/space/detail/write_signals.hpp>
 #include <llmmem/space/errors.hpp>
 
 #if !defined(__linux__)
@@ -236,7 +237,7 @@ class io_file {
     if (bytes > max_bytes || offset > max_bytes - bytes) {
       return failed(errc::grow_failed, EFBIG, bytes, offset);
     }
-    while (call() != 0) {
+    while (detail::without_write_signals(call) != 0) {
       if (errno != EINTR) return failed(errc::grow_failed, errno, bytes, offset);
     }
     return {};
@@ -372,6 +373,7 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
                                                 std::uint64_t bytes) noexcept {
   auto source = static_cast<off_t>(from);
   auto destination = static_cast<off_t>(to);
+  const detail::write_signals_held held;
   ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
   if (moved >= 0) return static_cast<std::uint64_t>(moved);
   if (errno == EINTR) return copy_some(to, from, bytes);

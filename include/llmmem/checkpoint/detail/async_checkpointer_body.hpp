@@ -8,6 +8,7 @@
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/detail/monotonic.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/space/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -259,6 +260,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpointer_core::stageable() noexcept -> job* {
 }
 
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_stager() {
+  block_write_signals();
   std::unique_lock lock(mutex_);
   while (!ends_) {
     job* const next = stageable();

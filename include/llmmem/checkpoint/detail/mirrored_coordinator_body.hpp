@@ -8,6 +8,7 @@
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
+#include <llmmem/space/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <exception>
@@ -183,6 +184,7 @@ LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_until(std::unique_lock<std::mutex>
 // --- the copying thread
 
 LLMMEM_CHECKPOINT_BODY void mirror_core::run() {
+  block_write_signals();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stops_ || pending_; });

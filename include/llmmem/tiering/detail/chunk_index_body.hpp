@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/space/detail/write_signals.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
@@ -74,6 +75,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
 /// All of it, or what kept it from being written.
 [[nodiscard]] inline result<void> write_whole(int file, std::span<const std::byte> bytes,
                                               std::uint64_t offset, const char* where) noexcept {
+  const write_signals_held held;
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (put > 0) {
