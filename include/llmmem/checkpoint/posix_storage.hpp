@@ -34,6 +34,9 @@ struct posix_storage_options {
   direct_io direct = direct_io::preferred;  ///< past the page cache, which a checkpoint would only drive out
   std::uint32_t file_permissions = 0644;    ///< before the umask
   std::uint32_t folder_permissions = 0755;  ///< likewise
+  /// With `file_locks::caller` the lock of the folder is always had: for file systems without locks, where
+  /// the caller sees to it that one process alone commits to the folder.
+  file_locks locks = file_locks::system;
   /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.
   file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
 };
@@ -132,7 +135,8 @@ class posix_storage<Engine>::input {
   std::uint64_t bytes_ = 0;
 };
 
-/// A lock that this process holds (flock on a file of that name, which stays).
+/// A lock that this process holds: flock on a file of that name, which stays; the file alone with
+/// `file_locks::caller`.
 template <io_engine Engine>
 class posix_storage<Engine>::lock_type {
  public:

@@ -236,11 +236,16 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
     detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
     auto file = std::make_unique<io_file>(
         whole, file_options{open_mode::create, direct_io::never, options_.file_permissions});
-    if (const result<void> locked = file->lock(); !locked) {
-      if (locked.error().code == errc::file_locked) return std::nullopt;
-      throw storage_error(storage_call::lock, whole, static_cast<int>(locked.error().index));
+    if (options_.locks == file_locks::system) {
+      if (const result<void> locked = file->lock(); !locked) {
+        if (locked.error().code == errc::file_locked) return std::nullopt;
+        const int number = static_cast<int>(locked.error().index);
+        throw storage_error(
+            storage_call::lock, whole, number,
+            detail::has_no_locks(number) ? std::string(detail::without_locks) : std::string());
+      }
+      file->unlock_at_end();  // also where a forked child has the open file still
     }
-    file->unlock_at_end();  // also where a forked child has the open file still
     // Between opening and locking it may have been removed: then the lock is of nothing.
     lock_type held(std::move(file));
     if (held.is_held()) return held;
