@@ -64,7 +64,7 @@ struct element_unit {
 class tensor_reader {
  public:
   tensor_reader(storage_type& storage, const llmmem::found_checkpoint& from)
-      : storage_(&storage), from_(&from) {}
+      : loader_(storage, from, {.sink = llmmem::sink_calls::by_readers}) {}
 
   /// Asks for bytes of a part of a tensor, from byte `offset` of the part on, as many as `into` has.
   void want(const llmmem::checkpoint_tensor& tensor, const llmmem::element_runs& part, std::uint64_t offset,
@@ -98,7 +98,7 @@ class tensor_reader {
                   static_cast<std::size_t>(last - first));
     };
     std::uint64_t read_bytes = 0;
-    if (!wanted_.empty()) read_bytes = load_checkpoint(*storage_, *from_, wanted_, sink).read_bytes;
+    if (!wanted_.empty()) read_bytes = loader_.load(wanted_, sink).read_bytes;
     wanted_.clear();
     places_.clear();
     return read_bytes;
@@ -110,8 +110,7 @@ class tensor_reader {
     std::span<std::byte> into{};
   };
 
-  storage_type* storage_;
-  const llmmem::found_checkpoint* from_;
+  llmmem::checkpoint_loader loader_;
   std::vector<llmmem::wanted_tensor> wanted_{};
   std::vector<place> places_{};
 };
