@@ -380,8 +380,9 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
                                                 std::uint64_t bytes) noexcept {
   auto source = static_cast<off_t>(from);
   auto destination = static_cast<off_t>(to);
-  const detail::write_signals_held held;
+  detail::write_signals_held held;
   ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
+  if (moved < 0) held.raised(errno);
   if (moved >= 0) return static_cast<std::uint64_t>(moved);
   if (errno == EINTR) return copy_some(to, from, bytes);
   if (errno != ENOSYS && errno != EOPNOTSUPP && errno != EXDEV && errno != EINVAL) {
@@ -399,6 +400,7 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
   do {
     moved = ::pwrite(buffered_, part, count, destination);
   } while (moved < 0 && errno == EINTR);
+  if (moved < 0) held.raised(errno);
   if (moved <= 0) return failed(errc::write_failed, moved < 0 ? errno : 0, bytes, to);
   return static_cast<std::uint64_t>(moved);
 }

@@ -424,7 +424,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
   driven_ = true;
   // A waiter's thread writes here; the queue's own holds them back for good.
   std::optional<detail::write_signals_held> held;
-  if (options_.driver == transfer::drive_by::waiters) held.emplace();
+  if (options_.driver == transfer::drive_by::waiters) held.emplace().raised();
   tell_files();
   core_.admit();
   const std::uint64_t now = now_ns();

@@ -31,9 +31,9 @@ inline void block_write_signals() noexcept {
 }
 
 /// For a caller's thread: while this lives it does not get them, and what was raised meanwhile is gone
-/// afterwards. The thread's mask is as it was then, and so is `errno`.
+/// afterwards, provided that `raised` was told. The thread's mask is as it was then, and so is `errno`.
 ///
-/// @par Complexity   three system calls.
+/// @par Complexity   two system calls; some more where a signal was raised.
 class write_signals_held {
  public:
   write_signals_held() noexcept {
@@ -44,6 +44,16 @@ class write_signals_held {
   write_signals_held& operator=(const write_signals_held&) = delete;
   ~write_signals_held() {
     const int error = errno;
+    if (is_raised_) take_raised();
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+  /// A call may have raised one: told its error number, of which two come with a signal.
+  void raised(int error = EFBIG) noexcept { is_raised_ = is_raised_ || error == EFBIG || error == EPIPE; }
+
+ private:
+  void take_raised() const noexcept {
     sigset_t pending;
     ::sigpending(&pending);
     for (const int each : {SIGXFSZ, SIGPIPE}) {
@@ -56,19 +66,20 @@ class write_signals_held {
       while (::sigtimedwait(&one, nullptr, &at_once) < 0 && errno == EINTR) {
       }
     }
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    errno = error;
   }
 
- private:
   sigset_t before_;
+  bool is_raised_ = false;
 };
 
-/// What `call` gives, with these signals held back.
+/// What `call` gives, with these signals held back. @param call  gives less than 0 when it fails, with
+/// `errno`.
 template <class Call>
 [[nodiscard]] auto without_write_signals(Call call) noexcept {
-  const write_signals_held held;
-  return call();
+  write_signals_held held;
+  const auto given = call();
+  if (given < 0) held.raised(errno);
+  return given;
 }
 
 }  // namespace detail

@@ -13,8 +13,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,7 +77,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
 /// All of it, or what kept it from being written.
 [[nodiscard]] inline result<void> write_whole(int file, std::span<const std::byte> bytes,
                                               std::uint64_t offset, const char* where) noexcept {
-  const write_signals_held held;
+  write_signals_held held;
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (put > 0) {
@@ -83,6 +85,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
       offset += static_cast<std::uint64_t>(put);
     } else if (put == 0 || errno != EINTR) {
       const int error = put == 0 ? 0 : errno;
+      held.raised(error);
       return failure{errc::write_failed, static_cast<std::uint32_t>(error), bytes.size(), offset, where};
     }
   }
@@ -176,6 +179,61 @@ inline bool chunk_index::check_header() {
   return true;
 }
 
+/// What a journal says of chunks, record by record: of each key the last that was said. Memory goes by the
+/// keys that it names, and not by the journal's length, which anything may have made.
+class chunk_index::said_chunks {
+ public:
+  void add(const chunk_extent& extent, std::uint64_t record, bool is_gone) {
+    said_.push_back({{extent, record}, is_gone});
+    if (said_.size() >= next_fold_) fold();
+  }
+  /// Those that are there, in the order of their records.
+  [[nodiscard]] std::vector<entry> take() {
+    fold();
+    std::vector<entry> all;
+    all.reserve(said_.size());
+    for (const one& each : said_)
+      all.push_back(each.what);
+    said_ = {};
+    std::ranges::sort(all, {}, &entry::record);
+    return all;
+  }
+
+ private:
+  struct one {
+    entry what;
+    bool is_gone;
+  };
+
+  void fold() {
+    const auto key = [](const one& each) {
+      return std::tuple(each.what.extent.key.high, each.what.extent.key.low, each.what.record);
+    };
+    std::ranges::sort(said_, {}, key);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < said_.size(); ++i) {
+      const bool is_last = i + 1 == said_.size() || said_[i + 1].what.extent.key != said_[i].what.extent.key;
+      if (is_last && !said_[i].is_gone) said_[kept++] = said_[i];
+    }
+    said_.resize(kept);
+    next_fold_ = 2 * kept + least_fold;
+  }
+
+  static constexpr std::size_t least_fold = 4096;
+
+  std::vector<one> said_{};
+  std::size_t next_fold_ = least_fold;
+};
+
+/// The first record from `number` on that has any bytes on the device; `end` where none has. What lies before
+/// it was never written: a file that was made longer has gigabytes of that.
+inline std::uint64_t chunk_index::next_written(std::uint64_t number, std::uint64_t end) const noexcept {
+  const ::off_t at = ::lseek(file_.buffered(), static_cast<::off_t>(number * record_bytes), SEEK_DATA);
+  if (at < 0) return errno == ENXIO ? end : number;  // not every file system knows
+  const std::uint64_t next = static_cast<std::uint64_t>(at) / record_bytes;
+  return next < number ? number : next < end ? next : end;
+}
+
 inline void chunk_index::recover() {
   const std::uint64_t size = file_.size().value();
   const bool has_header = size != 0 && check_header();
@@ -183,12 +241,14 @@ inline void chunk_index::recover() {
   std::uint64_t good_end = 0;  // behind the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
-  // By record, as there may have been more chunks at once than `max_chunks` is now.
-  std::vector<entry> said(static_cast<std::size_t>(records_));
-  prefix_index latest(records_ + 1, options_.metadata);
+  said_chunks said;
   std::vector<std::byte> part(record_bytes * 1024);
   // Without the header no record can be told from one of another journal.
   for (std::uint64_t number = 0; has_header && number < records_;) {
+    const std::uint64_t next = next_written(number, records_);
+    unread += next - number;
+    number = next;
+    if (number == records_) break;
     const std::size_t had = detail::read_whole(file_, part, number * record_bytes).value() / record_bytes;
     if (had == 0) break;
     for (std::size_t i = 0; i < had; ++i, ++number) {
@@ -208,16 +268,7 @@ inline void chunk_index::recover() {
       good_end = number + 1;
       ++recovery_.records;
       if (*what == kind::durable) durable_ = extent.offset;
-      if (number < first_change) continue;
-      if (const std::optional<block_id> before = latest.find(extent.key)) {
-        latest.erase(*before);
-        said[to_index(*before)].record = 0;
-      }
-      if (*what == kind::gone) continue;
-      const block_id here{static_cast<std::uint32_t>(number)};
-      said[number] = {extent, number};
-      latest.stage(extent.key, here);
-      latest.insert(here, 1);
+      if (number >= first_change) said.add(extent, number, *what == kind::gone);
     }
   }
   if (!has_header) {
@@ -229,8 +280,8 @@ inline void chunk_index::recover() {
     recovery_.lost = durable_ - good_end;
     doubt = records_;
   }
-  for (const entry& each : said) {
-    if (each.record == 0) continue;
+  // There may have been more chunks at once than `max_chunks` is now.
+  for (const entry& each : said.take()) {
     if (each.record < doubt) {
       ++recovery_.overtaken;
     } else if (live_ != entries_.size()) {
