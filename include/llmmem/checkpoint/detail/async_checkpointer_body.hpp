@@ -67,6 +67,10 @@ checkpointer_core::checked(checkpointer_options options, const checkpointer_poli
     wrong("chunks of " + std::to_string(options.chunk_bytes) + " bytes; they have 1 to " +
           std::to_string(max_checkpoint_chunk));
   }
+  // A ring for a small state takes smaller chunks.
+  constexpr std::uint64_t page = 4096;
+  if (const std::uint64_t fits = options.ring_bytes / 2 / page * page; fits != 0)
+    options.chunk_bytes = std::min(options.chunk_bytes, fits);
   if (options.ring_bytes / 2 < options.chunk_bytes) {
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
           std::to_string(options.chunk_bytes) + "; it needs room for two of them");
