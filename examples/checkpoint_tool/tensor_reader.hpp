@@ -30,7 +30,7 @@ using llmmem::whole_byte_unit;
 class tensor_reader {
  public:
   tensor_reader(storage_type& storage, const llmmem::found_checkpoint& from)
-      : loader_(storage, from, {.sink = llmmem::sink_calls::by_readers}) {}
+      : loader_(storage, from, {.how = how_to_read(from), .sink = llmmem::sink_calls::by_readers}) {}
 
   /// Asks for bytes of a part of a tensor, from byte `offset` of the part on, as many as `into` has.
   void want(const llmmem::checkpoint_tensor& tensor, const llmmem::element_runs& part, std::uint64_t offset,
@@ -55,6 +55,14 @@ class tensor_reader {
   }
 
  private:
+  /// A published model has no checksums.
+  [[nodiscard]] static llmmem::verification how_to_read(const llmmem::found_checkpoint& from) {
+    for (const llmmem::checkpoint_file& each : from.manifest.files) {
+      if (each.chunks.empty() && each.bytes != 0) return llmmem::verification::sizes;
+    }
+    return llmmem::verification::checksums;
+  }
+
   llmmem::checkpoint_loader loader_;
   std::vector<llmmem::wanted_tensor> wanted_{};
   std::vector<llmmem::part_slice> places_{};

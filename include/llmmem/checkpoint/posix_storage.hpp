@@ -28,6 +28,12 @@ inline namespace v0 {
 /// What to do where the folder is not there.
 enum class missing_root : std::uint8_t { make, refuse };
 
+/// What to do with a symbolic link in the place of a file that is read.
+enum class symbolic_links : std::uint8_t {
+  refuse,  ///< an error: a file that came with others may lead anywhere
+  follow   ///< it is the file that it leads to: for folders whose links the caller trusts
+};
+
 /// How files of a checkpoint are made.
 struct posix_storage_options {
   missing_root missing = missing_root::make;  ///< with its parents
@@ -37,6 +43,7 @@ struct posix_storage_options {
   /// With `file_locks::caller` the lock of the folder is always had: for file systems without locks, where
   /// the caller sees to it that one process alone commits to the folder.
   file_locks locks = file_locks::system;
+  symbolic_links links = symbolic_links::refuse;  ///< of files that are opened to be read
   /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.
   file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
 };

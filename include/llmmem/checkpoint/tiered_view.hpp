@@ -116,11 +116,11 @@ class tiered_state_view {
     }
   tiered_state_view(const Tensors& tensors)  // NOLINT(google-explicit-constructor): begin_snapshot takes them
       : clones_(std::in_place, detail::buffer_beneath(tensors.store())), is_of_tensors_(true) {
-    Buffer& buffer = *clones_->buffer;
+    Buffer& beneath = *clones_->buffer;
     const chunk_mapping& mapping = tensors.mapping();
     clones_->handles.resize(mapping.chunks().size());
     clones_->changes.resize(mapping.chunks().size());
-    history_.add(buffer.identity());
+    history_.add(beneath.identity());
     for (std::uint32_t i = 0; i < mapping.tensors(); ++i) {
       const tensor_id tensor{i};
       if (!tensors.has_contents(tensor).value()) {
@@ -133,8 +133,8 @@ class tiered_state_view {
         const chunk_handle chunk = tensors.chunk(tensor, number++).value();
         const std::uint32_t at = to_index(part.chunk);
         if (clones_->handles[at] == chunk_handle{}) {
-          clones_->handles[at] = buffer.clone(chunk).value();
-          clones_->changes[at] = buffer.last_change(chunk).value();
+          clones_->handles[at] = beneath.clone(chunk).value();
+          clones_->changes[at] = beneath.last_change(chunk).value();
           history_.add(std::uint64_t{chunk.slot} << 32 | chunk.generation);
         }
         clones_->parts.push_back({at, part.offset, part.begin, part.bytes});
@@ -144,7 +144,7 @@ class tiered_state_view {
       }
     }
     clones_->first_part.push_back(static_cast<std::uint32_t>(clones_->parts.size()));
-    number_ = buffer.changes() + 1;
+    number_ = beneath.changes() + 1;
   }
 
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;

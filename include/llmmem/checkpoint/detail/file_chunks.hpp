@@ -62,8 +62,9 @@ class file_chunks {
               const checkpoint_file& file)
       : file_(&file), chunk_bytes_(manifest.chunk_bytes) {
     if (file.runs.empty()) {
-      path_ = storage.path(folder + "/" + file.name);
-      open(storage, folder + "/" + file.name, file.bytes, 0);
+      const std::string path = folder.empty() ? file.name : folder + "/" + file.name;
+      path_ = storage.path(path);
+      open(storage, path, file.bytes, 0);
       return;
     }
     path_ = storage.path(folder) + ": " + file.name;

@@ -163,8 +163,10 @@ class checkpoint_reader {
 
   void read(const load_file& file, const file_chunks& input) {
     next_.store(0);
-    const std::size_t useful =
-        std::min<std::size_t>(options_->readers, from_->manifest.files[file.file].chunks.size());
+    const std::size_t parts = options_->how == verification::checksums
+                                  ? from_->manifest.files[file.file].chunks.size()
+                                  : file.copies.size();
+    const std::size_t useful = std::min<std::size_t>(options_->readers, parts);
     const bool gives_here = options_->sink == sink_calls::by_caller;
     const bool shares = useful > 1;
     handover to_caller;
@@ -408,6 +410,11 @@ LLMMEM_CHECKPOINT_BODY load_report checkpoint_loader::load_into(std::span<const 
   detail::checkpoint_reader reader(*from_, sink, options_);
   for (std::uint32_t file = 0; file < by_file.size(); ++file) {
     if (by_file[file].empty()) continue;
+    const checkpoint_file& described = from_->manifest.files[file];
+    if (options_.how == verification::checksums && described.chunks.empty() && described.bytes != 0) {
+      throw argument_error(storage_.path(described.name) +
+                           ": it has no checksums; load it with verification::sizes");
+    }
     const detail::file_chunks input(storage_, from_->folder, from_->manifest, from_->manifest.files[file]);
     const std::string& path = input.path();
     const known_file& known = know(file, input, report.read_bytes);

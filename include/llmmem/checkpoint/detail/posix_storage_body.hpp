@@ -29,8 +29,10 @@ inline void check_storage_path(storage_call call, const std::string& path) {
 
 /// Opens and closes, so that a refusal is told with its number. Without waiting for whoever might write to a
 /// pipe of that name, and without following a link that leads out of the folder.
-inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions) {
-  const int file = open_again(path.c_str(), flags | O_NONBLOCK | O_NOFOLLOW, permissions);
+inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions,
+                     symbolic_links links = symbolic_links::refuse) {
+  const int no_link = links == symbolic_links::refuse ? O_NOFOLLOW : 0;
+  const int file = open_again(path.c_str(), flags | O_NONBLOCK | no_link, permissions);
   struct ::stat seen{};
   if (file < 0) {
     const int number = errno;
@@ -153,7 +155,7 @@ auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes
 template <io_engine Engine>
 auto posix_storage<Engine>::open(const std::string& below) -> input {
   const std::string whole = checked_path(storage_call::open, below);
-  detail::try_open(storage_call::open, whole, O_RDONLY, 0);
+  detail::try_open(storage_call::open, whole, O_RDONLY, 0, options_.links);
   try {
     input opened(std::make_unique<io_file>(whole, file_options{open_mode::read, options_.direct}));
     const result<std::uint64_t> size = opened.file_->size();
