@@ -47,6 +47,7 @@
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/paged_view.hpp>
+#include <llmmem/checkpoint/part_slices.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 #include <llmmem/checkpoint/rank_errors.hpp>
 #include <llmmem/checkpoint/rank_session.hpp>
@@ -55,11 +56,13 @@
 #include <llmmem/checkpoint/recover.hpp>
 #include <llmmem/checkpoint/replica_source.hpp>
 #include <llmmem/checkpoint/retention.hpp>
+#include <llmmem/checkpoint/safetensors_folder.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/checkpoint/termination.hpp>
+#include <llmmem/checkpoint/tiered_load.hpp>
 #include <llmmem/checkpoint/tiered_view.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
 #include <llmmem/codec/byte_plane.hpp>

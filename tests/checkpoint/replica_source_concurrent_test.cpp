@@ -310,8 +310,8 @@ TEST_SUITE("replica_source") {
         static_cast<void>(self.recovered());
         FAIL_CHECK("an older one was taken");
       } catch (const unreadable_checkpoint& error) {
-        CHECK(std::string(error.what()).starts_with(
-            "recover: rank 1: step-0000000020-g00000002 cannot be read now"));
+        CHECK(std::string(error.what())
+                  .starts_with("recover: rank 1: step-0000000020-g00000002 cannot be read now"));
       }
     });
     of.local[1].set_faults({{.call = storage_call::open, .every = 1, .count = 2}});

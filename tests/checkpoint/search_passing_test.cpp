@@ -24,9 +24,8 @@ using llmmem::testing::storage_fault;
 namespace {
 
 constexpr checkpoint_world small{.ranks = 1, .files = 1};
-constexpr search_patience at_once{.tries = 3, .pause = std::chrono::milliseconds(0)};
-constexpr search_patience older_will_do{
-    .tries = 3, .pause = std::chrono::milliseconds(0), .unread = unread_checkpoint::pass_over};
+constexpr search_patience at_once{.tries = 3, .pause_ns = 0};
+constexpr search_patience older_will_do{.tries = 3, .pause_ns = 0, .unread = unread_checkpoint::pass_over};
 
 template <class Storage>
 void save_two(Storage& storage) {
@@ -116,7 +115,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     const std::uint64_t before = storage.calls();
     CHECK(find_checkpoint(storage, verification::checksums, at_once).found->id == checkpoint_id{10, 1});
     const std::uint64_t once = storage.calls() - before;
-    const search_patience long_patience{.tries = 100, .pause = std::chrono::milliseconds(0)};
+    const search_patience long_patience{.tries = 100, .pause_ns = 0};
     CHECK(find_checkpoint(storage, verification::checksums, long_patience).found);
     CHECK(storage.calls() - before == 2 * once);
   }

@@ -1,5 +1,5 @@
 // The signals that writing can raise end no process: a limit of file sizes is an error of the write.
-#include <llmmem/space/detail/write_signals.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/space/file.hpp>
 #include <llmmem/space/memory_file.hpp>
 #include <llmmem/tiering/chunk_index.hpp>

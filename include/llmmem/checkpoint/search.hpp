@@ -10,7 +10,6 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -57,7 +56,7 @@ enum class unread_checkpoint : std::uint8_t {
 /// memory. What is missing, cut or fails its checksum is not tried again.
 struct search_patience {
   std::uint32_t tries = 4;              ///< of each list and each checkpoint; 0 is 1
-  std::chrono::milliseconds pause{20};  ///< before the second try, and twice as long before each other
+  std::uint64_t pause_ns = 20'000'000;  ///< before the second try, and twice as long before each other
   unread_checkpoint unread = unread_checkpoint::refuse;
 };
 

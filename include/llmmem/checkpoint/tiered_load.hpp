@@ -26,6 +26,19 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// What `map_to_chunks` must know of tensors that are described for a checkpoint: the bytes of each, or of
+/// the part of it that is kept here.
+/// @throws argument_error, length_error  as `bytes_of`.
+[[nodiscard]] inline std::vector<tensor_size> sizes_of(std::span<const state_tensor> described) {
+  std::vector<tensor_size> sizes;
+  for (const state_tensor& each : described) {
+    const std::uint64_t elements =
+        each.part ? each.part->elements() : tensor_shape::of(each.shape).elements();
+    sizes.push_back({.bytes = bytes_of(each.type, elements, "tensor " + each.name)});
+  }
+  return sizes;
+}
+
 /// How tensors are loaded into chunks.
 struct tensor_load_options {
   verification how = verification::checksums;

@@ -3,19 +3,15 @@
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
-#include <llmmem/checkpoint/file_plan.hpp>
-#include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 #include <llmmem/tiering/tiered_types.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +62,7 @@ template <class Store>
 /// checkpoint, in the order of their numbers; a large one is one tensor there, as a small one is:
 ///
 ///     const auto described = ...;                             // state_tensors: names, types, shapes
-///     tiered_tensors tensors(buffer, map_to_chunks(sizes_of(described)));
+///     tiered_tensors tensors(buffer, map_to_chunks(sizes_of(described)));   // sizes_of: tiered_load.hpp
 ///     async_checkpointer<traits> saves(coordinator, described);
 ///     const snapshot_guard guard = saves.begin_snapshot(step, tensors);
 ///
@@ -235,11 +231,17 @@ class tiered_state_view {
                            " are described, it has " + std::to_string(there) +
                            ": describe the tensors in the order of their numbers, and as long as they are");
     }
-    auto next = std::ranges::upper_bound(parts, offset, {}, &tensor_place::begin) - 1;
+    std::size_t next = 0;  // the last that begins at or before `offset`
+    for (std::size_t behind = parts.size(); behind - next > 1;) {
+      const std::size_t middle = next + (behind - next) / 2;
+      (parts[middle].begin <= offset ? next : behind) = middle;
+    }
     for (std::uint64_t done = 0; done < bytes; ++next) {
-      const std::uint64_t from = offset + done - next->begin;
-      const std::uint64_t count = std::min(bytes - done, next->bytes - from);
-      visit(*next, done, from, count);
+      const tensor_place& part = parts[next];
+      const std::uint64_t from = offset + done - part.begin;
+      const std::uint64_t left = part.bytes - from;
+      const std::uint64_t count = left < bytes - done ? left : bytes - done;
+      visit(part, done, from, count);
       done += count;
     }
   }
@@ -258,19 +260,6 @@ class tiered_state_view {
   std::uint64_t number_ = 0;  // one more than the buffer's changes were
   bool is_of_tensors_ = false;
 };
-
-/// What `map_to_chunks` must know of tensors that are described for a checkpoint: the bytes of each, or of
-/// the part of it that is kept here.
-/// @throws argument_error, length_error  as `bytes_of`.
-[[nodiscard]] inline std::vector<tensor_size> sizes_of(std::span<const state_tensor> described) {
-  std::vector<tensor_size> sizes;
-  for (const state_tensor& each : described) {
-    const std::uint64_t elements =
-        each.part ? each.part->elements() : tensor_shape::of(each.shape).elements();
-    sizes.push_back({.bytes = bytes_of(each.type, elements, "tensor " + each.name)});
-  }
-  return sizes;
-}
 
 }  // namespace v0
 }  // namespace llmmem

@@ -4,9 +4,9 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
 #include <llmmem/space/errors.hpp>
 
 #if !defined(__linux__)

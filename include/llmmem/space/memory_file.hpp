@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
+#include <llmmem/detail/write_signals.hpp>
 
 #if !defined(__linux__)
 #error "llmmem/space/memory_file.hpp needs Linux: it is a memfd."

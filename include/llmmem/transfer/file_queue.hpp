@@ -4,9 +4,9 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
 #include <llmmem/transfer/detail/file_table.hpp>
 #include <llmmem/transfer/detail/transfer_core.hpp>
 #include <llmmem/transfer/file_copy.hpp>

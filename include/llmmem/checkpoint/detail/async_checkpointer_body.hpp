@@ -7,8 +7,8 @@
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/detail/monotonic.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <cstring>

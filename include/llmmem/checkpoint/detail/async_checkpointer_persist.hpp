@@ -7,8 +7,8 @@
 #include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <exception>

@@ -8,7 +8,7 @@
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
+#include <llmmem/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <exception>

@@ -8,14 +8,14 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <time.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <string>
 #include <string_view>
-#include <thread>
 
 namespace llmmem {
 inline namespace v0 {
@@ -28,11 +28,18 @@ namespace detail {
   return number == 0 || number == ENOENT || number == ENOTDIR || number == EISDIR;
 }
 
+inline void pause_for(std::uint64_t ns) noexcept {
+  constexpr std::uint64_t second = 1'000'000'000;
+  timespec left{static_cast<time_t>(ns / second), static_cast<long>(ns % second)};
+  while (ns != 0 && ::nanosleep(&left, &left) != 0 && errno == EINTR) {
+  }
+}
+
 /// Calls `work` until it gives something, proves damage, or has been tried often enough; then it throws what
 /// `work` threw.
 template <class Work>
 auto try_again(const search_patience& patience, Work work) {
-  std::chrono::milliseconds pause = patience.pause;
+  std::uint64_t pause_ns = patience.pause_ns;
   for (std::uint32_t left = patience.tries;; --left) {
     try {
       return work();
@@ -43,8 +50,8 @@ auto try_again(const search_patience& patience, Work work) {
     } catch (const std::exception&) {  // want of memory, too
       if (left <= 1) throw;
     }
-    if (pause.count() > 0) std::this_thread::sleep_for(pause);
-    pause *= 2;
+    pause_for(pause_ns);
+    pause_ns *= 2;
   }
 }
 

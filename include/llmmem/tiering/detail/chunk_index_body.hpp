@@ -2,8 +2,8 @@
 /// The journal of `chunk_index`: its records, how it is read, grows and is written anew.
 #pragma once
 
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
-#include <llmmem/space/detail/write_signals.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
 #include <llmmem/tiering/chunk_index.hpp>
@@ -13,10 +13,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <tuple>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -183,46 +182,40 @@ inline bool chunk_index::check_header() {
 /// keys that it names, and not by the journal's length, which anything may have made.
 class chunk_index::said_chunks {
  public:
+  explicit said_chunks(metadata_source metadata) : metadata_(metadata) { fold(); }
+
   void add(const chunk_extent& extent, std::uint64_t record, bool is_gone) {
-    said_.push_back({{extent, record}, is_gone});
-    if (said_.size() >= next_fold_) fold();
+    if (const std::optional<block_id> before = latest_->find(extent.key)) {
+      latest_->erase(*before);
+      said_[to_index(*before)].record = 0;
+    }
+    if (is_gone) return;
+    if (said_.size() == most_) fold();
+    note(said_.size(), extent.key);
+    said_.push_back({extent, record});
   }
-  /// Those that are there, in the order of their records.
-  [[nodiscard]] std::vector<entry> take() {
-    fold();
-    std::vector<entry> all;
-    all.reserve(said_.size());
-    for (const one& each : said_)
-      all.push_back(each.what);
-    said_ = {};
-    std::ranges::sort(all, {}, &entry::record);
-    return all;
-  }
+  /// Those that are there have a record, in the order of these.
+  [[nodiscard]] const std::vector<entry>& all() const noexcept { return said_; }
 
  private:
-  struct one {
-    entry what;
-    bool is_gone;
-  };
-
+  void note(std::size_t at, const chunk_key& key) {
+    const block_id id{static_cast<std::uint32_t>(at)};
+    latest_->stage(key, id);
+    latest_->insert(id, 1);
+  }
+  /// Forgets what was said and is so no more.
   void fold() {
-    const auto key = [](const one& each) {
-      return std::tuple(each.what.extent.key.high, each.what.extent.key.low, each.what.record);
-    };
-    std::ranges::sort(said_, {}, key);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < said_.size(); ++i) {
-      const bool is_last = i + 1 == said_.size() || said_[i + 1].what.extent.key != said_[i].what.extent.key;
-      if (is_last && !said_[i].is_gone) said_[kept++] = said_[i];
-    }
-    said_.resize(kept);
-    next_fold_ = 2 * kept + least_fold;
+    std::erase_if(said_, [](const entry& each) { return each.record == 0; });
+    most_ = 2 * said_.size() + 4096;
+    latest_.emplace(most_, metadata_);
+    for (std::size_t i = 0; i < said_.size(); ++i)
+      note(i, said_[i].extent.key);
   }
 
-  static constexpr std::size_t least_fold = 4096;
-
-  std::vector<one> said_{};
-  std::size_t next_fold_ = least_fold;
+  metadata_source metadata_;
+  std::size_t most_ = 0;
+  std::vector<entry> said_{};
+  std::optional<prefix_index> latest_{};
 };
 
 /// The first record from `number` on that has any bytes on the device; `end` where none has. What lies before
@@ -241,7 +234,7 @@ inline void chunk_index::recover() {
   std::uint64_t good_end = 0;  // behind the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
-  said_chunks said;
+  said_chunks said(options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
   // Without the header no record can be told from one of another journal.
   for (std::uint64_t number = 0; has_header && number < records_;) {
@@ -281,7 +274,8 @@ inline void chunk_index::recover() {
     doubt = records_;
   }
   // There may have been more chunks at once than `max_chunks` is now.
-  for (const entry& each : said.take()) {
+  for (const entry& each : said.all()) {
+    if (each.record == 0) continue;
     if (each.record < doubt) {
       ++recovery_.overtaken;
     } else if (live_ != entries_.size()) {

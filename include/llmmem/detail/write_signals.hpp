@@ -5,7 +5,6 @@
 
 #include <llmmem/config.hpp>
 
-#include <pthread.h>
 #include <signal.h>
 #include <time.h>
 
