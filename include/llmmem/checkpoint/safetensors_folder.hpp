@@ -173,7 +173,10 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
   std::vector<const detail::indexed_tensor*> by_shard;
   for (const detail::indexed_tensor& each : tensors)
     by_shard.push_back(&each);
-  std::ranges::stable_sort(by_shard, {}, [](const auto* each) -> const std::string& { return each->shard; });
+  std::ranges::sort(by_shard, [](const auto* a, const auto* b) {
+    const int order = a->shard.compare(b->shard);
+    return order != 0 ? order < 0 : a < b;  // these lie in one array, by name
+  });
   for (auto first = by_shard.begin(); first != by_shard.end();) {
     const std::string& shard = (*first)->shard;
     const auto last =

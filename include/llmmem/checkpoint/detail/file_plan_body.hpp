@@ -109,8 +109,10 @@ struct planned_shard {
   std::vector<std::uint32_t> order(tensors.size());
   for (std::uint32_t i = 0; i < order.size(); ++i)
     order[i] = i;
-  std::ranges::stable_sort(order, {},
-                           [&](std::uint32_t i) -> const std::string& { return tensors[i].group; });
+  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
+    const int by_group = tensors[a].group.compare(tensors[b].group);
+    return by_group != 0 ? by_group < 0 : a < b;
+  });
   std::vector<std::vector<std::uint32_t>> groups;
   for (const std::uint32_t each : order) {
     if (groups.empty() || tensors[groups.back().front()].group != tensors[each].group) groups.emplace_back();
