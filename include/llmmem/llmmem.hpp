@@ -41,6 +41,7 @@
 #include <llmmem/checkpoint/file_coordinator.hpp>
 #include <llmmem/checkpoint/file_plan.hpp>
 #include <llmmem/checkpoint/folder.hpp>
+#include <llmmem/checkpoint/hold.hpp>
 #include <llmmem/checkpoint/interval.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/manifest.hpp>

@@ -125,6 +125,7 @@ class checkpoint_folder_base {
   /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
   /// by a reader. A trouble with one checkpoint is in the way of no other: one that cannot be removed stays,
   /// with what it refers to, and is tried again the next time, and so is what could not be removed of others.
+  /// What a reader holds (`checkpoint_hold`) stays, with what it refers to.
   /// Of a checkpoint whose folder is a symbolic link the link is removed, and nothing of what it leads to.
   /// @return the checkpoints that were removed.
   /// @throws io_error  at the end, with each trouble: a checkpoint or its files that cannot be removed,
@@ -168,6 +169,7 @@ class checkpoint_folder_base {
   void remove_entry(const storage_entry& entry);
   [[nodiscard]] std::vector<checkpoint_id> remove_names(const std::vector<leaving_checkpoint>& leaving,
                                                         troubles& met);
+  [[nodiscard]] std::vector<std::uint64_t> held_by_readers(troubles& met);
   void remove_trash(const std::vector<checkpoint_id>& gone, troubles& met);
   void check_stored(const checkpoint_manifest& manifest);
   void commit_by_rename(const checkpoint_draft& draft, const std::string& text, const uncertainty& uncertain);

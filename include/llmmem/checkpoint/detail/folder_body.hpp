@@ -402,12 +402,35 @@ class checkpoint_folder_base::troubles {
   std::uint64_t count_ = 0;
 };
 
+/// Generations that readers hold. What is left of a reader that has gone is removed.
+LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_by_readers(troubles& met) {
+  std::vector<std::uint64_t> held;
+  for (const storage_entry& each : storage_.list("")) {
+    const std::optional<std::uint64_t> generation = held_generation(each.name);
+    if (!generation) continue;
+    bool is_free = false;
+    met.bear([&] {
+      const auto lock = storage_.try_lock(each.name);
+      is_free = lock.has_value();
+      if (is_free) remove_if_there(each.name);
+    });
+    if (!is_free) held.push_back(*generation);
+  }
+  return held;
+}
+
 /// From here on none of them is called a checkpoint. @return those of which that holds.
 LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove_names(
     const std::vector<leaving_checkpoint>& leaving, troubles& met) {
   std::vector<checkpoint_id> gone;
-  std::vector<std::uint64_t> needed;  // by those that may still be there after a crash
-  std::vector<std::uint64_t> stays;   // what those need that could not be removed
+  if (leaving.empty()) return gone;
+  // No reader takes a hold meanwhile: one that has it finds its checkpoint, for as long as it likes. While a
+  // reader is about to, nothing goes; it will next time.
+  std::optional<storage_ref::lock_type> alone;
+  met.bear([&] { alone = storage_.try_lock(std::string(checkpoint_names::holding)); });
+  if (!alone) return gone;
+  std::vector<std::uint64_t> needed;                        // by those that may still be there after a crash
+  std::vector<std::uint64_t> stays = held_by_readers(met);  // and what those need that could not be removed
   const std::vector<storage_entry> entries = storage_.list("");
   const auto has = [](const std::vector<std::uint64_t>& all, std::uint64_t generation) {
     return std::ranges::find(all, generation) != all.end();
