@@ -45,7 +45,7 @@ struct checkpoint_names {
   static constexpr std::string_view rank_lock = "LOCK.rank-";
   static constexpr std::string_view rendezvous = ".rank-";
   static constexpr std::string_view hold = ".hold-g";
-  static constexpr std::string_view holding = ".holding";
+  static constexpr std::string_view holding = "LOCK.holding";
 };
 
 namespace detail {
