@@ -44,6 +44,7 @@ TOOL_LIMITS = {
     "llmmem/checkpoint/recover.hpp": 75_000,
     "llmmem/checkpoint/replica_source.hpp": 80_000,
     "llmmem/checkpoint/search.hpp": 75_000,
+    "llmmem/checkpoint/hold.hpp": 75_000,
     "llmmem/instantiate/checkpoint.hpp": 96_000,
     # Loading, with a storage, or with a resharding plan into tiers.
     "llmmem/checkpoint/safetensors_folder.hpp": 92_000,

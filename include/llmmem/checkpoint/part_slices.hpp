@@ -23,6 +23,7 @@ struct element_unit {
   std::uint64_t bytes = 1;
 };
 
+/// That of a type.
 [[nodiscard]] inline element_unit whole_byte_unit(safetensors_type type) {
   const std::uint64_t bits = bits_of(type);
   if (bits % 8 == 0) return {1, bits / 8};
