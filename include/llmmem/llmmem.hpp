@@ -59,6 +59,7 @@
 #include <llmmem/checkpoint/retention.hpp>
 #include <llmmem/checkpoint/safetensors_folder.hpp>
 #include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/search_patience.hpp>
 #include <llmmem/checkpoint/state_view.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/storage_ref.hpp>

@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/search_patience.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
@@ -44,20 +45,6 @@ struct checkpoint_search {
 
   /// What was found and what was not, in one line.
   [[nodiscard]] std::string message() const;
-};
-
-/// What a search does with a checkpoint that cannot be read now, and that nothing proves to be damaged.
-enum class unread_checkpoint : std::uint8_t {
-  refuse,    ///< `unreadable_checkpoint` is thrown: no older one is taken in its place
-  pass_over  ///< it is noted like a damaged one. The caller's word that an older one will do
-};
-
-/// How long a search bears with troubles that say nothing of contents: EIO, EMFILE, ENOSPC, ESTALE, want of
-/// memory. What is missing, cut or fails its checksum is not tried again.
-struct search_patience {
-  std::uint32_t tries = 4;              ///< of each list and each checkpoint; 0 is 1
-  std::uint64_t pause_ns = 20'000'000;  ///< before the second try, and twice as long before each other
-  unread_checkpoint unread = unread_checkpoint::refuse;
 };
 
 /// A checkpoint that may be whole could not be read, however often it was tried. The text says why, and what

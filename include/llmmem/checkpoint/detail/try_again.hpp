@@ -2,7 +2,7 @@
 /// Troubles that may pass, and what proves that a checkpoint is not whole.
 #pragma once
 
-#include <llmmem/checkpoint/search.hpp>
+#include <llmmem/checkpoint/search_patience.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
