@@ -8,6 +8,7 @@
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -84,6 +85,16 @@ result<void> attention_kernels(cudaStream_t stream, const csr_table_view& tables
   if (auto done = paged_attention(run, tables, rows, in, out, cache, 0, workspace, options); !done)
     return done;
   return paged_attention(run, padded, rows, in, out, cache, 0, workspace, options);
+}
+
+result<void> part_kernels(cudaStream_t stream, const attention_part_shape& shape,
+                          std::span<const attention_part> parts, const merged_attention<>& out,
+                          const foreign_attention<log_base::two>& foreign,
+                          const attention_part_output& part) {
+  const device_executor run(stream);
+  if (auto done = merge_attention(run, shape, parts, part); !done) return done;
+  if (auto done = import_attention(run, shape, foreign, part); !done) return done;
+  return merge_attention(run, shape, parts, out);
 }
 
 template <block_list Blocks>

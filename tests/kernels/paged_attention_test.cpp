@@ -431,7 +431,9 @@ TEST_SUITE("paged_attention") {
           }) == failure{});
     CHECK(told([](call& of) { of.cache.layout.part.cp_size = 2; }).message() ==
           "paged_attention: cache.layout: the kernel needs all tokens of a sequence; the layout holds the "
-          "part of one of 2 context-parallel ranks (part.cp_size)");
+          "part of one of 2 context-parallel ranks (part.cp_size): have each rank make a part "
+          "(paged_attention_part), "
+          "and merge them");
     CHECK(told([](call& of) { of.cache.layout.value_element = dtype::fp8_e4m3; }).message() ==
           "paged_attention: cache.layout: the kernel takes values of the keys' type; the layout has a "
           "value_element of its own");

@@ -38,6 +38,8 @@ struct attention_pointers {
   const std::int32_t* seq_lens = nullptr;
   const std::int32_t* sequences = nullptr;
   const std::int32_t* lengths = nullptr;
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;
   const float* scales[2] = {nullptr, nullptr};
   float* log_sum_exp = nullptr;
   std::uint32_t* flag = nullptr;
@@ -86,35 +88,22 @@ struct attention_world {
 
   template <class Run>
   llmmem::result<void> attend(const Run& run, const attention_pointers& at, table_form form) const {
-    using namespace llmmem;
-    attention_options how = options;
-    if (!scales[0].empty()) {
-      how.scales.keys = at.scales[0];
-      how.scales.values = at.scales[1];
-    }
-    how.log_sum_exp = at.log_sum_exp;
-    how.out_of_range = at.flag;
-    const auto attend_by = [&](const auto& by) {
-      return paged_attention(run, by, {.rows = rows, .sequences = at.sequences, .lengths = at.lengths},
-                             {at.queries, query_strides[0], query_strides[1]},
-                             {at.out, out_strides[0], out_strides[1]},
-                             {at.cache, blocks, layout, at.plane_table, at.plane_alignment}, layer,
-                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, how);
-    };
-    const auto sequence_count = static_cast<std::int32_t>(tables.size());
-    const auto block_tokens = static_cast<std::int32_t>(layout.block_tokens);
-    if (form == table_form::csr) {
-      return attend_by(csr_table_view{.indptr = at.indptr,
-                                      .indices = at.indices,
-                                      .last_page_len = at.last_page_len,
-                                      .num_sequences = sequence_count,
-                                      .block_tokens = block_tokens});
-    }
-    return attend_by(padded_table_view{.block_table = at.padded,
-                                       .seq_lens = at.seq_lens,
-                                       .num_sequences = sequence_count,
-                                       .max_blocks = columns,
-                                       .block_tokens = block_tokens});
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention(run, by, rows_of(at), {at.queries, query_strides[0], query_strides[1]},
+                             {at.out, out_strides[0], out_strides[1]}, memory_of(at), layer,
+                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
+  }
+
+  /// The same as a part of the rows' tokens.
+  template <class Run>
+  llmmem::result<void> attend_part(const Run& run, const attention_pointers& at, table_form form,
+                                   const llmmem::attention_part_output& part) const {
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention_part(
+          run, by, rows_of(at), {at.queries, query_strides[0], query_strides[1]}, part, memory_of(at), layer,
+          {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
   }
 
   /// Where a vector of a position begins in `cache`.
@@ -198,6 +187,43 @@ struct attention_world {
   }
 
  private:
+  [[nodiscard]] llmmem::attention_rows rows_of(const attention_pointers& at) const {
+    return {
+        .rows = rows, .sequences = at.sequences, .lengths = at.lengths, .begins = at.begins, .ends = at.ends};
+  }
+  [[nodiscard]] llmmem::kv_memory memory_of(const attention_pointers& at) const {
+    return {at.cache, blocks, layout, at.plane_table, at.plane_alignment};
+  }
+  [[nodiscard]] llmmem::attention_options options_of(const attention_pointers& at) const {
+    llmmem::attention_options how = options;
+    if (!scales[0].empty()) {
+      how.scales.keys = at.scales[0];
+      how.scales.values = at.scales[1];
+    }
+    how.log_sum_exp = at.log_sum_exp;
+    how.out_of_range = at.flag;
+    return how;
+  }
+  template <class Attend>
+  llmmem::result<void> with_tables(const attention_pointers& at, table_form form,
+                                   const Attend& attend_by) const {
+    using namespace llmmem;
+    const auto sequence_count = static_cast<std::int32_t>(tables.size());
+    const auto block_tokens = static_cast<std::int32_t>(layout.block_tokens);
+    if (form == table_form::csr) {
+      return attend_by(csr_table_view{.indptr = at.indptr,
+                                      .indices = at.indices,
+                                      .last_page_len = at.last_page_len,
+                                      .num_sequences = sequence_count,
+                                      .block_tokens = block_tokens});
+    }
+    return attend_by(padded_table_view{.block_table = at.padded,
+                                       .seq_lens = at.seq_lens,
+                                       .num_sequences = sequence_count,
+                                       .max_blocks = columns,
+                                       .block_tokens = block_tokens});
+  }
+
   static std::uint32_t one_of(std::mt19937_64& random, std::initializer_list<std::uint32_t> of) {
     return of.begin()[random() % of.size()];
   }

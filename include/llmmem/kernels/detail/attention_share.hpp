@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/attention_parts.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
@@ -16,13 +17,34 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Which of a sequence's tokens a cache holds: all of them, or those that are dealt to a context-parallel
+/// rank.
+struct token_deal {
+  divider round{};  // tokens after which it is this rank's turn again
+  std::uint32_t before = 0;
+  std::uint32_t run = 0;  // 0: all tokens
+
+  /// How many of a sequence's first `tokens` tokens are here: `kv_part::local_tokens`, without its divisions.
+  [[nodiscard]] LLMMEM_HD std::uint64_t held_of(std::uint64_t tokens) const noexcept {
+    if (run == 0) return tokens;
+    const std::uint64_t rounds = round.quotient(tokens);
+    const std::uint64_t rest = tokens - rounds * round.by();
+    const std::uint64_t mine = rest <= before ? 0 : rest - before;
+    return rounds * run + (mine < run ? mine : run);
+  }
+};
+
 /// What both kernels know. Distances in bytes.
 struct attention_shape {
   std::uint64_t rows = 0;
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
   const std::int32_t* lengths = nullptr;    // the same
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;
+  token_deal deal{};
   batch_vectors queries{};
   batch_output out{};
+  attention_part_output part{};  // instead of `out`, where it has a memory
   kv_plane keys{};
   kv_plane values{};
   std::uint64_t blocks = 0;
@@ -51,6 +73,7 @@ struct attention_shape {
   [[nodiscard]] LLMMEM_HD std::uint64_t element_bytes() const noexcept {
     return element == dtype::f32 ? 4 : 2;
   }
+  [[nodiscard]] LLMMEM_HD bool writes_part() const noexcept { return part.states.data != nullptr; }
   LLMMEM_HD void flag() const noexcept {
     if (out_of_range != nullptr) raise_flag(*out_of_range);
   }
@@ -70,6 +93,25 @@ struct attention_total {
   float total = 0;
 };
 
+/// Writes a lane's or a thread's eight sums of a part, and its state.
+LLMMEM_HD inline void write_part(const attention_shape& shape, const attention_output& at, std::uint32_t pack,
+                                 const attention_total& of) noexcept {
+  const attention_part_output& part = shape.part;
+  if (pack == 0)
+    store_packet<8>(part.states.data + at.row * part.states.token_stride + at.query * part.states.head_stride,
+                    {{bits_of_float(of.most), bits_of_float(of.total)}});
+  if (pack >= shape.value_packs) return;
+  // Parts of several caches merge: each brings its own scale into its sums.
+  const float scale = shape.scale_of(shape.scales.values, at.head);
+  attention_floats sums{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    sums.of[i] = product_of(of.sum.of[i], scale);
+  raw_of<dtype::f32>(sums).store(part.sums.data + at.row * part.sums.token_stride +
+                                 at.query * part.sums.head_stride +
+                                 std::uint64_t{pack} * attention_pack * sizeof(float));
+}
+
 /// Writes a lane's or a thread's eight elements of an output.
 LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
                                    std::uint32_t pack, const attention_total& of) noexcept {
@@ -81,6 +123,7 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
     store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
                     {{bits_of_float(told)}});
   }
+  if (shape.writes_part()) return write_part(shape, at, pack, of);
   if (pack >= shape.value_packs) return;
   const float factor =
       of.total == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
@@ -123,14 +166,30 @@ template <class Tables>
     if (tokens < 0) shape.flag();
     return out;
   }
+  std::uint64_t to = static_cast<std::uint64_t>(tokens);
+  std::uint64_t from = shape.window != 0 && to > shape.window ? to - shape.window : 0;
+  if (shape.begins != nullptr) {
+    const std::int32_t begin = shape.begins[row];
+    if (begin < 0) shape.flag();
+    if (begin > 0 && static_cast<std::uint64_t>(begin) > from) from = static_cast<std::uint64_t>(begin);
+  }
+  if (shape.ends != nullptr) {
+    const std::int32_t end = shape.ends[row];
+    if (end < 0) shape.flag();
+    const std::uint64_t wanted = end < 0 ? 0 : static_cast<std::uint64_t>(end);
+    if (wanted < to) to = wanted;
+  }
+  from = shape.deal.held_of(from);
+  to = shape.deal.held_of(to);
+  if (from >= to) return out;
   // A length that no table has room for would be gone through token by token, to no end.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
   const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
-  const bool is_beyond = static_cast<std::uint64_t>(tokens) > most;
+  const bool is_beyond = to > most;
   if (is_beyond) shape.flag();
-  if (most == 0) return out;
-  out.end = static_cast<std::uint32_t>(is_beyond ? most : static_cast<std::uint64_t>(tokens));
-  out.first = shape.window != 0 && out.end > shape.window ? out.end - shape.window : 0;
+  if (from >= most) return out;
+  out.first = static_cast<std::uint32_t>(from);
+  out.end = static_cast<std::uint32_t>(is_beyond ? most : to);
   out.begin = out.first / attention_tile * attention_tile;
   const std::uint64_t needed = shape.share_tokens.quotient(out.end - out.begin - 1) + 1;
   out.shares = static_cast<std::uint32_t>(needed < shape.shares.by() ? needed : shape.shares.by());
@@ -189,7 +248,9 @@ class attention_shares {
     out.head = static_cast<std::uint32_t>(chunks_.quotient(unit));
     const std::uint32_t chunk = unit - out.head * chunks_.by();
     out.first_query = out.head * shape.group + chunk * Heads;
-    if (out.span.sequence < 0 || (out.share != 0 && out.share >= out.span.shares)) return out;
+    // A row of nothing leaves its output alone, but a part of it says that it is empty.
+    const bool is_written = out.span.sequence >= 0 || (shape.writes_part() && out.row < shape.rows);
+    if (!is_written || (out.share != 0 && out.share >= out.span.shares)) return out;
     const std::uint32_t queries = shape.group - chunk * Heads;
     out.queries = queries < Heads ? queries : Heads;
     out.keys = plane_base(shape.keys, shape.layer) + out.head * shape.keys.strides.head;
