@@ -60,6 +60,7 @@ struct attention_world {
   std::vector<std::int32_t> sequences{};  // of each row; empty: rows are sequences
   std::vector<std::int32_t> lengths{};    // of each row; empty: all
   std::uint64_t rows = 0;
+  std::uint32_t shared = 1;  // rows that have the tokens of the first of them
   std::vector<std::byte> queries{};
   std::uint64_t query_strides[2]{};  // token, head
   std::vector<std::byte> out{};
@@ -186,10 +187,37 @@ struct attention_world {
                 padded.begin() + static_cast<std::ptrdiff_t>(i * static_cast<std::size_t>(columns)));
   }
 
+  /// Makes `count` rows of each, with queries of their own.
+  void share_rows(std::mt19937_64& random, std::uint32_t count) {
+    const auto repeat = [&](std::vector<std::int32_t>& of) {
+      std::vector<std::int32_t> all;
+      for (const std::int32_t each : of)
+        all.insert(all.end(), count, each);
+      of = all;
+    };
+    if (sequences.empty()) {
+      for (std::uint64_t row = 0; row < rows; ++row)
+        sequences.push_back(static_cast<std::int32_t>(row));
+    }
+    repeat(sequences);
+    repeat(lengths);
+    rows *= count;
+    queries.resize(query_strides[0] * rows);
+    for (std::size_t i = 0; i + element_bytes(options.element) <= queries.size();
+         i += element_bytes(options.element))
+      store_element(options.element, queries.data() + i,
+                    static_cast<float>(static_cast<std::int64_t>(random() % 401) - 200) / 100);
+    out.assign(out_strides[0] * rows, poison);
+  }
+
  private:
   [[nodiscard]] llmmem::attention_rows rows_of(const attention_pointers& at) const {
-    return {
-        .rows = rows, .sequences = at.sequences, .lengths = at.lengths, .begins = at.begins, .ends = at.ends};
+    return {.rows = rows,
+            .sequences = at.sequences,
+            .lengths = at.lengths,
+            .begins = at.begins,
+            .ends = at.ends,
+            .shared = shared};
   }
   [[nodiscard]] llmmem::kv_memory memory_of(const attention_pointers& at) const {
     return {at.cache, blocks, layout, at.plane_table, at.plane_alignment};

@@ -34,6 +34,11 @@ struct attention_rows {
   /// to by its length and its window, only those in the range are read. Null: from the first, to the last.
   const std::int32_t* begins = nullptr;
   const std::int32_t* ends = nullptr;
+  /// How many rows after each other attend to the same tokens, which are read once for all of them: those of
+  /// the first of them, whose numbers above are theirs too. So a prefix that a batch shares is read once
+  /// (cascade): a part of it with `shared` rows, a part of each row's own tokens, and a merge. Divides
+  /// `rows`.
+  std::uint32_t shared = 1;
 };
 
 /// How the tokens of a row are shared out, so that few rows keep a whole device busy: the first `tokens` of
@@ -116,14 +121,16 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
 ///      `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its own,
 ///      and for one of a part of the tokens (`part.cp_size`), of which `paged_attention_part` makes a part;
-///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, shares of
+///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, `shared`
+///      rows that do not divide the rows, shares of
 ///      another number of tokens than a multiple of 8, vectors of other lengths than `tensor_cores` takes,
 ///      and a cache without values;
 ///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
 ///      for distances shorter than a vector or, of `out`, that share bytes. Then nothing has begun. Else what
 ///      `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
-///      them, of eight by tensor cores (from a cache of the device but for the first); 2 x tokens x
+///      them, those of `shared` rows among them, of eight by tensor cores (from a cache of the device but for
+///      the first); 2 x tokens x
 ///      query_heads x (head_dim + value_dim) multiplications and additions.
 /// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums whose
 ///      maximum is not known; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.

@@ -35,6 +35,10 @@ struct token_deal {
 };
 
 /// What both kernels know. Distances in bytes.
+///
+/// Rows that share their tokens are one here, whose query heads are those of all of them: a head of the cache
+/// has those of the first row, then those of the second. What is read and written of them is found by
+/// `own_output`.
 struct attention_shape {
   std::uint64_t rows = 0;
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
@@ -55,7 +59,9 @@ struct attention_shape {
   std::uint32_t key_packs = 0;  // of a vector
   std::uint32_t value_packs = 0;
   std::uint32_t heads = 0;  // of the cache
-  std::uint32_t group = 0;  // query heads for each
+  std::uint32_t group = 0;  // query heads for each, of all rows that share their tokens
+  std::uint32_t shared = 1;
+  divider own_group{};  // query heads for each, of one row
   std::uint32_t window = 0;
   bool tiles_in_block = false;  // no eight tokens from a multiple of eight on lie in two
   dtype element = dtype::bf16;
@@ -86,6 +92,16 @@ struct attention_output {
   std::uint32_t head = 0;
 };
 
+/// The same with the row and query head that the caller counts.
+[[nodiscard]] LLMMEM_HD inline attention_output own_output(const attention_shape& shape,
+                                                           const attention_output& of) noexcept {
+  if (shape.shared == 1) return of;
+  const std::uint32_t in_head = of.query - of.head * shape.group;
+  const auto sharer = static_cast<std::uint32_t>(shape.own_group.quotient(in_head));
+  return {of.row * shape.shared + sharer, of.head * shape.own_group.by() + shape.own_group.remainder(in_head),
+          of.head};
+}
+
 /// What eight elements of weighted values came to, with the largest product and the sum of exponentials.
 struct attention_total {
   attention_floats sum{};
@@ -113,14 +129,16 @@ LLMMEM_HD inline void write_part(const attention_shape& shape, const attention_o
 }
 
 /// Writes a lane's or a thread's eight elements of an output.
-LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
+LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& of_all,
                                    std::uint32_t pack, const attention_total& of) noexcept {
+  const attention_output at = own_output(shape, of_all);
   if (pack == 0 && shape.log_sum_exp != nullptr) {
     constexpr float ln2 = std::numbers::ln2_v<float>;
     // Of nothing the largest product is -infinity, and so is this; what is no number stays none.
     const float told =
         of.total == of.total ? fused(of.most, ln2, logarithm_of(of.total)) : float_of_bits(0x7FFF'FFFFU);
-    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
+    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp +
+                                                 at.row * shape.heads * shape.own_group.by() + at.query),
                     {{bits_of_float(told)}});
   }
   if (shape.writes_part()) return write_part(shape, at, pack, of);
@@ -151,8 +169,9 @@ struct attention_span {
 
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline attention_span span_of(const attention_shape& shape, const Tables& tables,
-                                                      std::uint64_t row) noexcept {
+                                                      std::uint64_t of_all) noexcept {
   attention_span out;
+  const std::uint64_t row = of_all * shape.shared;  // the first that shares
   const std::int64_t sequence =
       shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
   if (sequence < 0) return out;
@@ -302,8 +321,9 @@ template <dtype Element>
 [[nodiscard]] LLMMEM_HD inline const std::byte* query_at(const attention_shape& shape,
                                                          const attention_place& at, std::uint32_t query,
                                                          std::uint32_t pack) noexcept {
-  return shape.queries.data + at.row * shape.queries.token_stride +
-         std::uint64_t{at.first_query + query} * shape.queries.head_stride +
+  const attention_output own = own_output(shape, {at.row, at.first_query + query, at.head});
+  return shape.queries.data + own.row * shape.queries.token_stride +
+         std::uint64_t{own.query} * shape.queries.head_stride +
          std::uint64_t{pack} * attention_pack * shape.element_bytes();
 }
 

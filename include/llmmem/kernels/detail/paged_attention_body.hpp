@@ -170,6 +170,13 @@ struct attention_request {
   } else if (auto fits = whole(of.out, unit, "paged_attention: out"); !fits) {
     return fits;
   }
+  if (of.rows.shared == 0 || of.rows.rows % of.rows.shared != 0)
+    return failure{errc::size_mismatch, 0, of.rows.rows, of.rows.shared,
+                   "paged_attention: rows.shared does not divide the rows"};
+  constexpr std::uint64_t most_heads = 0x7FFF'FFFF;
+  if (std::uint64_t{of.rows.shared} * of.options.query_heads > most_heads)
+    return failure{errc::out_of_range, 0, std::uint64_t{of.rows.shared} * of.options.query_heads, most_heads,
+                   "paged_attention: rows.shared x query_heads"};
   const attention_split& split = of.options.split;
   if (split.count == 0) return failure{errc::too_short, 0, 1, 0, "paged_attention: split.count"};
   if (split.count > 1) {
@@ -208,7 +215,8 @@ struct attention_floats_needed {
   const kv_layout& layout = of.cache.layout;
   constexpr float log2_e = std::numbers::log2e_v<float>;
   attention_shape out;
-  out.rows = of.rows.rows;
+  out.rows = of.rows.rows / of.rows.shared;
+  out.shared = of.rows.shared;
   out.sequences = of.rows.sequences;
   out.lengths = of.rows.lengths;
   out.begins = of.rows.begins;
@@ -230,7 +238,8 @@ struct attention_floats_needed {
   out.key_packs = static_cast<std::uint32_t>(layout.vector_elements(0) / attention_pack);
   out.value_packs = static_cast<std::uint32_t>(layout.vector_elements(1) / attention_pack);
   out.heads = layout.heads;
-  out.group = of.options.query_heads / layout.heads;
+  out.own_group = divider(of.options.query_heads / layout.heads);
+  out.group = out.own_group.by() * of.rows.shared;
   out.window = of.options.window;
   out.tiles_in_block = layout.block_tokens % attention_tile == 0;
   out.element = of.options.element;
