@@ -12,6 +12,7 @@
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
+#include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -344,6 +345,69 @@ void count_attention(counting& count) {
   }
 }
 
+/// Rows that share their tokens, a part of them, and what parts cost to merge.
+void count_parts(counting& count) {
+  constexpr std::uint64_t rows = 8;
+  constexpr std::uint32_t shared = 4;
+  constexpr std::uint64_t tokens = 1024;
+  constexpr std::uint64_t blocks = tokens / 16;
+  constexpr std::uint32_t query_heads = 16;
+  std::vector<std::int32_t> table(rows / shared * blocks);
+  std::iota(table.begin(), table.end(), 0);
+  const device_array<std::int32_t> on_device(table);
+  const device_array<std::int32_t> lengths(std::vector<std::int32_t>(rows, tokens));
+  std::vector<std::int32_t> sequence_of(rows);
+  for (std::uint64_t i = 0; i < rows; ++i)
+    sequence_of[i] = static_cast<std::int32_t>(i / shared);
+  const device_array<std::int32_t> sequences(sequence_of);
+  const padded_table_view tables{.block_table = on_device.data(),
+                                 .seq_lens = lengths.data(),
+                                 .num_sequences = rows / shared,
+                                 .max_blocks = static_cast<std::int32_t>(blocks),
+                                 .block_tokens = 16};
+  const auto queries = any_memory(rows * query_heads * 256, 23);
+  const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = dtype::bf16};
+  const auto cache = any_memory(layout.total_bytes(table.size()), 24);
+  const attention_part_shape shape{.rows = rows, .query_heads = query_heads, .value_dim = 128};
+  const std::uint64_t part_bytes = attention_part_bytes(shape);
+  constexpr std::uint64_t parts = 8;
+  std::vector<float> states_and_sums(parts * part_bytes / sizeof(float));
+  for (std::size_t i = 0; i < states_and_sums.size(); ++i)
+    states_and_sums[i] = 1.0F + static_cast<float>(i % 7);
+  const device_array<float> memory(states_and_sums);
+  const auto part_at = [&](std::uint64_t i) {
+    return attention_part_in({reinterpret_cast<std::byte*>(memory.data()) + i * part_bytes, part_bytes},
+                             shape)
+        .value();
+  };
+  const std::uint64_t token_bytes = layout.layer_bytes() / layout.block_tokens;
+  for (const std::uint32_t sharers : {1U, shared}) {
+    const std::uint64_t read = rows / sharers * tokens * token_bytes;
+    for (const auto arithmetic :
+         {attention_arithmetic::same_everywhere, attention_arithmetic::tensor_cores}) {
+      const bool is_plain = arithmetic == attention_arithmetic::same_everywhere;
+      count.add(std::string("paged_attention_part, bf16, ") + (is_plain ? "plain, " : "tensor cores, ") +
+                    (sharers == 1 ? "each row its own" : "4 rows share"),
+                read + rows * query_heads * 256 + part_bytes, [&](const auto& run) {
+                  return paged_attention_part(
+                      run, tables, {.rows = rows, .sequences = sequences.data(), .shared = sharers},
+                      {queries.data(), query_heads * 256, 256}, part_at(0),
+                      {cache.data(), table.size(), layout}, 0, {},
+                      {.query_heads = query_heads, .element = dtype::bf16, .arithmetic = arithmetic});
+                });
+    }
+  }
+  std::vector<attention_part> all;
+  for (std::uint64_t i = 0; i < parts; ++i)
+    all.push_back(part_at(i));
+  const auto out = any_memory(rows * query_heads * 256, 25);
+  merged_attention<> to;
+  to.out = {out.data(), query_heads * 256, 256};
+  to.element = dtype::bf16;
+  count.add("merge_attention, 8 parts to bf16", parts * part_bytes + rows * query_heads * 256,
+            [&](const auto& run) { return merge_attention(run, shape, all, to); });
+}
+
 /// The rows of this architecture in the page, by their names.
 [[nodiscard]] std::map<std::string, std::string> rows_of(const char* path, const std::string& heading) {
   std::ifstream page(path);
@@ -417,6 +481,7 @@ int main(int count_of_arguments, char** arguments) {
   count_groups(count);
   count_planes(count);
   count_attention(count);
+  count_parts(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());
   if (count_of_arguments > 1) return compare(count, arguments[1], heading);
   std::printf("%s\n\n| kernel | instructions | useful | touched |\n| --- | --- | --- | --- |\n",
