@@ -297,7 +297,10 @@ TEST_SUITE("near_attention") {
       std::vector<detail::near_header> wrong(6, good());
       wrong[0].what = 0;
       wrong[1].element = 77;
-      wrong[2].rows = ~std::uint64_t{0} / 3;
+      wrong[2].rows = std::uint64_t{1} << 40U;  // all of it fits together
+      near_query large = near.query;
+      large.rows = wrong[2].rows;
+      wrong[2].body_bytes = near_query_bytes(large) - near_header_bytes;
       wrong[3].body_bytes += 16;
       wrong[4].query_heads = ~0U;
       wrong[5].head_dim = ~0U;

@@ -96,6 +96,18 @@ struct attention_world {
     });
   }
 
+  /// The same to the tokens of lists: rows are as many.
+  template <class Run, class Lists>
+  llmmem::result<void> attend_to(const Run& run, const attention_pointers& at, table_form form,
+                                 const Lists& lists) const {
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention(run, lists.lists_over(by), {.rows = rows},
+                             {at.queries, query_strides[0], query_strides[1]},
+                             {at.out, out_strides[0], out_strides[1]}, memory_of(at), layer,
+                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
+  }
+
   /// The same as a part of the rows' tokens.
   template <class Run>
   llmmem::result<void> attend_part(const Run& run, const attention_pointers& at, table_form form,

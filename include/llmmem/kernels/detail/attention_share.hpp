@@ -286,6 +286,17 @@ class attention_shares {
   divider units_;   // of a share: heads x chunks
 };
 
+/// Where the token at a position of a row's lies.
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline token_place place_of(const attention_shape& shape, const Tables& tables,
+                                                    std::int32_t sequence, std::uint32_t position) noexcept {
+  if constexpr (token_tables<Tables>) {
+    return tables.place(shape.by, shape.blocks, sequence, position);
+  } else {
+    return place_within(tables, shape.by, shape.blocks, sequence, position);
+  }
+}
+
 /// The place of a token of a row, or none where it does not count: before its window or past its share, or,
 /// which is flagged, in no block.
 template <class Tables>
@@ -293,8 +304,8 @@ template <class Tables>
                                                          const attention_place& at,
                                                          std::uint32_t position) noexcept {
   if (position < at.span.first || position >= at.to) return {};
-  const token_place token = place_within(tables, shape.by, shape.blocks, at.span.sequence, position);
-  if (token.what != token_place::kind::there) shape.flag();
+  const token_place token = place_of(shape, tables, at.span.sequence, position);
+  if (token.what == token_place::kind::out_of_range) shape.flag();
   return token;
 }
 
@@ -303,9 +314,11 @@ template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place whole_tile(const attention_shape& shape, const Tables& tables,
                                                       const attention_place& at,
                                                       std::uint32_t tile) noexcept {
-  if (!shape.tiles_in_block || tile < at.span.first || tile >= at.to || tile + attention_tile > at.span.end)
+  // Tokens of a list need not follow each other.
+  if (token_tables<Tables> || !shape.tiles_in_block || tile < at.span.first || tile >= at.to ||
+      tile + attention_tile > at.span.end)
     return {};
-  return place_within(tables, shape.by, shape.blocks, at.span.sequence, tile);
+  return place_of(shape, tables, at.span.sequence, tile);
 }
 
 /// Where a lane's eight elements of a token's key or value lie.

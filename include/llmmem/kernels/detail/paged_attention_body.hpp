@@ -320,6 +320,14 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
     return failure{errc::block_tokens_differ, 0,
                    tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
                    layout.block_tokens, "paged_attention"};
+  if constexpr (token_tables<Tables>) {
+    // A place in a list is no position: a window would end anywhere, and so would what is dealt to a rank.
+    if (of.options.window != 0)
+      return failure{errc::out_of_range, 0, of.options.window, 0,
+                     "paged_attention: options.window, over lists of tokens; list the window's tokens"};
+    if (layout.part.cp_size != 1)
+      return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+  }
   if (of.rows.rows == 0) return {};
   const char* const what = of.rows.lengths == nullptr ? missing_counted_table(tables) : missing_table(tables);
   if (what != nullptr)
