@@ -12,6 +12,8 @@
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_top.hpp>
+#include <llmmem/kernels/token_lists.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
 namespace llmmem_tests {
@@ -95,6 +97,16 @@ result<void> part_kernels(cudaStream_t stream, const attention_part_shape& shape
   if (auto done = merge_attention(run, shape, parts, part); !done) return done;
   if (auto done = import_attention(run, shape, foreign, part); !done) return done;
   return merge_attention(run, shape, parts, out);
+}
+
+result<void> sparse_kernels(cudaStream_t stream, const top_scores& scores,
+                            const token_lists<padded_table_view>& lists, const attention_rows& rows,
+                            const kv_memory& cache, const batch_vectors& in, const batch_output& out,
+                            std::int32_t* chosen, std::span<std::byte> workspace) {
+  const device_executor run(stream);
+  if (auto done = select_top(run, scores, 1, chosen, 1, top_order::by_score, workspace); !done) return done;
+  const attention_options options{.query_heads = cache.layout.heads};
+  return paged_attention(run, lists, rows, in, out, cache, 0, workspace, options);
 }
 
 template <block_list Blocks>

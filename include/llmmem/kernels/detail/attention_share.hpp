@@ -315,8 +315,8 @@ template <class Tables>
                                                       const attention_place& at,
                                                       std::uint32_t tile) noexcept {
   // Tokens of a list need not follow each other.
-  if (token_tables<Tables> || !shape.tiles_in_block || tile < at.span.first || tile >= at.to ||
-      tile + attention_tile > at.span.end)
+  if (token_tables<Tables>) return {};
+  if (!shape.tiles_in_block || tile < at.span.first || tile >= at.to || tile + attention_tile > at.span.end)
     return {};
   return place_of(shape, tables, at.span.sequence, tile);
 }
