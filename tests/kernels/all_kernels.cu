@@ -1,6 +1,7 @@
 // Every kernel that the library has, instantiated: what the gate on their device code compiles and reads.
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
@@ -102,10 +103,15 @@ result<void> part_kernels(cudaStream_t stream, const attention_part_shape& shape
 result<void> sparse_kernels(cudaStream_t stream, const top_scores& scores,
                             const token_lists<padded_table_view>& lists, const attention_rows& rows,
                             const kv_memory& cache, const batch_vectors& in, const batch_output& out,
-                            std::int32_t* chosen, std::span<std::byte> workspace) {
+                            std::int32_t* chosen, std::span<std::byte> workspace,
+                            const changed_blocks& changed, const chosen_blocks& blocks, float* bounds) {
   const device_executor run(stream);
   if (auto done = select_top(run, scores, 1, chosen, 1, top_order::by_score, workspace); !done) return done;
   const attention_options options{.query_heads = cache.layout.heads};
+  if (auto done = summarize_keys(run, changed, cache, 0, workspace); !done) return done;
+  if (auto done = bound_scores(run, lists.tables, rows, in, cache, workspace, 1, bounds, options); !done)
+    return done;
+  if (auto done = list_block_tokens(run, blocks, chosen); !done) return done;
   return paged_attention(run, lists, rows, in, out, cache, 0, workspace, options);
 }
 

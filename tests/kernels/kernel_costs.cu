@@ -6,6 +6,7 @@
 //   kernel_costs                                   prints all rows of one architecture, as the page has them
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
@@ -16,6 +17,7 @@
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
 #include <algorithm>
@@ -408,6 +410,54 @@ void count_parts(counting& count) {
             [&](const auto& run) { return merge_attention(run, shape, all, to); });
 }
 
+/// What sparse attention costs beside attention: summaries, bounds and the choice.
+void count_choices(counting& count) {
+  constexpr std::uint64_t rows = 4;
+  constexpr std::uint32_t candidates = 4096;
+  std::mt19937_64 random(26);
+  std::vector<float> drawn(rows * candidates);
+  std::ranges::generate(drawn, [&] { return static_cast<float>(random() % 1'000'003); });
+  const device_array<float> scores(drawn);
+  constexpr std::uint32_t k = 256;
+  const device_array<std::int32_t> chosen(std::vector<std::int32_t>(rows * k, 0));
+  const device_array<std::byte> scratch(std::vector<std::byte>(rows * k * 4, std::byte{}));
+  const top_scores of{.scores = scores.data(), .rows = rows, .stride = candidates, .candidates = candidates};
+  for (const auto order : {top_order::by_number, top_order::by_score})
+    count.add(
+        std::string("select_top, 256 of 4096, ") + (order == top_order::by_number ? "by number" : "by score"),
+        rows * (candidates + k) * 4, [&](const auto& run) {
+          return select_top(run, of, k, chosen.data(), k, order, {scratch.data(), scratch.size()});
+        });
+  const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = dtype::bf16};
+  constexpr std::uint64_t blocks = 64;
+  const auto cache = any_memory(layout.total_bytes(blocks), 27);
+  const auto summaries = any_memory(key_summary_bytes(layout, blocks), 28);
+  std::vector<std::int32_t> numbers(blocks);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const device_array<std::int32_t> changed(numbers);
+  const device_array<std::int32_t> ends(std::vector<std::int32_t>(blocks, 16));
+  const kv_memory memory{cache.data(), blocks, layout};
+  count.add("summarize_keys, bf16", layout.total_bytes(blocks) / 2 + summaries.size() + blocks * 8,
+            [&](const auto& run) {
+              return summarize_keys(run, {.blocks = changed.data(), .ends = ends.data(), .count = blocks},
+                                    memory, 0, {summaries.data(), summaries.size()});
+            });
+  const device_array<std::int32_t> length(std::vector<std::int32_t>{blocks * 16});
+  const padded_table_view tables{.block_table = changed.data(),
+                                 .seq_lens = length.data(),
+                                 .num_sequences = 1,
+                                 .max_blocks = static_cast<std::int32_t>(blocks),
+                                 .block_tokens = 16};
+  constexpr std::uint32_t query_heads = 16;
+  const auto queries = any_memory(query_heads * 256, 29);
+  const device_array<float> bounds(std::vector<float>(blocks, 0.0F));
+  count.add("bound_scores, bf16", summaries.size() + query_heads * 256 + blocks * 4, [&](const auto& run) {
+    return bound_scores(run, tables, {.rows = 1}, {queries.data(), query_heads * 256, 256}, memory,
+                        {summaries.data(), summaries.size()}, blocks, bounds.data(),
+                        {.query_heads = query_heads, .element = dtype::bf16});
+  });
+}
+
 /// The rows of this architecture in the page, by their names.
 [[nodiscard]] std::map<std::string, std::string> rows_of(const char* path, const std::string& heading) {
   std::ifstream page(path);
@@ -482,6 +532,7 @@ int main(int count_of_arguments, char** arguments) {
   count_planes(count);
   count_attention(count);
   count_parts(count);
+  count_choices(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());
   if (count_of_arguments > 1) return compare(count, arguments[1], heading);
   std::printf("%s\n\n| kernel | instructions | useful | touched |\n| --- | --- | --- | --- |\n",

@@ -33,8 +33,8 @@ TEST_SUITE("token_lists") {
       const auto arithmetic = seed % 4 == 0 ? attention_arithmetic::tensor_cores : attention_arithmetic{};
       const listed_world world(random, arithmetic);
       const attended dense = attend(world.dense, host_executor{});
-      CHECK(world.attend(host_executor{}, table_form::csr) == dense);
-      CHECK(world.attend(grid_executor({.blocks = 2}), table_form::padded) == dense);
+      CHECK(attend_listed(world.world, world, host_executor{}, table_form::csr) == dense);
+      CHECK(attend_listed(world.world, world, grid_executor({.blocks = 2}), table_form::padded) == dense);
       for (const std::int32_t count : world.counts)
         listed += static_cast<std::uint64_t>(count);
     }

@@ -13,7 +13,6 @@
 #include <random>
 #include <vector>
 
-#include "support/attention_runs.hpp"
 #include "support/attention_world.hpp"
 
 namespace llmmem_tests {
@@ -55,30 +54,6 @@ struct listed_world {
       listed.insert(listed.end(), static_cast<std::size_t>(stride) - list.size(), -1);
     }
     make_dense(lists);
-  }
-
-  template <class Run>
-  [[nodiscard]] attended attend(const Run& run, table_form form) const {
-    attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
-    std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
-    std::vector<std::byte> cache = world.cache;
-    world
-        .attend_to(run,
-                   {.queries = world.queries.data(),
-                    .out = made.out.data(),
-                    .cache = cache.data(),
-                    .workspace = workspace.data(),
-                    .indptr = world.indptr.data(),
-                    .indices = world.indices.data(),
-                    .last_page_len = world.last_page_len.data(),
-                    .padded = world.padded.data(),
-                    .seq_lens = world.tokens.data(),
-                    .scales = {world.scales[0].data(), world.scales[1].data()},
-                    .log_sum_exp = made.log_sum_exp.data(),
-                    .flag = &made.flag},
-                   form, *this)
-        .value();
-    return made;
   }
 
   /// Its lists over tables of the sequences.
