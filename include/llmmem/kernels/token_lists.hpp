@@ -61,12 +61,12 @@ struct token_lists {
   }
 };
 
-/// Blocks that a row's list would fill, so that a length is held to the list.
+/// More blocks than a row's list fills, without a division: what a length names beyond the list is looked up
+/// in vain, and is no more than that.
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const token_lists<Tables>& lists,
                                                        std::int32_t /*row*/) noexcept {
-  if (lists.stride <= 0 || lists.block_tokens <= 0) return 0;
-  return (static_cast<std::uint64_t>(lists.stride) - 1) / static_cast<std::uint64_t>(lists.block_tokens) + 1;
+  return lists.stride < 0 ? 0 : static_cast<std::uint64_t>(lists.stride);
 }
 /// None: tokens of a list are looked up one by one.
 template <class Tables>

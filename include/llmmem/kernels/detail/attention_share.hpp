@@ -47,8 +47,8 @@ struct attention_shape {
   const std::int32_t* ends = nullptr;
   token_deal deal{};
   batch_vectors queries{};
-  batch_output out{};
-  attention_part_output part{};  // instead of `out`, where it has a memory
+  batch_output out{};          // of a part, its sums
+  batch_output part_states{};  // of a part, or null
   kv_plane keys{};
   kv_plane values{};
   std::uint64_t blocks = 0;
@@ -64,7 +64,8 @@ struct attention_shape {
   divider own_group{};  // query heads for each, of one row
   std::uint32_t window = 0;
   bool tiles_in_block = false;  // no eight tokens from a multiple of eight on lie in two
-  dtype element = dtype::bf16;
+  dtype element = dtype::bf16;  // of the queries
+  dtype out_element = dtype::bf16;
   float scale = 1;  // times log2(e)
   kv_scales scales{};
   float* sums = nullptr;    // [rows][query heads][shares][value_packs x 8]
@@ -79,7 +80,7 @@ struct attention_shape {
   [[nodiscard]] LLMMEM_HD std::uint64_t element_bytes() const noexcept {
     return element == dtype::f32 ? 4 : 2;
   }
-  [[nodiscard]] LLMMEM_HD bool writes_part() const noexcept { return part.states.data != nullptr; }
+  [[nodiscard]] LLMMEM_HD bool writes_part() const noexcept { return part_states.data != nullptr; }
   LLMMEM_HD void flag() const noexcept {
     if (out_of_range != nullptr) raise_flag(*out_of_range);
   }
@@ -109,25 +110,6 @@ struct attention_total {
   float total = 0;
 };
 
-/// Writes a lane's or a thread's eight sums of a part, and its state.
-LLMMEM_HD inline void write_part(const attention_shape& shape, const attention_output& at, std::uint32_t pack,
-                                 const attention_total& of) noexcept {
-  const attention_part_output& part = shape.part;
-  if (pack == 0)
-    store_packet<8>(part.states.data + at.row * part.states.token_stride + at.query * part.states.head_stride,
-                    {{bits_of_float(of.most), bits_of_float(of.total)}});
-  if (pack >= shape.value_packs) return;
-  // Parts of several caches merge: each brings its own scale into its sums.
-  const float scale = shape.scale_of(shape.scales.values, at.head);
-  attention_floats sums{};
-  LLMMEM_UNROLL
-  for (unsigned i = 0; i < attention_pack; ++i)
-    sums.of[i] = product_of(of.sum.of[i], scale);
-  raw_of<dtype::f32>(sums).store(part.sums.data + at.row * part.sums.token_stride +
-                                 at.query * part.sums.head_stride +
-                                 std::uint64_t{pack} * attention_pack * sizeof(float));
-}
-
 /// Writes a lane's or a thread's eight elements of an output.
 LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& of_all,
                                    std::uint32_t pack, const attention_total& of) noexcept {
@@ -141,17 +123,24 @@ LLMMEM_HD inline void write_output(const attention_shape& shape, const attention
                                                  at.row * shape.heads * shape.own_group.by() + at.query),
                     {{bits_of_float(told)}});
   }
-  if (shape.writes_part()) return write_part(shape, at, pack, of);
+  if (pack == 0 && shape.writes_part())
+    store_packet<8>(shape.part_states.data + at.row * shape.part_states.token_stride +
+                        at.query * shape.part_states.head_stride,
+                    {{bits_of_float(of.most), bits_of_float(of.total)}});
   if (pack >= shape.value_packs) return;
+  // The sums of a part are not divided; but parts of several caches merge, so each brings its scale into
+  // them.
+  const float divisor = shape.writes_part() ? 1.0F : of.total;
   const float factor =
-      of.total == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
+      divisor == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), divisor);
   attention_floats values{};
   LLMMEM_UNROLL
   for (unsigned i = 0; i < attention_pack; ++i)
     values.of[i] = product_of(of.sum.of[i], factor);
+  const std::uint64_t bytes = shape.out_element == dtype::f32 ? 4 : 2;
   write_floats(shape.out.data + at.row * shape.out.token_stride + at.query * shape.out.head_stride +
-                   std::uint64_t{pack} * attention_pack * shape.element_bytes(),
-               shape.element, values);
+                   std::uint64_t{pack} * attention_pack * bytes,
+               shape.out_element, values);
 }
 
 /// Of a row: a multiple of a tile that 31 bits count.
@@ -174,6 +163,9 @@ template <class Tables>
   const std::uint64_t row = of_all * shape.shared;  // the first that shares
   const std::int64_t sequence =
       shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
+  // A row of nothing leaves its output alone, but a part of it says that it is empty: as of a sequence
+  // without tokens, of which nothing is looked up.
+  out.sequence = shape.writes_part() ? 0 : -1;
   if (sequence < 0) return out;
   if (sequence >= tables.num_sequences) {
     shape.flag();
@@ -267,9 +259,7 @@ class attention_shares {
     out.head = static_cast<std::uint32_t>(chunks_.quotient(unit));
     const std::uint32_t chunk = unit - out.head * chunks_.by();
     out.first_query = out.head * shape.group + chunk * Heads;
-    // A row of nothing leaves its output alone, but a part of it says that it is empty.
-    const bool is_written = out.span.sequence >= 0 || (shape.writes_part() && out.row < shape.rows);
-    if (!is_written || (out.share != 0 && out.share >= out.span.shares)) return out;
+    if (out.span.sequence < 0 || (out.share != 0 && out.share >= out.span.shares)) return out;
     const std::uint32_t queries = shape.group - chunk * Heads;
     out.queries = queries < Heads ? queries : Heads;
     out.keys = plane_base(shape.keys, shape.layer) + out.head * shape.keys.strides.head;

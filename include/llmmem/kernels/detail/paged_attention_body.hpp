@@ -226,8 +226,8 @@ struct attention_floats_needed {
     out.deal = {divider(part.cp_size * part.cp_interleave), part.cp_rank * part.cp_interleave,
                 part.cp_interleave};
   out.queries = of.queries;
-  out.out = of.out;
-  out.part = of.part;
+  out.out = of.is_part ? of.part.sums : of.out;
+  if (of.is_part) out.part_states = of.part.states;
   out.keys = kv_plane_of(of.cache, 0);
   out.values = kv_plane_of(of.cache, 1);
   out.layer = of.layer;
@@ -243,6 +243,7 @@ struct attention_floats_needed {
   out.window = of.options.window;
   out.tiles_in_block = layout.block_tokens % attention_tile == 0;
   out.element = of.options.element;
+  out.out_element = of.is_part ? dtype::f32 : of.options.element;
   const float scale = of.options.scale != 0
                           ? of.options.scale
                           : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
