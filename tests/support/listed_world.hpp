@@ -17,6 +17,22 @@
 
 namespace llmmem_tests {
 
+/// Lists that are all of some rows'.
+struct listed_rows {
+  const std::vector<std::int32_t>& listed;
+  std::int32_t stride;
+
+  template <class Tables>
+  [[nodiscard]] llmmem::token_lists<Tables> lists_over(const Tables& tables) const {
+    return {.tables = tables,
+            .listed = listed.data(),
+            .stride = stride,
+            .num_sequences = tables.num_sequences,
+            .block_tokens = tables.block_tokens};
+  }
+};
+
+/// A world and lists of its tokens, in any order.
 struct listed_world {
   attention_world world;
   attention_world dense;  // each row a sequence of its tokens
