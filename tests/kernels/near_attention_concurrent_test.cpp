@@ -84,9 +84,10 @@ struct near_world {
 }
 
 using host_holder = table_holder<host_executor, padded_table_view>;
-[[nodiscard]] host_holder holder_of(attention_world& world) {
+[[nodiscard]] host_holder holder_of(attention_world& world, std::vector<std::byte>& workspace) {
+  workspace.assign(world.workspace_bytes(), std::byte{0xFF});
   return {host_executor{}, tables_of(world), kv_memory{world.cache.data(), world.blocks, world.layout},
-          host_holder::options{.split = world.options.split}};
+          host_holder::options{.split = world.options.split, .workspace = workspace}};
 }
 
 /// What a call leaves: outputs as floats, and what went over links.
@@ -146,7 +147,8 @@ TEST_SUITE("near_attention") {
       std::mt19937_64 random(seed);
       const near_world near(random);
       attention_world alone = near.world;
-      host_holder whole = holder_of(alone);
+      std::vector<std::byte> alone_workspace;
+      host_holder whole = holder_of(alone, alone_workspace);
       const near_made expected = attend(near.query, whole);
       CHECK(expected.traffic == near_traffic{});
       CHECK(same_bits(expected.out, directly(near)));
@@ -156,9 +158,10 @@ TEST_SUITE("near_attention") {
       for (std::size_t turn = 0; turn < 2; ++turn) {
         in_world(size, seed * 2 + turn, [&](sim_ranks& ranks, std::uint32_t self) {
           attention_world mine = near.of_rank(self, size, run);
-          host_holder own = holder_of(mine);
+          std::vector<std::byte> mine_workspace;
+          host_holder own = holder_of(mine, mine_workspace);
           if (self != 0) {
-            std::vector<std::byte> memory;
+            std::vector<std::byte> memory(near_serving_bytes(near.query));
             const near_traffic served = serve_attention(ranks, rank_id{0}, own, memory).value();
             CHECK(served.received_bytes == near_query_bytes(near.query));
             CHECK(served.sent_bytes == near_reply_bytes(near.query.shape()));
@@ -167,7 +170,8 @@ TEST_SUITE("near_attention") {
           std::vector<rank_id> others;
           for (std::uint32_t rank = 1; rank < size; ++rank)
             others.push_back(rank_id{rank});
-          asked_ranks asked(ranks, std::span<const rank_id>(others));
+          std::vector<std::byte> message(near_body_bytes(near.query));
+          asked_ranks asked(ranks, std::span<const rank_id>(others), message);
           made[turn] = attend(near.query, own, asked);
           std::uint64_t sent = 0;
           std::uint64_t received = 0;
@@ -193,14 +197,16 @@ TEST_SUITE("near_attention") {
       std::mt19937_64 random(seed);
       const near_world near(random);
       attention_world alone = near.world;
-      host_holder whole = holder_of(alone);
+      std::vector<std::byte> alone_workspace;
+      host_holder whole = holder_of(alone, alone_workspace);
       const near_made expected = attend(near.query, whole);
       const auto size = static_cast<std::uint32_t>(1 + random() % 4);
       const std::uint32_t run = random() % 2 == 0 ? 1 : near.world.layout.block_tokens;
       std::vector<near_made> made(size);
       in_world(size, seed, [&](sim_ranks& ranks, std::uint32_t self) {
         attention_world mine = near.of_rank(self, size, run);
-        host_holder own = holder_of(mine);
+        std::vector<std::byte> mine_workspace;
+        host_holder own = holder_of(mine, mine_workspace);
         sharing_ranks shared(ranks, own);
         made[self] = attend(near.query, shared);
       });
@@ -228,7 +234,8 @@ TEST_SUITE("near_attention") {
           ranks.join(ranks.after(10'000'000'000)).value();
           const std::uint32_t self = to_index(ranks.rank());
           attention_world mine = near.of_rank(self, size, 1);
-          host_holder own = holder_of(mine);
+          std::vector<std::byte> mine_workspace;
+          host_holder own = holder_of(mine, mine_workspace);
           sharing_ranks shared(ranks, own);
           made[turn * size + self] = attend(near.query, shared);
           ranks.agree(0, ranks.after(10'000'000'000)).value();
@@ -247,8 +254,9 @@ TEST_SUITE("near_attention") {
     const near_world near(random);
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {
       attention_world mine = near.of_rank(self, 2, 1);
-      host_holder own = holder_of(mine);
-      std::vector<std::byte> memory;
+      std::vector<std::byte> mine_workspace;
+      host_holder own = holder_of(mine, mine_workspace);
+      std::vector<std::byte> memory(2 * near_serving_bytes(near.query));
       const rank_id other{1};
       if (self == 1) {
         CHECK(serve_attention(ranks, rank_id{0}, own, memory).code() == errc::size_mismatch);
@@ -256,7 +264,7 @@ TEST_SUITE("near_attention") {
         CHECK(serve_attention(ranks, rank_id{0}, own, memory).has_value());
         return;
       }
-      asked_ranks asked(ranks, std::span<const rank_id>(&other, 1));
+      asked_ranks asked(ranks, std::span<const rank_id>(&other, 1), memory);
       const auto told = [&](const near_query& query) {
         merged_attention<> out;
         std::vector<float> values(query.rows * query.query_heads * query.value_dim);
@@ -277,13 +285,14 @@ TEST_SUITE("near_attention") {
     });
   }
 
-  TEST_CASE("a message that is no query is refused before its memory is taken") {
+  TEST_CASE("a message that is no query, or is too large for the memory, is refused before it is taken") {
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {
       std::mt19937_64 random(3);
       const near_world near(random);
       attention_world mine = near.of_rank(self, 2, 1);
-      host_holder own = holder_of(mine);
-      std::vector<std::byte> memory;
+      std::vector<std::byte> mine_workspace;
+      host_holder own = holder_of(mine, mine_workspace);
+      std::vector<std::byte> memory(near_serving_bytes(near.query));
       const auto good = [&] {
         detail::near_header header;
         header.rows = near.query.rows;
@@ -294,16 +303,19 @@ TEST_SUITE("near_attention") {
         header.body_bytes = near_query_bytes(near.query) - near_header_bytes;
         return header;
       };
-      std::vector<detail::near_header> wrong(6, good());
+      std::vector<detail::near_header> wrong(8, good());
       wrong[0].what = 0;
       wrong[1].element = 77;
-      wrong[2].rows = std::uint64_t{1} << 40U;  // all of it fits together
       near_query large = near.query;
-      large.rows = wrong[2].rows;
+      ++large.rows;  // all of it fits together, and not into the memory
+      wrong[2].rows = large.rows;
       wrong[2].body_bytes = near_query_bytes(large) - near_header_bytes;
       wrong[3].body_bytes += 16;
       wrong[4].query_heads = ~0U;
       wrong[5].head_dim = ~0U;
+      wrong[6].rows = ~std::uint64_t{0} / 3;
+      wrong[7].rows = memory.size() / 8;
+      wrong[7].query_heads = ~0U;
       for (const detail::near_header& each : wrong) {
         if (self == 0) {
           ranks
@@ -320,7 +332,6 @@ TEST_SUITE("near_attention") {
           CHECK(why.where.view().find("serve_attention: ") == 0);
         } else {
           CHECK(!serve_attention(ranks, rank_id{0}, own, memory).has_value());
-          CHECK(memory.empty());
         }
       }
     });
@@ -336,7 +347,8 @@ TEST_SUITE("near_attention") {
     std::mt19937_64 random(11);
     const near_world near(random);
     attention_world alone = near.world;
-    host_holder whole = holder_of(alone);
+    std::vector<std::byte> alone_workspace;
+    host_holder whole = holder_of(alone, alone_workspace);
     const near_made expected = attend(near.query, whole);
     const link_model link{.bytes_per_second = 1'000'000'000, .latency_ns = 1000};
     const link_model inside{.bytes_per_second = 10'000'000'000, .latency_ns = 0};
@@ -362,7 +374,8 @@ TEST_SUITE("near_attention") {
     std::mt19937_64 random(3);
     const near_world near(random);
     attention_world alone = near.world;
-    host_holder whole = holder_of(alone);
+    std::vector<std::byte> alone_workspace;
+    host_holder whole = holder_of(alone, alone_workspace);
     std::vector<std::byte> workspace(near_workspace_bytes(near.query.shape(), 2));
     merged_attention<> out;
     std::vector<float> values(near.query.rows * near.query.query_heads * near.query.value_dim, 5.0F);

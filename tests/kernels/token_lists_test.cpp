@@ -78,6 +78,7 @@ TEST_SUITE("token_lists") {
     CHECK(attended_to({3, 9, 9}, 3) == 7);
     CHECK(attended_to({3, 9, 15}, 2) == 6);
     CHECK(attended_to({3, 9}, 9) == 6);  // as many as the list has
+    CHECK(flag == 0);
     CHECK(attended_to({3, 9}, 0) == 0);
     CHECK(attended_to({-1, -1}, 2) == 0);
   }

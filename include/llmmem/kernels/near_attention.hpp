@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -105,6 +104,8 @@ class table_holder {
     attention_arithmetic arithmetic = attention_arithmetic::same_everywhere;
     kv_scales scales{};
     std::uint32_t* out_of_range = nullptr;
+    /// `attention_workspace_bytes` of the largest query, where there is more than one share.
+    std::span<std::byte> workspace{};
   };
 
   /// The cache and what the tables point to outlive it. Under context parallelism (`cache.layout.part`) these
@@ -126,8 +127,8 @@ class table_holder {
   options how_;
   near_query query_{};
   attention_part_output part_{};
-  std::vector<std::byte> workspace_{};
 };
+/// Of what it is made of.
 template <class Run, class Tables>
 table_holder(Run, Tables, kv_memory) -> table_holder<Run, Tables>;
 

@@ -8,13 +8,11 @@
 #include <llmmem/kernels/near_attention.hpp>
 #include <llmmem/result.hpp>
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -35,15 +33,20 @@ concept message_ranks = requires(R& ranks, const R& seen, std::span<const std::b
 struct rank_attention_options {
   std::uint32_t tag = 0x6E656172;              ///< of queries; answers have the next one
   std::uint64_t patience_ns = 30'000'000'000;  ///< of each message
-  /// A query that would take more memory is refused by whoever is asked, before it is taken.
-  std::uint64_t most_bytes = std::uint64_t{1} << 30U;
 };
 
 /// Bytes of the messages of a query: a header of `near_header_bytes`, and behind it in one message the rows'
 /// sequences and lengths, to the next multiple of 16, and their queries.
 inline constexpr std::uint64_t near_header_bytes = 64;
+[[nodiscard]] constexpr std::uint64_t near_body_bytes(const near_query& query) noexcept {
+  return (query.rows * 8 + 15) / 16 * 16 + query.query_bytes();
+}
 [[nodiscard]] constexpr std::uint64_t near_query_bytes(const near_query& query) noexcept {
-  return near_header_bytes + (query.rows * 8 + 15) / 16 * 16 + query.query_bytes();
+  return near_header_bytes + near_body_bytes(query);
+}
+/// Bytes that a rank needs to serve a query: what comes of it, and the part.
+[[nodiscard]] constexpr std::uint64_t near_serving_bytes(const near_query& query) noexcept {
+  return near_body_bytes(query) + near_part_stride(query.shape());
 }
 /// Bytes of the messages of an answer: whether it was refused, and the part.
 inline constexpr std::uint64_t near_answer_bytes = 128;
@@ -61,9 +64,13 @@ class asked_ranks {
  public:
   using rank_type = decltype(std::declval<const Ranks&>().rank());
 
-  /// @param others  those that hold blocks, each once, this rank not among them. The ranks outlive it.
-  asked_ranks(Ranks& ranks, std::span<const rank_type> others, const rank_attention_options& how = {})
-      : ranks_(&ranks), others_(others.begin(), others.end()), how_(how) {}
+  /// @param others  those that hold blocks, each once, this rank not among them. They, the ranks and the
+  /// memory
+  ///     outlive it.
+  /// @param memory  for the message of a query: `near_body_bytes` of the largest.
+  asked_ranks(Ranks& ranks, std::span<const rank_type> others, std::span<std::byte> memory,
+              const rank_attention_options& how = {})
+      : ranks_(&ranks), others_(others), message_(memory), how_(how) {}
 
   [[nodiscard]] std::uint32_t parts() const noexcept { return static_cast<std::uint32_t>(others_.size()); }
   result<void> begin(const near_query& query, std::span<std::byte> memory);
@@ -73,24 +80,24 @@ class asked_ranks {
   [[nodiscard]] result<void> take_answer(rank_type from, std::span<std::byte> part);
 
   Ranks* ranks_;
-  std::vector<rank_type> others_;
+  std::span<const rank_type> others_;
+  std::span<std::byte> message_;
   rank_attention_options how_;
   attention_part_shape shape_{};
   std::span<std::byte> memory_{};
-  std::vector<std::byte> message_{};
   near_traffic traffic_{};
 };
 
 /// Serves one query of rank `from` by what `holder` has, of which it takes one part. Waits for the query.
 ///
-/// @param memory  kept between calls, so that they allocate no more once it has grown.
+/// @param memory  `near_serving_bytes` of the largest query that is served, aligned to 16.
 /// @return what went over the link. A query that this rank refuses (its vectors do not fit the cache, it is
 /// larger
 ///      than `most_bytes`, it is no query) is told to the rank that asked, and returned here too. A message
 ///      that fails is returned here alone.
 template <message_ranks Ranks, attention_holder Holder>
 result<near_traffic> serve_attention(Ranks& ranks, decltype(std::declval<const Ranks&>().rank()) from,
-                                     Holder& holder, std::vector<std::byte>& memory,
+                                     Holder& holder, std::span<std::byte> memory,
                                      const rank_attention_options& how = {});
 
 /// All ranks have the same rows and ask each other, as at a decode step under context parallelism: each

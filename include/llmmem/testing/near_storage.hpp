@@ -4,9 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/near_attention.hpp>
-#include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
-#include <llmmem/testing/virtual_link.hpp>
+#include <llmmem/transfer/link_model.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -88,11 +88,10 @@ result<near_traffic> table_holder<Run, Tables>::finish() {
   how.split = how_.split;
   how.arithmetic = how_.arithmetic;
   how.out_of_range = how_.out_of_range;
-  workspace_.resize(static_cast<std::size_t>(attention_workspace_bytes(query_.rows, cache_.layout, how)));
   const std::uint64_t head = std::uint64_t{query_.head_dim} * bits_of(query_.element) / 8;
   if (auto done = paged_attention_part(
           run_, tables_, {.rows = query_.rows, .sequences = query_.sequences, .lengths = query_.lengths},
-          {query_.queries, head * query_.query_heads, head}, part_, cache_, query_.layer, workspace_,
+          {query_.queries, head * query_.query_heads, head}, part_, cache_, query_.layer, how_.workspace,
           how);
       !done)
     return done.error();

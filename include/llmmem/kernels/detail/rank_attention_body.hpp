@@ -2,6 +2,7 @@
 /// The messages of ranks that attend for each other.
 #pragma once
 
+#include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/rank_attention.hpp>
 #include <llmmem/paging/errors.hpp>
@@ -80,15 +81,15 @@ template <class T>
   return (rows * 8 + 15) / 16 * 16;
 }
 
-/// The message behind a header.
-inline void write_query(std::vector<std::byte>& to, const near_query& of) {
-  const std::uint64_t tables = near_tables_bytes(of.rows);
-  to.assign(static_cast<std::size_t>(tables + of.query_bytes()), std::byte{});
+/// The message behind a header. @pre `to` has room for it
+inline void write_query(std::byte* to, const near_query& of) noexcept {
   if (of.rows == 0) return;
   const auto half = static_cast<std::size_t>(of.rows * 4);
-  std::memcpy(to.data(), of.sequences, half);
-  std::memcpy(to.data() + half, of.lengths, half);
-  std::memcpy(to.data() + tables, of.queries, static_cast<std::size_t>(of.query_bytes()));
+  const auto tables = static_cast<std::size_t>(near_tables_bytes(of.rows));
+  std::memcpy(to, of.sequences, half);
+  std::memcpy(to + half, of.lengths, half);
+  std::memset(to + 2 * half, 0, tables - 2 * half);
+  std::memcpy(to + tables, of.queries, static_cast<std::size_t>(of.query_bytes()));
 }
 
 /// The query that a header tells of, without its pointers, if the header is one. Nothing of it is believed
@@ -117,12 +118,14 @@ inline void write_query(std::vector<std::byte>& to, const near_query& of) {
     return failure{errc::out_of_range, 0, std::max(of.head_dim, of.value_dim), most_elements,
                    "serve_attention: elements of a vector of the query"};
   const std::uint64_t a_row = 8 + std::uint64_t{of.query_heads} * (most_elements * 4 + 8);
-  if (of.rows > most_bytes / a_row)
-    return failure{errc::out_of_range, 0, of.rows, most_bytes / a_row,
-                   "serve_attention: rows of the query, by most_bytes"};
+  if (of.rows > most_bytes / 8 || (of.rows != 0 && a_row > ~std::uint64_t{0} / 64 / of.rows))
+    return failure{errc::out_of_range, 0, of.rows, most_bytes / 8, "serve_attention: rows of the query"};
   const std::uint64_t body = near_tables_bytes(of.rows) + out.query_bytes();
   if (of.body_bytes != body)
     return failure{errc::size_mismatch, 0, body, of.body_bytes, "serve_attention: bytes of the query"};
+  if (near_serving_bytes(out) > most_bytes)
+    return failure{errc::too_short, 0, near_serving_bytes(out), most_bytes,
+                   "serve_attention: memory of the rank that is asked (bytes)"};
   return out;
 }
 
@@ -140,7 +143,10 @@ result<void> asked_ranks<Ranks>::begin(const near_query& query, std::span<std::b
   shape_ = query.shape();
   memory_ = memory;
   traffic_ = {};
-  detail::write_query(message_, query);
+  const auto body = static_cast<std::size_t>(near_body_bytes(query));
+  if (message_.size() < body)
+    return failure{errc::too_short, 0, body, message_.size(), "asked_ranks: memory (bytes)"};
+  detail::write_query(message_.data(), query);
   detail::near_header header;
   header.layer = query.layer;
   header.rows = query.rows;
@@ -150,11 +156,11 @@ result<void> asked_ranks<Ranks>::begin(const near_query& query, std::span<std::b
   header.element = static_cast<std::uint32_t>(query.element);
   header.scale = query.scale;
   header.window = query.window;
-  header.body_bytes = message_.size();
+  header.body_bytes = body;
   for (const rank_type each : others_) {
     const auto by = ranks_->after(how_.patience_ns);
     if (auto sent = ranks_->send(detail::bytes_of(header), each, how_.tag, by); !sent) return sent;
-    if (auto sent = ranks_->send(message_, each, how_.tag, by); !sent) return sent;
+    if (auto sent = ranks_->send(message_.first(body), each, how_.tag, by); !sent) return sent;
     traffic_.sent_bytes += near_query_bytes(query);
   }
   return {};
@@ -189,8 +195,12 @@ result<near_traffic> asked_ranks<Ranks>::finish() {
 
 template <message_ranks Ranks, attention_holder Holder>
 result<near_traffic> serve_attention(Ranks& ranks, decltype(std::declval<const Ranks&>().rank()) from,
-                                     Holder& holder, std::vector<std::byte>& memory,
+                                     Holder& holder, std::span<std::byte> memory,
                                      const rank_attention_options& how) {
+  if (auto fits =
+          detail::whole(reinterpret_cast<std::uintptr_t>(memory.data()), 16, "serve_attention: memory");
+      !fits)
+    return fits.error();
   detail::near_header header;
   if (auto came = ranks.recv(std::as_writable_bytes(std::span(&header, 1)), from, how.tag,
                              ranks.after(how.patience_ns));
@@ -204,23 +214,19 @@ result<near_traffic> serve_attention(Ranks& ranks, decltype(std::declval<const R
       return told.error();
     return why;
   };
-  auto read = detail::query_of(header, how.most_bytes);
+  auto read = detail::query_of(header, memory.size());
   if (!read) return refuse(read.error());
   near_query query = read.value();
   const auto body = static_cast<std::size_t>(header.body_bytes);
   const auto part = static_cast<std::size_t>(near_part_stride(query.shape()));
-  memory.resize(body + part + 32);
-  const auto aligned = [](std::byte* at) {
-    return at + (16 - reinterpret_cast<std::uintptr_t>(at) % 16) % 16;
-  };
-  std::byte* const at = aligned(memory.data());
+  std::byte* const at = memory.data();
   if (auto came = ranks.recv({at, body}, from, how.tag, ranks.after(how.patience_ns)); !came)
     return came.error();
   traffic.received_bytes += body;
   query.sequences = reinterpret_cast<const std::int32_t*>(at);
   query.lengths = query.sequences + query.rows;
   query.queries = at + detail::near_tables_bytes(query.rows);
-  const std::span<std::byte> into(aligned(at + body), part);
+  const std::span<std::byte> into(at + body, part);  // bodies are multiples of 16
   if (holder.parts() != 1)
     return refuse({errc::size_mismatch, 0, 1, holder.parts(), "serve_attention: parts of the holder"});
   if (auto begun = holder.begin(query, into); !begun) return refuse(begun.error());
