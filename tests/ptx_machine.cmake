@@ -54,8 +54,8 @@ function(llmmem_add_ptx_test name source)
     if(DEFINED "worlds_of_${name}")
       list(APPEND environment "LLMMEM_TEST_WORLDS=${worlds_of_${name}}")
     endif()
-    # Below sm_89 software converts fp8, by branches that part lanes: there lanes join only where something joins them. What
-    # kernels cost is counted as devices mostly run them: lanes join behind a branch.
+    # Both are legal: lanes that parted at a branch join behind it, as devices mostly have it, or only where an instruction
+    # joins them. Each architecture runs one of the two. What kernels cost is counted as devices mostly run them.
     if(architecture LESS 89 AND NOT name MATCHES "^ptx_machine/|/kernel_costs$")
       list(APPEND environment "PTX_MACHINE_APART=1")
     endif()

@@ -292,7 +292,8 @@ constexpr std::array refusals{
         "(nvcc -arch) to 30 or more"},
     refusal{errc::unsupported_layout, raises::argument_error,
             "kv: the kernel needs all tokens of a sequence; the layout holds the part of one of 12 "
-            "context-parallel ranks (part.cp_size)"},
+            "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), "
+            "and merge them"},
 };
 
 }  // namespace

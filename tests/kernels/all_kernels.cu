@@ -1,6 +1,7 @@
 // Every kernel that the library has, instantiated: what the gate on their device code compiles and reads.
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
@@ -8,9 +9,12 @@
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
+#include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_top.hpp>
+#include <llmmem/kernels/token_lists.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
 namespace llmmem_tests {
@@ -84,6 +88,31 @@ result<void> attention_kernels(cudaStream_t stream, const csr_table_view& tables
   if (auto done = paged_attention(run, tables, rows, in, out, cache, 0, workspace, options); !done)
     return done;
   return paged_attention(run, padded, rows, in, out, cache, 0, workspace, options);
+}
+
+result<void> part_kernels(cudaStream_t stream, const attention_part_shape& shape,
+                          std::span<const attention_part> parts, const merged_attention<>& out,
+                          const foreign_attention<log_base::two>& foreign,
+                          const attention_part_output& part) {
+  const device_executor run(stream);
+  if (auto done = merge_attention(run, shape, parts, part); !done) return done;
+  if (auto done = import_attention(run, shape, foreign, part); !done) return done;
+  return merge_attention(run, shape, parts, out);
+}
+
+result<void> sparse_kernels(cudaStream_t stream, const top_scores& scores,
+                            const token_lists<padded_table_view>& lists, const attention_rows& rows,
+                            const kv_memory& cache, const batch_vectors& in, const batch_output& out,
+                            std::int32_t* chosen, std::span<std::byte> workspace,
+                            const changed_blocks& changed, const chosen_blocks& blocks, float* bounds) {
+  const device_executor run(stream);
+  if (auto done = select_top(run, scores, 1, chosen, 1, top_order::by_score, workspace); !done) return done;
+  const attention_options options{.query_heads = cache.layout.heads};
+  if (auto done = summarize_keys(run, changed, cache, 0, workspace); !done) return done;
+  if (auto done = bound_scores(run, lists.tables, rows, in, cache, workspace, 1, bounds, options); !done)
+    return done;
+  if (auto done = list_block_tokens(run, blocks, chosen); !done) return done;
+  return paged_attention(run, lists, rows, in, out, cache, 0, workspace, options);
 }
 
 template <block_list Blocks>

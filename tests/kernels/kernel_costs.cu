@@ -6,15 +6,18 @@
 //   kernel_costs                                   prints all rows of one architecture, as the page has them
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
+#include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
 #include <algorithm>
@@ -344,6 +347,117 @@ void count_attention(counting& count) {
   }
 }
 
+/// Rows that share their tokens, a part of them, and what parts cost to merge.
+void count_parts(counting& count) {
+  constexpr std::uint64_t rows = 8;
+  constexpr std::uint32_t shared = 4;
+  constexpr std::uint64_t tokens = 1024;
+  constexpr std::uint64_t blocks = tokens / 16;
+  constexpr std::uint32_t query_heads = 16;
+  std::vector<std::int32_t> table(rows / shared * blocks);
+  std::iota(table.begin(), table.end(), 0);
+  const device_array<std::int32_t> on_device(table);
+  const device_array<std::int32_t> lengths(std::vector<std::int32_t>(rows, tokens));
+  std::vector<std::int32_t> sequence_of(rows);
+  for (std::uint64_t i = 0; i < rows; ++i)
+    sequence_of[i] = static_cast<std::int32_t>(i / shared);
+  const device_array<std::int32_t> sequences(sequence_of);
+  const padded_table_view tables{.block_table = on_device.data(),
+                                 .seq_lens = lengths.data(),
+                                 .num_sequences = rows / shared,
+                                 .max_blocks = static_cast<std::int32_t>(blocks),
+                                 .block_tokens = 16};
+  const auto queries = any_memory(rows * query_heads * 256, 23);
+  const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = dtype::bf16};
+  const auto cache = any_memory(layout.total_bytes(table.size()), 24);
+  const attention_part_shape shape{.rows = rows, .query_heads = query_heads, .value_dim = 128};
+  const std::uint64_t part_bytes = attention_part_bytes(shape);
+  constexpr std::uint64_t parts = 8;
+  std::vector<float> states_and_sums(parts * part_bytes / sizeof(float));
+  for (std::size_t i = 0; i < states_and_sums.size(); ++i)
+    states_and_sums[i] = 1.0F + static_cast<float>(i % 7);
+  const device_array<float> memory(states_and_sums);
+  const auto part_at = [&](std::uint64_t i) {
+    return attention_part_in({reinterpret_cast<std::byte*>(memory.data()) + i * part_bytes, part_bytes},
+                             shape)
+        .value();
+  };
+  const std::uint64_t token_bytes = layout.layer_bytes() / layout.block_tokens;
+  for (const std::uint32_t sharers : {1U, shared}) {
+    const std::uint64_t read = rows / sharers * tokens * token_bytes;
+    for (const auto arithmetic :
+         {attention_arithmetic::same_everywhere, attention_arithmetic::tensor_cores}) {
+      const bool is_plain = arithmetic == attention_arithmetic::same_everywhere;
+      count.add(std::string("paged_attention_part, bf16, ") + (is_plain ? "plain, " : "tensor cores, ") +
+                    (sharers == 1 ? "each row its own" : "4 rows share"),
+                read + rows * query_heads * 256 + part_bytes, [&](const auto& run) {
+                  return paged_attention_part(
+                      run, tables, {.rows = rows, .sequences = sequences.data(), .shared = sharers},
+                      {queries.data(), query_heads * 256, 256}, part_at(0),
+                      {cache.data(), table.size(), layout}, 0, {},
+                      {.query_heads = query_heads, .element = dtype::bf16, .arithmetic = arithmetic});
+                });
+    }
+  }
+  std::vector<attention_part> all;
+  for (std::uint64_t i = 0; i < parts; ++i)
+    all.push_back(part_at(i));
+  const auto out = any_memory(rows * query_heads * 256, 25);
+  merged_attention<> to;
+  to.out = {out.data(), query_heads * 256, 256};
+  to.element = dtype::bf16;
+  count.add("merge_attention, 8 parts to bf16", parts * part_bytes + rows * query_heads * 256,
+            [&](const auto& run) { return merge_attention(run, shape, all, to); });
+}
+
+/// What sparse attention costs beside attention: summaries, bounds and the choice.
+void count_choices(counting& count) {
+  constexpr std::uint64_t rows = 4;
+  constexpr std::uint32_t candidates = 4096;
+  std::mt19937_64 random(26);
+  std::vector<float> drawn(rows * candidates);
+  std::ranges::generate(drawn, [&] { return static_cast<float>(random() % 1'000'003); });
+  const device_array<float> scores(drawn);
+  constexpr std::uint32_t k = 256;
+  const device_array<std::int32_t> chosen(std::vector<std::int32_t>(rows * k, 0));
+  const device_array<std::byte> scratch(std::vector<std::byte>(rows * k * 4, std::byte{}));
+  const top_scores of{.scores = scores.data(), .rows = rows, .stride = candidates, .candidates = candidates};
+  for (const auto order : {top_order::by_number, top_order::by_score})
+    count.add(
+        std::string("select_top, 256 of 4096, ") + (order == top_order::by_number ? "by number" : "by score"),
+        rows * (candidates + k) * 4, [&](const auto& run) {
+          return select_top(run, of, k, chosen.data(), k, order, {scratch.data(), scratch.size()});
+        });
+  const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = dtype::bf16};
+  constexpr std::uint64_t blocks = 64;
+  const auto cache = any_memory(layout.total_bytes(blocks), 27);
+  const auto summaries = any_memory(key_summary_bytes(layout, blocks), 28);
+  std::vector<std::int32_t> numbers(blocks);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const device_array<std::int32_t> changed(numbers);
+  const device_array<std::int32_t> ends(std::vector<std::int32_t>(blocks, 16));
+  const kv_memory memory{cache.data(), blocks, layout};
+  count.add("summarize_keys, bf16", layout.total_bytes(blocks) / 2 + summaries.size() + blocks * 8,
+            [&](const auto& run) {
+              return summarize_keys(run, {.blocks = changed.data(), .ends = ends.data(), .count = blocks},
+                                    memory, 0, {summaries.data(), summaries.size()});
+            });
+  const device_array<std::int32_t> length(std::vector<std::int32_t>{blocks * 16});
+  const padded_table_view tables{.block_table = changed.data(),
+                                 .seq_lens = length.data(),
+                                 .num_sequences = 1,
+                                 .max_blocks = static_cast<std::int32_t>(blocks),
+                                 .block_tokens = 16};
+  constexpr std::uint32_t query_heads = 16;
+  const auto queries = any_memory(query_heads * 256, 29);
+  const device_array<float> bounds(std::vector<float>(blocks, 0.0F));
+  count.add("bound_scores, bf16", summaries.size() + query_heads * 256 + blocks * 4, [&](const auto& run) {
+    return bound_scores(run, tables, {.rows = 1}, {queries.data(), query_heads * 256, 256}, memory,
+                        {summaries.data(), summaries.size()}, blocks, bounds.data(),
+                        {.query_heads = query_heads, .element = dtype::bf16});
+  });
+}
+
 /// The rows of this architecture in the page, by their names.
 [[nodiscard]] std::map<std::string, std::string> rows_of(const char* path, const std::string& heading) {
   std::ifstream page(path);
@@ -417,6 +531,8 @@ int main(int count_of_arguments, char** arguments) {
   count_groups(count);
   count_planes(count);
   count_attention(count);
+  count_parts(count);
+  count_choices(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());
   if (count_of_arguments > 1) return compare(count, arguments[1], heading);
   std::printf("%s\n\n| kernel | instructions | useful | touched |\n| --- | --- | --- | --- |\n",

@@ -152,6 +152,21 @@ TEST_SUITE("paged_attention") {
     }
   }
 
+  TEST_CASE("rows that share their tokens come to the bits that they have alone") {
+    for (const auto seed : seeds(40, 20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      attention_world world(random,
+                            seed % 4 == 0 ? attention_arithmetic::tensor_cores : attention_arithmetic{});
+      const auto shared = static_cast<std::uint32_t>(2 + random() % 6);
+      world.share_rows(random, shared);
+      const attended alone = attend(world, host_executor{});
+      world.shared = shared;
+      CHECK(attend(world, host_executor{}) == alone);
+      CHECK(attend(world, grid_executor({.blocks = 2}), table_form::padded) == alone);
+    }
+  }
+
   TEST_CASE("turns in which others of a warp have tokens change no bit, not even a zero's sign") {
     one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 16);
     world.query.assign(8, 1.0F);
@@ -391,6 +406,11 @@ TEST_SUITE("paged_attention") {
     CHECK(told([](call& of) { of.queries.data += 8; }).code == errc::bad_granularity);
     CHECK(told([](call& of) { of.queries.head_stride = 24; }) == failure{errc::bad_granularity, 0, 24, 16});
     CHECK(told([](call& of) { of.out.token_stride = 72; }) == failure{errc::bad_granularity, 0, 72, 16});
+    CHECK(told([](call& of) { of.rows = {.rows = 3, .shared = 2}; }).message() ==
+          "paged_attention: rows.shared does not divide the rows: lengths that must agree are 3 and 2");
+    CHECK(told([](call& of) { of.rows.shared = 0; }) == failure{errc::size_mismatch, 0, 1, 0});
+    CHECK(told([](call& of) { of.rows = {.rows = 1U << 30, .shared = 1U << 30}; }).code ==
+          errc::out_of_range);
     CHECK(told([](call& of) { of.options.split.count = 0; }) == failure{errc::too_short, 0, 1, 0});
     CHECK(told([](call& of) { of.options.split.tokens = 0; }) == failure{errc::size_mismatch, 0, 0, 8});
     CHECK(told([](call& of) { of.options.split.tokens = 12; }) == failure{errc::size_mismatch, 0, 12, 8});
@@ -431,7 +451,9 @@ TEST_SUITE("paged_attention") {
           }) == failure{});
     CHECK(told([](call& of) { of.cache.layout.part.cp_size = 2; }).message() ==
           "paged_attention: cache.layout: the kernel needs all tokens of a sequence; the layout holds the "
-          "part of one of 2 context-parallel ranks (part.cp_size)");
+          "part of one of 2 context-parallel ranks (part.cp_size): have each rank make a part "
+          "(paged_attention_part), "
+          "and merge them");
     CHECK(told([](call& of) { of.cache.layout.value_element = dtype::fp8_e4m3; }).message() ==
           "paged_attention: cache.layout: the kernel takes values of the keys' type; the layout has a "
           "value_element of its own");

@@ -68,6 +68,31 @@ attended attend(const attention_world& world, const Run& run, table_form form = 
   return made;
 }
 
+/// The same to the tokens of lists.
+template <class Lists, class Run>
+attended attend_listed(const attention_world& world, const Lists& lists, const Run& run, table_form form) {
+  attended made{world.out, std::vector<float>(world.rows * world.query_heads(), untold)};
+  std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
+  std::vector<std::byte> cache = world.cache;
+  world
+      .attend_to(run,
+                 {.queries = world.queries.data(),
+                  .out = made.out.data(),
+                  .cache = cache.data(),
+                  .workspace = workspace.data(),
+                  .indptr = world.indptr.data(),
+                  .indices = world.indices.data(),
+                  .last_page_len = world.last_page_len.data(),
+                  .padded = world.padded.data(),
+                  .seq_lens = world.tokens.data(),
+                  .scales = {world.scales[0].data(), world.scales[1].data()},
+                  .log_sum_exp = made.log_sum_exp.data(),
+                  .flag = &made.flag},
+                 form, lists)
+      .value();
+  return made;
+}
+
 /// Checks what a run left against the definition. Returns how many numbers it looked at.
 ///
 /// @param bound  how far numbers may be off: by default of sums of at most 120 products of numbers up to 2,

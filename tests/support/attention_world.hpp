@@ -38,6 +38,8 @@ struct attention_pointers {
   const std::int32_t* seq_lens = nullptr;
   const std::int32_t* sequences = nullptr;
   const std::int32_t* lengths = nullptr;
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;
   const float* scales[2] = {nullptr, nullptr};
   float* log_sum_exp = nullptr;
   std::uint32_t* flag = nullptr;
@@ -58,6 +60,7 @@ struct attention_world {
   std::vector<std::int32_t> sequences{};  // of each row; empty: rows are sequences
   std::vector<std::int32_t> lengths{};    // of each row; empty: all
   std::uint64_t rows = 0;
+  std::uint32_t shared = 1;  // rows that have the tokens of the first of them
   std::vector<std::byte> queries{};
   std::uint64_t query_strides[2]{};  // token, head
   std::vector<std::byte> out{};
@@ -86,35 +89,34 @@ struct attention_world {
 
   template <class Run>
   llmmem::result<void> attend(const Run& run, const attention_pointers& at, table_form form) const {
-    using namespace llmmem;
-    attention_options how = options;
-    if (!scales[0].empty()) {
-      how.scales.keys = at.scales[0];
-      how.scales.values = at.scales[1];
-    }
-    how.log_sum_exp = at.log_sum_exp;
-    how.out_of_range = at.flag;
-    const auto attend_by = [&](const auto& by) {
-      return paged_attention(run, by, {.rows = rows, .sequences = at.sequences, .lengths = at.lengths},
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention(run, by, rows_of(at), {at.queries, query_strides[0], query_strides[1]},
+                             {at.out, out_strides[0], out_strides[1]}, memory_of(at), layer,
+                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
+  }
+
+  /// The same to the tokens of lists: rows are as many.
+  template <class Run, class Lists>
+  llmmem::result<void> attend_to(const Run& run, const attention_pointers& at, table_form form,
+                                 const Lists& lists) const {
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention(run, lists.lists_over(by), {.rows = rows},
                              {at.queries, query_strides[0], query_strides[1]},
-                             {at.out, out_strides[0], out_strides[1]},
-                             {at.cache, blocks, layout, at.plane_table, at.plane_alignment}, layer,
-                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, how);
-    };
-    const auto sequence_count = static_cast<std::int32_t>(tables.size());
-    const auto block_tokens = static_cast<std::int32_t>(layout.block_tokens);
-    if (form == table_form::csr) {
-      return attend_by(csr_table_view{.indptr = at.indptr,
-                                      .indices = at.indices,
-                                      .last_page_len = at.last_page_len,
-                                      .num_sequences = sequence_count,
-                                      .block_tokens = block_tokens});
-    }
-    return attend_by(padded_table_view{.block_table = at.padded,
-                                       .seq_lens = at.seq_lens,
-                                       .num_sequences = sequence_count,
-                                       .max_blocks = columns,
-                                       .block_tokens = block_tokens});
+                             {at.out, out_strides[0], out_strides[1]}, memory_of(at), layer,
+                             {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
+  }
+
+  /// The same as a part of the rows' tokens.
+  template <class Run>
+  llmmem::result<void> attend_part(const Run& run, const attention_pointers& at, table_form form,
+                                   const llmmem::attention_part_output& part) const {
+    return with_tables(at, form, [&](const auto& by) {
+      return paged_attention_part(
+          run, by, rows_of(at), {at.queries, query_strides[0], query_strides[1]}, part, memory_of(at), layer,
+          {at.workspace, static_cast<std::size_t>(workspace_bytes())}, options_of(at));
+    });
   }
 
   /// Where a vector of a position begins in `cache`.
@@ -197,7 +199,71 @@ struct attention_world {
                 padded.begin() + static_cast<std::ptrdiff_t>(i * static_cast<std::size_t>(columns)));
   }
 
+  /// Makes `count` rows of each, with queries of their own.
+  void share_rows(std::mt19937_64& random, std::uint32_t count) {
+    const auto repeat = [&](std::vector<std::int32_t>& of) {
+      std::vector<std::int32_t> all;
+      for (const std::int32_t each : of)
+        all.insert(all.end(), count, each);
+      of = all;
+    };
+    if (sequences.empty()) {
+      for (std::uint64_t row = 0; row < rows; ++row)
+        sequences.push_back(static_cast<std::int32_t>(row));
+    }
+    repeat(sequences);
+    repeat(lengths);
+    rows *= count;
+    queries.resize(query_strides[0] * rows);
+    for (std::size_t i = 0; i + element_bytes(options.element) <= queries.size();
+         i += element_bytes(options.element))
+      store_element(options.element, queries.data() + i,
+                    static_cast<float>(static_cast<std::int64_t>(random() % 401) - 200) / 100);
+    out.assign(out_strides[0] * rows, poison);
+  }
+
  private:
+  [[nodiscard]] llmmem::attention_rows rows_of(const attention_pointers& at) const {
+    return {.rows = rows,
+            .sequences = at.sequences,
+            .lengths = at.lengths,
+            .begins = at.begins,
+            .ends = at.ends,
+            .shared = shared};
+  }
+  [[nodiscard]] llmmem::kv_memory memory_of(const attention_pointers& at) const {
+    return {at.cache, blocks, layout, at.plane_table, at.plane_alignment};
+  }
+  [[nodiscard]] llmmem::attention_options options_of(const attention_pointers& at) const {
+    llmmem::attention_options how = options;
+    if (!scales[0].empty()) {
+      how.scales.keys = at.scales[0];
+      how.scales.values = at.scales[1];
+    }
+    how.log_sum_exp = at.log_sum_exp;
+    how.out_of_range = at.flag;
+    return how;
+  }
+  template <class Attend>
+  llmmem::result<void> with_tables(const attention_pointers& at, table_form form,
+                                   const Attend& attend_by) const {
+    using namespace llmmem;
+    const auto sequence_count = static_cast<std::int32_t>(tables.size());
+    const auto block_tokens = static_cast<std::int32_t>(layout.block_tokens);
+    if (form == table_form::csr) {
+      return attend_by(csr_table_view{.indptr = at.indptr,
+                                      .indices = at.indices,
+                                      .last_page_len = at.last_page_len,
+                                      .num_sequences = sequence_count,
+                                      .block_tokens = block_tokens});
+    }
+    return attend_by(padded_table_view{.block_table = at.padded,
+                                       .seq_lens = at.seq_lens,
+                                       .num_sequences = sequence_count,
+                                       .max_blocks = columns,
+                                       .block_tokens = block_tokens});
+  }
+
   static std::uint32_t one_of(std::mt19937_64& random, std::initializer_list<std::uint32_t> of) {
     return of.begin()[random() % of.size()];
   }

@@ -111,15 +111,6 @@ class warp_lanes {
   group_lane lane_;
 };
 
-/// Joins the lanes before an instruction that the whole warp must execute together. Below compute
-/// capability 8.9 software converts fp8, and its branches part the lanes; from 8.9 on an instruction
-/// converts, and lanes stay together from one `meet` to the next.
-__device__ inline void join_lanes() noexcept {
-#if __CUDA_ARCH__ < 890
-  __syncwarp();
-#endif
-}
-
 /// sum += left x right, by tensor cores. Of compute capability 8.0 and newer.
 template <dtype E>
   requires tensor_element<E>
@@ -130,7 +121,6 @@ __device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::hel
   float* const of = sum[0].of;
   const std::uint32_t* const a = left[0].word;
   const std::uint32_t* const b = right[0].word;
-  join_lanes();
   if constexpr (E == dtype::bf16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -151,7 +141,6 @@ __device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::hel
 __device__ inline void transpose(const warp_lanes& /*group*/,
                                  warp_lanes::held<std::uint32_t>& words) noexcept {
 #if __CUDA_ARCH__ >= 800
-  join_lanes();
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(words[0]));
 #else
   __trap();

@@ -33,7 +33,8 @@ namespace detail {
       return "the kernel knows no rotary part in a type of its own; the layout has a rotary_dim of {found}";
     default:
       return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
-             "context-parallel ranks (part.cp_size)";
+             "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), and "
+             "merge them";
   }
 }
 

@@ -76,6 +76,14 @@ concept bounded_table = std::is_trivially_copyable_v<V> && requires(const V& vie
   { blocks_in(view, n) } noexcept -> std::same_as<std::uint64_t>;
 };
 
+/// Tables that tell each token's place by themselves, one after the other: no two positions need follow each
+/// other in memory.
+template <class V>
+concept token_tables = bounded_table<V> && requires(const V& view, const divider& by, std::uint64_t blocks,
+                                                    std::int32_t sequence, std::uint32_t position) {
+  { view.place(by, blocks, sequence, position) } noexcept -> std::same_as<token_place>;
+};
+
 namespace detail {
 
 /// What tables lack in which blocks are looked up; null where they lack nothing, or cannot be asked.
@@ -86,6 +94,8 @@ template <class Tables>
     return tables.indptr == nullptr ? "tables.indptr" : nullptr;
   } else if constexpr (std::same_as<Tables, padded_table_view>) {
     return tables.block_table == nullptr && tables.max_blocks > 0 ? "tables.block_table" : nullptr;
+  } else if constexpr (telling_front<Tables>) {
+    return tables.missing();
   } else {
     return nullptr;
   }

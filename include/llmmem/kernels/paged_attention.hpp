@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/attention_parts.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -29,6 +30,15 @@ struct attention_rows {
   /// [rows], how many tokens each attends to: the first of its sequence, itself among them. Null: all that
   /// the sequence has.
   const std::int32_t* lengths = nullptr;
+  /// [rows], the first token of a row's range, and the one behind its last: of the tokens that a row attends
+  /// to by its length and its window, only those in the range are read. Null: from the first, to the last.
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;
+  /// How many rows after each other attend to the same tokens, which are read once for all of them: those of
+  /// the first of them, whose numbers above are theirs too. So a prefix that a batch shares is read once
+  /// (cascade): a part of it with `shared` rows, a part of each row's own tokens, and a merge. Divides
+  /// `rows`.
+  std::uint32_t shared = 1;
 };
 
 /// How the tokens of a row are shared out, so that few rows keep a whole device busy: the first `tokens` of
@@ -110,15 +120,17 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      `errc::bad_granularity` for vectors of another number of elements than a multiple of 8, and for
 ///      addresses and strides that are no multiple of 16 bytes, or of 8 elements where these are fewer;
 ///      `errc::unsupported_layout` for a layout with scales, a rotary part or a `value_element` of its own,
-///      and for one of a part of the tokens (`part.cp_size`), whose places are not the tokens' positions;
-///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, shares of
+///      and for one of a part of the tokens (`part.cp_size`), of which `paged_attention_part` makes a part;
+///      `errc::size_mismatch` for query heads that are not given or that the cache's do not divide, `shared`
+///      rows that do not divide the rows, shares of
 ///      another number of tokens than a multiple of 8, vectors of other lengths than `tensor_cores` takes,
 ///      and a cache without values;
 ///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
 ///      for distances shorter than a vector or, of `out`, that share bytes. Then nothing has begun. Else what
 ///      `run` returns.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
-///      them, of eight by tensor cores (from a cache of the device but for the first); 2 x tokens x
+///      them, those of `shared` rows among them, of eight by tensor cores (from a cache of the device but for
+///      the first); 2 x tokens x
 ///      query_heads x (head_dim + value_dim) multiplications and additions.
 /// @par Source   Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums whose
 ///      maximum is not known; Dao et al., "Flash-Decoding for long-context inference", 2023, for the shares.
@@ -128,6 +140,33 @@ result<void> paged_attention(const Run& run, const Tables& tables, const attenti
                              const batch_vectors& queries, const batch_output& out, const kv_memory& cache,
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options);
+
+/// `paged_attention` of some of each row's tokens, to be merged with what the others come to: those of a
+/// range
+/// (`attention_rows::begins`, `ends`), or those that a rank holds. `merge_attention` makes of all parts what
+/// one call over all tokens makes.
+///
+/// However rows are cut, what is merged is within 1e-6 of the largest value of what exact sums of the same
+/// weights come to, where no share (`options.split`) is longer than 1,024 tokens. A longer one adds up its
+/// roundings, in one part as in many: 2e-6 after 10,000 tokens, 7e-5 after 100,000. By tensor cores it is
+/// what weights are rounded to that bounds this.
+///
+/// Under context parallelism (`cache.layout.part.cp_size`) the tables are this rank's, and `lengths`,
+/// `begins` and `ends` are positions of the whole sequence: the kernel finds which of them the rank holds.
+/// `window` counts positions of the whole sequence too.
+///
+/// A row of padding, or of a sequence that is none, comes to an empty part, like a row without tokens.
+///
+/// @param part  where it is written; `options.element` is that of the queries alone.
+/// @return as above, where the names of what is written are `part.sums` and `part.states`; a layout of a part
+/// of
+///      the tokens is taken, and `errc::too_short` for `rows.lengths` that such a one needs.
+template <class Run, class Tables>
+  requires bounded_table<Tables> && counted_tables<Tables>
+result<void> paged_attention_part(const Run& run, const Tables& tables, const attention_rows& rows,
+                                  const batch_vectors& queries, const attention_part_output& part,
+                                  const kv_memory& cache, std::uint32_t layer, std::span<std::byte> workspace,
+                                  const attention_options& options);
 
 }  // namespace v0
 }  // namespace llmmem

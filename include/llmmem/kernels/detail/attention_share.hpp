@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/attention_parts.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
@@ -16,13 +17,38 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Which of a sequence's tokens a cache holds: all of them, or those that are dealt to a context-parallel
+/// rank.
+struct token_deal {
+  divider round{};  // tokens after which it is this rank's turn again
+  std::uint32_t before = 0;
+  std::uint32_t run = 0;  // 0: all tokens
+
+  /// How many of a sequence's first `tokens` tokens are here: `kv_part::local_tokens`, without its divisions.
+  [[nodiscard]] LLMMEM_HD std::uint64_t held_of(std::uint64_t tokens) const noexcept {
+    if (run == 0) return tokens;
+    const std::uint64_t rounds = round.quotient(tokens);
+    const std::uint64_t rest = tokens - rounds * round.by();
+    const std::uint64_t mine = rest <= before ? 0 : rest - before;
+    return rounds * run + (mine < run ? mine : run);
+  }
+};
+
 /// What both kernels know. Distances in bytes.
+///
+/// Rows that share their tokens are one here, whose query heads are those of all of them: a head of the cache
+/// has those of the first row, then those of the second. What is read and written of them is found by
+/// `own_output`.
 struct attention_shape {
   std::uint64_t rows = 0;
   const std::int32_t* sequences = nullptr;  // [rows], or null, as in attention_rows
   const std::int32_t* lengths = nullptr;    // the same
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;
+  token_deal deal{};
   batch_vectors queries{};
-  batch_output out{};
+  batch_output out{};          // of a part, its sums
+  batch_output part_states{};  // of a part, or null
   kv_plane keys{};
   kv_plane values{};
   std::uint64_t blocks = 0;
@@ -33,10 +59,13 @@ struct attention_shape {
   std::uint32_t key_packs = 0;  // of a vector
   std::uint32_t value_packs = 0;
   std::uint32_t heads = 0;  // of the cache
-  std::uint32_t group = 0;  // query heads for each
+  std::uint32_t group = 0;  // query heads for each, of all rows that share their tokens
+  std::uint32_t shared = 1;
+  divider own_group{};  // query heads for each, of one row
   std::uint32_t window = 0;
   bool tiles_in_block = false;  // no eight tokens from a multiple of eight on lie in two
-  dtype element = dtype::bf16;
+  dtype element = dtype::bf16;  // of the queries
+  dtype out_element = dtype::bf16;
   float scale = 1;  // times log2(e)
   kv_scales scales{};
   float* sums = nullptr;    // [rows][query heads][shares][value_packs x 8]
@@ -51,6 +80,7 @@ struct attention_shape {
   [[nodiscard]] LLMMEM_HD std::uint64_t element_bytes() const noexcept {
     return element == dtype::f32 ? 4 : 2;
   }
+  [[nodiscard]] LLMMEM_HD bool writes_part() const noexcept { return part_states.data != nullptr; }
   LLMMEM_HD void flag() const noexcept {
     if (out_of_range != nullptr) raise_flag(*out_of_range);
   }
@@ -63,6 +93,16 @@ struct attention_output {
   std::uint32_t head = 0;
 };
 
+/// The same with the row and query head that the caller counts.
+[[nodiscard]] LLMMEM_HD inline attention_output own_output(const attention_shape& shape,
+                                                           const attention_output& of) noexcept {
+  if (shape.shared == 1) return of;
+  const std::uint32_t in_head = of.query - of.head * shape.group;
+  const auto sharer = static_cast<std::uint32_t>(shape.own_group.quotient(in_head));
+  return {of.row * shape.shared + sharer, of.head * shape.own_group.by() + shape.own_group.remainder(in_head),
+          of.head};
+}
+
 /// What eight elements of weighted values came to, with the largest product and the sum of exponentials.
 struct attention_total {
   attention_floats sum{};
@@ -71,26 +111,36 @@ struct attention_total {
 };
 
 /// Writes a lane's or a thread's eight elements of an output.
-LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& at,
+LLMMEM_HD inline void write_output(const attention_shape& shape, const attention_output& of_all,
                                    std::uint32_t pack, const attention_total& of) noexcept {
+  const attention_output at = own_output(shape, of_all);
   if (pack == 0 && shape.log_sum_exp != nullptr) {
     constexpr float ln2 = std::numbers::ln2_v<float>;
     // Of nothing the largest product is -infinity, and so is this; what is no number stays none.
     const float told =
         of.total == of.total ? fused(of.most, ln2, logarithm_of(of.total)) : float_of_bits(0x7FFF'FFFFU);
-    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp + at.row * shape.query_heads() + at.query),
+    store_packet<4>(reinterpret_cast<std::byte*>(shape.log_sum_exp +
+                                                 at.row * shape.heads * shape.own_group.by() + at.query),
                     {{bits_of_float(told)}});
   }
+  if (pack == 0 && shape.writes_part())
+    store_packet<8>(shape.part_states.data + at.row * shape.part_states.token_stride +
+                        at.query * shape.part_states.head_stride,
+                    {{bits_of_float(of.most), bits_of_float(of.total)}});
   if (pack >= shape.value_packs) return;
+  // The sums of a part are not divided; but parts of several caches merge, so each brings its scale into
+  // them.
+  const float divisor = shape.writes_part() ? 1.0F : of.total;
   const float factor =
-      of.total == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), of.total);
+      divisor == 0 ? 0.0F : quotient_of(shape.scale_of(shape.scales.values, at.head), divisor);
   attention_floats values{};
   LLMMEM_UNROLL
   for (unsigned i = 0; i < attention_pack; ++i)
     values.of[i] = product_of(of.sum.of[i], factor);
+  const std::uint64_t bytes = shape.out_element == dtype::f32 ? 4 : 2;
   write_floats(shape.out.data + at.row * shape.out.token_stride + at.query * shape.out.head_stride +
-                   std::uint64_t{pack} * attention_pack * shape.element_bytes(),
-               shape.element, values);
+                   std::uint64_t{pack} * attention_pack * bytes,
+               shape.out_element, values);
 }
 
 /// Of a row: a multiple of a tile that 31 bits count.
@@ -108,10 +158,14 @@ struct attention_span {
 
 template <class Tables>
 [[nodiscard]] LLMMEM_HD inline attention_span span_of(const attention_shape& shape, const Tables& tables,
-                                                      std::uint64_t row) noexcept {
+                                                      std::uint64_t of_all) noexcept {
   attention_span out;
+  const std::uint64_t row = of_all * shape.shared;  // the first that shares
   const std::int64_t sequence =
       shape.sequences != nullptr ? shape.sequences[row] : static_cast<std::int64_t>(row);
+  // A row of nothing leaves its output alone, but a part of it says that it is empty: as of a sequence
+  // without tokens, of which nothing is looked up.
+  out.sequence = shape.writes_part() ? 0 : -1;
   if (sequence < 0) return out;
   if (sequence >= tables.num_sequences) {
     shape.flag();
@@ -123,14 +177,30 @@ template <class Tables>
     if (tokens < 0) shape.flag();
     return out;
   }
+  std::uint64_t to = static_cast<std::uint64_t>(tokens);
+  std::uint64_t from = shape.window != 0 && to > shape.window ? to - shape.window : 0;
+  if (shape.begins != nullptr) {
+    const std::int32_t begin = shape.begins[row];
+    if (begin < 0) shape.flag();
+    if (begin > 0 && static_cast<std::uint64_t>(begin) > from) from = static_cast<std::uint64_t>(begin);
+  }
+  if (shape.ends != nullptr) {
+    const std::int32_t end = shape.ends[row];
+    if (end < 0) shape.flag();
+    const std::uint64_t wanted = end < 0 ? 0 : static_cast<std::uint64_t>(end);
+    if (wanted < to) to = wanted;
+  }
+  from = shape.deal.held_of(from);
+  to = shape.deal.held_of(to);
+  if (from >= to) return out;
   // A length that no table has room for would be gone through token by token, to no end.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();
   const std::uint64_t most = room < most_attended_tokens ? room : most_attended_tokens;
-  const bool is_beyond = static_cast<std::uint64_t>(tokens) > most;
+  const bool is_beyond = to > most;
   if (is_beyond) shape.flag();
-  if (most == 0) return out;
-  out.end = static_cast<std::uint32_t>(is_beyond ? most : static_cast<std::uint64_t>(tokens));
-  out.first = shape.window != 0 && out.end > shape.window ? out.end - shape.window : 0;
+  if (from >= most) return out;
+  out.first = static_cast<std::uint32_t>(from);
+  out.end = static_cast<std::uint32_t>(is_beyond ? most : to);
   out.begin = out.first / attention_tile * attention_tile;
   const std::uint64_t needed = shape.share_tokens.quotient(out.end - out.begin - 1) + 1;
   out.shares = static_cast<std::uint32_t>(needed < shape.shares.by() ? needed : shape.shares.by());
@@ -206,6 +276,17 @@ class attention_shares {
   divider units_;   // of a share: heads x chunks
 };
 
+/// Where the token at a position of a row's lies.
+template <class Tables>
+[[nodiscard]] LLMMEM_HD inline token_place place_of(const attention_shape& shape, const Tables& tables,
+                                                    std::int32_t sequence, std::uint32_t position) noexcept {
+  if constexpr (token_tables<Tables>) {
+    return tables.place(shape.by, shape.blocks, sequence, position);
+  } else {
+    return place_within(tables, shape.by, shape.blocks, sequence, position);
+  }
+}
+
 /// The place of a token of a row, or none where it does not count: before its window or past its share, or,
 /// which is flagged, in no block.
 template <class Tables>
@@ -213,8 +294,8 @@ template <class Tables>
                                                          const attention_place& at,
                                                          std::uint32_t position) noexcept {
   if (position < at.span.first || position >= at.to) return {};
-  const token_place token = place_within(tables, shape.by, shape.blocks, at.span.sequence, position);
-  if (token.what != token_place::kind::there) shape.flag();
+  const token_place token = place_of(shape, tables, at.span.sequence, position);
+  if (token.what == token_place::kind::out_of_range) shape.flag();
   return token;
 }
 
@@ -223,9 +304,11 @@ template <class Tables>
 [[nodiscard]] LLMMEM_HD inline token_place whole_tile(const attention_shape& shape, const Tables& tables,
                                                       const attention_place& at,
                                                       std::uint32_t tile) noexcept {
+  // Tokens of a list need not follow each other.
+  if (token_tables<Tables>) return {};
   if (!shape.tiles_in_block || tile < at.span.first || tile >= at.to || tile + attention_tile > at.span.end)
     return {};
-  return place_within(tables, shape.by, shape.blocks, at.span.sequence, tile);
+  return place_of(shape, tables, at.span.sequence, tile);
 }
 
 /// Where a lane's eight elements of a token's key or value lie.
@@ -241,8 +324,9 @@ template <dtype Element>
 [[nodiscard]] LLMMEM_HD inline const std::byte* query_at(const attention_shape& shape,
                                                          const attention_place& at, std::uint32_t query,
                                                          std::uint32_t pack) noexcept {
-  return shape.queries.data + at.row * shape.queries.token_stride +
-         std::uint64_t{at.first_query + query} * shape.queries.head_stride +
+  const attention_output own = own_output(shape, {at.row, at.first_query + query, at.head});
+  return shape.queries.data + own.row * shape.queries.token_stride +
+         std::uint64_t{own.query} * shape.queries.head_stride +
          std::uint64_t{pack} * attention_pack * shape.element_bytes();
 }
 

@@ -18,7 +18,7 @@ namespace detail {
 
 /// What a lane keeps while its group goes through a share.
 template <unsigned Heads>
-struct attention_state {
+struct attention_lane_state {
   attention_floats query[Heads];
   attention_floats sum[Heads];
   float most[Heads];   // of the products so far, the same in all lanes
@@ -41,7 +41,7 @@ class attention_work {
   template <class Group>
   LLMMEM_HD void run(std::uint64_t item, const Group& group) const noexcept {
     const attention_place at = shares_.at(item, shape_, tables_);
-    typename Group::template held<attention_state<Heads>> own;
+    typename Group::template held<attention_lane_state<Heads>> own;
     group.each([&](std::uint32_t lane) { begin(at, lane, own[lane]); });
     // Past the end there are turns of others, in which nothing counts; 32 bits hold these as well.
     const std::uint32_t own_tiles = (at.to - at.from + attention_tile - 1) / attention_tile;
@@ -61,7 +61,7 @@ class attention_work {
 
  private:
   LLMMEM_HD void begin(const attention_place& at, std::uint32_t lane,
-                       attention_state<Heads>& own) const noexcept {
+                       attention_lane_state<Heads>& own) const noexcept {
     const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
     LLMMEM_UNROLL
     for (unsigned h = 0; h < Heads; ++h) {
@@ -126,7 +126,7 @@ class attention_work {
   template <class Group>
   LLMMEM_HD static void take_tile(const Group& group,
                                   typename Group::template held<attention_read<Element>>& read,
-                                  typename Group::template held<attention_state<Heads>>& own) noexcept {
+                                  typename Group::template held<attention_lane_state<Heads>>& own) noexcept {
     typename Group::template held<attention_scores> scores[Heads];
     group.each([&](std::uint32_t lane) {
       LLMMEM_UNROLL
@@ -148,7 +148,7 @@ class attention_work {
       });
       join_eight(group, weights[h], [](float a, float b) { return larger_of(a, b); });
       group.each([&](std::uint32_t lane) {
-        attention_state<Heads>& mine = own[lane];
+        attention_lane_state<Heads>& mine = own[lane];
         const float most = larger_of(mine.most[h], weights[h][lane]);
         const float base = most == lowest() ? 0.0F : most;  // nothing counts so far
         const float factor = power_of_two(mine.most[h] - base);
@@ -177,7 +177,7 @@ class attention_work {
 
   template <class Group>
   LLMMEM_HD void finish(const Group& group, const attention_place& at,
-                        typename Group::template held<attention_state<Heads>>& own) const noexcept {
+                        typename Group::template held<attention_lane_state<Heads>>& own) const noexcept {
     typename Group::template held<float> total;
     LLMMEM_UNROLL
     for (unsigned h = 0; h < Heads; ++h) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/kernels/detail/attention_merge.hpp>
+#include <llmmem/kernels/detail/attention_part_checks.hpp>
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tensor.hpp>
 #include <llmmem/kernels/detail/attention_work.hpp>
@@ -50,16 +51,6 @@ namespace detail {
   return is_attention_element(cache) && (batch == cache || batch == dtype::f32);
 }
 
-template <class Byte>
-[[nodiscard]] result<void> whole(const token_vectors<Byte>& of, std::uint64_t unit,
-                                 const char* what) noexcept {
-  for (const std::uint64_t each :
-       {std::uint64_t{reinterpret_cast<std::uintptr_t>(of.data)}, of.token_stride, of.head_stride}) {
-    if (auto fits = whole(each, unit, what); !fits) return fits;
-  }
-  return {};
-}
-
 /// A call's arguments.
 struct attention_request {
   attention_rows rows{};
@@ -69,6 +60,8 @@ struct attention_request {
   std::uint32_t layer = 0;
   std::span<std::byte> workspace{};
   attention_options options{};
+  attention_part_output part{};  // instead of `out`
+  bool is_part = false;
 };
 
 /// What else they must be for tensor cores.
@@ -87,12 +80,30 @@ struct attention_request {
   return {};
 }
 
+/// What the part of a context-parallel rank must be.
+[[nodiscard]] inline result<void> check_deal(const attention_request& of) noexcept {
+  const paging::kv_part& part = of.cache.layout.part;
+  constexpr std::uint64_t most = 0x7FFF'FFFF;
+  const std::uint64_t round = std::uint64_t{part.cp_size} * part.cp_interleave;
+  if (round == 0 || round > most)
+    return failure{errc::out_of_range, 0, round, most, "paged_attention: part.cp_size x part.cp_interleave"};
+  if (part.cp_rank >= part.cp_size)
+    return failure{errc::out_of_range, 0, part.cp_rank, part.cp_size - 1, "paged_attention: part.cp_rank"};
+  if (of.rows.rows != 0 && of.rows.lengths == nullptr)
+    return failure{errc::too_short, 0, of.rows.rows, 0,
+                   "paged_attention: rows.lengths, of a cache of one context-parallel rank"};
+  return {};
+}
+
 /// What the layout and the elements must be.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
   if (auto fits = check_forms(layout, "paged_attention: cache.layout"); !fits) return fits;
-  if (layout.part.cp_size != 1)
-    return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+  if (layout.part.cp_size != 1) {
+    if (!of.is_part)
+      return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+    if (auto fits = check_deal(of); !fits) return fits;
+  }
   if (!may_attend(of.options.element, layout.element))
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
                    static_cast<std::uint64_t>(layout.element), "paged_attention: options.element"};
@@ -126,6 +137,11 @@ struct attention_request {
   return whole(reinterpret_cast<std::uintptr_t>(of.cache.data), unit, "paged_attention: the cache's data");
 }
 
+[[nodiscard]] inline attention_part_shape part_shape_of(const attention_request& of) noexcept {
+  return {of.rows.rows, of.options.query_heads,
+          static_cast<std::uint32_t>(of.cache.layout.vector_elements(1))};
+}
+
 /// What the batch's distances must be, where there is something in it.
 [[nodiscard]] inline result<void> check_attention_vectors(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
@@ -140,6 +156,7 @@ struct attention_request {
   constexpr vector_names out{"paged_attention: out", "paged_attention: out.token_stride",
                              "paged_attention: out.head_stride"};
   if (auto fits = check_vectors(array_of(of.queries, 0), false, queries); !fits) return fits;
+  if (of.is_part) return check_part(of.part, part_shape_of(of), true, paged_attention_part_names);
   return check_vectors(array_of(of.out, 1), true, out);
 }
 
@@ -148,7 +165,18 @@ struct attention_request {
   if (auto fits = check_attention_layout(of); !fits) return fits;
   const std::uint64_t unit = of.options.element == dtype::f32 ? 16 : attention_pack * 2;
   if (auto fits = whole(of.queries, unit, "paged_attention: queries"); !fits) return fits;
-  if (auto fits = whole(of.out, unit, "paged_attention: out"); !fits) return fits;
+  if (of.is_part) {
+    if (auto fits = check_part_units(of.part, paged_attention_part_names); !fits) return fits;
+  } else if (auto fits = whole(of.out, unit, "paged_attention: out"); !fits) {
+    return fits;
+  }
+  if (of.rows.shared == 0 || of.rows.rows % of.rows.shared != 0)
+    return failure{errc::size_mismatch, 0, of.rows.rows, of.rows.shared,
+                   "paged_attention: rows.shared does not divide the rows"};
+  constexpr std::uint64_t most_heads = 0x7FFF'FFFF;
+  if (std::uint64_t{of.rows.shared} * of.options.query_heads > most_heads)
+    return failure{errc::out_of_range, 0, std::uint64_t{of.rows.shared} * of.options.query_heads, most_heads,
+                   "paged_attention: rows.shared x query_heads"};
   const attention_split& split = of.options.split;
   if (split.count == 0) return failure{errc::too_short, 0, 1, 0, "paged_attention: split.count"};
   if (split.count > 1) {
@@ -187,11 +215,19 @@ struct attention_floats_needed {
   const kv_layout& layout = of.cache.layout;
   constexpr float log2_e = std::numbers::log2e_v<float>;
   attention_shape out;
-  out.rows = of.rows.rows;
+  out.rows = of.rows.rows / of.rows.shared;
+  out.shared = of.rows.shared;
   out.sequences = of.rows.sequences;
   out.lengths = of.rows.lengths;
+  out.begins = of.rows.begins;
+  out.ends = of.rows.ends;
+  const paging::kv_part& part = layout.part;
+  if (part.cp_size != 1)
+    out.deal = {divider(part.cp_size * part.cp_interleave), part.cp_rank * part.cp_interleave,
+                part.cp_interleave};
   out.queries = of.queries;
-  out.out = of.out;
+  out.out = of.is_part ? of.part.sums : of.out;
+  if (of.is_part) out.part_states = of.part.states;
   out.keys = kv_plane_of(of.cache, 0);
   out.values = kv_plane_of(of.cache, 1);
   out.layer = of.layer;
@@ -202,10 +238,12 @@ struct attention_floats_needed {
   out.key_packs = static_cast<std::uint32_t>(layout.vector_elements(0) / attention_pack);
   out.value_packs = static_cast<std::uint32_t>(layout.vector_elements(1) / attention_pack);
   out.heads = layout.heads;
-  out.group = of.options.query_heads / layout.heads;
+  out.own_group = divider(of.options.query_heads / layout.heads);
+  out.group = out.own_group.by() * of.rows.shared;
   out.window = of.options.window;
   out.tiles_in_block = layout.block_tokens % attention_tile == 0;
   out.element = of.options.element;
+  out.out_element = of.is_part ? dtype::f32 : of.options.element;
   const float scale = of.options.scale != 0
                           ? of.options.scale
                           : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
@@ -273,41 +311,65 @@ inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layo
   return (needed.sums + needed.states) * sizeof(float);
 }
 
+namespace detail {
+
+template <class Run, class Tables>
+result<void> attend(const Run& run, const Tables& tables, const attention_request& of) {
+  if (auto fits = check_attention(of); !fits) return fits;
+  const kv_layout& layout = of.cache.layout;
+  if (tables.block_tokens <= 0 || static_cast<std::uint32_t>(tables.block_tokens) != layout.block_tokens)
+    return failure{errc::block_tokens_differ, 0,
+                   tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
+                   layout.block_tokens, "paged_attention"};
+  if constexpr (token_tables<Tables>) {
+    // A place in a list is no position: a window would end anywhere, and so would what is dealt to a rank.
+    if (of.options.window != 0)
+      return failure{errc::out_of_range, 0, of.options.window, 0,
+                     "paged_attention: options.window, over lists of tokens; list the window's tokens"};
+    if (layout.part.cp_size != 1)
+      return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+  }
+  if (of.rows.rows == 0) return {};
+  const char* const what = of.rows.lengths == nullptr ? missing_counted_table(tables) : missing_table(tables);
+  if (what != nullptr)
+    return failure{errc::too_short, 0, static_cast<std::uint64_t>(tables.num_sequences), 0, what};
+  const attention_shape shape = attention_shape_of(of);
+  const std::uint32_t lanes = attention_lanes(layout);
+  const attention_arithmetic arithmetic = of.options.arithmetic;
+  const auto attend_shares = [&]() -> result<void> {
+    switch (layout.element) {
+      case dtype::f32:
+        return attend_with<dtype::f32>(run, shape, tables, arithmetic, lanes);
+      case dtype::f16:
+        return attend_with<dtype::f16>(run, shape, tables, arithmetic, lanes);
+      case dtype::fp8_e4m3:
+        return attend_with<dtype::fp8_e4m3>(run, shape, tables, arithmetic, lanes);
+      default:
+        return attend_with<dtype::bf16>(run, shape, tables, arithmetic, lanes);
+    }
+  };
+  if (auto done = attend_shares(); !done || of.options.split.count == 1) return done;
+  return run.each(attention_merge_work<Tables>(shape, tables, merge_lanes(of.options.split.count)));
+}
+
+}  // namespace detail
+
 template <class Run, class Tables>
   requires bounded_table<Tables> && counted_tables<Tables>
 result<void> paged_attention(const Run& run, const Tables& tables, const attention_rows& rows,
                              const batch_vectors& queries, const batch_output& out, const kv_memory& cache,
                              std::uint32_t layer, std::span<std::byte> workspace,
                              const attention_options& options) {
-  const detail::attention_request of{rows, queries, out, cache, layer, workspace, options};
-  if (auto fits = detail::check_attention(of); !fits) return fits;
-  if (tables.block_tokens <= 0 ||
-      static_cast<std::uint32_t>(tables.block_tokens) != cache.layout.block_tokens)
-    return failure{errc::block_tokens_differ, 0,
-                   tables.block_tokens <= 0 ? 0 : static_cast<std::uint64_t>(tables.block_tokens),
-                   cache.layout.block_tokens, "paged_attention"};
-  if (rows.rows == 0) return {};
-  const char* const what =
-      rows.lengths == nullptr ? detail::missing_counted_table(tables) : detail::missing_table(tables);
-  if (what != nullptr)
-    return failure{errc::too_short, 0, static_cast<std::uint64_t>(tables.num_sequences), 0, what};
-  const detail::attention_shape shape = detail::attention_shape_of(of);
-  const std::uint32_t lanes = detail::attention_lanes(cache.layout);
-  const auto attend = [&]() -> result<void> {
-    switch (cache.layout.element) {
-      case dtype::f32:
-        return detail::attend_with<dtype::f32>(run, shape, tables, options.arithmetic, lanes);
-      case dtype::f16:
-        return detail::attend_with<dtype::f16>(run, shape, tables, options.arithmetic, lanes);
-      case dtype::fp8_e4m3:
-        return detail::attend_with<dtype::fp8_e4m3>(run, shape, tables, options.arithmetic, lanes);
-      default:
-        return detail::attend_with<dtype::bf16>(run, shape, tables, options.arithmetic, lanes);
-    }
-  };
-  if (auto done = attend(); !done || options.split.count == 1) return done;
-  return run.each(
-      detail::attention_merge_work<Tables>(shape, tables, detail::merge_lanes(options.split.count)));
+  return detail::attend(run, tables, {rows, queries, out, cache, layer, workspace, options});
+}
+
+template <class Run, class Tables>
+  requires bounded_table<Tables> && counted_tables<Tables>
+result<void> paged_attention_part(const Run& run, const Tables& tables, const attention_rows& rows,
+                                  const batch_vectors& queries, const attention_part_output& part,
+                                  const kv_memory& cache, std::uint32_t layer, std::span<std::byte> workspace,
+                                  const attention_options& options) {
+  return detail::attend(run, tables, {rows, queries, {}, cache, layer, workspace, options, part, true});
 }
 
 }  // namespace v0

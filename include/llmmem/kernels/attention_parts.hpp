@@ -1,0 +1,133 @@
+/// @file
+/// Parts of attention: what some of a row's tokens come to, in a form that merges with what the others come
+/// to.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/errors.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/result.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// What the weights of a part are told by: its largest product, and the sum of its exponentials beside that.
+/// Products are those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of
+/// them are the weights.
+///
+/// Two numbers, and not their logarithm of sum of exponentials: beyond 16 half a unit in the last place of
+/// one float is 1e-6, at 512 it is 3e-5, and becomes an error of the weights.
+///
+/// A part is empty where `total` is 0 or less, or where `most` is -infinity and `total` a number: its sums
+/// are not read. A NaN in `total` is a product that was none, and stays visible in all that it is merged
+/// with.
+struct attention_state {
+  float most = -std::numeric_limits<float>::infinity();
+  float total = 0;
+
+  friend constexpr bool operator==(const attention_state&, const attention_state&) noexcept = default;
+};
+static_assert(sizeof(attention_state) == 8 && std::is_trivially_copyable_v<attention_state>);
+
+/// How many vectors a part has, and how long they are.
+struct attention_part_shape {
+  std::uint64_t rows = 0;
+  std::uint32_t query_heads = 0;
+  std::uint32_t value_dim = 0;  ///< floats of a vector: a multiple of 8
+
+  friend constexpr bool operator==(const attention_part_shape&,
+                                   const attention_part_shape&) noexcept = default;
+};
+
+/// One part of each row's attention, in the memory of whoever reads or writes it. Distances are in bytes, and
+/// each part has its own.
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct basic_attention_part {
+  /// [rows][query_heads][value_dim] floats: sums of 2^(product - most) x value, not divided by their total.
+  /// Addresses and distances are multiples of 16.
+  token_vectors<Byte> sums{};
+  /// [rows][query_heads] `attention_state`. Addresses and distances are multiples of 8.
+  token_vectors<Byte> states{};
+
+  /// A part that was written is one to read.
+  template <class Read>
+    requires(std::same_as<Read, const std::byte> && !std::is_const_v<Byte>)
+  [[nodiscard]] constexpr operator basic_attention_part<Read>() const noexcept {
+    return {{sums.data, sums.token_stride, sums.head_stride},
+            {states.data, states.token_stride, states.head_stride}};
+  }
+};
+using attention_part = basic_attention_part<const std::byte>;   ///< to be merged
+using attention_part_output = basic_attention_part<std::byte>;  ///< to be written
+
+/// Bytes of a part that lies side by side, as `attention_part_in` has it: for each row and query head 4 for
+/// each element and 8 for the state. It is what travels of a part. 2^64 - 1 where they are more than that.
+[[nodiscard]] constexpr std::uint64_t attention_part_bytes(const attention_part_shape& shape) noexcept {
+  constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t each = std::uint64_t{shape.value_dim} * sizeof(float) + sizeof(attention_state);
+  const std::uint64_t a_row = each * shape.query_heads;  // below 2^67: looked at before
+  if (shape.query_heads != 0 && each > all / shape.query_heads) return all;
+  return a_row != 0 && shape.rows > all / a_row ? all : shape.rows * a_row;
+}
+
+namespace detail {
+
+template <class Byte>
+[[nodiscard]] result<basic_attention_part<Byte>> part_side_by_side(
+    std::span<Byte> memory, const attention_part_shape& shape) noexcept {
+  if (shape.value_dim % 8 != 0)
+    return failure{errc::bad_granularity, 0, shape.value_dim, 8, "attention_part: value_dim"};
+  const std::uint64_t needed = attention_part_bytes(shape);
+  if (memory.size() < needed)
+    return failure{errc::too_short, 0, needed, memory.size(), "attention_part: memory (bytes)"};
+  const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  if (at % 16 != 0) return failure{errc::bad_granularity, 0, at, 16, "attention_part: memory"};
+  const std::uint64_t vector = std::uint64_t{shape.value_dim} * sizeof(float);
+  const std::uint64_t states = shape.rows * shape.query_heads * vector;
+  return basic_attention_part<Byte>{
+      {memory.data(), shape.query_heads * vector, vector},
+      {memory.data() + states, shape.query_heads * sizeof(attention_state), sizeof(attention_state)}};
+}
+
+}  // namespace detail
+
+/// A part that is to lie side by side in `memory`, aligned to 16: the sums of all rows, and their states
+/// behind them.
+///
+/// @return `errc::too_short` for less than `attention_part_bytes`, `errc::bad_granularity` for memory that is
+///      not aligned to 16 or vectors of another length than a multiple of 8.
+[[nodiscard]] inline result<attention_part_output> attention_part_in(
+    std::span<std::byte> memory, const attention_part_shape& shape) noexcept {
+  return detail::part_side_by_side(memory, shape);
+}
+/// The same of a part that came, to be merged.
+[[nodiscard]] inline result<attention_part> attention_part_of(std::span<const std::byte> memory,
+                                                              const attention_part_shape& shape) noexcept {
+  return detail::part_side_by_side(memory, shape);
+}
+
+/// What a logarithm is to.
+enum class log_base : std::uint8_t { e, two };
+
+/// Logarithms of sums of exponentials, [rows][query_heads] floats, to a base that their type says: engines
+/// have both (FlashInfer and FlashMLA count to 2, FlashAttention and vLLM to e), and the one read as the
+/// other is wrong by a tenth, silently. Distances are in bytes. Null: not told.
+template <log_base Base, class Float = float>
+  requires std::same_as<std::remove_const_t<Float>, float>
+struct log_sums {
+  Float* data = nullptr;
+  std::uint64_t row_stride = 0;
+  std::uint64_t head_stride = sizeof(float);
+};
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,101 @@
+/// @file
+/// Summaries of blocks' keys, and by them bounds of scores: which blocks of a sequence a query may skip.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Of each channel of a block's keys in one layer the least and the largest: [blocks][heads][2][head_dim] of
+/// bf16, the least first, side by side, aligned to 16. Rounded outward (the least down, the largest up), of
+/// what the cache holds: a quantised key's scale is applied to the query, as attention does. A NaN makes its
+/// channel unbounded, so that its block is not skipped.
+///
+/// They are worth 2 / block_tokens of bf16 keys, and are kept for each layer apart.
+[[nodiscard]] constexpr std::uint64_t key_summary_bytes(const kv_layout& layout, std::uint64_t blocks) {
+  return checked_multiply(std::uint64_t{layout.heads} * layout.vector_elements(0) * 4, blocks,
+                          "key_summary_bytes: bytes of a block x blocks");
+}
+
+/// Blocks whose keys changed, in the memory of whoever runs it.
+struct changed_blocks {
+  const std::int32_t* blocks = nullptr;  ///< [count], each once; a negative one is skipped
+  /// [count], tokens of the block that its summary has already; null: none, the summary begins with the
+  /// first.
+  const std::int32_t* begins = nullptr;
+  const std::int32_t* ends = nullptr;  ///< [count], tokens that it has now
+  std::uint64_t count = 0;
+};
+
+/// After an append: brings the summaries of the blocks up to date. Token by token or all at once they are the
+/// same bits. A block without new tokens is left as it is. One launch.
+///
+/// @param summaries     `key_summary_bytes(cache.layout, cache.blocks)`, aligned to 16.
+/// @param out_of_range  set to 1 for a block that the cache has not, which is skipped; not cleared. May be
+/// null.
+/// @return `errc::no_conversion` for keys that are not f32, bf16, f16 or fp8; `errc::out_of_range` for a
+/// layer that
+///      the cache has not; `errc::bad_granularity` for keys of another number of elements than a multiple of
+///      8 and for addresses and strides that are no multiple of 16 bytes, or of 8 elements;
+///      `errc::unsupported_layout` as `paged_attention`; `errc::too_short` for null pointers and for the
+///      summaries. Else what `run` returns.
+/// @par Complexity   the new keys read once.
+/// @par Source   Tang et al., "Quest: Query-aware sparsity for efficient long-context LLM inference", ICML
+/// 2024.
+template <class Run>
+result<void> summarize_keys(const Run& run, const changed_blocks& changed, const kv_memory& cache,
+                            std::uint32_t layer, std::span<std::byte> summaries,
+                            std::uint32_t* out_of_range = nullptr);
+
+/// scores[row][b] = a bound of the products, times the softmax's scale, of the row's query heads with the
+/// keys of the b-th block of its sequence: no product of any of them is above it, whatever a kernel rounds.
+/// -infinity of blocks behind its length, before its window, or that the cache has not (flagged).
+/// `select_top` then chooses blocks, and `list_block_tokens` makes token lists of them. One launch.
+///
+/// @param rows     as `paged_attention`; ranges and `shared` are not looked at. Rows of padding are not
+/// touched.
+/// @param scores   [rows][columns]: `columns` blocks of each sequence, those behind are not bounded.
+/// @param options  `query_heads`, `element`, `scale`, `window`, `scales` and `out_of_range` are read.
+/// @return as `paged_attention` refuses queries and layouts, and `errc::too_short` for summaries and scores
+/// that
+///      are null or too few.
+/// @par Complexity   rows x columns x query_heads x head_dim; summaries read once for each row.
+template <class Run, class Tables>
+  requires bounded_table<Tables> && counted_tables<Tables>
+result<void> bound_scores(const Run& run, const Tables& tables, const attention_rows& rows,
+                          const batch_vectors& queries, const kv_memory& cache,
+                          std::span<const std::byte> summaries, std::uint32_t columns, float* scores,
+                          const attention_options& options);
+
+/// Blocks that were chosen for each row, by number (`select_top`).
+struct chosen_blocks {
+  const std::int32_t* blocks = nullptr;   ///< [rows][k], -1 behind those that there are
+  const std::int32_t* lengths = nullptr;  ///< [rows], tokens of each row's sequence
+  std::uint64_t rows = 0;
+  std::uint32_t k = 0;
+  std::uint32_t block_tokens = 0;
+};
+
+/// listed[row][0 to k x block_tokens] = the tokens of the chosen blocks below the row's length, rising, and
+/// -1 behind them: for `token_lists`, whose attention is then that of the sequence to these tokens.
+///
+/// @return `errc::size_mismatch` for blocks of no tokens; `errc::out_of_range` for lists of more than 2^31 -
+/// 1
+///      entries; `errc::too_short` for null pointers.
+template <class Run>
+result<void> list_block_tokens(const Run& run, const chosen_blocks& chosen, std::int32_t* listed);
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/kernels/detail/block_summary_body.hpp>

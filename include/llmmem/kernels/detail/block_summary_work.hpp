@@ -1,0 +1,280 @@
+/// @file
+/// The work of summaries of keys, of bounds by them, and of lists of blocks' tokens.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/block_summary.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/items.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/model/dtype.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// The bf16 at or below a float, as its bits. What is no number is bounded by nothing.
+[[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_below(float x) noexcept {
+  if (!(x == x)) return 0xFF80U;  // -infinity
+  const std::uint32_t bits = bits_of_float(x);
+  const bool is_away = (bits >> 31U) != 0 && (bits & 0xFFFFU) != 0;  // away from zero is down
+  return static_cast<std::uint16_t>((bits >> 16U) + (is_away ? 1U : 0U));
+}
+/// At or above.
+[[nodiscard]] LLMMEM_HD inline std::uint16_t bf16_above(float x) noexcept {
+  if (!(x == x)) return 0x7F80U;
+  const std::uint32_t bits = bits_of_float(x);
+  const bool is_away = (bits >> 31U) == 0 && (bits & 0xFFFFU) != 0;
+  return static_cast<std::uint16_t>((bits >> 16U) + (is_away ? 1U : 0U));
+}
+
+/// Where summaries lie.
+struct summary_place {
+  std::uint32_t heads = 0;
+  std::uint32_t packs = 0;  // of a vector
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t of(std::uint64_t block, std::uint32_t head, std::uint32_t which,
+                                           std::uint32_t pack) const noexcept {
+    return (((block * heads + head) * 2 + which) * packs + pack) * attention_raw<dtype::bf16>::bytes;
+  }
+};
+
+/// Eight channels of a head of a block.
+template <dtype Element>
+class summarize_work {
+ public:
+  summarize_work(const changed_blocks& changed, const kv_memory& cache, std::uint32_t layer,
+                 std::byte* summaries, std::uint32_t* out_of_range) noexcept
+      : changed_(changed),
+        keys_(kv_plane_of(cache, 0)),
+        blocks_(cache.blocks),
+        layer_(layer),
+        block_tokens_(cache.layout.block_tokens),
+        place_{cache.layout.heads,
+               static_cast<std::uint32_t>(cache.layout.vector_elements(0) / attention_pack)},
+        packs_(place_.packs),
+        heads_(place_.heads),
+        summaries_(summaries),
+        out_of_range_(out_of_range) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return changed_.count * heads_.by() * packs_.by();
+  }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const std::uint64_t vector = packs_.quotient(item);
+    const std::uint64_t entry = heads_.quotient(vector);
+    const std::int32_t block = changed_.blocks[entry];
+    if (block < 0) return;
+    const std::int32_t begin = changed_.begins == nullptr ? 0 : changed_.begins[entry];
+    const std::int32_t end = changed_.ends[entry];
+    const bool is_there = static_cast<std::uint64_t>(block) < blocks_ && begin >= 0 && end >= 0 &&
+                          static_cast<std::uint32_t>(end) <= block_tokens_;
+    if (!is_there) {
+      if (out_of_range_ != nullptr) raise_flag(*out_of_range_);
+      return;
+    }
+    if (end <= begin) return;
+    const auto at = static_cast<std::uint64_t>(block);
+    update(at, heads_.remainder(vector), packs_.remainder(item), static_cast<std::uint32_t>(begin),
+           static_cast<std::uint32_t>(end));
+  }
+
+ private:
+  LLMMEM_HD void update(std::uint64_t block, std::uint32_t head, std::uint32_t pack, std::uint32_t begin,
+                        std::uint32_t end) const noexcept {
+    std::byte* const least_at = summaries_ + place_.of(block, head, 0, pack);
+    std::byte* const largest_at = summaries_ + place_.of(block, head, 1, pack);
+    attention_floats least{};
+    attention_floats largest{};
+    bool has_any = begin != 0;
+    if (has_any) {
+      least = read_floats(least_at, dtype::bf16);
+      largest = read_floats(largest_at, dtype::bf16);
+    }
+    const std::byte* const keys = plane_base(keys_, layer_) + keys_.strides.offset(0, block, 0, head) +
+                                  std::uint64_t{pack} * attention_raw<Element>::bytes;
+    for (std::uint32_t token = begin; token < end; ++token) {
+      attention_raw<Element> raw{};
+      raw.load(keys + token * keys_.strides.token);
+      const attention_floats key = floats_of(raw);
+      LLMMEM_UNROLL
+      for (unsigned e = 0; e < attention_pack; ++e) {
+        // A NaN compares with nothing, and stays.
+        const float x = key.of[e];
+        least.of[e] = !has_any || x < least.of[e] || x != x ? x : least.of[e];
+        largest.of[e] = !has_any || x > largest.of[e] || x != x ? x : largest.of[e];
+      }
+      has_any = true;
+    }
+    attention_raw<dtype::bf16> down{};
+    attention_raw<dtype::bf16> up{};
+    LLMMEM_UNROLL
+    for (unsigned e = 0; e < attention_pack; ++e) {
+      set_element(down.part[0], e, bf16_below(least.of[e]));
+      set_element(up.part[0], e, bf16_above(largest.of[e]));
+    }
+    down.store(least_at);
+    up.store(largest_at);
+  }
+
+  changed_blocks changed_;
+  kv_plane keys_;
+  std::uint64_t blocks_;
+  std::uint32_t layer_;
+  std::uint32_t block_tokens_;
+  summary_place place_;
+  divider packs_;
+  divider heads_;
+  std::byte* summaries_;
+  std::uint32_t* out_of_range_;
+};
+static_assert(item_work<summarize_work<dtype::bf16>>);
+
+/// What bounds are made of.
+struct bound_request {
+  attention_rows rows{};
+  batch_vectors queries{};
+  const std::byte* summaries = nullptr;
+  std::uint64_t blocks = 0;
+  std::uint32_t columns = 0;
+  std::uint32_t block_tokens = 0;
+  std::uint32_t query_heads = 0;
+  std::uint32_t group = 0;
+  std::uint32_t window = 0;
+  dtype element = dtype::bf16;
+  float scale = 1;
+  kv_scales scales{};
+  float* scores = nullptr;
+  std::uint32_t* out_of_range = nullptr;
+};
+
+/// The bound of a block for a row: each lane has some of the query heads.
+template <class Tables>
+class bound_work {
+ public:
+  struct held {
+    float bound = float_of_bits(0xFF80'0000U);
+    bool is_written = false;
+  };
+  struct partial {
+    float bound = 0;
+  };
+
+  bound_work(const bound_request& of, const summary_place& place, const Tables& tables) noexcept
+      : of_(of), place_(place), tables_(tables), columns_(of.columns), by_(of.block_tokens) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return of_.rows.rows * columns_.by(); }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 8; }
+
+  [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
+    held out;
+    const std::uint64_t row = columns_.quotient(item);
+    const std::uint32_t column = columns_.remainder(item);
+    const std::int64_t sequence =
+        of_.rows.sequences != nullptr ? of_.rows.sequences[row] : static_cast<std::int64_t>(row);
+    if (sequence < 0) return out;
+    if (sequence >= tables_.num_sequences) {
+      flag();
+      return out;
+    }
+    out.is_written = true;
+    const auto at = static_cast<std::int32_t>(sequence);
+    const std::int64_t tokens = of_.rows.lengths != nullptr ? of_.rows.lengths[row] : tables_.tokens(at);
+    const std::int64_t begin = std::int64_t{column} * by_.by();
+    if (begin >= tokens) return out;
+    if (of_.window != 0 && begin + by_.by() + of_.window <= tokens) return out;
+    const std::int32_t block = block_in(tables_, at, column);
+    if (block < 0 || static_cast<std::uint64_t>(block) >= of_.blocks) {
+      flag();
+      return out;
+    }
+    for (std::uint32_t query = lane.lane; query < of_.query_heads; query += lane.lanes)
+      out.bound = larger_of(out.bound, bound_of(row, query, static_cast<std::uint64_t>(block)));
+    return out;
+  }
+  [[nodiscard]] static LLMMEM_HD partial measure(const held& of) noexcept { return {of.bound}; }
+  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
+    return {larger_of(a.bound, b.bound)};
+  }
+  LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& of,
+                      const partial& all) const noexcept {
+    if (lane.lane == 0 && of.is_written) of_.scores[item] = all.bound;
+  }
+
+ private:
+  LLMMEM_HD void flag() const noexcept {
+    if (of_.out_of_range != nullptr) raise_flag(*of_.out_of_range);
+  }
+
+  /// Each channel's larger product, and room for all that is rounded on the way, here and in attention.
+  [[nodiscard]] LLMMEM_HD float bound_of(std::uint64_t row, std::uint32_t query,
+                                         std::uint64_t block) const noexcept {
+    const std::uint32_t head = query / of_.group;
+    const float key_scale =
+        of_.scales.keys == nullptr ? 1.0F : of_.scales.keys[of_.scales.is_by_head ? head : 0];
+    const float scale = product_of(of_.scale, key_scale);
+    const std::uint64_t element_bytes = of_.element == dtype::f32 ? 4 : 2;
+    const std::byte* const at =
+        of_.queries.data + row * of_.queries.token_stride + query * of_.queries.head_stride;
+    float sum = 0;
+    float sizes = 0;
+    for (std::uint32_t pack = 0; pack < place_.packs; ++pack) {
+      const attention_floats asked =
+          read_floats(at + std::uint64_t{pack} * attention_pack * element_bytes, of_.element);
+      const attention_floats least =
+          read_floats(of_.summaries + place_.of(block, head, 0, pack), dtype::bf16);
+      const attention_floats largest =
+          read_floats(of_.summaries + place_.of(block, head, 1, pack), dtype::bf16);
+      LLMMEM_UNROLL
+      for (unsigned e = 0; e < attention_pack; ++e) {
+        const float scaled = product_of(asked.of[e], scale);
+        const float a = product_of(scaled, least.of[e]);
+        const float b = product_of(scaled, largest.of[e]);
+        sum += a > b ? a : b;
+        sizes += size_of(a) > size_of(b) ? size_of(a) : size_of(b);
+      }
+    }
+    const auto steps = static_cast<float>(place_.packs * attention_pack + 16);
+    const float bound = sum + (product_of(sizes, product_of(steps, 0x1p-22F)) + 0x1p-120F);
+    return bound == bound ? bound : float_of_bits(0x7F80'0000U);  // of what is no number: not skipped
+  }
+
+  bound_request of_;
+  summary_place place_;
+  Tables tables_;
+  divider columns_;
+  divider by_;
+};
+
+/// A token of a chosen block.
+class list_tokens_work {
+ public:
+  list_tokens_work(const chosen_blocks& of, std::int32_t* listed) noexcept
+      : of_(of), by_(of.block_tokens), k_(of.k), listed_(listed) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return of_.rows * k_.by() * by_.by(); }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const std::uint64_t entry = by_.quotient(item);
+    const std::int64_t block = of_.blocks[entry];
+    const std::int64_t token = block * by_.by() + by_.remainder(item);
+    const bool is_there = block >= 0 && token < of_.lengths[k_.quotient(entry)];
+    listed_[item] = is_there ? static_cast<std::int32_t>(token) : -1;
+  }
+
+ private:
+  chosen_blocks of_;
+  divider by_;
+  divider k_;
+  std::int32_t* listed_;
+};
+static_assert(item_work<list_tokens_work>);
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

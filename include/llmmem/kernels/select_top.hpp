@@ -1,0 +1,75 @@
+/// @file
+/// The highest scores of each row, exactly: the same choice everywhere.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Scores of candidates, in the memory of whoever runs it.
+struct top_scores {
+  const float* scores = nullptr;  ///< [rows][stride]
+  std::uint64_t rows = 0;
+  std::uint64_t stride = 0;              ///< floats from one row to the next
+  std::uint32_t candidates = 0;          ///< of a row, up to 2^20; at most `stride`
+  const std::int32_t* counts = nullptr;  ///< [rows], how many of a row's are looked at; null: all
+  /// [rows][stride], each candidate's own number, where it is not its place: of tokens that other ranks
+  /// chose, say. Of a row no two that count are the same; a negative one does not count.
+  const std::int32_t* numbers = nullptr;
+};
+
+/// How what was chosen stands in the list.
+enum class top_order : std::uint8_t {
+  by_number,  ///< rising: as tokens lie, for `token_lists` whose attention is to be that of the sequence
+  by_score,   ///< the highest first; of equal ones the lowest number
+};
+
+/// Bytes that `select_top` needs: none by number where numbers are places; else 4 for each entry that is
+/// written. 2^64 - 1 where they are more than that.
+[[nodiscard]] constexpr std::uint64_t select_top_workspace_bytes(const top_scores& of, std::uint32_t k,
+                                                                 top_order order) noexcept {
+  if ((order == top_order::by_number && of.numbers == nullptr) || k == 0) return 0;
+  constexpr std::uint64_t all = ~std::uint64_t{0};
+  const std::uint64_t a_row = std::uint64_t{k} * 4;
+  return of.rows > all / a_row ? all : of.rows * a_row;
+}
+
+/// out[row][0 to k] = the numbers of the `k` candidates that stand first when all are sorted by score, the
+/// highest first, and of equal ones by number, the lowest first; where fewer count, -1 behind them. So the
+/// choice depends on the scores alone: hosts and devices, launches of any size and ranks that have the same
+/// scores choose the same set in the same order.
+///
+/// A score of -infinity, which masks have, and a NaN do not count; 0 and -0 are equal.
+///
+/// Ranks among which candidates are dealt each choose their own `k`, pass on scores and numbers, and choose
+/// among all of these by `numbers`: that is the choice among all candidates.
+///
+/// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
+/// @param out        [rows][k], `out_stride` entries from one row to the next.
+/// @param workspace  `select_top_workspace_bytes`, aligned to 4.
+/// @return `errc::out_of_range` for more than 2^20 candidates; `errc::size_mismatch` for more candidates than
+/// a
+///      stride, and for `k` of more than `out_stride`; `errc::too_short` for null pointers and the workspace;
+///      `errc::bad_granularity` for a workspace that is not aligned. Then nothing has begun. Else what `run`
+///      returns.
+/// @par Complexity   a row's scores are read 9 times, and 8 times more where some of equal ones are left out.
+/// One
+///      launch, and where there is a workspace one more, of k^2 steps for a row.
+/// @par Source   Alabi et al., "Fast k-selection algorithms for graphics processing units", 2012, for the
+/// choice
+///      digit by digit.
+template <class Run>
+result<void> select_top(const Run& run, const top_scores& of, std::uint32_t k, std::int32_t* out,
+                        std::uint64_t out_stride, top_order order = top_order::by_number,
+                        std::span<std::byte> workspace = {});
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/kernels/detail/select_top_body.hpp>

@@ -1,0 +1,161 @@
+// Summaries, bounds, choosing the highest scores and attending to lists of tokens, against the host's run of
+// the same bodies: every number and every bit.
+#include <llmmem/kernels/block_summary.hpp>
+#include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/select_top.hpp>
+#include <llmmem/kernels/token_lists.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "support/attention_world.hpp"
+#include "support/device.cuh"
+#include "support/listed_world.hpp"
+#include "support/summary_world.hpp"
+#include "support/top_world.hpp"
+
+namespace {
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+void check_choice(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const top_world world(random);
+  const top_order order = random() % 2 == 0 ? top_order::by_number : top_order::by_score;
+  const device_array<float> scores(world.scores);
+  const device_array<std::int32_t> counts(world.counts);
+  const device_array<std::int32_t> numbers(world.numbers);
+  const device_array<std::int32_t> out(std::vector<std::int32_t>(world.rows * world.k, -7));
+  top_scores of = world.view();
+  of.scores = scores.data();
+  of.counts = counts.data();
+  of.numbers = numbers.data();
+  const device_array<std::byte> workspace(
+      std::vector<std::byte>(select_top_workspace_bytes(of, world.k, order)));
+  launch_or_replay(seed, stream, "a choice", [&] {
+    return select_top(device_executor(stream), of, world.k, out.data(), world.k, order,
+                      std::span(workspace.data(), workspace.size()))
+        .has_value();
+  });
+  require(out.host() == world.select(host_executor{}, order), "the choice differs from the host's", seed);
+}
+
+void check_summaries(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const summary_world summarized(random);
+  const attention_world& world = summarized.world;
+  std::vector<std::byte> expected = summarized.empty_summaries();
+  require(summarized.summarize(host_executor{}, expected, true) == 0, "a block is none", seed);
+  const device_array<std::byte> cache(world.cache);
+  const device_array<std::byte> summaries(summarized.empty_summaries());
+  const device_array<std::int32_t> blocks(summarized.blocks);
+  const device_array<std::int32_t> ends(summarized.ends);
+  const kv_memory memory{cache.data(), world.blocks, world.layout};
+  launch_or_replay(seed, stream, "summaries", [&] {
+    return summarize_keys(device_executor(stream),
+                          {.blocks = blocks.data(), .ends = ends.data(), .count = blocks.size()}, memory,
+                          world.layer, {summaries.data(), summaries.size()})
+        .has_value();
+  });
+  require(summaries.host() == expected, "summaries differ from the host's", seed);
+  const device_array<std::byte> queries(world.queries);
+  const device_array<std::int32_t> padded(world.padded);
+  const device_array<std::int32_t> tokens(world.tokens);
+  const device_array<std::int32_t> sequences(world.sequences);
+  const device_array<std::int32_t> lengths(world.lengths);
+  const device_array<float> scales(world.scales[0]);
+  const device_array<float> scores(std::vector<float>(world.rows * summarized.columns, 12345.0F));
+  attention_options options = world.options;
+  if (!world.scales[0].empty()) options.scales.keys = scales.data();
+  const padded_table_view tables{.block_table = padded.data(),
+                                 .seq_lens = tokens.data(),
+                                 .num_sequences = static_cast<std::int32_t>(world.tables.size()),
+                                 .max_blocks = world.columns,
+                                 .block_tokens = static_cast<std::int32_t>(world.layout.block_tokens)};
+  launch_or_replay(seed, stream, "bounds", [&] {
+    return bound_scores(device_executor(stream), tables,
+                        {.rows = world.rows, .sequences = sequences.data(), .lengths = lengths.data()},
+                        {queries.data(), world.query_strides[0], world.query_strides[1]}, memory,
+                        {summaries.data(), summaries.size()}, summarized.columns, scores.data(), options)
+        .has_value();
+  });
+  require(scores.host() == summarized.bound(host_executor{}, expected), "bounds differ from the host's",
+          seed);
+}
+
+void check_lists(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const listed_world lists(random);
+  const attention_world& world = lists.world;
+  const device_array<std::byte> queries(world.queries);
+  const device_array<std::byte> out(world.out);
+  const device_array<std::byte> cache(world.cache);
+  const device_array<std::byte> workspace(std::vector<std::byte>(world.workspace_bytes(), std::byte{0xFF}));
+  const device_array<std::int32_t> padded(world.padded);
+  const device_array<std::int32_t> tokens(world.tokens);
+  const device_array<std::int32_t> of_row(lists.of_row);
+  const device_array<std::int32_t> listed(lists.listed);
+  const device_array<std::int32_t> counts(lists.counts);
+  const device_array<float> scales[2] = {device_array<float>(world.scales[0]),
+                                         device_array<float>(world.scales[1])};
+  const device_array<std::uint32_t> flag(std::vector<std::uint32_t>{0});
+  const padded_table_view tables{.block_table = padded.data(),
+                                 .seq_lens = tokens.data(),
+                                 .num_sequences = static_cast<std::int32_t>(world.tables.size()),
+                                 .max_blocks = world.columns,
+                                 .block_tokens = static_cast<std::int32_t>(world.layout.block_tokens)};
+  token_lists<padded_table_view> view = lists.lists_over(tables);
+  view.of_row = of_row.data();
+  view.listed = listed.data();
+  view.counts = counts.data();
+  attention_options options = world.options;
+  if (!world.scales[0].empty()) {
+    options.scales.keys = scales[0].data();
+    options.scales.values = scales[1].data();
+  }
+  options.out_of_range = flag.data();
+  launch_or_replay(seed, stream, "attention to lists", [&] {
+    return paged_attention(device_executor(stream), view, {.rows = world.rows},
+                           {queries.data(), world.query_strides[0], world.query_strides[1]},
+                           {out.data(), world.out_strides[0], world.out_strides[1]},
+                           {cache.data(), world.blocks, world.layout}, world.layer,
+                           {workspace.data(), workspace.size()}, options)
+        .has_value();
+  });
+  std::vector<std::byte> expected = world.out;
+  std::vector<std::byte> host_cache = world.cache;
+  std::vector<std::byte> host_workspace(world.workspace_bytes());
+  std::uint32_t host_flag = 0;
+  require(world
+              .attend_to(host_executor{},
+                         {.queries = world.queries.data(),
+                          .out = expected.data(),
+                          .cache = host_cache.data(),
+                          .workspace = host_workspace.data(),
+                          .padded = world.padded.data(),
+                          .seq_lens = world.tokens.data(),
+                          .scales = {world.scales[0].data(), world.scales[1].data()},
+                          .flag = &host_flag},
+                         table_form::padded, lists)
+              .has_value(),
+          "attention to lists on the host", seed);
+  require(out.host() == expected, "outputs differ from the host's", seed);
+  require(flag.host()[0] == host_flag, "the flag differs from the host's", seed);
+}
+
+void check_world(std::uint64_t seed, cudaStream_t stream) {
+  check_choice(seed, stream);
+  check_summaries(seed, stream);
+  check_lists(seed, stream);
+}
+
+}  // namespace
+
+int main() {
+  check_worlds(150, check_world);
+}
