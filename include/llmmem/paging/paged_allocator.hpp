@@ -13,6 +13,7 @@
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/block_followers.hpp>
+#include <llmmem/paging/detail/block_pins.hpp>
 #include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -71,7 +72,7 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction, `compact` and `audit` apart. Metadata: 83 bytes a block with the
+///      allocation after construction, `compact` and `audit` apart. Metadata: 85 bytes a block with the
 ///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
 ///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
 ///      token, reported apart). Tables and tokens take memory as used.
@@ -311,6 +312,17 @@ class paged_allocator {
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
+  // Transfers
+
+  /// Keeps a block as it is while a transfer reads or writes it: it is neither freed nor evicted nor handed
+  /// to another sequence, even when its sequences end, until `unpin` is called as often as `pin`. A sequence
+  /// that appends to a pinned partial block gets a copy. `compact` refuses to move it.
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
+  ///         `errc::too_many_shares`.
+  result<void> pin(block_id block) noexcept;
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
+  result<void> unpin(block_id block) noexcept;
+
   // What a sequence holds
 
   /// Whether the handle names a living sequence of this allocator.
@@ -365,6 +377,8 @@ class paged_allocator {
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
+  /// What makes the keys of its chain: see `paging::root_key`.
+  [[nodiscard]] const hash_type& hash() const noexcept { return hash_; }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
   /// To set what an observer works with, its clock say.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
@@ -411,7 +425,7 @@ class paged_allocator {
     paged_allocator* cache;
     void operator()(std::span<const block_id> blocks) const noexcept {
       for (const block_id block : blocks) {
-        cache->observer_.on_dropped(block, cache->index_.key(block));
+        detail::tell_loss<detail::loss::evicted>(cache->observer_, block, cache->index_.key(block));
         cache->leave_followers(block);
       }
       cache->index_.erase(blocks);
@@ -526,6 +540,7 @@ class paged_allocator {
   std::uint64_t batches_ = 0;
   std::uint64_t cuts_ = 0;  // contents given up while somebody held them
   deferred_frees<fence_type> deferred_;
+  detail::block_pins pins_;
   paged_counters counters_;
 };
 
