@@ -23,6 +23,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -298,6 +299,20 @@ class hybrid_allocator {
   [[nodiscard]] const super_page_layout& layout() const noexcept { return pool_.layout(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const chain_type& chain() const noexcept { return chain_; }
+  /// What makes the keys of its chain: see `paging::root_key`.
+  [[nodiscard]] const hash_type& hash() const noexcept { return chain_.hash(); }
+  /// The key of the prefix for which a block is cached, if it is.
+  [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
+    if (block == null_block || to_index(block) >= pool_.block_ids() || !pool_.record(block).is_cached())
+      return std::nullopt;
+    return chain_.key(node_of_[to_index(block)]);
+  }
+  /// `paging::key_digest` of the key of the chunk before the last one that a block's prefix has; 0 where there is
+  /// none. @pre the block is cached
+  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
+    const block_id parent = chain_.parent(node_of_[to_index(block)]);
+    return parent == null_block ? 0 : paging::key_digest(chain_.key(parent));
+  }
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }

@@ -27,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -129,6 +130,9 @@ class paged_allocator {
   static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
   static_assert(partial_type::source == partial_source::none || verification_type::keeps_tokens,
                 "partial reuse compares tokens: take a verification that keeps them");
+
+  /// Whether it chains the keys that callers bring, see `Traits::keys`.
+  static constexpr bool chains_outside_keys = Traits::keys::chains;
 
   explicit paged_allocator(paged_options options, observer_type observer = {});
 
@@ -327,6 +331,16 @@ class paged_allocator {
 
   /// Whether the handle names a living sequence of this allocator.
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept;
+
+  /// The key by which `match` finds what a block holds, if it is cached.
+  [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
+    if (to_index(block) > pool_.most_blocks() || !index_.contains(block)) return std::nullopt;
+    return index_.key(block);
+  }
+
+  /// `paging::key_digest` of the key of what comes before a block's contents; 0 where nothing does.
+  /// @pre the block is cached
+  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept { return followers_.before(block); }
 
   /// Tokens of a sequence; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;
