@@ -204,6 +204,7 @@ class kv_tiers : private offload::loss_listener {
   [[nodiscard]] bool has_place_to_save() const noexcept { return save_count_ < saves_.size(); }
   void begin_saves(std::size_t first) noexcept;
   void poll_saves() noexcept;
+  void wait_for_save() noexcept;
   void finish_save(const pending_save& done) noexcept;
 
   // Loading
@@ -218,6 +219,7 @@ class kv_tiers : private offload::loss_listener {
   void give_up(part& of, part_state state) noexcept;
   void give_up_missing(record& of) noexcept;
   [[nodiscard]] bool is_missing_any(const record& of, std::size_t group) const noexcept;
+  [[nodiscard]] static bool is_reading(const record& of) noexcept;
   void make_way(std::uint32_t slot) noexcept;
   result<fence_type> bring(std::uint32_t slot, std::size_t group, std::uint32_t layer) noexcept;
   offload::load_result finish(std::uint32_t slot) noexcept;

@@ -218,18 +218,20 @@ bool kv_tiers<Cache, Mover, Tiers...>::is_missing_any(const record& of, std::siz
   return false;
 }
 
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
+  for (const part& each : of.parts) {
+    if (each.state == part_state::reading) return true;
+  }
+  return false;
+}
+
 /// Where parts are queued and nothing is under way that could give them a slot: what is ready goes into the cache
 /// as a whole, so that its slots are free; if that brings none, the parts are given up.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   record& of = loads_[slot];
-  const auto is_reading = [&] {
-    for (const part& each : of.parts) {
-      if (each.state == part_state::reading) return true;
-    }
-    return false;
-  };
-  if (of.first_queued == of.parts.size() || is_reading()) return;
+  if (of.first_queued == of.parts.size() || is_reading(of)) return;
   for (std::size_t g = 0; g < groups_; ++g)
     restore(of, g, mover_.layers(g));
   for (const part& each : of.parts) {
@@ -237,7 +239,7 @@ void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   }
   free_restored(of);
   begin_reads(slot);
-  if (!is_reading() && of.first_queued < of.parts.size() && stack_.is_idle() && save_count_ == 0) give_up_missing(of);
+  if (!is_reading(of) && of.first_queued < of.parts.size() && stack_.is_idle() && save_count_ == 0) give_up_missing(of);
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -259,7 +261,12 @@ result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::
       continue;
     }
     make_way(slot);
-    if (is_missing_any(of, group)) pause();
+    if (!is_missing_any(of, group)) continue;
+    if (of.deadline != ~std::uint64_t{0}) {
+      pause();
+    } else if (!stack_.wait_for_one(slot, of.generation)) {
+      wait_for_save();
+    }
   }
 }
 

@@ -148,6 +148,14 @@ void kv_tiers<Cache, Mover, Tiers...>::poll_saves() noexcept {
   }
 }
 
+/// Waits for one block on its way down.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::wait_for_save() noexcept {
+  if (save_count_ == 0) return;
+  saves_[0].after.wait();
+  if (saves_[0].has_begun) saves_[0].fence.wait();
+}
+
 /// What was withdrawn meanwhile is not kept.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::finish_save(const pending_save& done) noexcept {

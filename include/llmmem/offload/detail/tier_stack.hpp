@@ -195,6 +195,11 @@ class kv_tier_stack {
         out = begun::no_slot;
         return;
       }
+      if (level.transfer_count == level.transfers.size()) {  // what made room for it took the last
+        first().slots[group].abandon_fill(*upper);
+        out = begun::no_transfer;
+        return;
+      }
       const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, *upper));
       if (!fence) {
         first().slots[group].abandon_fill(*upper);
@@ -237,6 +242,11 @@ class kv_tier_stack {
       idle = idle && level.transfer_count == 0 && level.owed_count == 0;
     });
     return idle;
+  }
+  /// Waits for one transfer, a read of the load if there is one. Whether there was any.
+  bool wait_for_one(std::uint32_t load, std::uint32_t generation) noexcept {
+    return wait_for_first([&](const load_cookie& each) { return each.load == load && each.generation == generation; }) ||
+           wait_for_first([](const load_cookie&) { return true; });
   }
   /// Waits for the transfers under way.
   void wait() noexcept {
@@ -551,8 +561,21 @@ class kv_tier_stack {
   static void slots_used(Slots& slots, slot_id slot) noexcept {
     if (slots.is_live(slot)) slots.touch(slot);
   }
+  template <class IsMeant>
+  bool wait_for_first(IsMeant&& is_meant) noexcept {
+    bool has_waited = false;
+    each_lower(*this, [&](std::size_t, auto& level) {
+      for (std::size_t i = 0; i < level.transfer_count && !has_waited; ++i) {
+        if (!is_meant(level.transfers[i].waiting)) continue;
+        wait_for(level.transfers[i].fence);
+        has_waited = true;
+      }
+    });
+    return has_waited;
+  }
   template <class Fence>
   static void wait_for(const Fence& fence) noexcept {
+    // A failure stays with the fence: `poll` takes it.
     if constexpr (requires { fence.settled(); }) {
       static_cast<void>(fence.settled());
     } else {
