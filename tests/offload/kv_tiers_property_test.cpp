@@ -151,25 +151,29 @@ class world {
 
   void step() {
     ++now_;
-    switch (random_.below(std::uint32_t{12})) {
+    switch (random_.below(std::uint32_t{16})) {
       case 0:
       case 1:
       case 2:
         return arrive();
       case 3:
+      case 12:
+      case 13:
         if (!requests_.empty()) leave(pick());
+        leave_bad();
         return check();
       case 4:
       case 5:
+      case 14:
         if (!requests_.empty()) go_on(requests_[pick()]);
         return;
       case 6:
         return tiers_.progress();
       case 7:
-        if (random_.once_in(8)) reset();
+        if (random_.once_in(40)) reset();
         return;
       case 8:
-        if (random_.once_in(3)) spoil();
+        if (random_.once_in(10)) spoil();
         return;
       default:
         return end_transfer();
@@ -300,14 +304,42 @@ class world {
   /// The kernels that write its contents have run, and the tiers are told, but only behind a fence.
   void write(request& of) {
     const auto table = table_of(of);
-    compute(contents_, of.sequence, of.sequence.computed, of.sequence.tokens.size(), table);
+    const std::uint64_t first = of.sequence.computed;
+    compute(contents_, of.sequence, first, of.sequence.tokens.size(), table);
     of.sequence.computed = of.sequence.tokens.size();
+    if (random_.once_in(12)) return write_wrongly(of, first);
     cache_.commit(of.sequence.id).value();
-    of.written = random_.once_in(3) ? kernels_.begin([](ending) {}) : manual_fence();
+    of.written = random_.once_in(8) ? kernels_.begin([](ending) {}) : manual_fence();
     tiers_.store(of.sequence.id, of.written).value();
     look_at(of, of.sequence.tokens.size(), "computed");
   }
 
+  /// The kernels were wrong from some block on. That is found after it was stored, wholly or in part.
+  void write_wrongly(request& of, std::uint64_t first) {
+    const std::uint64_t from = (first + 7) / 8 * 8;
+    if (from >= of.sequence.tokens.size()) return;
+    for (std::size_t g = 0; g < form_.groups.size(); ++g) {
+      const auto table = table_of(of)(g);
+      for (std::size_t i = static_cast<std::size_t>(from / form_.groups[g].block_tokens); i < table.size(); ++i) {
+        if (table[i] != null_block) contents_.at(g, table[i], 1, 0) ^= 0xBAD;
+      }
+    }
+    cache_.commit(of.sequence.id).value();
+    tiers_.store(of.sequence.id).value();
+    for (std::uint32_t i = random_.below(std::uint32_t{6}); i > 0; --i) {
+      end_transfer();
+      tiers_.progress();
+    }
+    cache_.invalidate(of.sequence.id, from).value();
+    ++withdrawn_;
+    of.is_bad = true;
+  }
+
+  void leave_bad() {
+    for (std::size_t i = requests_.size(); i > 0; --i) {
+      if (requests_[i - 1].is_bad) leave(i - 1);
+    }
+  }
   void leave(std::size_t which) {
     request& of = requests_[which];
     if (random_.once_in(2)) of.load.cancel();
@@ -407,9 +439,9 @@ class world {
 world_form draw(std::uint64_t seed, std::span<const layer_group> groups, bool faults) {
   random_numbers random(seed * 31 + 7);
   world_form out{.groups = groups, .faults = faults};
-  out.blocks = 24 + random.below(std::uint64_t{40});
-  out.first_slots = 4 + random.below(std::uint64_t{30});
-  out.second_slots = 8 + random.below(std::uint64_t{60});
+  out.blocks = 20 + random.below(std::uint64_t{24});
+  out.first_slots = 4 + random.below(std::uint64_t{24});
+  out.second_slots = 8 + random.below(std::uint64_t{80});
   const offload::store_policy policies[] = {write_through{}, write_through_selective<2>{}, write_back{},
                                             demoting<write_through>{}};
   out.store = policies[random.below(std::uint32_t{4})];
@@ -430,7 +462,7 @@ totals live(std::span<const layer_group> groups, bool faults, std::uint64_t coun
   for (const std::uint64_t seed : llmmem_tests::seeds(count)) {
     CAPTURE(seed);
     world<Cache> each(seed, draw(seed, groups, faults));
-    each.run(300);
+    each.run(600);
     CHECK(each.wrong() == "");
     out.loaded += each.loaded();
     out.failed += each.failed();
@@ -444,20 +476,20 @@ totals live(std::span<const layer_group> groups, bool faults, std::uint64_t coun
 }  // namespace
 
 TEST_CASE("no token of a paged cache with tiers has wrong contents") {
-  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, false, 100);
+  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, false, 400);
   CHECK(seen.loaded > 0);
   CHECK(seen.withdrawn > 0);
 }
 
 TEST_CASE("no token of a paged cache is wrong when transfers fail, flip bits or are late") {
-  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 100);
+  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 400);
   CHECK(seen.loaded > 0);
   CHECK(seen.failed > 0);
 }
 
 TEST_CASE("no token of a hybrid cache with tiers has wrong contents") {
-  const totals windows = live<hybrid_allocator<hybrid_tiered>>(window_groups, false, 60);
+  const totals windows = live<hybrid_allocator<hybrid_tiered>>(window_groups, false, 200);
   CHECK(windows.loaded > 0);
-  const totals states = live<hybrid_allocator<hybrid_tiered>>(state_groups, true, 60);
+  const totals states = live<hybrid_allocator<hybrid_tiered>>(state_groups, true, 200);
   CHECK(states.loaded > 0);
 }

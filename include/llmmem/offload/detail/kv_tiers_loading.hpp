@@ -138,7 +138,7 @@ void kv_tiers<Cache, Mover, Tiers...>::begin_reads(std::uint32_t slot) noexcept 
     if (came == begun::yes) {
       each.state = part_state::reading;
     } else {
-      of.wanted.why = stack_.last_failure();
+      if (came == begun::failed) of.wanted.why = stack_.last_failure();
       give_up(each, part_state::bad);
     }
   }

@@ -136,6 +136,8 @@ class tier_slots {
   }
 
   [[nodiscard]] bool is_ready(slot_id slot) const noexcept { return at(slot).state == slot_state::ready; }
+  /// Whether `evict` may be called.
+  [[nodiscard]] bool can_leave(slot_id slot) const noexcept { return is_ready(slot) && at(slot).pins == 0; }
   [[nodiscard]] bool is_doomed(slot_id slot) const noexcept { return at(slot).state == slot_state::doomed; }
   [[nodiscard]] bool is_live(slot_id slot) const noexcept {
     return at(slot).state == slot_state::ready || at(slot).state == slot_state::filling;

@@ -54,6 +54,7 @@ struct tier_level {
     slot_id lower = no_slot;  ///< here
     std::uint32_t checksum = 0;
     bool goes_down = false;
+    bool for_room = false;  ///< the upper slot is to be free afterwards
     load_cookie waiting{};
   };
   struct owed_write {
@@ -152,7 +153,7 @@ class kv_tier_stack {
       if (!victim) break;
       if (must_go_down(group, *victim)) {
         // It leaves when it has arrived below; another may be able to leave at once.
-        const sent how = send_down<1>(group, *victim);
+        const sent how = send_down<1>(group, *victim, true);
         if (how == sent::begun) continue;
         if (how == sent::later) break;
       }
@@ -177,7 +178,7 @@ class kv_tier_stack {
   }
 
   /// What became of `begin_read`.
-  enum class begun : std::uint8_t { yes, no_slot, no_transfer, failed };
+  enum class begun : std::uint8_t { yes, no_slot, no_transfer, withdrawn, failed };
   /// Brings a block of tier `k` into the first tier; `poll` tells when it is there, and the reader then has the
   /// pin of its slot. The slot below stays pinned meanwhile by its load.
   [[nodiscard]] begun begin_read(std::size_t k, std::size_t group, slot_id lower, load_cookie waiting,
@@ -190,6 +191,10 @@ class kv_tier_stack {
         return;
       }
       auto& slots = level.slots[group];
+      if (!slots.is_live(lower)) {  // its key may be another slot's by now
+        out = begun::withdrawn;
+        return;
+      }
       const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), true);
       if (!upper) {
         out = begun::no_slot;
@@ -409,7 +414,7 @@ class kv_tier_stack {
 
   /// Begins to write a slot of the first tier to tier `K`.
   template <std::size_t K>
-  sent send_down(std::size_t group, slot_id upper) noexcept {
+  sent send_down(std::size_t group, slot_id upper, bool for_room = false) noexcept {
     if constexpr (K >= levels) {
       return sent::impossible;
     } else {
@@ -444,7 +449,8 @@ class kv_tier_stack {
                                                  .upper = upper,
                                                  .lower = lower,
                                                  .checksum = checksum,
-                                                 .goes_down = true};
+                                                 .goes_down = true,
+                                                 .for_room = for_room};
       return sent::begun;
     }
   }
@@ -524,6 +530,8 @@ class kv_tier_stack {
       if (wanted && above.is_ready(done.upper)) pass_down<K + 1>(done.group, done.upper);
     }
     above.unpin(done.upper);
+    // It was the next to leave, and is: else all would be sent down in turns, and none leave.
+    if (done.for_room && above.can_leave(done.upper)) above.evict(done.upper);
   }
   template <class Level, class Transfer, class Arrived>
   void finish_read(Level& level, const Transfer& done, const result<void>& outcome, std::uint64_t now,
