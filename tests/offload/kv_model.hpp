@@ -7,6 +7,7 @@
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/result.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +30,10 @@ class kv_contents {
       memory_[g].resize(blocks * layers * groups[g].block_tokens);
   }
 
+  void wipe() {
+    for (auto& group : memory_)
+      std::fill(group.begin(), group.end(), 0);
+  }
   [[nodiscard]] std::span<const llmmem::layer_group> groups() const { return groups_; }
   [[nodiscard]] std::uint64_t block_bytes(std::size_t g) const {
     return std::uint64_t{layers} * groups_[g].block_tokens * sizeof(std::uint64_t);

@@ -67,6 +67,9 @@ struct rig {
     return out;
   }
 
+  [[nodiscard]] auto table(sequence_id id) {
+    return [this, id](std::size_t) { return cache.blocks(id); };
+  }
   /// A sequence whose contents are computed and committed.
   kv_sequence written(std::span<const token_id> tokens) {
     kv_sequence out;
@@ -87,6 +90,7 @@ struct rig {
     tiers.flush();
     cache.release(out.id).value();
     cache.drop_idle();
+    contents.wipe();
     return out;
   }
   /// Evicts everything from the first tier by storing other blocks.
@@ -96,9 +100,6 @@ struct rig {
     tiers.flush();
     cache.release(other.id).value();
     cache.drop_idle();
-  }
-  [[nodiscard]] auto table(sequence_id id) {
-    return [this, id](std::size_t) { return cache.blocks(id); };
   }
   [[nodiscard]] std::string wrong(const kv_sequence& like, sequence_id id, std::uint64_t length) {
     kv_sequence copy = like;
@@ -408,7 +409,7 @@ TEST_CASE("what is refused is told, and changes nothing") {
   const auto mover = [&] { return manual_mover(r.contents, r.stream); };
   host_space small({.budget = 64});
   CHECK_THROWS_WITH_AS(kv_tiers(r.cache, mover(), {.name = "t"}, offload::kv_tier(small, 63)),
-                       "t: host: 63 bytes for group 0 hold no block of 64 bytes; give the tier a larger budget, or "
+                       "t: host_space: 63 bytes for group 0 hold no block of 64 bytes; give the tier a larger budget, or "
                        "the group a larger share",
                        length_error);
   CHECK_THROWS_WITH_AS(kv_tiers(r.cache, mover(), {.max_loads = 0, .name = "t"}, offload::kv_tier(small, 64)),
@@ -420,7 +421,7 @@ TEST_CASE("a cache may have other observers next to the link") {
     using observer = paging::observers<event_log, offload::tier_link>;
   };
   paged_allocator<two_observers> cache({.blocks = 4, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16},
-                                       two_observers::observer(event_log(64), offload::tier_link{}));
+                                       two_observers::observer(event_log({.events = 64}), offload::tier_link{}));
   kv_contents contents(one_group, cache.most_physical_blocks());
   transfer_list stream{true};
   host_space host({.budget = 4 * block_bytes});

@@ -195,6 +195,7 @@ class kv_tier_stack {
         out = begun::withdrawn;
         return;
       }
+      if (level.quiet_until > now) return;
       const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), true);
       if (!upper) {
         out = begun::no_slot;
@@ -208,7 +209,11 @@ class kv_tier_stack {
       const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, *upper));
       if (!fence) {
         first().slots[group].abandon_fill(*upper);
-        fail(level, fence.error(), now);
+        if (is_busy(fence.error())) {
+          out = begun::no_transfer;
+        } else {
+          fail(level, fence.error(), now);
+        }
         return;
       }
       slots.pin(lower);
@@ -382,6 +387,8 @@ class kv_tier_stack {
     each_lower(*this, [&](std::size_t k, auto& level) { f(k, level); });
   }
 
+  /// Whether a queue refused because it has no place now; places come back.
+  [[nodiscard]] static bool is_busy(const failure& why) noexcept { return why.code == errc::table_full; }
   template <class Level>
   void forget(Level& level, const block_key& key) noexcept {
     if (const auto done = level.medium.forget(key); !done) last_failure_ = done.error();
@@ -439,6 +446,7 @@ class kv_tier_stack {
       const auto fence = level.medium.write(group, lower, bytes);
       if (!fence) {
         slots.abandon_fill(lower);
+        if (is_busy(fence.error()) && level.transfer_count != 0) return sent::later;
         ++level.counted.failures;
         last_failure_ = fence.error();
         return sent::impossible;
