@@ -19,7 +19,8 @@
 
 namespace llmmem_tests {
 
-/// The memory behind a cache's blocks: for each group, block and layer one number a token; of states, the last.
+/// The memory behind a cache's blocks: for each group, block and layer one number a token; of states, the
+/// last.
 class kv_contents {
  public:
   static constexpr std::uint32_t layers = 2;
@@ -42,7 +43,8 @@ class kv_contents {
     return reinterpret_cast<std::byte*>(&at(g, block, 0, 0));
   }
   std::uint64_t& at(std::size_t g, llmmem::block_id block, std::uint32_t layer, std::uint64_t token) {
-    return memory_[g][(llmmem::to_index(block) * std::uint64_t{layers} + layer) * groups_[g].block_tokens + token];
+    return memory_[g][(llmmem::to_index(block) * std::uint64_t{layers} + layer) * groups_[g].block_tokens +
+                      token];
   }
 
   /// What the digest of a prefix becomes by one more token.
@@ -75,7 +77,8 @@ class manual_mover {
   [[nodiscard]] std::uint64_t content_fingerprint(std::size_t) const noexcept { return 1; }
 
   llmmem::result<manual_fence> save(std::size_t g, const llmmem::offload::slot_memory& slots,
-                                    std::span<const llmmem::offload::slot_pair> pairs, const manual_fence& after) {
+                                    std::span<const llmmem::offload::slot_pair> pairs,
+                                    const manual_fence& after) {
     return begin(g, slots, pairs, {0, kv_contents::layers}, true, after);
   }
   llmmem::result<manual_fence> restore(std::size_t g, const llmmem::offload::slot_memory& slots,
@@ -86,8 +89,8 @@ class manual_mover {
 
  private:
   llmmem::result<manual_fence> begin(std::size_t g, const llmmem::offload::slot_memory& slots,
-                                     std::span<const llmmem::offload::slot_pair> pairs, llmmem::layer_range part,
-                                     bool saves, const manual_fence& after) {
+                                     std::span<const llmmem::offload::slot_pair> pairs,
+                                     llmmem::layer_range part, bool saves, const manual_fence& after) {
     const auto bytes = static_cast<std::size_t>(contents_->block_bytes(g) / kv_contents::layers);
     const std::vector<llmmem::offload::slot_pair> all(pairs.begin(), pairs.end());
     const auto each = [=, contents = contents_](auto&& f) {
@@ -124,14 +127,16 @@ struct kv_sequence {
 
   void push(llmmem::token_id token) {
     tokens.push_back(token);
-    digests.push_back(kv_contents::next(digests.empty() ? epoch * 77 : digests.back(), static_cast<std::uint64_t>(token)));
+    digests.push_back(
+        kv_contents::next(digests.empty() ? epoch * 77 : digests.back(), static_cast<std::uint64_t>(token)));
   }
 };
 
 /// What is wrong with what the next token of a sequence of `length` tokens looks at; empty: nothing.
 /// @param table  called with a group.
 template <class Table>
-std::string wrong_contents(kv_contents& contents, const kv_sequence& sequence, std::uint64_t length, Table&& table) {
+std::string wrong_contents(kv_contents& contents, const kv_sequence& sequence, std::uint64_t length,
+                           Table&& table) {
   for (std::size_t g = 0; g < contents.groups().size(); ++g) {
     const llmmem::layer_group& group = contents.groups()[g];
     const auto blocks = table(g);
@@ -140,7 +145,8 @@ std::string wrong_contents(kv_contents& contents, const kv_sequence& sequence, s
       if (is_state && p + 1 != length) continue;
       if (!is_state && p < group.skipped_tokens(length) && p >= group.sinks) continue;
       const llmmem::block_id block = blocks[static_cast<std::size_t>(p / group.block_tokens)];
-      if (block == llmmem::null_block) return "group " + std::to_string(g) + " has no block for token " + std::to_string(p);
+      if (block == llmmem::null_block)
+        return "group " + std::to_string(g) + " has no block for token " + std::to_string(p);
       for (std::uint32_t l = 0; l < kv_contents::layers; ++l) {
         const std::uint64_t found = contents.at(g, block, l, is_state ? 0 : p % group.block_tokens);
         if (found == kv_contents::value(sequence.digests[static_cast<std::size_t>(p)], g, l)) continue;

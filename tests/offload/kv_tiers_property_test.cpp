@@ -1,4 +1,5 @@
-/// Worlds of requests over caches with tiers, in which every token that is looked at has contents to be checked.
+/// Worlds of requests over caches with tiers, in which every token that is looked at has contents to be
+/// checked.
 #include <llmmem/offload/kv_tiers.hpp>
 
 #include <doctest/doctest.h>
@@ -38,7 +39,8 @@ struct hybrid_tiered : hybrid_traits {
 constexpr std::uint64_t longest = 96;
 
 const std::array paged_group{full_attention({"kv", 1, 16, 4})};
-const std::array window_groups{full_attention({"full", 1, 16, 4}), sliding_window({"local", 1, 16, 4}, 10, 4)};
+const std::array window_groups{full_attention({"full", 1, 16, 4}),
+                               sliding_window({"local", 1, 16, 4}, 10, 4)};
 const std::array state_groups{full_attention({"full", 1, 16, 4}), state_snapshots("states", 1, 64, 8),
                               sliding_window({"local", 1, 16, 8}, 12)};
 
@@ -112,7 +114,8 @@ class world {
   [[nodiscard]] std::uint64_t withdrawn() const { return withdrawn_; }
 
  private:
-  using tiers_type = kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
+  using tiers_type =
+      kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
   using load_type = typename tiers_type::load;
 
   struct request {
@@ -277,7 +280,8 @@ class world {
     if (of.sequence.tokens.size() + count > longest) return;
     const std::size_t before = of.sequence.tokens.size();
     for (std::uint64_t i = 0; i < count; ++i)
-      of.sequence.push(static_cast<token_id>(static_cast<std::size_t>(of.sequence.tokens.front()) + 100 + of.sequence.tokens.size()));
+      of.sequence.push(static_cast<token_id>(static_cast<std::size_t>(of.sequence.tokens.front()) + 100 +
+                                             of.sequence.tokens.size()));
     if (!append(of, std::span<const token_id>(of.sequence.tokens).subspan(before))) {
       of.sequence.tokens.resize(before);
       of.sequence.digests.resize(before);
@@ -299,7 +303,8 @@ class world {
     return true;
   }
   void copy_block(std::size_t g, const block_copy& copy) {
-    std::copy_n(contents_.block(g, copy.source), contents_.block_bytes(g), contents_.block(g, copy.destination));
+    std::copy_n(contents_.block(g, copy.source), contents_.block_bytes(g),
+                contents_.block(g, copy.destination));
   }
   /// The kernels that write its contents have run, and the tiers are told, but only behind a fence.
   void write(request& of) {
@@ -320,7 +325,8 @@ class world {
     if (from >= of.sequence.tokens.size()) return;
     for (std::size_t g = 0; g < form_.groups.size(); ++g) {
       const auto table = table_of(of)(g);
-      for (std::size_t i = static_cast<std::size_t>(from / form_.groups[g].block_tokens); i < table.size(); ++i) {
+      for (std::size_t i = static_cast<std::size_t>(from / form_.groups[g].block_tokens); i < table.size();
+           ++i) {
         if (table[i] != null_block) contents_.at(g, table[i], 1, 0) ^= 0xBAD;
       }
     }

@@ -100,7 +100,8 @@ class server {
   }
   void check(sequence_id id, std::span<const token_id> prompt, std::uint64_t tokens) {
     for (std::size_t b = 0; b < tokens / 4; ++b)
-      each_byte(id, b, [&](std::byte& at, std::size_t i) { wrong_ += at != byte_of(prompt, b, i) ? 1U : 0U; });
+      each_byte(id, b,
+                [&](std::byte& at, std::size_t i) { wrong_ += at != byte_of(prompt, b, i) ? 1U : 0U; });
   }
 
   paged_allocator<traits> cache_;

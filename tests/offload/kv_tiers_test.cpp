@@ -29,7 +29,8 @@ struct traits : paged_traits {
   using observer = offload::tier_link;
 };
 using cache_type = paged_allocator<traits>;
-using tiers_type = kv_tiers<cache_type, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
+using tiers_type =
+    kv_tiers<cache_type, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
 
 const std::array one_group{full_attention({"kv", 1, 16, 4})};
 constexpr std::uint64_t block_bytes = kv_contents::layers * 4 * 8;
@@ -46,8 +47,8 @@ std::uint64_t read_clock(void* at) noexcept {
 
 /// A cache of 8 blocks of 4 tokens over a host tier and one beneath it.
 struct rig {
-  explicit rig(kv_tiers_options options = {}, offload::store_policy down = write_through{}, std::uint64_t slots = 8,
-               std::uint64_t lower_slots = 16)
+  explicit rig(kv_tiers_options options = {}, offload::store_policy down = write_through{},
+               std::uint64_t slots = 8, std::uint64_t lower_slots = 16)
       : cache({.blocks = 8, .block_tokens = 4, .max_sequences = 8, .max_sequence_tokens = 64, .name = "kv"}),
         contents(one_group, cache.most_physical_blocks()),
         host({.budget = slots * block_bytes}),
@@ -159,7 +160,8 @@ TEST_CASE("lookup moves nothing and has four answers") {
   CHECK(r.tiers.lookup(chain, 0).blocks[1] == 4);
   CHECK(r.below.transfers().begun() == begun);
   CHECK(r.tiers.lookup_block(chain, 0, 0) == std::pair{answer::hit, std::size_t{1}});
-  CHECK(r.tiers.lookup_block(kv_chain(r.cache, count_up(9, 4)), 0, 0) == std::pair{answer::miss, std::size_t{2}});
+  CHECK(r.tiers.lookup_block(kv_chain(r.cache, count_up(9, 4)), 0, 0) ==
+        std::pair{answer::miss, std::size_t{2}});
 
   const sequence_id id = r.cache.create().value();
   auto load = r.tiers.prepare_load(id, chain, 8).value();
@@ -408,10 +410,11 @@ TEST_CASE("what is refused is told, and changes nothing") {
 
   const auto mover = [&] { return manual_mover(r.contents, r.stream); };
   host_space small({.budget = 64});
-  CHECK_THROWS_WITH_AS(kv_tiers(r.cache, mover(), {.name = "t"}, offload::kv_tier(small, 63)),
-                       "t: host_space: 63 bytes for group 0 hold no block of 64 bytes; give the tier a larger budget, or "
-                       "the group a larger share",
-                       length_error);
+  CHECK_THROWS_WITH_AS(
+      kv_tiers(r.cache, mover(), {.name = "t"}, offload::kv_tier(small, 63)),
+      "t: host_space: 63 bytes for group 0 hold no block of 64 bytes; give the tier a larger budget, or "
+      "the group a larger share",
+      length_error);
   CHECK_THROWS_WITH_AS(kv_tiers(r.cache, mover(), {.max_loads = 0, .name = "t"}, offload::kv_tier(small, 64)),
                        "t: max_loads is 0; at least 1 is needed", argument_error);
 }
@@ -420,8 +423,9 @@ TEST_CASE("a cache may have other observers next to the link") {
   struct two_observers : paged_traits {
     using observer = paging::observers<event_log, offload::tier_link>;
   };
-  paged_allocator<two_observers> cache({.blocks = 4, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16},
-                                       two_observers::observer(event_log({.events = 64}), offload::tier_link{}));
+  paged_allocator<two_observers> cache(
+      {.blocks = 4, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16},
+      two_observers::observer(event_log({.events = 64}), offload::tier_link{}));
   kv_contents contents(one_group, cache.most_physical_blocks());
   transfer_list stream{true};
   host_space host({.budget = 4 * block_bytes});

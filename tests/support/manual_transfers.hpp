@@ -180,14 +180,14 @@ class manual_space {
   void refuse(std::uint32_t count) noexcept { refused_ = count; }
 
  private:
-  [[nodiscard]] llmmem::result<manual_fence> begin(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  [[nodiscard]] llmmem::result<manual_fence> begin(std::byte* to, const std::byte* from,
+                                                   std::uint64_t bytes) {
     if (refused_ != 0) {
       --refused_;
       return llmmem::failure{llmmem::errc::write_failed, ENOSPC, 1, 0, "manual"};
     }
     std::memset(to, 0xDD, static_cast<std::size_t>(bytes));
-    return list_.begin(
-        [=](ending how) { move_bytes(to, from, static_cast<std::size_t>(bytes), how); });
+    return list_.begin([=](ending how) { move_bytes(to, from, static_cast<std::size_t>(bytes), how); });
   }
 
   transfer_list list_;

@@ -15,14 +15,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, as the
-/// cache that it was made for names them. Computed once for a request, and extended as it generates.
+/// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, as
+/// the cache that it was made for names them. Computed once for a request, and extended as it generates.
 ///
 ///     kv_chain chain(cache, prompt);               // O(tokens): one hash of each chunk
 ///     chain.append(cache, generated);
 ///
-/// A chunk is a block of a `paged_allocator`, and of a `hybrid_allocator` its `chunk_tokens()`. The keys depend
-/// on the context (tenants stay apart) and on the cache's epoch: make a new chain after `reset`.
+/// A chunk is a block of a `paged_allocator`, and of a `hybrid_allocator` its `chunk_tokens()`. The keys
+/// depend on the context (tenants stay apart) and on the cache's epoch: make a new chain after `reset`.
 ///
 /// @par Thread safety   as a plain value.
 class kv_chain {

@@ -62,7 +62,9 @@ concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
                      { seen.block_bytes(group) } noexcept -> std::convertible_to<std::uint64_t>;
                      { seen.layers(group) } noexcept -> std::convertible_to<std::uint32_t>;
                      { seen.content_fingerprint(group) } noexcept -> std::convertible_to<std::uint64_t>;
-                     { mover.save(group, slots, pairs, after) } -> std::same_as<result<typename M::fence_type>>;
+                     {
+                       mover.save(group, slots, pairs, after)
+                     } -> std::same_as<result<typename M::fence_type>>;
                      {
                        mover.restore(group, slots, pairs, layers)
                      } -> std::same_as<result<typename M::fence_type>>;
@@ -77,14 +79,15 @@ struct passed_mark {
   void wait_for(const host_fence& after) const { after.wait(); }
 };
 
-/// Moves blocks through the description of their layout: slots hold them packed (`kv_layout::packed`), so that
-/// a slot's bytes are the same whatever order the cache's memory has.
+/// Moves blocks through the description of their layout: slots hold them packed (`kv_layout::packed`), so
+/// that a slot's bytes are the same whatever order the cache's memory has.
 ///
 ///     offload::layout_mover mover(host_executor{}, {.data = kv, .blocks = n, .layout = layout});
 ///
 /// @tparam Run   `host_executor`, or a `device_executor` for which slots lie where its kernels see them
 ///               (pinned memory).
-/// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or for
+/// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or
+/// for
 ///               a stream `stream_mark`.
 template <class Run, class Mark = passed_mark>
 class layout_mover {
@@ -94,7 +97,10 @@ class layout_mover {
 
   /// @throws length_error, argument_error  for a layout that none is, see `kv_layout::checked`.
   layout_mover(Run run, kv_memory memory, Mark mark = {})
-      : run_(std::move(run)), mark_(std::move(mark)), memory_(memory), packed_(memory.layout.checked().packed()) {}
+      : run_(std::move(run)),
+        mark_(std::move(mark)),
+        memory_(memory),
+        packed_(memory.layout.checked().packed()) {}
 
   [[nodiscard]] std::size_t groups() const noexcept { return 1; }
   [[nodiscard]] std::uint64_t block_bytes(std::size_t) const noexcept { return packed_.block_bytes(); }
@@ -136,6 +142,7 @@ class layout_mover {
   kv_layout packed_;
 };
 
+/// Of an executor that runs on the calling thread.
 template <class Run>
 layout_mover(Run, kv_memory) -> layout_mover<Run>;
 
@@ -151,8 +158,9 @@ class page_mover {
   /// What one group's blocks hold.
   struct group_form {
     std::uint64_t block_bytes = 0;
-    std::uint32_t layers = 1;       ///< parts of equal length that a block is made of
-    std::uint64_t fingerprint = 0;  ///< of what the bytes mean: `kv_layout::fingerprint`, a digest of the model
+    std::uint32_t layers = 1;  ///< parts of equal length that a block is made of
+    std::uint64_t fingerprint =
+        0;  ///< of what the bytes mean: `kv_layout::fingerprint`, a digest of the model
   };
 
   /// @param pages   the memory of the allocator's pool, its null page included.

@@ -29,7 +29,8 @@ struct store_policy {
   constexpr store_policy() noexcept = default;
   template <write_policy Write>
   constexpr store_policy(Write) noexcept
-      : writes_at(&Write::writes_at), on_eviction(std::same_as<Write, write_back> || llmmem::detail::demotes<Write>()) {}
+      : writes_at(&Write::writes_at),
+        on_eviction(std::same_as<Write, write_back> || llmmem::detail::demotes<Write>()) {}
 };
 
 /// One memory beneath a cache, its budget, and which blocks leave it.
@@ -45,8 +46,8 @@ struct kv_tier {
   using eviction_maker = Eviction (*)(slot_count slots, const metadata_source& source);
 
   Space* space = nullptr;
-  std::uint64_t budget = 0;  ///< bytes, of which all slots are taken at construction
-  store_policy down{};       ///< when its blocks go to the next tier; nothing in the last
+  std::uint64_t budget = 0;       ///< bytes, of which all slots are taken at construction
+  store_policy down{};            ///< when its blocks go to the next tier; nothing in the last
   std::uint64_t granularity = 0;  ///< what slots begin at multiples of; 0: 1 in memory, 4096 in files
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
     return Eviction(slots, source);
@@ -56,8 +57,10 @@ struct kv_tier {
       : space(&where), budget(bytes), down(then) {}
 };
 
+/// A tier under LRU.
 template <class Space>
 kv_tier(Space&, std::uint64_t) -> kv_tier<Space>;
+/// The same, with a policy for what goes further down.
 template <class Space, class Policy>
 kv_tier(Space&, std::uint64_t, Policy) -> kv_tier<Space>;
 

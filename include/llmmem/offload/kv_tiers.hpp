@@ -19,7 +19,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,42 +41,47 @@ inline namespace v0 {
 ///     kv_chain chain(cache, prompt);                            // the keys of the prompt's blocks
 ///     cache.match(sequence, prompt.first(prompt.size() - 1)).value();
 ///     if (tiers.lookup(sequence, chain).loadable() != 0) {      // moves nothing
-///       auto load = tiers.prepare_load(sequence, chain).value();  // takes blocks; `match` does not find them yet
-///       for (std::uint32_t l = 0; l < layers; ++l) {
+///       auto load = tiers.prepare_load(sequence, chain).value();  // takes blocks; `match` does not find
+///       them yet for (std::uint32_t l = 0; l < layers; ++l) {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // what is right is found by `match` from now on
-///       if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///       const auto came = load.complete();                      // what is right is found by `match` from
+///       now on if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
 ///     }
 ///     ...
 ///     tiers.store(sequence, kernel_done).value();               // what the policy wants, behind the fence
 ///
-/// **The first tier is the gateway**: the host can touch it, the mover copies between it and the cache, and all
-/// lower tiers read and write through its slots. They are the staging memory, and inside its budget.
+/// **The first tier is the gateway**: the host can touch it, the mover copies between it and the cache, and
+/// all lower tiers read and write through its slots. They are the staging memory, and inside its budget.
 ///
 /// **Never a wrong token.** A block is found by the key of its whole prefix. What comes back from a tier that
-/// leaves memory is held to its checksum before a layer of it is restored; a damaged block is a miss. Contents
-/// that the cache invalidates leave the tiers with all that builds on them, also where a chain between is not
-/// known. Blocks that are loading are not found by `match` before `complete`; blocks that are stored or loaded
-/// are pinned in the cache until the copy has ended, whatever becomes of their sequences.
+/// leaves memory is held to its checksum before a layer of it is restored; a damaged block is a miss.
+/// Contents that the cache invalidates leave the tiers with all that builds on them, also where a chain
+/// between is not known. Blocks that are loading are not found by `match` before `complete`; blocks that are
+/// stored or loaded are pinned in the cache until the copy has ended, whatever becomes of their sequences.
 ///
 /// **One load for all**: a block that is on its way is `pending` for others, which match it when it is there.
 ///
-/// **Nothing waits but `wait`, `complete`, `flush` and the destructor**, and there is no thread: transfers go on
-/// in every call, and in `progress`.
+/// **Nothing waits but `wait`, `complete`, `flush` and the destructor**, and there is no thread: transfers go
+/// on in every call, and in `progress`.
 ///
-/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is, or contains, `offload::tier_link`.
+/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is, or contains,
+/// `offload::tier_link`.
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy; no allocation on the way but
-///                      in `prepare_load` (O(blocks)) and `invalidate` (O(slots)). Metadata: 68 bytes a slot and
-///                      the policy's.
-/// @par Thread safety   that of the cache: one thread at a time for both. File queues work on threads of theirs.
-/// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw. All
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy; no allocation on the
+/// way but
+///                      in `prepare_load` (O(blocks)) and `invalidate` (O(slots)). Metadata: 68 bytes a slot
+///                      and the policy's.
+/// @par Thread safety   that of the cache: one thread at a time for both. File queues work on threads of
+/// theirs.
+/// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw.
+/// All
 ///                      else is a value.
-/// @par Sources         verbs and answers: vLLM's offloading manager; store policies: SGLang HiCache; the gateway:
+/// @par Sources         verbs and answers: vLLM's offloading manager; store policies: SGLang HiCache; the
+/// gateway:
 ///                      both. Quarantine of slots until the transport has answered: asked for in vLLM #49829.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 class kv_tiers : private offload::loss_listener {
@@ -87,9 +91,10 @@ class kv_tiers : private offload::loss_listener {
                 "the cache must tell its tiers what it evicts and what is wrong: set Traits::observer to "
                 "offload::tier_link, or to paging::observers<..., offload::tier_link>");
   using first_tier = std::tuple_element_t<0, std::tuple<Tiers...>>;
-  static_assert(first_tier::space_type::is_host_accessible,
-                "the host must be able to touch the first tier, through which all others are read and written: "
-                "put a host_space or pinned_space in front");
+  static_assert(
+      first_tier::space_type::is_host_accessible,
+      "the host must be able to touch the first tier, through which all others are read and written: "
+      "put a host_space or pinned_space in front");
 
  public:
   using fence_type = typename Mover::fence_type;
@@ -106,7 +111,8 @@ class kv_tiers : private offload::loss_listener {
 
   /// @name Looking
   /// @{
-  /// How much of the chain behind what `sequence` holds could be loaded now. Moves nothing, and counts no use.
+  /// How much of the chain behind what `sequence` holds could be loaded now. Moves nothing, and counts no
+  /// use.
   [[nodiscard]] offload::kv_where lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
   /// The same for a request that holds, or would match, `first` tokens.
   [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
@@ -125,9 +131,10 @@ class kv_tiers : private offload::loss_listener {
   ///
   /// Until the load ends the sequence must not grow, and nobody may write to its blocks. It may be released:
   /// the blocks come back when the copies have ended.
-  /// @return what the cache refuses (`errc::out_of_blocks`); `errc::not_whole_blocks` for a sequence that ends
-  ///         within a block; `errc::table_full` for more than `max_loads`; `errc::epoch_differs` for a chain of
-  ///         another epoch.
+  /// @return what the cache refuses (`errc::out_of_blocks`); `errc::not_whole_blocks` for a sequence that
+  /// ends
+  ///         within a block; `errc::table_full` for more than `max_loads`; `errc::epoch_differs` for a chain
+  ///         of another epoch.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
   /// @}
 
@@ -175,13 +182,15 @@ class kv_tiers : private offload::loss_listener {
   [[nodiscard]] std::vector<double> shares() const;
   [[nodiscard]] kv_tiers_options checked(kv_tiers_options options) const;
   [[nodiscard]] std::uint64_t now() const noexcept {
-    return options_.now_ns != nullptr ? options_.now_ns(options_.clock_context) : steady_meter_clock{}.now_ns();
+    return options_.now_ns != nullptr ? options_.now_ns(options_.clock_context)
+                                      : steady_meter_clock{}.now_ns();
   }
   [[nodiscard]] failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
                                 std::uint64_t found) const noexcept {
     return {code, index, wanted, found, options_.name};
   }
-  [[nodiscard]] std::pair<offload::answer, detail::tier_place_found> look(std::size_t group, const block_key& key,
+  [[nodiscard]] std::pair<offload::answer, detail::tier_place_found> look(std::size_t group,
+                                                                          const block_key& key,
                                                                           std::uint64_t at) const noexcept;
 
   [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first,
@@ -245,8 +254,8 @@ class kv_tiers : private offload::loss_listener {
 
 /// A load under way: the contents of blocks on their way into the cache. Movable; ending it early cancels it.
 ///
-/// `cancel` only asks: what has begun ends behind the scenes, the blocks stay pinned until then, and nothing that
-/// arrives late is written to them.
+/// `cancel` only asks: what has begun ends behind the scenes, the blocks stay pinned until then, and nothing
+/// that arrives late is written to them.
 ///
 /// @par Thread safety   that of its tiers, which outlive it.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -281,16 +290,17 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     fence->wait();
     return {};
   }
-  /// The same for a mover that runs on a stream: returns when the copies of that layer are begun, with the fence
-  /// behind which they are done, for the engine's stream to wait for. Still waits for reads of lower tiers.
+  /// The same for a mover that runs on a stream: returns when the copies of that layer are begun, with the
+  /// fence behind which they are done, for the engine's stream to wait for. Still waits for reads of lower
+  /// tiers.
   result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
   }
   /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies.
   [[nodiscard]] bool has_arrived() noexcept;
-  /// Returns when everything is in the cache's memory or has failed, and makes what is right visible to `match`.
-  /// Tokens behind `load_result::tokens` must be computed. The load is over.
+  /// Returns when everything is in the cache's memory or has failed, and makes what is right visible to
+  /// `match`. Tokens behind `load_result::tokens` must be computed. The load is over.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
@@ -310,6 +320,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   offload::load_result result_{};
 };
 
+/// Of the types of its arguments.
 template <class Cache, class Mover, class... Tiers>
 kv_tiers(Cache&, Mover, kv_tiers_options, Tiers...) -> kv_tiers<Cache, Mover, Tiers...>;
 

@@ -23,7 +23,7 @@ inline constexpr std::size_t max_kv_tiers = 4;
 
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
-  offload::store_policy store{};   ///< when blocks go from the cache to the first tier
+  offload::store_policy store{};  ///< when blocks go from the cache to the first tier
   /// How long a load may take, from `prepare_load` on; it never restarts. What has not come by then is
   /// computed instead. Default: as long as it takes.
   std::uint64_t patience_ns = ~std::uint64_t{0};
@@ -33,8 +33,8 @@ struct kv_tiers_options {
   std::uint64_t load_headroom = ~std::uint64_t{0};
   /// How long a tier is left alone after a read or write failed there: its blocks are `unknown` meanwhile.
   std::uint64_t quiet_ns = 100'000'000;
-  /// Of each tier's bytes, how large a part each group of layers gets; all 0: in proportion to the bytes that a
-  /// token takes in it.
+  /// Of each tier's bytes, how large a part each group of layers gets; all 0: in proportion to the bytes that
+  /// a token takes in it.
   std::array<double, max_layer_groups> shares{};
   std::uint64_t (*now_ns)(void* context) noexcept = nullptr;  ///< null: the machine's monotonic clock
   void* clock_context = nullptr;
@@ -66,9 +66,9 @@ struct kv_where {
 
 /// What came of a load.
 struct load_result {
-  std::uint64_t first = 0;   ///< tokens that the sequence had before
-  std::uint64_t tokens = 0;  ///< leading tokens that are right: compute the rest again
-  std::uint64_t wanted = 0;  ///< tokens that were to be there
+  std::uint64_t first = 0;          ///< tokens that the sequence had before
+  std::uint64_t tokens = 0;         ///< leading tokens that are right: compute the rest again
+  std::uint64_t wanted = 0;         ///< tokens that were to be there
   std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the load was cancelled
   std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier where they lay
@@ -85,9 +85,9 @@ struct kv_tier_stats {
   std::uint64_t stored = 0;  ///< blocks that arrived from above
   std::uint64_t loaded = 0;  ///< blocks that loads took from here
   std::uint64_t evictions = 0;
-  std::uint64_t damaged = 0;  ///< blocks whose bytes were not those that were stored
-  std::uint64_t failures = 0;  ///< reads and writes that failed
-  std::uint64_t declined = 0;  ///< blocks that found no slot
+  std::uint64_t damaged = 0;    ///< blocks whose bytes were not those that were stored
+  std::uint64_t failures = 0;   ///< reads and writes that failed
+  std::uint64_t declined = 0;   ///< blocks that found no slot
   std::uint64_t recovered = 0;  ///< blocks that an earlier process left
 };
 

@@ -74,7 +74,8 @@ struct link_finder {
 };
 template <class... Observers>
 struct link_finder<paging::observers<Observers...>> {
-  static constexpr std::size_t count = (std::size_t{0} + ... + (std::is_same_v<Observers, offload::tier_link> ? 1U : 0U));
+  static constexpr std::size_t count =
+      (std::size_t{0} + ... + (std::is_same_v<Observers, offload::tier_link> ? 1U : 0U));
   static constexpr bool has_link = count == 1;
 
   [[nodiscard]] static consteval std::size_t place() noexcept {

@@ -307,8 +307,8 @@ class hybrid_allocator {
       return std::nullopt;
     return chain_.key(node_of_[to_index(block)]);
   }
-  /// `paging::key_digest` of the key of the chunk before the last one that a block's prefix has; 0 where there is
-  /// none. @pre the block is cached
+  /// `paging::key_digest` of the key of the chunk before the last one that a block's prefix has; 0 where
+  /// there is none. @pre the block is cached
   [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
     const block_id parent = chain_.parent(node_of_[to_index(block)]);
     return parent == null_block ? 0 : paging::key_digest(chain_.key(parent));

@@ -340,7 +340,9 @@ class paged_allocator {
 
   /// `paging::key_digest` of the key of what comes before a block's contents; 0 where nothing does.
   /// @pre the block is cached
-  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept { return followers_.before(block); }
+  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
+    return followers_.before(block);
+  }
 
   /// Tokens of a sequence; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;

@@ -78,10 +78,11 @@ class cache_view {
       }
       return {};
     } else {
-      const auto grown = chain.is_keyed() ? cache_->extend(sequence, end - have)
-                                          : cache_->append(sequence, chain.token_ids().subspan(
-                                                                         static_cast<std::size_t>(have),
-                                                                         static_cast<std::size_t>(end - have)));
+      const auto grown =
+          chain.is_keyed()
+              ? cache_->extend(sequence, end - have)
+              : cache_->append(sequence, chain.token_ids().subspan(static_cast<std::size_t>(have),
+                                                                   static_cast<std::size_t>(end - have)));
       if (!grown) return grown.error();
       return {};
     }

@@ -10,7 +10,8 @@ namespace llmmem {
 inline namespace v0 {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places)
+kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_options options,
+                                           Tiers... places)
     : options_(checked(std::move(options))),
       view_(cache),
       mover_(std::move(mover)),
@@ -84,7 +85,8 @@ std::pair<offload::answer, detail::tier_place_found> kv_tiers<Cache, Mover, Tier
       out.first = offload::answer::unknown;
       return;
     }
-    out = {level.slots[group].is_settled(*slot) ? offload::answer::hit : offload::answer::pending, {k, *slot}};
+    out = {level.slots[group].is_settled(*slot) ? offload::answer::hit : offload::answer::pending,
+           {k, *slot}};
   });
   return out;
 }
@@ -92,8 +94,7 @@ std::pair<offload::answer, detail::tier_place_found> kv_tiers<Cache, Mover, Tier
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 std::pair<offload::answer, std::size_t> kv_tiers<Cache, Mover, Tiers...>::lookup_block(
     const kv_chain& chain, std::size_t group, std::uint64_t index) const noexcept {
-  const std::uint64_t chunks =
-      (index + 1) * view_.groups()[group].block_tokens / chain.chunk_tokens();
+  const std::uint64_t chunks = (index + 1) * view_.groups()[group].block_tokens / chain.chunk_tokens();
   if (chunks > chain.keys().size()) return {offload::answer::miss, tiers};
   const block_key key = detail::tier_key(chain.keys()[static_cast<std::size_t>(chunks - 1)], group);
   const auto found = look(group, key, now());
@@ -171,10 +172,7 @@ void kv_tiers<Cache, Mover, Tiers...>::touch(const kv_chain& chain, std::uint64_
   for (std::uint64_t c = chunks; c > 0; --c) {
     for (std::size_t g = 0; g < groups_; ++g) {
       if (c * step % view_.groups()[g].block_tokens != 0) continue;
-      const block_key key = detail::tier_key(chain.keys()[static_cast<std::size_t>(c - 1)], g);
-      stack_.for_each_level_changing([&](std::size_t, auto& level) {
-        if (const auto slot = level.slots[g].find(key)) level.slots[g].touch(*slot);
-      });
+      stack_.touch(g, detail::tier_key(chain.keys()[static_cast<std::size_t>(c - 1)], g));
     }
   }
 }

@@ -5,7 +5,6 @@
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/paging/errors.hpp>
 
-
 namespace llmmem {
 inline namespace v0 {
 
@@ -82,8 +81,8 @@ void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t
       stack_.with(tier, [&](auto& level) {
         level.slots[g].pin(found.slot);
         level.slots[g].begin_load(found.slot);
-        level.slots[g].touch(found.slot);
       });
+      stack_.touch(g, key);
     });
   }
 }
@@ -120,7 +119,8 @@ void kv_tiers<Cache, Mover, Tiers...>::give_up(part& of, part_state state) noexc
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::give_up_missing(record& of) noexcept {
   for (part& each : of.parts) {
-    if (each.state == part_state::queued || each.state == part_state::reading) give_up(each, part_state::late);
+    if (each.state == part_state::queued || each.state == part_state::reading)
+      give_up(each, part_state::late);
   }
   stack_.forget_reader(static_cast<std::uint32_t>(&of - loads_.data()), of.generation);
 }
@@ -132,8 +132,9 @@ void kv_tiers<Cache, Mover, Tiers...>::begin_reads(std::uint32_t slot) noexcept 
   for (; of.first_queued < of.parts.size(); ++of.first_queued) {
     part& each = of.parts[of.first_queued];
     if (each.state != part_state::queued) continue;
-    const auto came = stack_.begin_read(each.tier, each.group, each.slot,
-                                        {.load = slot, .generation = of.generation, .entry = of.first_queued}, now());
+    const auto came =
+        stack_.begin_read(each.tier, each.group, each.slot,
+                          {.load = slot, .generation = of.generation, .entry = of.first_queued}, now());
     if (came == begun::no_slot || came == begun::no_transfer) return;
     if (came == begun::yes) {
       each.state = part_state::reading;
@@ -170,8 +171,9 @@ void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, st
   const auto begin = [&] {
     if (count == 0) return;
     const std::uint32_t first = which[0]->layers;
-    const auto begun = mover_.restore(group, stack_.first().medium.slots_of(group), std::span(pairs).first(count),
-                                      layer_range{.first = first, .count = layers - first});
+    const auto begun =
+        mover_.restore(group, stack_.first().medium.slots_of(group), std::span(pairs).first(count),
+                       layer_range{.first = first, .count = layers - first});
     for (std::size_t i = 0; i < count; ++i) {
       part& each = *which[i];
       if (!begun) {
@@ -213,7 +215,8 @@ void kv_tiers<Cache, Mover, Tiers...>::free_restored(record& of) noexcept {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 bool kv_tiers<Cache, Mover, Tiers...>::is_missing_any(const record& of, std::size_t group) const noexcept {
   for (const part& each : of.parts) {
-    if (each.group == group && (each.state == part_state::queued || each.state == part_state::reading)) return true;
+    if (each.group == group && (each.state == part_state::queued || each.state == part_state::reading))
+      return true;
   }
   return false;
 }
@@ -226,8 +229,8 @@ bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
   return false;
 }
 
-/// Where parts are queued and nothing is under way that could give them a slot: what is ready goes into the cache
-/// as a whole, so that its slots are free; if that brings none, the parts are given up.
+/// Where parts are queued and nothing is under way that could give them a slot: what is ready goes into the
+/// cache as a whole, so that its slots are free; if that brings none, the parts are given up.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   record& of = loads_[slot];
@@ -239,12 +242,14 @@ void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   }
   free_restored(of);
   begin_reads(slot);
-  if (!is_reading(of) && of.first_queued < of.parts.size() && stack_.is_idle() && save_count_ == 0) give_up_missing(of);
+  if (!is_reading(of) && of.first_queued < of.parts.size() && stack_.is_idle() && save_count_ == 0)
+    give_up_missing(of);
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::uint32_t slot, std::size_t group,
-                                                                          std::uint32_t layer) noexcept {
+result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::uint32_t slot,
+                                                                           std::size_t group,
+                                                                           std::uint32_t layer) noexcept {
   record& of = loads_[slot];
   if (group >= groups_ || layer >= mover_.layers(group)) {
     return refusal(errc::out_of_range, static_cast<std::uint32_t>(group), layer,
@@ -350,7 +355,8 @@ void kv_tiers<Cache, Mover, Tiers...>::end(record& of) noexcept {
   for (part& each : of.parts) {
     let_go(each);
     if (each.block == null_block) continue;
-    static_cast<void>(view_.cache().unpin(std::exchange(each.block, null_block)));  // cannot fail: it was pinned
+    static_cast<void>(
+        view_.cache().unpin(std::exchange(each.block, null_block)));  // cannot fail: it was pinned
   }
 }
 

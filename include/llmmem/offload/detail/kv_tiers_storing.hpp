@@ -18,15 +18,17 @@ result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequen
   const std::size_t first = save_count_;
   for (std::size_t g = 0; g < groups_; ++g) {
     const std::span<const block_id> table = view_.table(sequence, g);
-    // Behind the last cached block nothing is committed yet; before it, blocks that are not cached are twins of
-    // others that are.
+    // Behind the last cached block nothing is committed yet; before it, blocks that are not cached are twins
+    // of others that are.
     std::size_t end = table.size();
     while (end > 0 && !cache.cached_key(table[end - 1]))
       --end;
     cursor& at = cursor_of(sequence, g);
     if (at.generation != sequence.generation) at = {.generation = sequence.generation};
-    const auto known = at.next == 0 || at.next > table.size() ? std::nullopt : cache.cached_key(table[at.next - 1]);
-    if (at.next > table.size() || (known && *known != at.last)) at.next = 0;  // it was cut, and grew otherwise
+    const auto known =
+        at.next == 0 || at.next > table.size() ? std::nullopt : cache.cached_key(table[at.next - 1]);
+    if (at.next > table.size() || (known && *known != at.last))
+      at.next = 0;  // it was cut, and grew otherwise
     for (; at.next < end; ++at.next) {
       const block_id block = table[at.next];
       const auto key = cache.cached_key(block);
@@ -49,11 +51,8 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
     const fence_type& after) noexcept {
   const block_key named = detail::tier_key(key, group);
   if (const auto found = stack_.find(group, named)) {
-    if (found->tier == 0) {
-      if (stack_.first().slots[group].is_ready(found->slot)) stack_.use(group, found->slot);
-    } else {
-      stack_.with(found->tier, [&](auto& level) { level.slots[group].touch(found->slot); });
-    }
+    stack_.touch(group, named);
+    if (found->tier == 0 && stack_.first().slots[group].is_ready(found->slot)) stack_.use(group, found->slot);
     return considered::stored;
   }
   if (!options_.store.writes_at(seen_.count(named))) return considered::passed;
@@ -79,18 +78,17 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
 
 /// The cache gives up contents for room: they are saved now, or lost. Called from inside the cache.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& key, std::size_t group) noexcept {
+void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& key,
+                                               std::size_t group) noexcept {
   if (!options_.store.on_eviction) return;
   const block_key named = detail::tier_key(key, group);
-  if (const auto found = stack_.find(group, named)) {
-    stack_.with(found->tier, [&](auto& level) { level.slots[group].touch(found->slot); });
-    return;
-  }
+  if (stack_.find(group, named)) return stack_.touch(group, named);
   if (!has_place_to_save()) {
     ++stack_.first().counted.declined;
     return;
   }
-  const auto slot = stack_.begin_fill(group, named, detail::parent_digest{view_.cache().parent_digest(block)}, false);
+  const auto slot =
+      stack_.begin_fill(group, named, detail::parent_digest{view_.cache().parent_digest(block)}, false);
   if (!slot) return;
   const std::size_t mine = save_count_++;
   saves_[mine] = {.key = key, .group = static_cast<std::uint32_t>(group), .block = block, .slot = *slot};
@@ -125,7 +123,8 @@ void kv_tiers<Cache, Mover, Tiers...>::begin_saves(std::size_t first) noexcept {
   for (std::size_t i = first; i < save_count_; ++i) {
     const pending_save& each = saves_[i];
     if (each.has_begun || (Mover::runs_on_caller && !each.after.ready())) continue;
-    const bool fits = count == 0 || (saves_[which[0]].group == each.group && saves_[which[0]].after == each.after);
+    const bool fits =
+        count == 0 || (saves_[which[0]].group == each.group && saves_[which[0]].after == each.after);
     if (!fits || count == pairs.size()) begin();
     pairs[count] = {each.block, to_index(each.slot)};
     which[count++] = i;

@@ -40,7 +40,7 @@ struct load_part {
   std::uint8_t tier = 0;   ///< where it lies now
   std::uint8_t from = 0;   ///< where it lay first
   part_state state = part_state::queued;
-  bool is_wrong = false;  ///< its contents were withdrawn while it was loading
+  bool is_wrong = false;     ///< its contents were withdrawn while it was loading
   std::uint32_t layers = 0;  ///< whose restoring is begun
   Fence fence{};             ///< of the last of these
 };

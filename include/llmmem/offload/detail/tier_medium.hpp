@@ -53,9 +53,10 @@ using slot_regions = std::array<slot_region, max_layer_groups>;
     slot_region& region = out[g];
     region.bytes = block_bytes[g];
     region.stride = (block_bytes[g] + granularity - 1) / granularity * granularity;
-    const std::uint64_t part = block_bytes.size() == 1
-                                   ? budget
-                                   : static_cast<std::uint64_t>(static_cast<double>(budget) * (shares[g] / whole));
+    const std::uint64_t part =
+        block_bytes.size() == 1
+            ? budget
+            : static_cast<std::uint64_t>(static_cast<double>(budget) * (shares[g] / whole));
     region.first = first;
     region.slots = part / region.stride;
     if (region.slots > max_blocks) region.slots = max_blocks;
@@ -81,7 +82,10 @@ class tier_medium {
   static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
 
   tier_medium(Space& space, const slot_regions& regions, std::size_t groups)
-      : space_(&space), regions_(regions), groups_(groups), buffer_(space, total(), std::align_val_t{4096}) {}
+      : space_(&space),
+        regions_(regions),
+        groups_(groups),
+        buffer_(space, total(), std::align_val_t{alignment()}) {}
 
   [[nodiscard]] const slot_region& region(std::size_t group) const noexcept { return regions_[group]; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return buffer_.range().bytes; }
@@ -90,7 +94,8 @@ class tier_medium {
   [[nodiscard]] std::span<std::byte> bytes_of(std::size_t group, slot_id slot) const noexcept
     requires(is_host_accessible)
   {
-    return {buffer_.range().data + regions_[group].offset(slot), static_cast<std::size_t>(regions_[group].bytes)};
+    return {buffer_.range().data + regions_[group].offset(slot),
+            static_cast<std::size_t>(regions_[group].bytes)};
   }
   [[nodiscard]] offload::slot_memory slots_of(std::size_t group) const noexcept
     requires(is_host_accessible)
@@ -157,7 +162,8 @@ class tier_medium {
         const std::uint64_t at = extent.offset - base_offset();
         for (std::size_t g = 0; g < groups_; ++g) {
           const slot_region& region = regions_[g];
-          if (extent.offset < base_offset() || at < region.first || at >= region.first + region.slots * region.stride)
+          if (extent.offset < base_offset() || at < region.first ||
+              at >= region.first + region.slots * region.stride)
             continue;
           const std::uint64_t slot = (at - region.first) / region.stride;
           const bool fits = (at - region.first) % region.stride == 0 && extent.bytes == region.bytes &&
@@ -181,6 +187,15 @@ class tier_medium {
   [[nodiscard]] std::uint64_t total() const noexcept {
     const slot_region& last = regions_[groups_ - 1];
     return last.first + last.slots * last.stride;
+  }
+  /// Pages, where slots are whole pages: then files read and write them past the page cache.
+  [[nodiscard]] std::size_t alignment() const noexcept {
+    constexpr std::size_t page = 4096;
+    constexpr std::size_t line = 64;
+    for (std::size_t g = 0; g < groups_; ++g) {
+      if (regions_[g].stride % page != 0) return line;
+    }
+    return page;
   }
   [[nodiscard]] range_type range_of(std::size_t group, slot_id slot) const noexcept {
     range_type out = buffer_.range();

@@ -22,9 +22,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Slots of equal size. A slot is *free*; *filling*, while a transfer writes it; *ready*; or *doomed*, when its
-/// contents are no longer wanted and a transfer still uses it. Slots that are filling or ready are found by
-/// their key; slots that are ready and unpinned can be evicted.
+/// Slots of equal size. A slot is *free*; *filling*, while a transfer writes it; *ready*; or *doomed*, when
+/// its contents are no longer wanted and a transfer still uses it. Slots that are filling or ready are found
+/// by their key; slots that are ready and unpinned can be evicted.
 ///
 /// @par Complexity   O(1), and the policy's; 35 + 33 bytes a slot and the policy's.
 /// @par Thread safety   one thread at a time.

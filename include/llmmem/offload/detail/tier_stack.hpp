@@ -62,7 +62,8 @@ struct tier_level {
     slot_id upper = no_slot;
   };
 
-  tier_level(const Tier& tier, const slot_regions& regions, std::size_t groups, const kv_tiers_options& options)
+  tier_level(const Tier& tier, const slot_regions& regions, std::size_t groups,
+             const kv_tiers_options& options)
       : medium(*tier.space, regions, groups),
         down(tier.down),
         transfers(options.max_transfers, options.metadata, "kv_tiers: transfers"),
@@ -96,9 +97,7 @@ class kv_tier_stack {
 
   kv_tier_stack(const kv_tiers_options& options, std::span<const std::uint64_t> block_bytes,
                 std::span<const double> shares, const Tiers&... tiers)
-      : options_(&options),
-        groups_(block_bytes.size()),
-        levels_(make_level(tiers, block_bytes, shares)...) {
+      : options_(&options), groups_(block_bytes.size()), levels_(make_level(tiers, block_bytes, shares)...) {
     for (std::size_t g = 0; g < groups_; ++g) {
       const std::uint64_t slots = first().slots[g].capacity();
       headroom_[g] = options.load_headroom == ~std::uint64_t{0} ? slots / 16 : options.load_headroom;
@@ -134,6 +133,12 @@ class kv_tier_stack {
     });
     return out;
   }
+  /// A use, counted in every tier that has the key.
+  void touch(std::size_t group, const block_key& key) noexcept {
+    each_level(*this, [&](std::size_t, auto& level) {
+      if (const auto slot = level.slots[group].find(key)) level.slots[group].touch(*slot);
+    });
+  }
   void prefetch(std::size_t group, const block_key& key) const noexcept {
     each_level(*this, [&](std::size_t, const auto& level) { level.slots[group].prefetch(key); });
   }
@@ -143,8 +148,8 @@ class kv_tier_stack {
   }
 
   /// A slot of the first tier, begun to be filled. Evicts, and sends down what must not be lost, for it.
-  [[nodiscard]] std::optional<slot_id> begin_fill(std::size_t group, const block_key& key, parent_digest parent,
-                                                  bool is_for_load) noexcept {
+  [[nodiscard]] std::optional<slot_id> begin_fill(std::size_t group, const block_key& key,
+                                                  parent_digest parent, bool is_for_load) noexcept {
     auto& slots = first().slots[group];
     const std::uint64_t leave = is_for_load ? 0 : headroom_[group];
     while (slots.available() > leave) {
@@ -162,7 +167,8 @@ class kv_tier_stack {
     ++first().counted.declined;
     return std::nullopt;
   }
-  /// The contents of a slot that was being filled are there: they may go further down. Takes the filler's pin.
+  /// The contents of a slot that was being filled are there: they may go further down. Takes the filler's
+  /// pin.
   void settle(std::size_t group, slot_id slot) noexcept {
     auto& slots = first().slots[group];
     if (slots.finish_fill(slot)) {
@@ -172,15 +178,12 @@ class kv_tier_stack {
     slots.unpin(slot);
   }
   /// A use of what is in the first tier: by its policy it may go down now.
-  void use(std::size_t group, slot_id slot) noexcept {
-    first().slots[group].touch(slot);
-    pass_down<1>(group, slot);
-  }
+  void use(std::size_t group, slot_id slot) noexcept { pass_down<1>(group, slot); }
 
   /// What became of `begin_read`.
   enum class begun : std::uint8_t { yes, no_slot, no_transfer, withdrawn, failed };
-  /// Brings a block of tier `k` into the first tier; `poll` tells when it is there, and the reader then has the
-  /// pin of its slot. The slot below stays pinned meanwhile by its load.
+  /// Brings a block of tier `k` into the first tier; `poll` tells when it is there, and the reader then has
+  /// the pin of its slot. The slot below stays pinned meanwhile by its load.
   [[nodiscard]] begun begin_read(std::size_t k, std::size_t group, slot_id lower, load_cookie waiting,
                                  std::uint64_t now) noexcept {
     begun out = begun::failed;
@@ -255,7 +258,8 @@ class kv_tier_stack {
   }
   /// Waits for one transfer, a read of the load if there is one. Whether there was any.
   bool wait_for_one(std::uint32_t load, std::uint32_t generation) noexcept {
-    return wait_for_first([&](const load_cookie& each) { return each.load == load && each.generation == generation; }) ||
+    return wait_for_first(
+               [&](const load_cookie& each) { return each.load == load && each.generation == generation; }) ||
            wait_for_first([](const load_cookie&) { return true; });
   }
   /// Waits for the transfers under way.
@@ -320,7 +324,8 @@ class kv_tier_stack {
     std::vector<std::string> found;
     each_level(*this, [&](std::size_t k, const auto& level) {
       for (std::size_t g = 0; g < groups_; ++g) {
-        const std::string who = options_->name + ": tier " + std::to_string(k) + " group " + std::to_string(g);
+        const std::string who =
+            options_->name + ": tier " + std::to_string(k) + " group " + std::to_string(g);
         for (std::string& each : level.slots[g].audit(who))
           found.push_back(std::move(each));
       }
@@ -342,10 +347,6 @@ class kv_tier_stack {
   void for_each_level(F&& f) const {
     each_level(*this, f);
   }
-  template <class F>
-  void for_each_level_changing(F&& f) {
-    each_level(*this, f);
-  }
   [[nodiscard]] const failure& last_failure() const noexcept { return last_failure_; }
   void count_loaded(std::size_t k) noexcept {
     with(k, [&](auto& level) { ++level.counted.loaded; });
@@ -360,7 +361,8 @@ class kv_tier_stack {
     const std::uint64_t unit =
         tier.granularity != 0 ? tier.granularity : (Tier::space_type::is_host_accessible ? 1 : 4096);
     const std::string who = options_->name + ": " + std::string(tier.space->name());
-    return tier_level<Tier>(tier, divide_tier(tier.budget, unit, block_bytes, shares, who), groups_, *options_);
+    return tier_level<Tier>(tier, divide_tier(tier.budget, unit, block_bytes, shares, who), groups_,
+                            *options_);
   }
   template <std::size_t I, class Self, class F>
   static decltype(auto) visit(Self& self, std::size_t k, F& f) {
@@ -401,12 +403,13 @@ class kv_tier_stack {
   }
   template <class Level>
   void recover(Level& level) {
-    level.counted.recovered = level.medium.recover([&](std::size_t g, slot_id slot, const chunk_extent& extent) {
-      auto& slots = level.slots[g];
-      if (!slots.is_free(slot) || slots.find(extent.key)) return false;
-      slots.recover(slot, extent.key, parent_digest{extent.format}, extent.checksum);
-      return true;
-    });
+    level.counted.recovered =
+        level.medium.recover([&](std::size_t g, slot_id slot, const chunk_extent& extent) {
+          auto& slots = level.slots[g];
+          if (!slots.is_free(slot) || slots.find(extent.key)) return false;
+          slots.recover(slot, extent.key, parent_digest{extent.format}, extent.checksum);
+          return true;
+        });
     for (auto& slots : level.slots)
       slots.end_recovery();
   }
@@ -415,7 +418,8 @@ class kv_tier_stack {
     if constexpr (levels == 1) {
       return false;
     } else {
-      return first().down.on_eviction && !std::get<1>(levels_).slots[group].find(first().slots[group].key(slot));
+      return first().down.on_eviction &&
+             !std::get<1>(levels_).slots[group].find(first().slots[group].key(slot));
     }
   }
 
@@ -442,7 +446,8 @@ class kv_tier_stack {
       }
       const slot_id lower = slots.begin_fill(above.key(upper), above.parent(upper));
       const std::span<const std::byte> bytes = first().medium.bytes_of(group, upper);
-      const std::uint32_t checksum = std::remove_reference_t<decltype(level.medium)>::leaves_memory ? crc32c(0, bytes) : 0;
+      const std::uint32_t checksum =
+          std::remove_reference_t<decltype(level.medium)>::leaves_memory ? crc32c(0, bytes) : 0;
       const auto fence = level.medium.write(group, lower, bytes);
       if (!fence) {
         slots.abandon_fill(lower);
@@ -530,8 +535,8 @@ class kv_tier_stack {
       if (wanted) {
         ++level.counted.stored;
         slots.set_checksum(done.lower, done.checksum);
-        const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower), slots.parent(done.lower),
-                                            done.checksum);
+        const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
+                                            slots.parent(done.lower), done.checksum);
         if (!kept) last_failure_ = kept.error();  // this process finds it all the same
       }
       slots.unpin(done.lower);

@@ -138,8 +138,8 @@ class block_followers {
     std::uint64_t before = 0;  // of the parent's key
   };
 
-  /// Enough to tell parents apart: a wrong one counts only where the 128 bits of the child's own key are equal
-  /// too.
+  /// Enough to tell parents apart: a wrong one counts only where the 128 bits of the child's own key are
+  /// equal too.
   [[nodiscard]] static std::uint64_t digest_of(const block_key& key) noexcept {
     return paging::key_digest(key);
   }
