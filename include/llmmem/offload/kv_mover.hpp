@@ -75,8 +75,32 @@ concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
 struct passed_mark {
   using fence_type = host_fence;
   static constexpr bool runs_on_caller = true;
-  [[nodiscard]] host_fence operator()() const noexcept { return {}; }
-  void wait_for(const host_fence& after) const { after.wait(); }
+  [[nodiscard]] result<host_fence> operator()() const noexcept { return host_fence{}; }
+  result<void> wait_for(const host_fence& after) const noexcept {
+    after.wait();
+    return {};
+  }
+};
+
+/// The end of what a queue was given so far, for an executor that runs on the same stream:
+///
+///     offload::layout_mover mover(device_executor(stream), memory, offload::queue_mark(queue));
+///
+/// @tparam Queue  with `mark()` and `follow(fences)`, such as a `device_queue`; outlives the mark.
+template <class Queue>
+class queue_mark {
+ public:
+  using fence_type = typename Queue::fence_type;
+  static constexpr bool runs_on_caller = false;
+
+  explicit queue_mark(Queue& queue) noexcept : queue_(&queue) {}
+  [[nodiscard]] result<fence_type> operator()() const noexcept { return queue_->mark(); }
+  result<void> wait_for(const fence_type& after) const noexcept {
+    return queue_->follow(std::span(&after, 1));
+  }
+
+ private:
+  Queue* queue_;
 };
 
 /// Moves blocks through the description of their layout: slots hold them packed (`kv_layout::packed`), so
@@ -87,8 +111,7 @@ struct passed_mark {
 /// @tparam Run   `host_executor`, or a `device_executor` for which slots lie where its kernels see them
 ///               (pinned memory).
 /// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or
-/// for
-///               a stream `stream_mark`.
+///               `queue_mark` of a stream's queue.
 template <class Run, class Mark = passed_mark>
 class layout_mover {
  public:
@@ -96,7 +119,7 @@ class layout_mover {
   static constexpr bool runs_on_caller = Mark::runs_on_caller;
 
   /// @throws length_error, argument_error  for a layout that none is, see `kv_layout::checked`.
-  layout_mover(Run run, kv_memory memory, Mark mark = {})
+  layout_mover(Run run, kv_memory memory, Mark mark = Mark())
       : run_(std::move(run)),
         mark_(std::move(mark)),
         memory_(memory),
@@ -112,7 +135,7 @@ class layout_mover {
 
   result<fence_type> save(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
                           const fence_type& after) {
-    mark_.wait_for(after);
+    if (const auto waits = mark_.wait_for(after); !waits) return waits.error();
     block_pair list[most_slot_pairs];
     for (std::size_t i = 0; i < pairs.size(); ++i)
       list[i] = {.from = to_index(pairs[i].block), .to = pairs[i].slot};
@@ -145,6 +168,9 @@ class layout_mover {
 /// Of an executor that runs on the calling thread.
 template <class Run>
 layout_mover(Run, kv_memory) -> layout_mover<Run>;
+/// Of an executor that runs on a stream.
+template <class Run, class Mark>
+layout_mover(Run, kv_memory, Mark) -> layout_mover<Run, Mark>;
 
 /// Moves blocks of a `hybrid_allocator` whose pages lie in host memory, as they are: each block is one run of
 /// bytes in its page, cut into equal parts for its layers.

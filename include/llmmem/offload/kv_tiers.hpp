@@ -287,8 +287,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   result<void> wait(std::uint32_t layer, std::size_t group = 0) noexcept {
     const auto fence = issue(layer, group);
     if (!fence) return fence.error();
-    fence->wait();
-    return {};
+    return detail::settled(*fence);
   }
   /// The same for a mover that runs on a stream: returns when the copies of that layer are begun, with the
   /// fence behind which they are done, for the engine's stream to wait for. Still waits for reads of lower

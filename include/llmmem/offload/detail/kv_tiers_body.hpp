@@ -213,8 +213,8 @@ void kv_tiers<Cache, Mover, Tiers...>::flush() noexcept {
     if (stack_.is_idle() && save_count_ == 0 && !is_ending) return;
     stack_.wait();
     for (std::size_t i = 0; i < save_count_; ++i) {
-      saves_[i].after.wait();
-      if (saves_[i].has_begun) saves_[i].fence.wait();
+      static_cast<void>(detail::settled(saves_[i].after));
+      if (saves_[i].has_begun) static_cast<void>(detail::settled(saves_[i].fence));
     }
   }
 }

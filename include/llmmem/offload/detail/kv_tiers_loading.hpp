@@ -238,7 +238,8 @@ void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   for (std::size_t g = 0; g < groups_; ++g)
     restore(of, g, mover_.layers(g));
   for (const part& each : of.parts) {
-    if (each.state == part_state::restored && each.slot != no_slot) each.fence.wait();
+    if (each.state == part_state::restored && each.slot != no_slot)
+      static_cast<void>(detail::settled(each.fence));
   }
   free_restored(of);
   begin_reads(slot);
@@ -301,8 +302,12 @@ offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot
   record& of = loads_[slot];
   for (std::size_t g = 0; g < groups_; ++g)
     static_cast<void>(bring(slot, g, mover_.layers(g) - 1));
-  for (const part& each : of.parts) {
-    if (each.layers != 0) each.fence.wait();
+  for (part& each : of.parts) {
+    if (each.layers == 0) continue;
+    if (const auto copied = detail::settled(each.fence); !copied) {
+      each.state = part_state::bad;
+      of.wanted.why = copied.error();
+    }
   }
   of.wanted.tokens = sound_tokens(of);
   for (const part& each : of.parts) {

@@ -151,15 +151,16 @@ void kv_tiers<Cache, Mover, Tiers...>::poll_saves() noexcept {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::wait_for_save() noexcept {
   if (save_count_ == 0) return;
-  saves_[0].after.wait();
-  if (saves_[0].has_begun) saves_[0].fence.wait();
+  static_cast<void>(detail::settled(saves_[0].after));
+  if (saves_[0].has_begun) static_cast<void>(detail::settled(saves_[0].fence));
 }
 
 /// What was withdrawn meanwhile is not kept.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::finish_save(const pending_save& done) noexcept {
   Cache& cache = view_.cache();
-  const bool is_right = !done.has_failed && (!done.is_pinned || cache.cached_key(done.block) == done.key);
+  const bool is_right = !done.has_failed && detail::settled(done.fence) &&
+                        (!done.is_pinned || cache.cached_key(done.block) == done.key);
   if (is_right) {
     stack_.settle(done.group, done.slot);
   } else {

@@ -6,12 +6,29 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/transfer/errors.hpp>
 
 #include <cstdint>
 
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
+
+/// Waits for a copy of a mover, and says how it went where its fence can tell. Asking changes nothing.
+template <class Fence>
+[[nodiscard]] result<void> settled(const Fence& fence) noexcept {
+  if constexpr (requires { fence.settled(); }) {
+    return fence.settled();
+  } else {
+    try {
+      fence.wait();
+      return {};
+    } catch (...) {  // a device that is lost, say: what it did is not known
+      return failure{.code = errc::completion_lost, .where = "kv_tiers: a copy of the mover"};
+    }
+  }
+}
 
 /// What is remembered of it.
 template <class Fence>
