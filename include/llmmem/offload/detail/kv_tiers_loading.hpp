@@ -229,17 +229,19 @@ bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
   return false;
 }
 
-/// Where parts are queued and nothing is under way that could give them a slot: what is ready goes into the
-/// cache as a whole, so that its slots are free; if that brings none, the parts are given up.
+/// Where parts are queued for a slot, what is ready goes into the cache as a whole, so that its slots are free
+/// while others are still read. If nothing is under way that could bring a slot, the parts are given up.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   record& of = loads_[slot];
-  if (of.first_queued == of.parts.size() || is_reading(of)) return;
+  if (of.first_queued == of.parts.size()) return;
   for (std::size_t g = 0; g < groups_; ++g)
     restore(of, g, mover_.layers(g));
-  for (const part& each : of.parts) {
-    if (each.state == part_state::restored && each.slot != no_slot)
-      static_cast<void>(detail::settled(each.fence));
+  if (!is_reading(of)) {
+    for (const part& each : of.parts) {
+      if (each.state == part_state::restored && each.slot != no_slot)
+        static_cast<void>(detail::settled(each.fence));
+    }
   }
   free_restored(of);
   begin_reads(slot);
