@@ -104,6 +104,9 @@ class world {
       leave(requests_.size() - 1);
     stream_.end_all();
     tiers_.flush();
+    for (std::size_t k = 0; k < 2; ++k) {
+      if (tiers_.stats().tiers[k].in_use != 0 && wrong_.empty()) wrong_ = "a slot is left in use";
+    }
     check();
   }
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -483,4 +484,151 @@ TEST_CASE("of a hybrid cache windows load their window, and states their last sn
   CHECK(cache.cached_tokens(one.tokens) == 32);
   CHECK(cache.audit() == sound);
   cache.release(two.id).value();
+}
+
+namespace {
+
+/// Two requests for one prompt of four blocks, over a first tier of three slots and a lower one of five.
+class two_requests {
+ public:
+  static constexpr std::uint32_t events = 10;
+
+  two_requests() : before_(r_.written(prompt_)) {
+    while (r_.tiers.stats().tiers[1].held != 4) {
+      r_.tiers.store(before_.id).value();
+      r_.tiers.flush();
+    }
+    // Another block pushes two of the four out of the first tier.
+    r_.cache.release(before_.id).value();
+    const kv_sequence other = r_.written(count_up(900, 4));
+    r_.tiers.store(other.id).value();
+    r_.tiers.flush();
+    r_.cache.release(other.id).value();
+    r_.cache.drop_idle();
+    r_.contents.wipe();
+  }
+  /// What is wrong, if anything is.
+  std::string happen(std::uint32_t event) {
+    switch (event) {
+      case 0:
+      case 1:
+        begin(event);
+        break;
+      case 2:
+      case 3:
+        complete(event - 2);
+        break;
+      case 4:
+        if (asked_[0]) asked_[0]->load.cancel();
+        break;
+      case 5:
+        leave(0);
+        break;
+      case 6:
+        r_.cache.drop_idle();
+        break;
+      case 7:
+      case 8:
+        if (const auto ready = r_.below.transfers().can_end(); !ready.empty())
+          r_.below.transfers().end(ready[0], event == 7 ? ending::moved : ending::failed);
+        r_.tiers.progress();
+        break;
+      default:
+        if (const auto ready = r_.stream.can_end(); !ready.empty()) r_.stream.end(ready[0], ending::moved);
+        r_.tiers.progress();
+    }
+    return wrong_;
+  }
+  std::string end() {
+    complete(0);
+    complete(1);
+    leave(0);
+    leave(1);
+    r_.stream.end_all();
+    r_.tiers.flush();
+    for (const auto& found : {r_.cache.audit(), r_.tiers.audit()}) {
+      if (!found.empty() && wrong_.empty()) wrong_ = found[0];
+    }
+    if (r_.tiers.stats().loads != 0 && wrong_.empty()) wrong_ = "a load is left";
+    for (std::size_t k = 0; k < 2; ++k) {
+      if (r_.tiers.stats().tiers[k].in_use != 0 && wrong_.empty()) wrong_ = "a slot is left in use";
+    }
+    r_.cache.drop_idle();
+    if (r_.cache.stats().free_blocks != 8 && wrong_.empty()) wrong_ = "a block is left";
+    return wrong_;
+  }
+
+ private:
+  struct request {
+    sequence_id id{};
+    tiers_type::load load;
+  };
+
+  void begin(std::uint32_t which) {
+    if (asked_[which]) return;
+    asked_[which].emplace();
+    request& of = *asked_[which];
+    of.id = r_.cache.create().value();
+    const std::uint64_t hit = r_.cache.match(of.id, prompt_).value().tokens;
+    look(of.id, hit);
+    auto load = r_.tiers.prepare_load(of.id, chain_);
+    if (load) of.load = std::move(*load);
+  }
+  void complete(std::uint32_t which) {
+    if (!asked_[which]) return;
+    request& of = *asked_[which];
+    const bool was_cancelled = !of.load && of.load.wanted() != of.load.first();
+    const offload::load_result came = of.load.complete();
+    const std::uint64_t right = was_cancelled ? came.first : came.tokens;
+    if (right > r_.cache.tokens(of.id)) return;
+    r_.cache.truncate(of.id, right).value();
+    look(of.id, right);
+    const auto rest = std::span(prompt_).subspan(static_cast<std::size_t>(right));
+    if (!rest.empty() && r_.cache.append(of.id, rest)) {
+      r_.stream.end_all();
+      kv_sequence like = before_;
+      like.id = of.id;
+      compute(r_.contents, like, right, prompt_.size(), r_.table(of.id));
+      r_.cache.commit(of.id).value();
+      look(of.id, prompt_.size());
+    }
+    r_.tiers.store(of.id).value();
+  }
+  void leave(std::uint32_t which) {
+    if (!asked_[which]) return;
+    r_.cache.release(asked_[which]->id).value();
+    asked_[which].reset();
+  }
+  void look(sequence_id id, std::uint64_t tokens) {
+    if (wrong_.empty() && tokens != 0) wrong_ = r_.wrong(before_, id, tokens);
+  }
+
+  std::vector<token_id> prompt_ = count_up(0, 16);
+  rig r_{{}, demoting<write_through>{}, 3, 5};
+  kv_sequence before_;
+  kv_chain chain_{r_.cache, prompt_};
+  std::array<std::optional<request>, 2> asked_;
+  std::string wrong_;
+};
+
+}  // namespace
+
+TEST_CASE("in every order of five events of two requests no token is wrong and nothing is left behind") {
+  constexpr std::uint32_t depth = 5;
+  std::uint32_t orders = 1;
+  for (std::uint32_t i = 0; i < depth; ++i)
+    orders *= two_requests::events;
+  std::uint32_t failed = 0;
+  for (std::uint32_t order = 0; order < orders && failed == 0; ++order) {
+    two_requests both;
+    std::string wrong;
+    for (std::uint32_t i = 0, rest = order; i < depth && wrong.empty(); ++i, rest /= two_requests::events)
+      wrong = both.happen(rest % two_requests::events);
+    if (wrong.empty()) wrong = both.end();
+    if (wrong.empty()) continue;
+    CAPTURE(order);
+    CHECK(wrong == "");
+    ++failed;
+  }
+  CHECK(orders == 100'000);
 }

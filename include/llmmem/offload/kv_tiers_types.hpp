@@ -81,6 +81,7 @@ struct load_result {
 struct kv_tier_stats {
   std::uint64_t slots = 0;
   std::uint64_t held = 0;    ///< slots that are filling or ready
+  std::uint64_t in_use = 0;  ///< slots that transfers or loads use: they cannot be evicted now
   std::uint64_t bytes = 0;   ///< of the slots, taken at construction
   std::uint64_t stored = 0;  ///< blocks that arrived from above
   std::uint64_t loaded = 0;  ///< blocks that loads took from here

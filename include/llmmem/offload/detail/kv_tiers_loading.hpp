@@ -229,8 +229,8 @@ bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
   return false;
 }
 
-/// Where parts are queued for a slot, what is ready goes into the cache as a whole, so that its slots are free
-/// while others are still read. If nothing is under way that could bring a slot, the parts are given up.
+/// Where parts are queued for a slot, what is ready goes into the cache as a whole, so that its slots are
+/// free while others are still read. If nothing is under way that could bring a slot, the parts are given up.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   record& of = loads_[slot];

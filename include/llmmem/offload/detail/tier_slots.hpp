@@ -154,6 +154,8 @@ class tier_slots {
   [[nodiscard]] std::uint64_t free() const noexcept { return free_count_; }
   /// Slots that are free, or could be.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + candidates_; }
+  /// Slots that transfers or loads use.
+  [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available(); }
   [[nodiscard]] std::uint64_t held() const noexcept { return index_.size(); }
   [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {

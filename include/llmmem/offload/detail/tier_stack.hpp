@@ -315,6 +315,7 @@ class kv_tier_stack {
       for (const auto& slots : level.slots) {
         out.slots += slots.capacity();
         out.held += slots.held();
+        out.in_use += slots.in_use();
         out.evictions += slots.evictions();
       }
     });
