@@ -4,6 +4,9 @@
 /// for both: `speed_ratio` is the median over the rounds of plain time / our time, 1 being as fast as the
 /// loop; `framed_ratio` likewise of a plain loop whose messages have a header, as ours have.
 ///
+/// `sealed_*`: endpoints whose frames are sealed beside endpoints whose frames are not, in turns;
+/// `sealed_ratio` is the median over the rounds of the time of these / the time of those.
+///
 /// LLMMEM_BENCH_FRAME_KIB   frame_bytes of our endpoints (the default of `socket_options`)
 /// LLMMEM_BENCH_SOCKET_KIB  socket_bytes of ours, and of the plain sockets (0: the system's)
 /// LLMMEM_BENCH_SPIN_US     spin_ns of ours, in microseconds (the default of `socket_options`)
@@ -62,8 +65,9 @@ class message_taker {
 /// Two endpoints that know each other.
 class our_link {
  public:
-  explicit our_link(kind of) {
+  explicit our_link(kind of, socket_seal seal = socket_seal::off_machine) {
     socket_options options = llmmem_bench::job_options(of, 2, folder_);
+    options.seal = seal;
     options.frame_bytes = number("LLMMEM_BENCH_FRAME_KIB", options.frame_bytes >> 10) << 10;
     options.socket_bytes = number("LLMMEM_BENCH_SOCKET_KIB", 0) << 10;
     const auto spin_us = number("LLMMEM_BENCH_SPIN_US", static_cast<std::uint32_t>(options.spin_ns / 1000));
@@ -320,6 +324,40 @@ void stream(benchmark::State& state, kind of) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
 }
 
+/// Sealed frames and others: a round of each in turns.
+template <class Round>
+void sealed_beside(benchmark::State& state, kind of, Round round) {
+  our_link sealed(of, socket_seal::always);
+  our_link open(of, socket_seal::never);
+  std::vector<double> ratios;
+  for (auto _ : state) {
+    const bool is_first = ratios.size() % 2 == 0;
+    const double before = is_first ? round(sealed) : 0;
+    const double beside = round(open);
+    const double mine = is_first ? before : round(sealed);
+    ratios.push_back(beside / mine);
+    state.SetIterationTime(mine);
+  }
+  state.counters["sealed_ratio"] = median_of(ratios);
+  state.counters["ratio_p10"] = ratios[ratios.size() / 10];
+  state.counters["ratio_p90"] = ratios[ratios.size() - 1 - ratios.size() / 10];
+}
+
+void sealed_stream(benchmark::State& state, kind of) {
+  const auto bytes = static_cast<std::size_t>(state.range(0));
+  const std::uint64_t count =
+      std::max<std::uint64_t>(1, std::min<std::uint64_t>(20'000, (64U << 20) / bytes));
+  sealed_beside(state, of, [&](our_link& link) { return stream_ours(link, bytes, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(count * bytes));
+}
+
+void sealed_ping(benchmark::State& state, kind of) {
+  constexpr std::uint64_t count = 2000;
+  sealed_beside(state, of, [&](our_link& link) { return ping_ours(link, count); });
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count));  // there and back
+}
+
 void ping(benchmark::State& state, kind of) {
   constexpr std::uint64_t count = 2000;
   our_link link(of);
@@ -341,6 +379,15 @@ void ping(benchmark::State& state, kind of) {
     for (const std::int64_t bytes : {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 26})
       rows->Arg(bytes);
     rows->UseManualTime()->Unit(benchmark::kMillisecond);
+    benchmark::RegisterBenchmark(("sealed_ping/" + name).c_str(),
+                                 [of](benchmark::State& state) { sealed_ping(state, of); })
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+    auto* const sealed = benchmark::RegisterBenchmark(
+        ("sealed_stream/" + name).c_str(), [of](benchmark::State& state) { sealed_stream(state, of); });
+    for (const std::int64_t bytes : {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23})
+      sealed->Arg(bytes);
+    sealed->UseManualTime()->Unit(benchmark::kMillisecond);
   }
   return true;
 }();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "checkpoint_tool/fold.hpp"
 #include "checkpoint_tool/list.hpp"
 #include "checkpoint_tool/prune.hpp"
+#include "checkpoint_tool/published.hpp"
 #include "checkpoint_tool/select.hpp"
 #include "checkpoint_tool/show.hpp"
 #include "checkpoint_tool/verify.hpp"
@@ -41,7 +43,18 @@ namespace detail {
   return good ? exit_status::success : exit_status::failure;
 }
 
+/// What any command that looks says of a published model; nothing where the folder is another one.
+[[nodiscard]] inline std::optional<answer> answer_published(const checkpoint_reference& what, bool json,
+                                                            bool with_tensors) {
+  if (what.which || !is_published(what.folder)) return std::nullopt;
+  const auto storage = open_folder(what.folder);
+  const llmmem::found_checkpoint model = llmmem::open_safetensors_folder(*storage);
+  const std::string folder = storage->path("");
+  return answer{json ? published_json(folder, model) : published_report(folder, model, with_tensors)};
+}
+
 [[nodiscard]] inline answer answer_list(const command_line& asked) {
+  if (auto published = answer_published({asked.first, std::nullopt}, asked.json, false)) return *published;
   const auto storage = open_folder(asked.first);
   const listing all = list_folder(*storage);
   return {asked.json ? to_json(all) : to_report(all), success_if(all.is_whole())};
@@ -49,6 +62,7 @@ namespace detail {
 
 [[nodiscard]] inline answer answer_show(const command_line& asked) {
   const checkpoint_reference what = read_reference(asked.first, asked.second);
+  if (auto published = answer_published(what, asked.json, true)) return *published;
   const auto storage = open_folder(what.folder);
   const llmmem::found_checkpoint one =
       what.which ? read_checkpoint(*storage, find_id(*storage, *what.which)) : newest_whole(*storage);
@@ -57,6 +71,7 @@ namespace detail {
 
 [[nodiscard]] inline answer answer_verify(const command_line& asked, std::FILE* notes) {
   const checkpoint_reference what = read_reference(asked.first, asked.second);
+  if (auto published = answer_published(what, asked.json, false)) return *published;
   const auto storage = open_folder(what.folder);
   std::vector<llmmem::checkpoint_id> ids;
   if (what.which) {

@@ -105,7 +105,11 @@ class file_copier {
       const std::uint64_t bytes = std::min<std::uint64_t>(file.head.size(), end) - begin;
       std::memcpy(into.data(), file.head.data() + begin, static_cast<std::size_t>(bytes));
     }
-    for (const llmmem::planned_span& span : file.spans) {
+    // Spans lie one behind the other.
+    auto next = std::ranges::upper_bound(
+        file.spans, begin, {}, [](const llmmem::planned_span& span) { return span.begin + span.bytes; });
+    for (; next != file.spans.end() && next->begin < end; ++next) {
+      const llmmem::planned_span& span = *next;
       const std::uint64_t first = std::max(begin, span.begin);
       const std::uint64_t last = std::min(end, span.begin + span.bytes);
       if (first >= last) continue;
@@ -159,14 +163,15 @@ inline void refuse_used_folder(const std::string& to) {
                                   .world = static_cast<std::uint32_t>(ranks.size()),
                                   .chunk_bytes = options.chunk_bytes};
   try {
+    llmmem::manifest_merger merger;
     for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
       llmmem::checkpoint_manifest part = all;
-      part.files.clear();
       part.tensors = ranks[rank].plan.tensors;
       for (const llmmem::planned_file& file : ranks[rank].plan.files)
         part.files.push_back(copier.write(draft, rank, file, ranks[rank].sources));
-      merge_manifest(all, part, fmt::format("rank {}", rank));
+      merger.add(std::move(part), fmt::format("rank {}", rank));
     }
+    all = std::move(merger).finish("the new checkpoint");
     folder.commit(draft, all);
   } catch (const llmmem::durability_uncertain&) {
     throw;  // it is there

@@ -115,7 +115,7 @@ class content_comparer {
 
   void add(std::size_t number) {
     const tensor_difference& both = (*all_)[number];
-    const element_unit unit = unit_of(both.a->type);
+    const element_unit unit = whole_byte_unit(both.a->type);
     const std::uint64_t elements = elements_of(*both.a);
     const std::uint64_t total = llmmem::bytes_of(both.a->type, elements, both.name);
     const llmmem::element_runs whole = llmmem::element_runs::all_of(elements);

@@ -126,6 +126,10 @@ inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, 
     stored.push_back({each.name, each.type, each.shape});
   }
   if (extras.empty()) return;
+  const auto name_of_extra = [](const llmmem::checkpoint_tensor* each) -> const std::string& {
+    return each->name;
+  };
+  std::ranges::sort(extras, {}, name_of_extra);
   const auto file = static_cast<std::uint32_t>(to.plan.files.size());
   llmmem::safetensors_layout layout = lay_out_safetensors(std::move(stored));
   const std::uint64_t bytes = layout.file_bytes();
@@ -135,8 +139,7 @@ inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, 
       bytes,
       {}};
   for (const llmmem::safetensors_entry& entry : layout.header.entries) {
-    const auto found = std::find_if(extras.begin(), extras.end(),
-                                    [&](const auto* each) { return each->name == entry.name; });
+    const auto found = std::ranges::lower_bound(extras, entry.name, {}, name_of_extra);
     const auto all = llmmem::element_runs::all_of(elements_of(**found));
     if (entry.bytes() != 0) {
       planned.spans.push_back({layout.header.data_begin + entry.begin, entry.bytes(),

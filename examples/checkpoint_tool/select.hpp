@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
+#include <llmmem/checkpoint/safetensors_folder.hpp>
 #include <llmmem/checkpoint/search.hpp>
 #include <llmmem/error.hpp>
 
@@ -31,10 +32,26 @@ namespace checkpoint_tool {
 
 using storage_type = llmmem::posix_storage<>;
 
+/// Whether a folder has a model as Hugging Face publishes it, by its index or its one file, and no
+/// checkpoint.
+[[nodiscard]] inline bool is_published(const std::string& path) {
+  std::error_code none;
+  const std::filesystem::path folder(path);
+  if (!std::filesystem::exists(folder / llmmem::published_index, none) &&
+      !std::filesystem::exists(folder / llmmem::published_file, none))
+    return false;
+  for (const auto& each : std::filesystem::directory_iterator(folder, none)) {
+    if (llmmem::read_folder_name(each.path().filename().string())) return false;
+  }
+  return true;
+}
+
 /// A folder that is there. @throws llmmem::storage_error
 [[nodiscard]] inline std::unique_ptr<storage_type> open_folder(const std::string& path) {
   llmmem::posix_storage_options options;
   options.missing = llmmem::missing_root::refuse;
+  // In the hub's cache files are links.
+  if (is_published(path)) options.links = llmmem::symbolic_links::follow;
   return std::make_unique<storage_type>(path, options);
 }
 
@@ -138,6 +155,7 @@ struct checkpoint_reference {
 /// One whose tensors are to be read.
 [[nodiscard]] inline llmmem::found_checkpoint open_whole(storage_type& storage,
                                                          const std::optional<std::string>& which) {
+  if (!which && is_published(storage.path(""))) return llmmem::open_safetensors_folder(storage);
   if (!which) return newest_whole(storage);
   return open_checkpoint(storage, find_id(storage, *which), llmmem::verification::sizes);
 }

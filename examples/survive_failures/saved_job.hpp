@@ -45,6 +45,7 @@ struct state_found {
   std::uint64_t step = 0;
   std::uint64_t moved_bytes = 0;  ///< between ranks, as far as that is known
   std::optional<llmmem::found_checkpoint> saved{};
+  std::string passed_over{};  ///< what was found, and what should have been newer; empty when nothing
 };
 
 /// Checkpoints of a job, all ranks' in one folder; each rank has one of these, on the same folder. A
@@ -90,7 +91,9 @@ class saved_job {
       if (all.version) return state_found{.is_kept = true, .step = *all.version};
       if (!all.found) return state_found{};
       check(*all.found);
-      return state_found{.step = all.found->id.step, .saved = std::move(all.found)};
+      return state_found{.step = all.found->id.step,
+                         .saved = std::move(all.found),
+                         .passed_over = all.skipped.empty() ? std::string() : all.message()};
     } catch (const llmmem::comm_error&) {
       return std::nullopt;
     }

@@ -166,7 +166,7 @@ class survivor {
     const auto found = find_state();
     if (!found) return false;
     step_ = found->step;
-    if (saved_ && !found->is_kept) tell(event_kind::restored, found->saved ? 1 : 0);
+    if (saved_ && !found->is_kept) tell(event_kind::restored, found->saved ? 1 : 0, 0, found->passed_over);
     tell(event_kind::fetched, found->moved_bytes);
     assign_parts();
     const bool is_new = !found->is_kept && !found->saved;

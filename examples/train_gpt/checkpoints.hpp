@@ -292,7 +292,7 @@ class run_checkpoints {
     llmmem::load_checkpoint(storage, found, wanted,
                             [&](std::uint32_t tensor, std::uint64_t offset,
                                 std::span<const std::byte> bytes) { view.copy_in(tensor, offset, bytes); },
-                            {.readers = IsConcurrent ? 2U : 1U});
+                            {.readers = IsConcurrent ? 2U : 1U, .sink = llmmem::sink_calls::by_readers});
   }
 
   [[nodiscard]] static std::vector<double> losses_of(llmmem::posix_storage<>& storage,

@@ -80,7 +80,7 @@ inline constexpr error_code ok{};
 }  // namespace errc
 
 /// The highest number of a code of the library's: what a reader of stored ones holds them to.
-inline constexpr std::uint8_t last_error_number = 98;
+inline constexpr std::uint8_t last_error_number = 99;
 
 namespace detail {
 

@@ -300,6 +300,24 @@ TEST_SUITE("replica_source") {
     });
   }
 
+  TEST_CASE("a rank that cannot read what may be whole stops all: none of them takes an older one") {
+    folders of;
+    of.save_everywhere({10, 1});
+    of.save_everywhere({20, 2});
+    of.local[1].set_faults({{.call = storage_call::open, .every = 1, .count = 100}});
+    in_threes(of, [](process& self, sim_endpoint&) {
+      try {
+        static_cast<void>(self.recovered());
+        FAIL_CHECK("an older one was taken");
+      } catch (const unreadable_checkpoint& error) {
+        CHECK(std::string(error.what())
+                  .starts_with("recover: rank 1: step-0000000020-g00000002 cannot be read now"));
+      }
+    });
+    of.local[1].set_faults({{.call = storage_call::open, .every = 1, .count = 2}});
+    in_threes(of, [](process& self, sim_endpoint&) { CHECK(self.recovered().found->id.step == 20); });
+  }
+
   TEST_CASE("a rank that can list nothing stops all, unless the memory has it") {
     folders of;
     of.save_everywhere({10, 1});
@@ -307,7 +325,7 @@ TEST_SUITE("replica_source") {
       self.replica.recover(self.ranks.after(60 * second)).value();
       const auto blind = [&] {
         if (end.self() == seat_id{1}) {
-          self.local().set_faults({{.call = storage_call::list, .count = 100}});
+          self.local().set_faults({{.call = storage_call::list, .every = 1, .count = 100}});
           of.durable.set_faults({{.call = storage_call::list, .every = 1, .count = 100}});
         }
         self.agree();

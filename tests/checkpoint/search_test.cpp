@@ -222,22 +222,6 @@ TEST_SUITE("find_checkpoint") {
               "UTF-8, without '/', no '.' first");
   }
 
-  TEST_CASE("a folder that cannot be listed is an error, anything below it is not") {
-    const checkpoint_world world{.ranks = 1, .files = 1};
-    simulated_storage storage = with_steps(world, {10, 20});
-    storage.set_faults({{.call = storage_call::list, .number = EACCES}});
-    CHECK_THROWS_WITH_AS(static_cast<void>(find_checkpoint(storage)),
-                         "simulated: the folder cannot be listed: Permission denied; a planned fault",
-                         storage_error);
-    for (const storage_call call : {storage_call::open, storage_call::read}) {
-      storage.set_faults({{.call = call, .number = EIO}});
-      const checkpoint_search search = find_checkpoint(storage);
-      REQUIRE(search.found);
-      CHECK(search.found->id == checkpoint_id{10, 1});
-      CHECK(search.skipped.size() == 1);
-    }
-  }
-
   // Whoever commits and tidies may do so between any two calls of a reader. The reader finds one that was the
   // newest when it began, or a newer one; never an older one that is kept for looking back, never none.
   TEST_CASE("what goes while it is looked at does not make an older one the newest") {

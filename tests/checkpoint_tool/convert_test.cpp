@@ -43,7 +43,7 @@ TEST_CASE("a slice of a set has its elements in their order, in three canonical 
       for (std::uint64_t last = first; last <= all.size(); ++last) {
         CAPTURE(first);
         CAPTURE(last);
-        const std::vector<element_runs> sets = slice(of, first, last);
+        const std::vector<element_runs> sets = runs_between(of, first, last);
         REQUIRE(sets.size() <= 3);
         for (const element_runs& set : sets)
           REQUIRE(set.is_valid(100));
@@ -53,7 +53,7 @@ TEST_CASE("a slice of a set has its elements in their order, in three canonical 
       }
     }
   }
-  CHECK(slice({}, 0, 0).empty());
+  CHECK(runs_between({}, 0, 0).empty());
 }
 
 TEST_CASE("groups are told from the names of files") {

@@ -63,6 +63,8 @@ class scripted_endpoint {
     }
     return all;
   }
+  /// Which founders those go back to who speak: as a communicator says it of itself.
+  std::uint64_t founding = 0;
   /// Nobody takes what is sent: what is written down happens while the sender waits.
   bool is_stuck = false;
 
@@ -139,7 +141,7 @@ class scripted_endpoint {
     script_.push_back({what::told,
                        seat,
                        {},
-                       {.epoch = epoch, .message = size, .bytes = size, .kind = kind},
+                       {.epoch = epoch, .message = size, .offset = founding, .bytes = size, .kind = kind},
                        std::move(bytes)});
   }
 
@@ -201,14 +203,23 @@ TEST_SUITE("communicator_membership") {
     CHECK(to_text(ranks.failed()) == "seat 1");
   }
 
-  TEST_CASE("who ended before it said who it is counts as the member") {
-    scripted_endpoint end = newcomer();
-    end.comes(one);
-    end.says_welcome(zero, 6, 0b111, {10, 21, 30});
-    end.dies(one);
-    communicator ranks(end);
-    ranks.join({100}).value();
-    CHECK(to_text(ranks.failed()) == "seat 1");
+  TEST_CASE(
+      "a process that ended before it said which it is may have been the member, which then is suspected") {
+    for (const bool is_known : {true, false}) {
+      CAPTURE(is_known);
+      scripted_endpoint end = newcomer();
+      end.comes(one);
+      if (is_known) end.says_hello(one, 5, 21);
+      end.says_welcome(zero, 6, 0b111, {10, 21, 30});
+      end.dies(one);
+      communicator ranks(end);
+      ranks.join({100}).value();
+      ranks.poll();
+      CHECK(to_text(ranks.failed()) == "seat 1");
+      // It may be another one, and the member go on with others.
+      end.dies(zero);
+      CHECK(ranks.agree(1, {200}).code() == (is_known ? errc::ok : errc::no_quorum));
+    }
   }
 
   TEST_CASE("a newcomer does not wait for a member it has yet to meet once others have revoked the epoch") {
@@ -321,6 +332,99 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.stats().stale_frames == 1);
   }
 
+  TEST_CASE("an answer of the former epoch goes to its member alone, not to another process in that seat") {
+    const auto decided_for = [](std::uint64_t hello_epoch, bool is_admitted) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      end.dies(two);
+      ranks.poll();
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::report, .certain = seat_set::from_words({0b100})});
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::accept, .certain = seat_set::from_words({0b100})});
+      REQUIRE(ranks.agree(1, {200}));
+      end.comes(two);
+      end.says_hello(two, hello_epoch, 99);  // it may have begun epoch 1 by what was true before
+      ranks.poll();
+      if (is_admitted) {
+        ranks.admit({.failed = {two}, .joining = {two}});
+      } else {
+        ranks.shrink({.failed = {two}});
+      }
+      const std::size_t before = end.told(agrees).size();
+      end.says_agree(one, 1, {.kind = llmmem::agree_kind::query, .instance = 0});
+      end.says_agree(two, 1, {.kind = llmmem::agree_kind::query, .instance = 0});
+      ranks.poll();
+      auto told = end.told(agrees);
+      told.erase(told.begin(), told.begin() + static_cast<std::ptrdiff_t>(before));
+      CHECK(end.told(fenced).size() == (is_admitted ? 0 : 1));
+      return told;
+    };
+    // The member asks for what was decided, and is told; the other one is not.
+    const std::vector to_the_member{std::pair{one, std::uint64_t{1}}};
+    CHECK(decided_for(1, false) == to_the_member);
+    CHECK(decided_for(0, true) == to_the_member);
+  }
+
+  TEST_CASE("a welcome to a later epoch fences a process that is in one, and an earlier one its author") {
+    const auto after = [](auto says) {
+      scripted_endpoint end = first_of_three();
+      communicator ranks(end);
+      ranks.join({100}).value();
+      ranks.shrink({.failed = {two}});
+      says(end);
+      ranks.poll();
+      std::byte byte{};
+      const error_code why = ranks.recv({&byte, 1}, rank_id{1}, 1, {200}).code();
+      return std::pair{why, end.told(fenced).size()};
+    };
+    using outcome = std::pair<error_code, std::size_t>;
+    const outcome is_out{errc::no_quorum, 0};
+    const outcome goes_on{errc::peer_timed_out, 0};
+    CHECK(after([](auto& end) { end.says_welcome(one, 3, 0b011, {10, 21}); }) == is_out);
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b111, {10, 21, 22}); }) == is_out);
+    // For a process that sat here before, or one that leaves this seat out: nothing is known by it.
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b101, {9, 22}); }) == goes_on);
+    CHECK(after([](auto& end) { end.says_welcome(two, 4, 0b110, {21, 22}); }) == goes_on);
+    CHECK(after([](auto& end) { end.says_welcome(one, 2, 0b011, {10, 21}); }) == goes_on);
+    // Its author is out of this epoch.
+    CHECK(after([](auto& end) { end.says_welcome(two, 2, 0b111, {10, 21, 22}); }) ==
+          outcome{errc::peer_timed_out, 1});
+  }
+
+  TEST_CASE("a member whose epoch goes back to other founders is suspected, whenever that is heard") {
+    const std::uint64_t ours = llmmem::detail::founding_of({10, 21, 22});
+    CHECK(ours != llmmem::detail::founding_of({10, 21, 23}));
+    CHECK(ours != llmmem::detail::founding_of({21, 10, 22}));
+    for (const std::uint64_t theirs : {std::uint64_t{0}, ours, ours + 2}) {
+      for (const bool is_before : {true, false}) {
+        CAPTURE(theirs == ours);
+        CAPTURE(is_before);
+        scripted_endpoint end = first_of_three();
+        communicator ranks(end);
+        if (!is_before) ranks.join({100}).value();
+        end.founding = theirs;
+        end.says_welcome(one, 1, 0b111, {9, 21, 99});
+        if (is_before) ranks.join({100}).value();
+        ranks.poll();
+        CHECK(to_text(ranks.failed()) == (theirs > ours ? "seat 1" : "no seat"));
+        end.founding = 0;
+        end.dies(one);
+        end.dies(two);
+        // It may have agreed on something else with the process that took the seat of the third one.
+        CHECK(ranks.agree(1, {200}).code() == (theirs > ours ? errc::no_quorum : errc::ok));
+      }
+    }
+    // A newcomer takes the founders of those that welcome it.
+    scripted_endpoint end = newcomer();
+    end.founding = 77;
+    end.says_welcome(zero, 6, 0b101, {10, 30});
+    communicator ranks(end);
+    ranks.join({100}).value();
+    end.says_revoke(zero, 6);
+    ranks.poll();
+    CHECK(ranks.failed().empty());
+  }
+
   TEST_CASE("a process that this one has given up is suspected in the epoch that others admit it to") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
@@ -385,15 +489,47 @@ TEST_SUITE("communicator_membership") {
     CHECK(why(400) == seat_absence::other_secret);
   }
 
+  TEST_CASE("what concerns a rank that the endpoint heard forged frames of ends with the endpoint's error") {
+    struct knowing_endpoint : scripted_endpoint {
+      using scripted_endpoint::scripted_endpoint;
+      [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
+        return seat == one ? errc::frame_forged : errc::peer_failed;
+      }
+    };
+    static_assert(endpoint<knowing_endpoint> && llmmem::detail::tells_failure<knowing_endpoint>);
+    static_assert(!llmmem::detail::tells_failure<scripted_endpoint>);
+    knowing_endpoint end(zero, 3, 10);
+    for (const seat_id seat : {one, two}) {
+      end.comes(seat);
+      end.says_hello(seat, 0, 20 + to_index(seat));
+    }
+    communicator ranks(end, {.name = "job"});
+    ranks.join({100}).value();
+    end.dies(one, comm::death::suspected);
+    end.dies(two);
+    ranks.poll();
+    std::byte byte{};
+    const auto received = ranks.recv({&byte, 1}, rank_id{1}, 1, {200});
+    CHECK(received.code() == errc::frame_forged);
+    CHECK(
+        received.error().message() ==
+        "job: the connection to rank 1 carried a frame that its process did not send, or not then, and was "
+        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
+        "rank");
+    CHECK(ranks.recv({&byte, 1}, rank_id{2}, 1, {200}).code() == errc::peer_failed);
+    CHECK(ranks.probe(rank_id{1}, 1, {200}).code() == errc::frame_forged);
+  }
+
   TEST_CASE("a welcome to who sat here before is none, and is counted") {
     scripted_endpoint end = newcomer();
     end.says_welcome(zero, 6, 0b101, {10, 29});
     end.says_welcome(zero, 6, 0b011, {10, 21});  // nor one without this seat
     end.says_welcome(zero, 6, 0b101, {10});
+    end.says_welcome(zero, 6, std::uint64_t{1} << 50 | 0b101, {10, 30, 9});  // there are three seats
     communicator ranks(end);
     CHECK_FALSE(ranks.join({100}));
     CHECK(ranks.epoch() == 0);
-    CHECK(ranks.stats().bad_frames == 3);
+    CHECK(ranks.stats().bad_frames == 4);
     end.says_welcome(zero, 7, 0b101, {10, 30});
     ranks.join({200}).value();
     CHECK(ranks.epoch() == 7);

@@ -39,7 +39,8 @@ struct outcome {
 class one_set {
  public:
   explicit one_set(const socket_options& options)
-      : halves(poller, options, detail::hello_of(options), detail::addresses_of(options)) {}
+      : halves(poller, options, detail::hello_of(detail::socket_setup(options)),
+               detail::addresses_of(options)) {}
 
   /// Goes on with all connections until one comes to something, for 5 s at most.
   outcome go_on() {

@@ -150,6 +150,32 @@ TEST_CASE("early messages without bytes have a price, and those of a tag are tak
   CHECK(box.early_bytes() < 7 * (price + 1));
 }
 
+TEST_CASE("what a burst of early messages took is given back while a message of its tag is kept") {
+  detail::early_queue queue;
+  const auto push = [&](std::byte first) {
+    queue.make_room();
+    queue.push({.bytes = {first}});
+  };
+  for (std::size_t burst = 0; burst < 3; ++burst) {
+    for (std::size_t i = 0; i < 1000; ++i)
+      push(std::byte(i));
+    for (std::size_t i = 0; i < 1000 - 1; ++i) {
+      REQUIRE(queue.front().bytes.front() == std::byte(i));
+      // A message is under way: its room stays, so that it needs no memory when it is whole.
+      if (i % 7 == 0) queue.make_room();
+      const std::size_t before = queue.capacity();
+      queue.pop();
+      REQUIRE(queue.capacity() <= before);
+      REQUIRE(queue.capacity() >= 1000 - i);
+      REQUIRE(queue.capacity() < 4 * (1000 - i - 1) + 4);
+    }
+    CHECK(queue.capacity() == 3);
+    queue.pop();
+    CHECK(queue.empty());
+    CHECK(queue.capacity() == 1);
+  }
+}
+
 TEST_CASE("a message beyond the budget waits, and its length can be asked for") {
   filled_inbox box(10 + price);
   CHECK(box.room() == 10);

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <optional>
@@ -541,6 +542,42 @@ TEST_CASE("each setup error says what, where and how to mend it") {
   zero += '\0';
   CHECK(text({.seats = 2, .folder = zero}) ==
         "socket_endpoint: the path '" + path + "/a' goes on behind a zero byte");
+}
+
+TEST_CASE("a folder that other users can put sockets into is refused where there is no secret") {
+  const temporary_folder own;
+  const std::string path = own.path().string();
+  const auto text = [&](const std::string& folder, const std::string& secret = {}) -> std::string {
+    try {
+      const detail::socket_setup setup({.seats = 2, .folder = folder, .secret = secret});
+    } catch (const argument_error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  for (const mode_t mode : {0700U, 0755U}) {
+    REQUIRE(::chmod(path.c_str(), mode) == 0);
+    CHECK(text(path).empty());
+  }
+  for (const mode_t mode : {0770U, 0702U, 01777U}) {
+    REQUIRE(::chmod(path.c_str(), mode) == 0);
+    CHECK(text(path) == "socket_endpoint: the folder '" + path +
+                            "' can be written to by other users, and the secret is empty; chmod go-w '" +
+                            path + "', or give all processes the same secret, 16 random bytes or more");
+    CHECK(text(path, "a secret").empty());
+  }
+  REQUIRE(::chmod(path.c_str(), 0700) == 0);
+  // Another user's: the test's own folder, where it may give that away.
+  const bool is_root = ::geteuid() == 0;
+  if (is_root) REQUIRE(::chown(path.c_str(), 4321, static_cast<gid_t>(-1)) == 0);
+  const std::string others = is_root ? path : "/";
+  CHECK(text(others) ==
+        "socket_endpoint: the folder '" + others + "' belongs to user " + (is_root ? "4321" : "0") +
+            ", not to user " + std::to_string(::geteuid()) +
+            ", and the secret is empty; take a folder of this user, or give all processes the same "
+            "secret, 16 random bytes or more");
+  CHECK(text(others, "a secret").empty());
+  CHECK(text(path + "/none").empty());  // that there is none is told by what uses it
 }
 
 TEST_CASE("a folder that is locked is waited for no longer than a handshake, and its holder is named") {

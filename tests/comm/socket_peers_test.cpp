@@ -40,13 +40,18 @@ socket_options options_of(socket_options given) {
   return given;
 }
 
+/// Whether the other process waits for a core, by the test's word. (What the kernel says is
+/// socket_process_test's.)
+bool is_starved = false;
+
 /// The peers of seat 0 of two.
 struct peers_here {
   socket_options options;
   detail::socket_poller poller{true};
   detail::control_channel control{poller, 2, options.told_bytes};
   detail::call_schedule calls{poller.clock(), 2, options.first_call_ns, options.last_call_ns};
-  detail::socket_peers peers{poller, control, calls, options, 2};
+  detail::socket_peers peers{poller,  control, calls,
+                             options, 2,       [](const descriptor&) noexcept { return is_starved; }};
   recorder heard;
   handler_call call{detail::refer_to(heard)};
   socket_pair data;
@@ -363,6 +368,48 @@ TEST_CASE("a silent process is suspected when it has said nothing for the hard l
   CHECK(here.heard.deaths.empty());
   here.pass(600 * ms);
   CHECK(here.heard.deaths == suspected);
+}
+
+TEST_CASE("a process whose beats wait for a core is not silent meanwhile, where the kernel knows it") {
+  struct {
+    bool has_process;
+    bool is_own;
+    bool is_excused;
+  } const cases[] = {{true, false, true}, {false, false, false}, {true, true, false}};
+  for (const on_silence silence : {on_silence::suspect, on_silence::kill_local}) {
+    for (const auto& each : cases) {
+      CAPTURE(each.has_process);
+      CAPTURE(each.is_own);
+      peers_here here({.silence = silence, .hard_silence_ns = 500 * ms});
+      here.connect(each.has_process, each.is_own);
+      is_starved = true;  // a scheduler that stands still
+      for (int i = 0; i < 100; ++i)
+        here.pass(50 * ms);
+      is_starved = false;
+      const bool is_killed = each.has_process && !each.is_own && silence == on_silence::kill_local;
+      CHECK(here.stats().killed == (is_killed && !each.is_excused ? 1 : 0));
+      CHECK(here.heard.deaths.empty() == (each.is_excused || is_killed));
+      if (!each.is_excused) continue;
+      // What it stands still otherwise counts, from where its silence was.
+      here.pass(350 * ms);
+      CHECK(here.heard.deaths.empty());
+      CHECK(here.stats().killed == 0);
+      here.pass(50 * ms);
+      CHECK(here.heard.deaths.empty() == is_killed);
+      CHECK(here.stats().killed == (is_killed ? 1 : 0));
+    }
+  }
+  // In turns with the time that it has a core and says nothing.
+  peers_here here({.hard_silence_ns = 500 * ms});
+  here.connect(true);
+  std::uint64_t silent = 0;
+  for (int i = 0; here.heard.deaths.empty() && i < 1000; ++i) {
+    is_starved = i % 3 != 0;
+    silent += is_starved && silent >= 125 * ms ? 0 : 10 * ms;
+    here.pass(10 * ms);
+  }
+  is_starved = false;
+  CHECK(silent == 500 * ms);
 }
 
 TEST_CASE("a process that is given up is not reported, but for a death that is certain") {

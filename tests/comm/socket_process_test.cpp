@@ -3,12 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 using namespace llmmem;
 
@@ -77,4 +81,63 @@ TEST_CASE("a Unix socket has no place in the list of TCP connections") {
   const detail::descriptor one(ends[0]);
   const detail::descriptor other(ends[1]);
   CHECK_FALSE(detail::holds_other_end(static_cast<std::uint32_t>(::getpid()), one.get()));
+}
+
+TEST_CASE(
+    "a process with beats that computes wants a core, and one that sleeps, is stopped or has ended does "
+    "not") {
+  int ready[2] = {-1, -1};
+  REQUIRE(::pipe(ready) == 0);
+  struct kind {
+    bool has_beats;
+    bool beats_compute;
+    bool others_compute;
+  };
+  const auto child = [&](const kind& of) {
+    const pid_t pid = ::fork();
+    if (pid != 0) return pid;
+    const auto lives = [&](bool computes) {
+      const char one = 1;
+      static_cast<void>(!::write(ready[1], &one, 1));
+      while (computes)
+        ::sched_yield();
+      ::pause();
+    };
+    std::thread beats([&] {
+      if (of.has_beats) ::pthread_setname_np(::pthread_self(), detail::beat_thread_name);
+      lives(of.beats_compute);
+    });
+    lives(of.others_compute);
+    ::_exit(0);
+  };
+  for (const kind& of :
+       {kind{true, true, false}, {true, false, true}, {true, false, false}, {false, true, true}}) {
+    CAPTURE(of.has_beats);
+    CAPTURE(of.beats_compute);
+    CAPTURE(of.others_compute);
+    const bool computes = of.beats_compute || of.others_compute;
+    const pid_t pid = child(of);
+    REQUIRE(pid > 0);
+    const detail::descriptor process = detail::open_process(static_cast<std::uint32_t>(pid));
+    if (!process.is_open()) continue;  // a system without pidfd_open
+    CHECK(detail::pid_of(process) == static_cast<std::uint32_t>(pid));
+    for (int i = 0; i < 2; ++i) {
+      char one = 0;
+      REQUIRE(::read(ready[0], &one, 1) == 1);
+    }
+    // It is on its way to sleep for a moment.
+    for (int i = 0; !computes && i < 10'000 && detail::wants_core(process); ++i)
+      ::usleep(100);
+    CHECK(detail::wants_core(process) == (computes && of.has_beats));
+    int status = 0;
+    ::kill(pid, SIGSTOP);
+    REQUIRE(::waitpid(pid, &status, WUNTRACED) == pid);
+    CHECK_FALSE(detail::wants_core(process));
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, &status, 0);
+    CHECK_FALSE(detail::wants_core(process));
+  }
+  CHECK_FALSE(detail::wants_core(detail::descriptor()));
+  CHECK_FALSE(detail::wants_core(detail::descriptor(ready[0])));  // a descriptor of something else
+  ::close(ready[1]);
 }

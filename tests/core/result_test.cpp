@@ -258,6 +258,11 @@ constexpr std::array refusals{
             "kv: seat 7 is missing at the deadline, and 11 more: nothing has come from there; start its "
             "process, and "
             "give all the same folder or addresses"},
+    refusal{
+        errc::frame_forged, raises::comm_error,
+        "kv: the connection to rank 7 carried a frame that its process did not send, or not then, and was "
+        "given up; look which machine writes into the network, then revoke(), agree() and go on without the "
+        "rank"},
     refusal{errc::setup_differs, raises::argument_error,
             "kv: rank 7 is set up otherwise than rank 0 (digests 12 and 30); give all ranks the same scheme, "
             "sizes, homes and placement"},
@@ -368,10 +373,10 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
         begins +
             "its process is there and says nothing; have it call join(), or look at why it stands still");
   CHECK(text(seat_absence::other_secret) ==
-        begins + "who is there has another secret; give all processes the same");
-  CHECK(text(seat_absence::other_version) ==
-        begins +
-            "who is there speaks another version of the protocol; build all processes with the same llmmem");
+        begins + "the process there has another secret; give all processes the same");
+  CHECK(text(seat_absence::other_version) == begins +
+                                                 "the process there speaks another version of the protocol; "
+                                                 "build all processes with the same llmmem");
   CHECK(text(seat_absence::other_options) ==
         begins + "its process has another number of seats or other frame_bytes; give all the same");
   CHECK(text(seat_absence::other_seat) ==

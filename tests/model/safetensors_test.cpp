@@ -164,6 +164,9 @@ TEST_CASE("what other writers add does no harm") {
           .name == "b");
   const safetensors_header described = read(R"({"__metadata__":{"z":"1","a":"2"}})", 0);
   CHECK(described.metadata == safetensors_metadata{{"z", "1"}, {"a", "2"}});
+  CHECK(read(R"({"__metadata__":null})", 0).metadata.empty());
+  CHECK(read(R"({"__metadata__": null ,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4)
+            .entries.size() == 1);
 }
 
 TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
@@ -220,6 +223,8 @@ TEST_CASE("JSON that is none, or not what it must be, is refused with its byte")
   CHECK(has(refusal(R"({"a":{"x":1.}})", 0), "no JSON value"));
   CHECK(has(refusal(R"({"a":{"x":)" + std::string(100'000, '['), 0), "nested too deep"));
   CHECK(has(refusal(R"({"__metadata__":{"a":1}})", 0), "'\"' must be here"));
+  CHECK(has(refusal(R"({"__metadata__":nul})", 0), "no JSON value"));
+  CHECK(has(refusal(R"({"__metadata__":null,"__metadata__":{}})", 0), "occurs twice"));
   CHECK(has(refusal(R"({"__metadata__":{},"__metadata__":{}})", 0), "occurs twice"));
   CHECK(has(refusal(R"({"__metadata__":{"a":"1","a":"1"}})", 0), "metadata \"a\" occurs twice"));
   const std::string twice = R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";

@@ -77,7 +77,7 @@ class kept_job {
   }
   void commit() {
     replica_->commit();
-    history_->committed(++version_, ranks_->epoch());
+    history_->committed(++version_, ranks_->epoch(), ranks_->seats());
     check();
   }
   void drop() { replica_->drop(); }

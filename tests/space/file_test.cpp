@@ -233,7 +233,9 @@ TEST_CASE("a lock is one object's, among processes and within one, and ends with
     CHECK(try_lock() == 1);
     io_file other(path);
     CHECK(other.lock().error().message() ==
-          path + ": another process holds the file; end that, or take another path");
+          path +
+              ": another process, or another object of this one, holds the file; end that, or take another "
+              "path: each rank and each tier needs its own");
   }
   CHECK(in_a_child(try_lock) == 0);
   CHECK(try_lock() == 0);

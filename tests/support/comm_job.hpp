@@ -45,21 +45,29 @@ class job_state {
   std::vector<std::uint64_t> words_;
 };
 
-/// Who committed what in which epoch: one job has one history, whatever its ranks believe.
+/// What was committed in which epoch, by which members: one job has one history, whatever its ranks believe.
 class job_history {
  public:
-  void committed(std::uint64_t step, std::uint64_t epoch) {
+  void committed(std::uint64_t step, std::uint64_t epoch, std::span<const llmmem::seat_id> members) {
     const std::lock_guard held(mutex_);
-    if (epochs_.size() <= step) epochs_.resize(step + 1, 0);
-    if (epochs_[step] == 0) epochs_[step] = epoch;
-    if (epochs_[step] != epoch) has_split_ = true;
+    const commit now{epoch, {members.begin(), members.end()}};
+    if (commits_.size() <= step) commits_.resize(step + 1);
+    if (commits_[step].epoch == 0) commits_[step] = now;
+    if (commits_[step] != now) has_split_ = true;
   }
   [[nodiscard]] bool has_split() const { return has_split_; }
-  [[nodiscard]] std::size_t steps() const { return epochs_.size(); }
+  [[nodiscard]] std::size_t steps() const { return commits_.size(); }
 
  private:
+  struct commit {
+    std::uint64_t epoch = 0;
+    std::vector<llmmem::seat_id> members{};
+
+    friend bool operator==(const commit&, const commit&) = default;
+  };
+
   std::mutex mutex_;
-  std::vector<std::uint64_t> epochs_;
+  std::vector<commit> commits_;
   bool has_split_ = false;
 };
 
@@ -173,7 +181,7 @@ job_end run_job(End& end, job_history& history, const job_options& options, Betw
     is_over = outcome->bits == 3;
     if (outcome->bits == 0) ++how.redone;
     if (outcome->bits == 1) {
-      history.committed(*step, ranks.epoch());
+      history.committed(*step, ranks.epoch(), ranks.seats());
       state = next;
       ++*step;
     }

@@ -498,3 +498,57 @@ TEST_CASE("an index opened for fewer chunks than it once had keeps all that are 
   CHECK(index.recovery().surplus == 0);
   CHECK(index.size() == 4);
 }
+
+TEST_CASE("a journal that was made a terabyte long is opened in the memory and time of what it says") {
+  const temporary_folder folder;
+  const std::string path = folder.file("index");
+  {
+    chunk_index index(path, of(8));
+    for (std::uint64_t id = 0; id < 5; ++id)
+      index.keep({.key = key_from_id(id), .offset = id, .bytes = 9}).value();
+    index.drop(key_from_id(3)).value();
+    index.sync().value();
+  }
+  const std::uint64_t records = std::filesystem::file_size(path) / record_bytes;
+  constexpr std::uint64_t terabyte = std::uint64_t{1} << 40;
+  std::filesystem::resize_file(path, terabyte);
+  {
+    chunk_index index(path, of(8));
+    CHECK(all_of(index, 9).size() == 4);
+    CHECK(index.recovery().torn == terabyte - records * record_bytes);
+    CHECK(index.recovery().damaged == 0);
+  }
+  CHECK(std::filesystem::file_size(path) == records * record_bytes);
+  // With something far behind: it is no record, and nothing before it is doubted for it.
+  std::filesystem::resize_file(path, terabyte);
+  {
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(terabyte / 2);
+    file << "what is no record";
+  }
+  chunk_index index(path, of(8));
+  CHECK(all_of(index, 9).size() == 4);
+  CHECK(index.recovery().records == records);
+}
+
+TEST_CASE("what a long journal said of few chunks is folded on the way, in any order of changes") {
+  for (const auto seed : seeds(2)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const temporary_folder folder;
+    const std::string path = folder.file("index");
+    contents expected;
+    {
+      chunk_index index(path, of(16, 40'000));
+      for (std::uint64_t i = 0; i < 9000; ++i) {
+        change each{.id = random.below(16U), .extent = std::nullopt};
+        if (random.below(3U) != 0) each.extent = chunk_extent{.key = key_from_id(each.id), .offset = i};
+        each.apply(expected);
+        each.extent ? index.keep(*each.extent).value() : index.drop(key_from_id(each.id)).value();
+      }
+    }
+    const chunk_index index(path, of(16));
+    CHECK(all_of(index, 16) == expected);
+    CHECK(index.recovery().records > 7000);
+  }
+}

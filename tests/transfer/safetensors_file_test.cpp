@@ -123,3 +123,54 @@ TEST_CASE("a tensor of the file is leased through tiers where it lies") {
     CHECK(std::ranges::equal(buffer.read(chunk).value().span(), written.contents(each)));
   }
 }
+
+TEST_CASE("read and not mapped, a tensor's bytes come in any parts") {
+  const written_file written;
+  for (const tensor_access how : {tensor_access::map, tensor_access::read}) {
+    safetensors_file opened(written.path, how);
+    const safetensors_file file(std::move(opened));
+    CHECK(file.header() == written.layout.header);
+    CHECK(file.is_mapped() == (how == tensor_access::map));
+    for (const safetensors_entry& each : written.layout.header.entries) {
+      CHECK(file.bytes(each).size() == (file.is_mapped() ? each.bytes() : 0));
+      std::vector<std::byte> all(each.bytes());
+      file.read(each, all);
+      CHECK(std::ranges::equal(all, written.contents(each)));
+      if (all.size() < 9) continue;
+      std::vector<std::byte> part(4);
+      file.read(each, part, 5);
+      CHECK(std::ranges::equal(part, written.contents(each).subspan(5, 4)));
+      CHECK_THROWS_AS(file.read(each, part, each.bytes() - 3), argument_error);
+      CHECK_THROWS_AS(file.read(each, part, ~std::uint64_t{0}), argument_error);
+    }
+  }
+}
+
+TEST_CASE("a file that somebody cuts is an error of who reads it, not the end of the process") {
+  const written_file written;
+  const safetensors_file read(written.path, tensor_access::read);
+  const safetensors_file mapped(written.path);
+  std::filesystem::resize_file(written.path, 4300);
+  for (const safetensors_file* const file : {&read, &mapped}) {
+    std::vector<std::byte> bytes(file->find("h.0.weight")->bytes());
+    try {
+      file->read(*file->find("h.0.weight"), bytes);
+      FAIL("it was read");
+    } catch (const io_error& error) {
+      CHECK(std::string(error.what())
+                .starts_with(written.path + ": it has no byte 4300, and had " +
+                             std::to_string(written.layout.header.file_bytes()) +
+                             " bytes when it was opened"));
+    }
+  }
+}
+
+TEST_CASE("a Git LFS pointer in the place of a file is called one") {
+  const temporary_folder folder;
+  const std::string path = folder.file("model.safetensors");
+  std::ofstream(path) << "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2\nsize 12345\n";
+  CHECK(refusal<format_error>(path) ==
+        path +
+            ": it begins as a Git LFS pointer does, a short text in the place of the file; fetch the file "
+            "itself: git lfs pull");
+}

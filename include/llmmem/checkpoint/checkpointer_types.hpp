@@ -35,8 +35,8 @@ inline constexpr std::uint32_t max_whole_every = 256;
 /// How a checkpointer is set up.
 struct checkpointer_options {
   std::uint64_t ring_bytes = std::uint64_t{64} << 20;  ///< staging memory, all it ever takes; see below
-  std::uint64_t chunk_bytes = std::uint64_t{4}
-                              << 20;              ///< copied, checked and written at once; has a checksum
+  /// Copied, checked and written at once; has a checksum. A ring of less than two takes smaller ones.
+  std::uint64_t chunk_bytes = std::uint64_t{4} << 20;
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of a file, see `file_plan_options`
   std::uint32_t max_pending = 2;                  ///< snapshots begun and not over
   when_busy busy = when_busy::wait;

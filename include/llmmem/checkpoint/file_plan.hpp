@@ -6,7 +6,7 @@
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
-#include <llmmem/model/safetensors_type.hpp>
+#include <llmmem/model/safetensors.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 
 #include <cstddef>
@@ -57,13 +57,16 @@ struct file_plan {
 struct file_plan_options {
   std::uint64_t max_shard_bytes = 5'000'000'000;  ///< of tensors in a file, but for one that is larger alone
   std::uint64_t data_alignment = 4096;            ///< of the data in a file: see `lay_out_safetensors`
+  /// Of a file's header, but for one tensor whose own is longer. Readers take no more than the default.
+  std::uint64_t max_header_bytes = max_safetensors_header;
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
 };
 
-/// Puts tensors into safetensors files, in their order, a new file when one is full. One rank's are called as
-/// Hugging Face's tools call them: `model.safetensors`, or `model-00001-of-00003.safetensors` and an index
-/// `model.safetensors.index.json`; of several, `model-rank-00001-of-00004.safetensors`.
+/// Puts tensors into safetensors files, in their order, a new file when one is full: of bytes, or of names.
+/// One rank's are called as Hugging Face's tools call them: `model.safetensors`, or
+/// `model-00001-of-00003.safetensors` and an index `model.safetensors.index.json`; of several,
+/// `model-rank-00001-of-00004.safetensors`.
 ///
 /// A part of a tensor has the tensor's name in its file, and a shape of its own: rows keep the columns,
 /// columns the rows, anything else is one row. The file's metadata says which part it is, as

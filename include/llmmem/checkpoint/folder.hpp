@@ -84,6 +84,11 @@ class checkpoint_folder_base {
   checkpoint_folder_base& operator=(const checkpoint_folder_base&) = delete;
 
   /// A new draft, with a generation and a folder that were never used.
+  ///
+  /// Where somebody removed the lock's file, which is no longer this object's lock then, the lock is taken
+  /// again: a save that was under way fails, and the next one is as good as any. That is refused while
+  /// another process has it, and for good once one has committed here.
+  /// @throws fenced  when the lock was taken away.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
   /// A new draft of a generation that is told: a copy has that of what it is a copy of. Later ones of `begin`
@@ -118,11 +123,15 @@ class checkpoint_folder_base {
   void abandon(const checkpoint_draft& draft) noexcept;
 
   /// What comes after a commit: LATEST, and what need not stay goes. Neither is needed by the next commit, or
-  /// by a reader.
+  /// by a reader. A trouble with one checkpoint is in the way of no other: one that cannot be removed stays,
+  /// with what it refers to, and is tried again the next time, and so is what could not be removed of others.
+  /// What a reader holds (`checkpoint_hold`) stays, with what it refers to.
+  /// Of a checkpoint whose folder is a symbolic link the link is removed, and nothing of what it leads to.
   /// @return the checkpoints that were removed.
-  /// @throws storage_error  @throws io_error  for a checkpoint whose manifest is there and cannot be read
-  /// now:
-  ///      it may refer to any older one, so none of those was removed.
+  /// @throws io_error  at the end, with each trouble: a checkpoint or its files that cannot be removed,
+  /// LATEST
+  ///      that cannot be written, a manifest that is there and cannot be read now (it may refer to any older
+  ///      one, so none of those was removed).
   std::vector<checkpoint_id> tidy(retention_ref retention);
 
   /// Which `tidy` would remove. None that one which stays refers to.
@@ -145,16 +154,23 @@ class checkpoint_folder_base {
     std::vector<leaving_checkpoint> all{};
     std::string unread{};  // what one that stays refers to cannot be told now: nothing older leaves
   };
+  class troubles;
 
   [[nodiscard]] leaving_list leaving(retention_ref retention);
   [[nodiscard]] bool is_whole(const found_checkpoint& found);
   void check_lock() const;
+  void hold_lock();
   [[nodiscard]] checkpoint_draft make_draft(const checkpoint_id& id);
   void probe();
   void remove_left_over();
   void remove_without_manifest();
   void remove_if_there(const std::string& path);
   void remove_tree(const std::string& folder);
+  void remove_entry(const storage_entry& entry);
+  [[nodiscard]] std::vector<checkpoint_id> remove_names(const std::vector<leaving_checkpoint>& leaving,
+                                                        troubles& met);
+  [[nodiscard]] std::vector<std::uint64_t> held_by_readers(troubles& met);
+  void remove_trash(const std::vector<checkpoint_id>& gone, troubles& met);
   void check_stored(const checkpoint_manifest& manifest);
   void commit_by_rename(const checkpoint_draft& draft, const std::string& text, const uncertainty& uncertain);
   void commit_by_manifest(const checkpoint_draft& draft, const std::string& text,
@@ -168,6 +184,7 @@ class checkpoint_folder_base {
   std::optional<storage_ref::lock_type> lock_;
   commit_method method_ = commit_method::rename;
   std::uint64_t generation_ = 0;
+  std::uint64_t committed_ = 0;             // the highest generation of a checkpoint that is known of
   std::vector<std::uint64_t> uncertain_{};  // generations: they do not count as committed
   std::vector<std::uint64_t> held_{};       // generations
   std::vector<std::string> abandoned_{};    // folders of drafts that could not be removed

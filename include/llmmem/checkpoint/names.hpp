@@ -31,6 +31,8 @@ struct checkpoint_id {
 ///     .latest-..., .probe-...     likewise
 ///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
 ///     .rank-...                   what ranks tell each other: removed when the folder is opened next
+///     .hold-g42-...               held by a reader of that generation, which stays (`checkpoint_hold`)
+///     LOCK.holding                held for a moment by who takes such a hold, and by who removes checkpoints
 struct checkpoint_names {
   static constexpr std::string_view manifest = "MANIFEST.json";
   static constexpr std::string_view latest = "LATEST";
@@ -41,6 +43,8 @@ struct checkpoint_names {
   static constexpr std::string_view probe = ".probe-";
   static constexpr std::string_view rank_lock = "LOCK.rank-";
   static constexpr std::string_view rendezvous = ".rank-";
+  static constexpr std::string_view hold = ".hold-g";
+  static constexpr std::string_view holding = "LOCK.holding";
 };
 
 namespace detail {
@@ -105,6 +109,13 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   static_cast<void>(detail::take_text(name, "step-"));
   if (!detail::take_number(name) || !detail::take_text(name, "-g")) return std::nullopt;
   return detail::take_number(name);
+}
+
+/// The generation that a reader holds, by the name of its file.
+[[nodiscard]] inline std::optional<std::uint64_t> held_generation(std::string_view name) noexcept {
+  if (!detail::take_text(name, checkpoint_names::hold)) return std::nullopt;
+  const std::optional<std::uint64_t> generation = detail::take_number(name);
+  return name.starts_with("-") ? generation : std::nullopt;
 }
 
 /// Whether a name is of what a crash may leave behind.

@@ -28,12 +28,22 @@ inline namespace v0 {
 /// What to do where the folder is not there.
 enum class missing_root : std::uint8_t { make, refuse };
 
+/// What to do with a symbolic link in the place of a file that is read.
+enum class symbolic_links : std::uint8_t {
+  refuse,  ///< an error: a file that came with others may lead anywhere
+  follow   ///< it is the file that it leads to: for folders whose links the caller trusts
+};
+
 /// How files of a checkpoint are made.
 struct posix_storage_options {
   missing_root missing = missing_root::make;  ///< with its parents
   direct_io direct = direct_io::preferred;  ///< past the page cache, which a checkpoint would only drive out
   std::uint32_t file_permissions = 0644;    ///< before the umask
   std::uint32_t folder_permissions = 0755;  ///< likewise
+  /// With `file_locks::caller` the lock of the folder is always had: for file systems without locks, where
+  /// the caller sees to it that one process alone commits to the folder.
+  file_locks locks = file_locks::system;
+  symbolic_links links = symbolic_links::refuse;  ///< of files that are opened to be read
   /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.
   file_queue_options queue{.block_bytes = std::uint64_t{4} << 20, .name = "checkpoint writer"};
 };
@@ -132,7 +142,8 @@ class posix_storage<Engine>::input {
   std::uint64_t bytes_ = 0;
 };
 
-/// A lock that this process holds (flock on a file of that name, which stays).
+/// A lock that this process holds: flock on a file of that name, which stays; the file alone with
+/// `file_locks::caller`.
 template <io_engine Engine>
 class posix_storage<Engine>::lock_type {
  public:

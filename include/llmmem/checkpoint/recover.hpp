@@ -35,9 +35,10 @@ struct checkpoint_source {
 /// Why something of a source was passed over.
 enum class passed_over : std::uint8_t {
   source,          ///< the source could not be listed: whatever it has is unknown
-  damaged,         ///< the checkpoint is not whole, or could not be read
+  damaged,         ///< the checkpoint is not whole
   conflict,        ///< another checkpoint has its generation, in a source named before it
   not_everywhere,  ///< of ranks that recover together (`replica_source`), another one cannot load it
+  unread,          ///< the checkpoint may be whole, and could not be read
 };
 
 /// The reason in words.
@@ -51,6 +52,8 @@ enum class passed_over : std::uint8_t {
       return "another checkpoint of the same generation";
     case passed_over::not_everywhere:
       return "not on all ranks";
+    case passed_over::unread:
+      return "could not be read";
   }
   return "unknown";
 }
@@ -131,11 +134,9 @@ class source_set {
 
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
   [[nodiscard]] const std::string& name(std::size_t i) const noexcept { return names_[i]; }
+  [[nodiscard]] storage_ref storage(std::size_t i) const noexcept { return storages_[i]; }
   [[nodiscard]] std::vector<checkpoint_id> list(std::size_t i) const {
     return list_checkpoints(storages_[i]);
-  }
-  [[nodiscard]] found_checkpoint open(std::size_t i, const checkpoint_id& id, verification how) const {
-    return open_checkpoint(storages_[i], id, how);
   }
   [[nodiscard]] checkpoint_manifest manifest(std::size_t i, const checkpoint_id& id) const;
 
@@ -144,7 +145,8 @@ class source_set {
   std::vector<std::string> names_;
 };
 
-[[nodiscard]] recovery_result recover_from(const source_set& all, verification how);
+[[nodiscard]] recovery_result recover_from(const source_set& all, verification how,
+                                           const search_patience& patience);
 
 }  // namespace detail
 
@@ -158,7 +160,8 @@ class source_set {
 /// The highest generation comes first; of the same one, the source that is named earlier: name the fastest
 /// first. What is damaged in one source is taken from another that has it, before any older one. Whatever is
 /// passed over is noted, with the reason, also a source that cannot be listed at all: what is found may then
-/// be older than what is there.
+/// be older than what is there. As `find_checkpoint`, it tries again what may pass, and takes nothing older
+/// than a checkpoint that it could not read and that nothing proves to be damaged.
 ///
 /// Generations are numbers of one run: `mirrored_coordinator` keeps them so. A run that began anew on an
 /// empty disk, beside copies that it was not told of, gives some of them twice, and then nobody can tell
@@ -173,14 +176,25 @@ class source_set {
 /// @par Complexity   what `open_checkpoint` takes for every one looked at; a list of each source.
 /// @par Thread safety   any thread.
 /// @throws io_error  when no source could be listed. What is wrong with a checkpoint is noted, not thrown.
+/// @throws unreadable_checkpoint  for one that may be whole, that no source has readable, and that an older
+///      one would be taken for (`unread_checkpoint::refuse`).
+template <checkpoint_storage... Storages>
+[[nodiscard]] checkpoint_recovery<Storages...> recover(verification how, const search_patience& patience,
+                                                       checkpoint_source<Storages>... sources)
+  requires(sizeof...(Storages) > 0)
+{
+  checkpoint_recovery<Storages...> recovered(*sources.storage...);
+  recovered.take(detail::recover_from(detail::source_set(sources...), how, patience));
+  return recovered;
+}
+
+/// The same with the usual patience.
 template <checkpoint_storage... Storages>
 [[nodiscard]] checkpoint_recovery<Storages...> recover(verification how,
                                                        checkpoint_source<Storages>... sources)
   requires(sizeof...(Storages) > 0)
 {
-  checkpoint_recovery<Storages...> recovered(*sources.storage...);
-  recovered.take(detail::recover_from(detail::source_set(sources...), how));
-  return recovered;
+  return recover(how, search_patience{}, std::move(sources)...);
 }
 
 }  // namespace v0

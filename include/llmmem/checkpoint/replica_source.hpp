@@ -127,6 +127,8 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 /// @par Thread safety   one thread at a time, which owns the ranks meanwhile.
 /// @throws comm_error  when a rank dies, or the time is over: the epoch is revoked; agree, and call it again
 ///      in the next.
+/// @throws unreadable_checkpoint  on all ranks, when one of them cannot read a checkpoint that may be whole
+///      and an older one would be taken for it: see `find_checkpoint`.
 /// @throws argument_error  on all ranks, when their replicas are set up differently (`errc::setup_differs`).
 /// @throws io_error  on all ranks, when one could list no source and nothing is in memory: what is there must
 ///      not be taken for nothing. What is wrong with a checkpoint is noted, not thrown.

@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/names.hpp>
+#include <llmmem/checkpoint/search_patience.hpp>
 #include <llmmem/checkpoint/storage.hpp>
 #include <llmmem/checkpoint/storage_ref.hpp>
 #include <llmmem/config.hpp>
@@ -46,6 +47,13 @@ struct checkpoint_search {
   [[nodiscard]] std::string message() const;
 };
 
+/// A checkpoint that may be whole could not be read, however often it was tried. The text says why, and what
+/// can be done.
+class unreadable_checkpoint : public io_error {
+ public:
+  using io_error::io_error;
+};
+
 /// Checkpoints by their names, the newest first: the highest generation. They need not be whole.
 /// @throws storage_error
 [[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
@@ -57,12 +65,20 @@ struct checkpoint_search {
 [[nodiscard]] found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
                                                verification how);
 
-/// The newest checkpoint that proves whole. Whatever is in the way of one is noted and passed over: nothing
-/// but the folder itself being unreadable is thrown. Needs no lock: one that goes while it is looked at is no
-/// error, its successors are there.
-/// @throws storage_error  when the folder cannot be listed.
+/// The newest checkpoint that proves whole.
+///
+/// An older one is taken only where each newer one is proved damaged: its manifest or a file is missing, cut,
+/// malformed or fails its checksum. Those are noted in `skipped`. Any other trouble says nothing of contents:
+/// it is tried again, and then is an error. A checkpoint whose folder is a symbolic link is one like others;
+/// a link that leads nowhere proves nothing (the disk may not be mounted), and is an error.
+///
+/// Needs no lock: one that goes while it is looked at is no error, its successors are there.
+///
+/// @throws storage_error          when the folder cannot be listed.
+/// @throws unreadable_checkpoint  for one that may be whole and cannot be read (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
-                                                verification how = verification::checksums);
+                                                verification how = verification::checksums,
+                                                const search_patience& patience = {});
 
 }  // namespace v0
 }  // namespace llmmem

@@ -94,10 +94,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// A name in a folder.
+/// A name in a folder. A `link` is a symbolic one, whatever it leads to; `remove` removes the link alone.
 struct storage_entry {
   std::string name;
-  enum class kind : std::uint8_t { file, folder, other } what = kind::file;
+  enum class kind : std::uint8_t { file, folder, other, link } what = kind::file;
 
   friend bool operator==(const storage_entry&, const storage_entry&) = default;
 };

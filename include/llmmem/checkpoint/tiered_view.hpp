@@ -8,9 +8,11 @@
 #include <llmmem/detail/history.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
+#include <llmmem/tiering/chunk_mapping.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 #include <llmmem/tiering/tiered_types.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +23,20 @@
 
 namespace llmmem {
 inline namespace v0 {
+
+namespace detail {
+
+/// The buffer that tensors stand on, itself or below a schedule.
+template <class Store>
+[[nodiscard]] decltype(auto) buffer_beneath(Store& store) noexcept {
+  if constexpr (requires { store.buffer(); }) {
+    return store.buffer();
+  } else {
+    return (store);
+  }
+}
+
+}  // namespace detail
 
 /// The bytes that tensors had at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on
 /// write in every tier.
@@ -36,9 +52,21 @@ inline namespace v0 {
 ///
 /// A chunk that is updated while its clone lives takes a second place in the last tier, and for a while in
 /// tier 0. Where there is none the update is refused (`errc::out_of_bytes`, and nothing has changed): then
-/// `guard.wait_staged()`, and once more. A step that updates all chunks needs the last tier twice as large,
-/// and `max_chunks` twice as many, as without. A lease that is refused while copying ends the checkpoint:
+/// `guard.wait_staged()`, and once more. With steps that update all chunks, each snapshot that has not been
+/// read yet keeps a state of its own: the last tier needs 1 + `max_pending` times the state (three with the
+/// default of 2; two where each guard is waited for before the next snapshot), and `max_chunks` as many
+/// times the chunks. A lease that is refused while copying ends the checkpoint:
 /// hold none of those that fill tier 0.
+///
+/// **Tensors of a `tiered_tensors`**, of any sizes and in any number of chunks, are the tensors of the
+/// checkpoint, in the order of their numbers; a large one is one tensor there, as a small one is:
+///
+///     const auto described = ...;                             // state_tensors: names, types, shapes
+///     tiered_tensors tensors(buffer, map_to_chunks(sizes_of(described)));   // sizes_of: tiered_load.hpp
+///     async_checkpointer<traits> saves(coordinator, described);
+///     const snapshot_guard guard = saves.begin_snapshot(step, tensors);
+///
+/// `load_into` (tiered_load.hpp) puts them back, whatever chunks they lie in then.
 ///
 /// A chunk that no lease has written since another view tells so (`change_tracking_view`): an incremental
 /// save neither brings it up nor writes it.
@@ -47,7 +75,8 @@ inline namespace v0 {
 ///
 /// @par Complexity      to take it O(chunks + places), and no byte moves. `is_unchanged_since` O(1).
 /// @par Thread safety   the buffer's thread. The buffer outlives it: see `snapshot_guard`.
-/// @par Errors          the constructor throws what `clone` refuses: `out_of_memory` where the table of
+/// @par Errors          the constructor throws `argument_error` for tensors without contents, what `clone`
+/// refuses: `out_of_memory` where the table of
 ///                      chunks is full, `argument_error` for one that is being written or has no contents,
 ///                      `handle_error` for one that is none.
 template <class Buffer>
@@ -75,9 +104,57 @@ class tiered_state_view {
     number_ = buffer.changes() + 1;
   }
 
+  /// @param tensors  a `tiered_tensors` or `persistent_tensors` on the buffer, or on a schedule over it.
+  template <class Tensors>
+    requires requires(const Tensors& tensors) {
+      { detail::buffer_beneath(tensors.store()) } -> std::same_as<Buffer&>;
+      { tensors.mapping() } -> std::convertible_to<const chunk_mapping&>;
+    }
+  tiered_state_view(const Tensors& tensors)  // NOLINT(google-explicit-constructor): begin_snapshot takes them
+      : clones_(std::in_place, detail::buffer_beneath(tensors.store())), is_of_tensors_(true) {
+    Buffer& beneath = *clones_->buffer;
+    const chunk_mapping& mapping = tensors.mapping();
+    clones_->handles.resize(mapping.chunks().size());
+    clones_->changes.resize(mapping.chunks().size());
+    history_.add(beneath.identity());
+    for (std::uint32_t i = 0; i < mapping.tensors(); ++i) {
+      const tensor_id tensor{i};
+      if (!tensors.has_contents(tensor).value()) {
+        throw argument_error("tiered_state_view: tensor " + std::to_string(i) +
+                             " was never written, or not all of it; write it, or leave it out");
+      }
+      clones_->first_part.push_back(static_cast<std::uint32_t>(clones_->parts.size()));
+      std::uint32_t number = 0;
+      for (const tensor_part& part : mapping.parts(tensor)) {
+        const chunk_handle chunk = tensors.chunk(tensor, number++).value();
+        const std::uint32_t at = to_index(part.chunk);
+        if (clones_->handles[at] == chunk_handle{}) {
+          clones_->handles[at] = beneath.clone(chunk).value();
+          clones_->changes[at] = beneath.last_change(chunk).value();
+          history_.add(std::uint64_t{chunk.slot} << 32 | chunk.generation);
+        }
+        clones_->parts.push_back({at, part.offset, part.begin, part.bytes});
+        history_.add(at);
+        history_.add(part.offset);
+        history_.add(part.bytes);
+      }
+    }
+    clones_->first_part.push_back(static_cast<std::uint32_t>(clones_->parts.size()));
+    number_ = beneath.changes() + 1;
+  }
+
   /// @throws argument_error  where a tensor has fewer bytes than were described, or does not lie in a chunk;
   ///                         and what a lease fails with.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
+    if (is_of_tensors_) {
+      each_part(tensor, offset, into.size(),
+                [&](const tensor_place& part, std::uint64_t at, std::uint64_t from, std::uint64_t bytes) {
+                  const auto lease = clones_->buffer->read(clones_->handles[part.chunk]).value();
+                  std::memcpy(into.data() + at, lease.span().data() + (part.offset + from),
+                              static_cast<std::size_t>(bytes));
+                });
+      return;
+    }
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, into.size(), "tiered_state_view");
     check_source(place, tensor);
@@ -92,16 +169,33 @@ class tiered_state_view {
   /// @throws argument_error  as `copy_out`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
+    const std::uint64_t number = history_.number(version);  // of another history: no number that there was
+    const auto is_unchanged = [&](std::uint32_t chunk) {
+      return number != 0 && number <= number_ && clones_->changes[chunk] < number;
+    };
+    if (is_of_tensors_) {
+      bool are_all = true;
+      each_part(tensor, offset, bytes,
+                [&](const tensor_place& part, std::uint64_t /*at*/, std::uint64_t /*from*/,
+                    std::uint64_t /*bytes*/) { are_all = are_all && is_unchanged(part.chunk); });
+      return are_all;
+    }
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, bytes, "tiered_state_view");
     check_source(place, tensor);
-    const std::uint64_t number = history_.number(version);  // of another history: no number that there was
-    return number != 0 && number <= number_ && clones_->changes[place.source] < number;
+    return is_unchanged(place.source);
   }
 
   [[nodiscard]] std::span<const state_place> places() const noexcept { return places_.entries(); }
 
  private:
+  /// Bytes of a tensor in a chunk.
+  struct tensor_place {
+    std::uint32_t chunk = 0;
+    std::uint64_t offset = 0;  // there
+    std::uint64_t begin = 0;   // in the tensor
+    std::uint64_t bytes = 0;
+  };
   struct clones {
     explicit clones(Buffer& of) noexcept : buffer(&of) {}
     clones(const clones&) = delete;
@@ -114,7 +208,43 @@ class tiered_state_view {
     Buffer* buffer;
     std::vector<chunk_handle> handles{};
     std::vector<std::uint64_t> changes{};  // the last of each, when the view was taken
+    // Of a view of tensors.
+    std::vector<tensor_place> parts{};
+    std::vector<std::uint32_t> first_part{};  // by tensor, and one more
   };
+
+  /// Calls `visit(part, offset from the bytes asked for, offset in the part, bytes)` for parts of
+  /// `[offset, offset + bytes)`.
+  template <class Visit>
+  void each_part(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes, Visit visit) const {
+    detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
+    const std::vector<std::uint32_t>& first = clones_->first_part;
+    std::uint64_t there = 0;
+    std::span<const tensor_place> parts;
+    if (tensor + std::size_t{1} < first.size()) {
+      parts = std::span(clones_->parts).subspan(first[tensor], first[tensor + 1] - first[tensor]);
+      there = parts.back().begin + parts.back().bytes;
+    }
+    if (offset > there || bytes > there - offset) {
+      throw argument_error("tiered_state_view: bytes " + std::to_string(offset) + " to " +
+                           std::to_string(offset + bytes) + " of tensor " + std::to_string(tensor) +
+                           " are described, it has " + std::to_string(there) +
+                           ": describe the tensors in the order of their numbers, and as long as they are");
+    }
+    std::size_t next = 0;  // the last that begins at or before `offset`
+    for (std::size_t behind = parts.size(); behind - next > 1;) {
+      const std::size_t middle = next + (behind - next) / 2;
+      (parts[middle].begin <= offset ? next : behind) = middle;
+    }
+    for (std::uint64_t done = 0; done < bytes; ++next) {
+      const tensor_place& part = parts[next];
+      const std::uint64_t from = offset + done - part.begin;
+      const std::uint64_t left = part.bytes - from;
+      const std::uint64_t count = left < bytes - done ? left : bytes - done;
+      visit(part, done, from, count);
+      done += count;
+    }
+  }
 
   void check_source(const state_place& place, std::uint32_t tensor) const {
     detail::check_held(static_cast<bool>(clones_), "tiered_state_view");
@@ -128,6 +258,7 @@ class tiered_state_view {
   detail::shared_part<clones> clones_;
   detail::history_tag history_{};
   std::uint64_t number_ = 0;  // one more than the buffer's changes were
+  bool is_of_tensors_ = false;
 };
 
 }  // namespace v0

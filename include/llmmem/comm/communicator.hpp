@@ -84,7 +84,9 @@ struct communicator_stats {
 /// of which a part had moved by
 ///   then is lost, for whoever sent and received it; the next one is whole again. The usual answer is
 ///   `revoke`.
-/// - **Death**: what concerns a rank that has died ends with `errc::peer_failed`, except that what came whole
+/// - **Death**: what concerns a rank that has died ends with `errc::peer_failed` (`errc::frame_forged` where
+/// its
+///   connection carried frames that it did not send), except that what came whole
 ///   before can still be received. Ranks that wait for one that lives learn of it by `revoke`: it ends all
 ///   waiting of this epoch, on all ranks, with `errc::epoch_revoked`, and lets nobody wait anew.
 /// - **Agreement**: `agree` works revoked or not; it gives the same answer to all that get one, see
@@ -98,7 +100,7 @@ struct communicator_stats {
 ///      agreement 4 messages of some hundred bytes for each other rank.
 /// @par Thread safety   one thread at a time. (The endpoint's `wake` is for any.)
 /// @par Errors          `result`s as above, `errc::out_of_range` for ranks there are not, `errc::not_joined`
-///      before `join` has succeeded. Want of memory throws `std::bad_alloc`, out of what waits.
+///      before `join` has succeeded. Without memory what waits throws `std::bad_alloc`.
 /// @par Source          the calls and what they promise: User Level Failure Mitigation (Bland et al., IJHPCA
 ///      2013).
 template <endpoint E>
@@ -225,9 +227,20 @@ class communicator {
   [[nodiscard]] bool is_member(seat_id seat) const noexcept {
     return part_.members().contains(seat) && nonces_[to_index(seat)] == member_nonces_[to_index(seat)];
   }
-  /// Or may have been: it ended before it said who it is.
-  [[nodiscard]] bool was_member(seat_id seat) const noexcept {
-    return is_member(seat) || (part_.members().contains(seat) && nonces_[to_index(seat)] == 0);
+  /// Or may have been, of an epoch with that part: it ended before it said which process it is.
+  [[nodiscard]] bool was_member_of(const agreement& part, seat_id seat) const noexcept {
+    const std::uint64_t nonce = nonces_[to_index(seat)];
+    return part.members().contains(seat) && (nonce == member_nonces_[to_index(seat)] || nonce == 0);
+  }
+  [[nodiscard]] bool was_member(seat_id seat) const noexcept { return was_member_of(part_, seat); }
+  /// How sure the death of the member is. A process that ended before it said which it is may have sat there
+  /// before the member, which then lives.
+  [[nodiscard]] comm::death death_of_member(seat_id seat, comm::death how) const noexcept {
+    return is_member(seat) ? how : comm::death::suspected;
+  }
+  /// Of the former epoch. A process that was admitted since has another number than the member before it.
+  [[nodiscard]] bool was_member_before(seat_id seat) const noexcept {
+    return !newcomers_.contains(seat) && was_member_of(part_before_, seat);
   }
   [[nodiscard]] seat_set missing() const noexcept;
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept;
@@ -236,10 +249,22 @@ class communicator {
   void leave_behind(const seat_set& failed) noexcept;
   void fence(seat_id process, std::uint64_t its_epoch) noexcept;
   void tell_begun(const seat_set& members) noexcept;
+  void tell_hello(seat_id seat) noexcept;
+  /// Whether the process there has said that its epoch goes back to other founders than this one's.
+  [[nodiscard]] bool has_other_founders(seat_id seat) const noexcept {
+    return foundings_[to_index(seat)] != 0 && foundings_[to_index(seat)] != founding_;
+  }
+  void note_founding(seat_id from, std::uint64_t founding) noexcept;
   void wait_once(deadline by);
 
   [[nodiscard]] failure refuse(error_code code, rank_id rank, std::uint64_t wanted,
                                std::uint64_t found) const noexcept;
+  /// Of a rank that has failed.
+  [[nodiscard]] failure why_failed(rank_id rank, std::uint64_t wanted, std::uint64_t found) const noexcept {
+    error_code why = errc::peer_failed;
+    if constexpr (detail::tells_failure<E>) why = end_->why_failed(seat_of(rank));
+    return refuse(why, rank, wanted, found);
+  }
   [[nodiscard]] result<void> may_talk(rank_id with) const noexcept;
   [[nodiscard]] result<void> send_frames(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag,
                                          deadline by);
@@ -254,7 +279,8 @@ class communicator {
   std::vector<seat_id> seats_{};  // by rank
   rank_id rank_{};
   agreement part_{};
-  agreement part_before_{};  // answers who is one epoch behind
+  agreement part_before_{};  // answers members that are one epoch behind
+  seat_set newcomers_{};     // members that were admitted to this epoch
   bool is_revoked_ = false;
   bool is_fenced_ = false;
 
@@ -262,13 +288,16 @@ class communicator {
   seat_set certain_{};                 // of these, for certain
   seat_set fresh_{};                   // processes that are in no epoch, for all they said
   seat_set anew_{};                    // processes that came after the epoch began, not its members
-  seat_set left_{};                    // processes that this one has given up
+  seat_set given_up_{};                // processes that this one does not hear any more
   seat_set waiting_{};                 // fresh ones that wait for members to admit them
   std::vector<std::uint64_t> nonces_;  // by seat, of who was connected there last; 0: it has not said so yet
   std::vector<std::uint64_t> member_nonces_;
+  std::uint64_t founding_ = 0;            // names the members of the first epoch, with all that came of it
+  std::vector<std::uint64_t> foundings_;  // by seat, as said there; 0: of a fresh process
   std::optional<seat_set> welcomed_{};
   std::uint64_t welcome_epoch_ = 0;
   std::vector<std::uint64_t> welcome_nonces_;
+  std::uint64_t welcome_founding_ = 0;
 
   std::vector<early_word> early_words_{};  // of the epoch that is next
   bool is_next_revoked_ = false;

@@ -115,6 +115,12 @@ concept tells_absence = requires(const E& seen, seat_id seat) {
   { seen.why_missing(seat) } noexcept -> std::same_as<seat_absence>;
 };
 
+/// An endpoint that knows why a seat's process failed.
+template <class E>
+concept tells_failure = requires(const E& seen, seat_id seat) {
+  { seen.why_failed(seat) } noexcept -> std::same_as<error_code>;
+};
+
 /// The header of a frame with as many bytes as it has.
 [[nodiscard]] constexpr frame_header with_bytes(frame_header header,
                                                 std::span<const std::byte> bytes) noexcept {
@@ -160,9 +166,12 @@ concept tells_absence = requires(const E& seen, seat_id seat) {
 /// - `wake()`              ends a `poll` of this endpoint, this or the next, by any thread.
 /// - `why_missing(seat)`   may be left out: the `seat_absence` of one where nobody is connected, as far as it
 ///                         knows. What `communicator::join` says of it.
+/// - `why_failed(seat)`    may be left out: the error of what concerns a process that has died or is
+/// suspected,
+///                         where `errc::peer_failed` does not say enough.
 ///
 /// @par Thread safety   one thread at a time, but `wake`.
-/// @par Errors          want of memory within `send` and `poll` throws `std::bad_alloc`.
+/// @par Errors          without memory `send` and `poll` throw `std::bad_alloc`.
 template <class E>
 concept endpoint =
     requires(E& end, const E& seen, seat_id seat, const frame_header& header,

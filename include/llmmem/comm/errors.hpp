@@ -54,9 +54,10 @@ namespace detail {
     case seat_absence::no_answer:
       return "its process is there and says nothing; have it call join(), or look at why it stands still";
     case seat_absence::other_secret:
-      return "who is there has another secret; give all processes the same";
+      return "the process there has another secret; give all processes the same";
     case seat_absence::other_version:
-      return "who is there speaks another version of the protocol; build all processes with the same llmmem";
+      return "the process there speaks another version of the protocol; build all processes with the same "
+             "llmmem";
     case seat_absence::other_options:
       return "its process has another number of seats or other frame_bytes; give all the same";
     case seat_absence::other_seat:
@@ -74,8 +75,8 @@ namespace detail {
       return "its process is in an epoch that has begun without this one; have its members agree() and "
              "admit()";
     case seat_absence::crowded:
-      return "nothing has come from there, but a crowd of connections that say nothing; find out who makes "
-             "them, or raise most_half_open";
+      return "nothing has come from there, but a crowd of connections that say nothing; look which processes "
+             "make them, or raise most_half_open";
   }
   return absence_sentence(seat_absence::unheard);
 }
@@ -158,6 +159,15 @@ inline constexpr std::array comm_errors{
                .found = "seats that are missing",
                .sentence_for = seat_missing_sentence,
                .term = comm_term},
+    error_info{
+        .number = 99,
+        .name = "frame_forged",
+        .raises = error_kind::comm,
+        .index = "the rank, or below a communicator the seat",
+        .sentence =
+            "the connection to rank {index} carried a frame that its process did not send, or not then, and "
+            "was given up; look which machine writes into the network, then revoke(), agree() and go on "
+            "without the rank"},
 };
 
 }  // namespace detail
@@ -186,6 +196,9 @@ inline constexpr error_code not_joined = detail::code_of<83>(detail::comm_errors
 /// Seats were missing at the deadline: index = the lowest seat that is missing, wanted = why
 /// (`seat_absence`), found = seats that are missing.
 inline constexpr error_code seat_missing = detail::code_of<84>(detail::comm_errors);
+/// The connection to a rank carried a frame that its seal does not fit: index = the rank, or below a
+/// communicator the seat.
+inline constexpr error_code frame_forged = detail::code_of<99>(detail::comm_errors);
 
 }  // namespace errc
 

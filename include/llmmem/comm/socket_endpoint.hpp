@@ -108,6 +108,8 @@ class socket_endpoint {
   [[nodiscard]] seat_absence why_missing(seat_id seat) const noexcept {
     return joining_ ? joining_->why_missing(seat) : seat_absence::unheard;
   }
+  /// Why a process there failed: `errc::frame_forged`, or `errc::peer_failed`.
+  [[nodiscard]] error_code why_failed(seat_id seat) const noexcept { return peers_.why_failed(seat); }
 
  private:
   using handler_call = detail::handler_call;
@@ -146,7 +148,8 @@ class socket_endpoint {
 namespace llmmem {
 inline namespace v0 {
 
-static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint>);
+static_assert(endpoint<socket_endpoint> && detail::tells_absence<socket_endpoint> &&
+              detail::tells_failure<socket_endpoint>);
 
 }  // namespace v0
 }  // namespace llmmem

@@ -13,6 +13,14 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// Which connections carry sealed frames: those that only the two processes at its ends can make, each in its
+/// turn. Frames are sealed where either of the two asks for it.
+enum class socket_seal : std::uint8_t {
+  off_machine,  ///< asks for it where an address of the job is not a loopback address
+  always,       ///< asks for it
+  never,        ///< does not: a machine that can write into the network speaks for any process
+};
+
 /// From where a TCP endpoint may be reached. Frames are not encrypted: anybody on the network can read them.
 enum class socket_reach : std::uint8_t {
   this_machine,  ///< addresses must be loopback addresses
@@ -38,9 +46,11 @@ struct socket_options {
   std::uint32_t seats = 1;
   std::string folder{};                  ///< an existing folder for Unix sockets, `seat-<n>.sock` each; or
   std::vector<std::string> addresses{};  ///< for TCP: "127.0.0.1:4000" or "[::1]:4000" for each seat
-  /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there.
+  /// What every process must prove to know. It may be empty over Unix sockets: all must be of one user there,
+  /// and the folder be that user's, and not to be written to by others.
   std::string secret{};
   socket_reach reach = socket_reach::this_machine;
+  socket_seal seal = socket_seal::off_machine;
   on_silence silence = on_silence::suspect;
   on_reset reset = on_reset::dead;
   std::uint32_t frame_bytes = 1U << 20;   ///< the most bytes of a frame of data
@@ -55,7 +65,9 @@ struct socket_options {
   /// A silent process is suspected, or killed, from then on; 0: never. This is the longest that a process may
   /// stand still (swap, a debugger, a machine that is moved) and stay in the job. It must be less than the
   /// deadlines of `agree`: a deadline that passes first ends with `errc::peer_timed_out`, and the silence
-  /// counts on in the next call.
+  /// counts on in the next call. Of a process that the kernel says holds the connection,
+  /// time in which its heartbeats wait for a core does not count: one that starves on a busy machine is
+  /// healthy.
   std::uint64_t hard_silence_ns = 5'000'000'000;
   /// The most time for a handshake, and for another process that begins to listen in the folder.
   std::uint64_t handshake_ns = 2'000'000'000;
@@ -89,6 +101,7 @@ struct socket_stats {
   std::uint64_t unwanted = 0;       ///< processes that were given up, and called again
   std::uint64_t mismatched = 0;     ///< processes with the secret and other seats or frames
   std::uint64_t malformed = 0;      ///< connections that carried bytes that are no frame
+  std::uint64_t forged = 0;         ///< connections that carried a frame that its seal does not fit
   std::uint64_t overflowed = 0;     ///< seats that read too little of their control messages
   std::uint64_t dropped = 0;        ///< control messages to a seat where nobody is connected
 };

@@ -138,7 +138,8 @@ class prefetch_schedule {
   /// counts what the iteration before has used: O(chunks).
   void begin_iteration() { desk_.begin_iteration(); }
   /// Freezes and plans what was recorded, unless that is nothing. With `prefetch_options::replans`, plans
-  /// what was timed.
+  /// what was timed. From here to the next `begin_iteration` the program may use any chunks, in an evaluation
+  /// say: the plan is not about that and does not end by it.
   void end_iteration() {
     desk_.end_iteration([this] { make_plan(); });
   }
@@ -220,10 +221,10 @@ class prefetch_schedule {
     return llmmem::simulate(trace(), plan(), iterations, detail);
   }
   [[nodiscard]] const prefetch_stats& stats() const noexcept { return desk_.stats(); }
-
- private:
+  /// What it is over: for views of a checkpoint, and to `audit`. Lease its chunks through the schedule alone.
   [[nodiscard]] Buffer& buffer() const noexcept { return desk_.buffer(); }
 
+ private:
   desk_type desk_;
   Planner planner_;
 };

@@ -45,6 +45,7 @@ struct prefetch_stats {
   std::uint64_t skipped = 0;     ///< calls that were a later event
   std::uint64_t inserted = 0;    ///< calls that are not in the trace there
   std::uint64_t diverged = 0;    ///< times the plan was given up
+  std::uint64_t between = 0;     ///< calls between two iterations, which no plan is about
   std::uint64_t steps = 0;       ///< steps of plans that were carried out, without the two counts below
   std::uint64_t useless = 0;     ///< steps whose effect was there already (a drop of what was discarded), or
                                  ///< was no longer possible

@@ -127,7 +127,9 @@ inline constexpr std::array space_errors{
                .name = "file_locked",
                .raises = error_kind::io,
                .index = "the system's error number",
-               .sentence = "another process holds the file; end that, or take another path"},
+               .sentence =
+                   "another process, or another object of this one, holds the file; end that, or take "
+                   "another path: each rank and each tier needs its own"},
     error_info{.number = 55,
                .name = "not_opened",
                .wanted = "bytes",

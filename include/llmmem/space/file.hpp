@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/errors.hpp>
@@ -75,11 +76,18 @@ struct direct_limits {
   std::uint64_t memory_alignment = 4096;  ///< of the address
 };
 
+/// What keeps two processes, or two objects of one, from writing to the same file.
+enum class file_locks : std::uint8_t {
+  system,  ///< the system does (flock)
+  caller   ///< the caller does: for file systems without locks. No lock is taken
+};
+
 /// How a file is set up.
 struct file_options {
   open_mode mode = open_mode::create;
   direct_io direct = direct_io::preferred;
-  std::uint32_t permissions = 0600;  ///< of a file that is made, before the umask
+  std::uint32_t permissions = 0600;       ///< of a file that is made, before the umask
+  file_locks locks = file_locks::system;  ///< of users of the file that lock it
 };
 
 /// A file that the system does not open, or not as asked.
@@ -236,7 +244,7 @@ class io_file {
     if (bytes > max_bytes || offset > max_bytes - bytes) {
       return failed(errc::grow_failed, EFBIG, bytes, offset);
     }
-    while (call() != 0) {
+    while (detail::without_write_signals(call) != 0) {
       if (errno != EINTR) return failed(errc::grow_failed, errno, bytes, offset);
     }
     return {};
@@ -372,7 +380,9 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
                                                 std::uint64_t bytes) noexcept {
   auto source = static_cast<off_t>(from);
   auto destination = static_cast<off_t>(to);
+  detail::write_signals_held held;
   ssize_t moved = ::copy_file_range(buffered_, &source, buffered_, &destination, bytes, 0);
+  if (moved < 0) held.raised(errno);
   if (moved >= 0) return static_cast<std::uint64_t>(moved);
   if (errno == EINTR) return copy_some(to, from, bytes);
   if (errno != ENOSYS && errno != EOPNOTSUPP && errno != EXDEV && errno != EINVAL) {
@@ -390,6 +400,7 @@ inline result<std::uint64_t> io_file::copy_some(std::uint64_t to, std::uint64_t 
   do {
     moved = ::pwrite(buffered_, part, count, destination);
   } while (moved < 0 && errno == EINTR);
+  if (moved < 0) held.raised(errno);
   if (moved <= 0) return failed(errc::write_failed, moved < 0 ? errno : 0, bytes, to);
   return static_cast<std::uint64_t>(moved);
 }
@@ -409,6 +420,34 @@ inline result<void> io_file::copy(std::uint64_t to, std::uint64_t from, std::uin
   }
   return {};
 }
+
+namespace detail {
+
+/// Whether a file system has no locks, by the number with which it refused one.
+[[nodiscard]] constexpr bool has_no_locks(int number) noexcept {
+  return number == ENOLCK || number == ENOSYS || number == EOPNOTSUPP || number == EINVAL;
+}
+
+/// What to do where a lock is refused for want of locks.
+inline constexpr std::string_view without_locks =
+    "the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and see to it "
+    "that no other process has the file";
+
+/// Takes a file for one object alone, as its options say.
+/// @throws io_error  when another one has it, or the system has no locks.
+inline void hold_alone(io_file& file, file_locks locks) {
+  if (locks == file_locks::caller) return;
+  const result<void> locked = file.lock();
+  if (locked) return;
+  if (locked.error().code == errc::file_locked) locked.error().raise();
+  const int number = static_cast<int>(locked.error().index);
+  throw file_error(file.path() + ": cannot be locked: " + std::generic_category().message(number) +
+                       " (errno " + std::to_string(number) + ")" +
+                       (has_no_locks(number) ? "; " + std::string(without_locks) : std::string()),
+                   number);
+}
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace llmmem

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/write_signals.hpp>
 
 #if !defined(__linux__)
 #error "llmmem/space/memory_file.hpp needs Linux: it is a memfd."
@@ -53,7 +54,7 @@ class memory_file {
 
   /// Sets the length.
   [[nodiscard]] int resize(std::uint64_t bytes) noexcept {
-    return ::ftruncate(file_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    return again([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); });
   }
 
   /// Takes pages for `[offset, offset + bytes)` now rather than when they are touched.
@@ -89,7 +90,7 @@ class memory_file {
  private:
   template <class Call>
   [[nodiscard]] static int again(Call call) noexcept {
-    while (call() != 0) {
+    while (detail::without_write_signals(call) != 0) {
       if (errno != EINTR) return errno;
     }
     return 0;

@@ -18,6 +18,7 @@
 #include <random>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -51,6 +52,53 @@ struct sim_options {
   std::uint32_t corrupts_one_in = 0;  ///< frames of data, of which one bit is turned; 0: none
   std::uint64_t corrupts_until_ns = ~std::uint64_t{0};  ///< and none from then on
   std::uint64_t most_calls = 10'000'000;                ///< of all together; more counts as a hang
+};
+
+/// Goes through all orders in which a process can hear what has come to it, one run of a network for each.
+///
+///     order_choices orders;
+///     do {
+///       sim_network net({.seats = 3, .seed = seed});
+///       net.choose(seat_id{2}, from_ns, until_ns, orders);
+///       net.run(body);
+///     } while (orders.next());
+///
+/// @par Complexity      as many runs as there are orders; memory for the choices of one run.
+/// @par Thread safety   one thread at a time.
+/// @par Errors          `choose` throws `std::logic_error` where a run does not repeat the one before it.
+class order_choices {
+ public:
+  /// The thing to hear next, below `of`.
+  [[nodiscard]] std::uint32_t choose(std::uint32_t of) {
+    if (of < 2) return 0;
+    if (at_ == path_.size()) path_.push_back({.taken = 0, .of = of});
+    const choice& next = path_[at_++];
+    if (next.of == of) return next.taken;
+    throw std::logic_error("order_choices: " + std::to_string(of) + " things to choose from, " +
+                           std::to_string(next.of) +
+                           " in the run before; let nothing but the choices differ between two runs");
+  }
+  /// Goes on to the next order. Whether there is one.
+  [[nodiscard]] bool next() noexcept {
+    ++orders_;
+    at_ = 0;
+    while (!path_.empty() && path_.back().taken + 1 == path_.back().of)
+      path_.pop_back();
+    if (path_.empty()) return false;
+    ++path_.back().taken;
+    return true;
+  }
+  /// Orders that are done.
+  [[nodiscard]] std::uint64_t orders() const noexcept { return orders_; }
+
+ private:
+  struct choice {
+    std::uint32_t taken = 0;
+    std::uint32_t of = 0;
+  };
+  std::vector<choice> path_{};
+  std::size_t at_ = 0;
+  std::uint64_t orders_ = 0;
 };
 
 class sim_network;
@@ -167,6 +215,9 @@ class sim_network {
   void stop(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns);
   /// Between `group` and all others nothing comes through from then on, until then.
   void part(const seat_set& group, std::uint64_t from_ns, std::uint64_t until_ns);
+  /// The order in which the seat's processes hear what has come, from then on, until then, is chosen there
+  /// instead of drawn. `orders` outlives the run.
+  void choose(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns, order_choices& orders);
   /// A fresh process takes the seat that long after the last one died. May be called several times.
   void restart_after(seat_id seat, std::uint64_t ns);
 
@@ -214,6 +265,7 @@ class sim_network {
   template <class Body>
   void live(sim_endpoint& process, Body& body, std::exception_ptr& thrown);
   void plan_silences();
+  [[nodiscard]] std::size_t choose_next(seat_id seat, std::size_t of);
 
   // All under the lock, by the process whose turn it is.
   void begin_call(sim_endpoint& process);
@@ -247,6 +299,10 @@ class sim_network {
   std::vector<pause> pauses_{};
   std::vector<parting> partings_{};
   std::vector<timed_death> deaths_{};
+  seat_id chosen_seat_ = no_seat;
+  std::uint64_t chosen_from_ = 0;
+  std::uint64_t chosen_until_ = 0;
+  order_choices* orders_ = nullptr;
   sim_endpoint* turn_ = nullptr;
   bool is_stuck_ = false;
   std::string stuck_{};

@@ -56,6 +56,8 @@ struct chunk_index_options {
 /// - **Bounded.** With more than `slack` records out of date the journal is written anew, beside the old one,
 ///   and takes its name: at most `2 x max_chunks + slack + 2` records.
 ///
+/// Opening takes memory by the chunks that the journal names, however long its file is.
+///
 /// What the extents hold is not its business: whoever reads them holds them to their checksum.
 ///
 /// @par Complexity      `find`, `keep`, `drop` O(1), and one write of 72 bytes to the page cache for the
@@ -116,7 +118,10 @@ class chunk_index {
                                       std::uint64_t salt) noexcept;
   [[nodiscard]] static std::optional<kind> decode(const record& from, std::uint64_t number,
                                                   std::uint64_t salt, chunk_extent& into) noexcept;
+  class said_chunks;
+
   void recover();
+  [[nodiscard]] std::uint64_t next_written(std::uint64_t number, std::uint64_t end) const noexcept;
   [[nodiscard]] bool check_header();
   void set(const chunk_extent& extent, std::uint64_t number) noexcept;
   void unset(block_id id) noexcept;

@@ -123,6 +123,7 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   using base::prefetch;
   using base::read;
   using base::stats;
+  using base::store;
   using base::update;
   using base::write;
   /// The same. Contents that were persisted are so no more: the table is replaced first.

@@ -174,6 +174,8 @@ class tiered_tensors {
   /// @name Tensors
   /// @{
   [[nodiscard]] const chunk_mapping& mapping() const noexcept { return mapping_; }
+  /// What they stand on.
+  [[nodiscard]] Buffer& store() const noexcept { return *buffer_; }
   [[nodiscard]] result<std::uint64_t> bytes(tensor_id tensor) const noexcept;
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
   /// Whether all of it was written, and not discarded since. The answer is the `value()`: the result itself

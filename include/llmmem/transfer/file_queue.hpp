@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/transfer/detail/file_table.hpp>
@@ -22,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <system_error>
@@ -420,6 +422,9 @@ void file_queue<Engine>::turn(std::unique_lock<std::mutex>& lock) noexcept {
 template <io_engine Engine>
 void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t least) noexcept {
   driven_ = true;
+  // A waiter's thread writes here; the queue's own holds them back for good.
+  std::optional<detail::write_signals_held> held;
+  if (options_.driver == transfer::drive_by::waiters) held.emplace().raised();
   tell_files();
   core_.admit();
   const std::uint64_t now = now_ns();
@@ -450,6 +455,7 @@ void file_queue<Engine>::drive(std::unique_lock<std::mutex>& lock, std::uint32_t
 
 template <io_engine Engine>
 void file_queue<Engine>::run() noexcept {
+  detail::block_write_signals();
   std::unique_lock lock(mutex_);
   for (;;) {
     tell_files();

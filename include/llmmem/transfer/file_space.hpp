@@ -42,10 +42,16 @@ struct file_space_options {
 /// What a file held before is not looked at; whoever wants it back says where it lies. Nothing is durable
 /// before `file().sync()`.
 ///
+/// A space that writes has its file alone: a second one on the same path, in this process or another, is
+/// refused, as the two would write over each other. Give each rank and each tier a path of its own. Where the
+/// file system has no locks, or with `file_locks::caller`, that is the caller's to see to; devices are not
+/// locked.
+///
 /// @par Complexity      O(live ranges) for allocation; a copy as in `file_queue`.
 /// @par Thread safety   any number of threads; one mutex, not held while the file system takes or gives room.
-/// @par Errors          the constructor throws `length_error` for a budget of 0 or past 2^63 - 1, and what
-///                      `io_file` and `file_queue` do. `try_allocate` also refuses with `errc::grow_failed`:
+/// @par Errors          the constructor throws `length_error` for a budget of 0 or past 2^63 - 1, `io_error`
+///                      for a file that another space has, and what `io_file` and `file_queue` do.
+///                      `try_allocate` also refuses with `errc::grow_failed`:
 ///                      the device is full, or its quota. A failed copy is told by its fence.
 /// @tparam Engine  an `io_engine`.
 template <io_engine Engine = posix_io>
@@ -63,10 +69,15 @@ class file_space {
         file_(std::move(path), options_.file),
         page_(file_.limits().offset_alignment),
         queue_(options_.queue, std::forward<Args>(engine)...) {
+    hold();
     queue_.register_file(file_);
   }
   file_space(const file_space&) = delete;
   file_space& operator=(const file_space&) = delete;
+  /// The next one may have the file at once, unless a request was never answered.
+  ~file_space() {
+    if (queue_.stats().lost == 0) file_.unlock_at_end();
+  }
 
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept;
   void deallocate(range_type range) noexcept;
@@ -118,6 +129,13 @@ class file_space {
  private:
   struct nothing {};
 
+  void hold() {
+    struct stat seen{};
+    const bool is_file = ::fstat(file_.buffered(), &seen) == 0 && S_ISREG(seen.st_mode);
+    if (!file_.is_writable() || !is_file || options_.file.locks == file_locks::caller) return;
+    const result<void> locked = file_.lock();
+    if (!locked && locked.error().code == errc::file_locked) locked.error().raise();
+  }
   [[nodiscard]] static file_space_options checked(file_space_options options, const std::string& path) {
     if (options.budget == 0) throw length_error(path + ": the budget is 0 bytes; say how much it may hold");
     if (options.budget > max_bytes) {

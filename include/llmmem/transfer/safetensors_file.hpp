@@ -25,6 +25,12 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// How the bytes of a file's tensors are had.
+enum class tensor_access : std::uint8_t {
+  map,  ///< in the address space: `bytes` gives them where they lie
+  read  ///< by `read` alone: nothing that somebody does to the file can end the process
+};
+
 /// A safetensors file, whole in the address space; pages come when they are touched.
 ///
 ///     const safetensors_file model("model-00001-of-00002.safetensors");
@@ -38,26 +44,26 @@ inline namespace v0 {
 /// see `is_aligned`.
 ///
 /// A file that somebody shortens while it is mapped ends the process that touches what is gone (SIGBUS), as
-/// with any mapping: replace files by rename, never in place.
+/// with any mapping: replace files by rename, never in place. Where others write (a network mount, a folder
+/// that is synchronised), take `tensor_access::read` and `read`: there a file that was cut is an `io_error`.
 ///
-/// @par Complexity      `find` O(log n). Opening reads the header only.
+///     const safetensors_file model("model.safetensors", tensor_access::read);
+///     model.read(*model.find("lm_head.weight"), memory);
+///
+/// @par Complexity      `find` O(log n). Opening reads the header only, never through the mapping.
 /// @par Thread safety   const throughout. Movable; spans stay where they are then.
-/// @par Errors          the constructor throws `io_error` for what cannot be opened or mapped, `format_error`
-///                      for what is no safetensors file; both name the path.
+/// @par Errors          the constructor throws `io_error` for what cannot be opened, mapped or read,
+///                      `format_error` for what is no safetensors file; both name the path.
 class safetensors_file {
  public:
-  explicit safetensors_file(std::string path) : path_(std::move(path)) {
-    map();
+  explicit safetensors_file(std::string path, tensor_access how = tensor_access::map)
+      : path_(std::move(path)) {
     try {
-      header_ = read_safetensors({data_, bytes_}, bytes_, path_);
-      by_name_.resize(header_.entries.size());
-      for (std::uint32_t i = 0; i < by_name_.size(); ++i)
-        by_name_[i] = i;
-      std::ranges::sort(by_name_, [&](std::uint32_t a, std::uint32_t b) {
-        return header_.entries[a].name < header_.entries[b].name;
-      });
+      open();
+      read_header();
+      if (how == tensor_access::map && bytes_ != 0) map();
     } catch (...) {
-      unmap();
+      close();
       throw;
     }
   }
@@ -65,20 +71,22 @@ class safetensors_file {
       : path_(std::move(other.path_)),
         header_(std::move(other.header_)),
         by_name_(std::move(other.by_name_)),
+        file_(std::exchange(other.file_, -1)),
         data_(std::exchange(other.data_, nullptr)),
         bytes_(std::exchange(other.bytes_, 0)) {}
   safetensors_file& operator=(safetensors_file&& other) noexcept {
     if (this != &other) {
-      unmap();
+      close();
       path_ = std::move(other.path_);
       header_ = std::move(other.header_);
       by_name_ = std::move(other.by_name_);
+      file_ = std::exchange(other.file_, -1);
       data_ = std::exchange(other.data_, nullptr);
       bytes_ = std::exchange(other.bytes_, 0);
     }
     return *this;
   }
-  ~safetensors_file() { unmap(); }
+  ~safetensors_file() { close(); }
 
   [[nodiscard]] const std::string& path() const noexcept LLMMEM_LIFETIMEBOUND { return path_; }
   [[nodiscard]] const safetensors_header& header() const noexcept { return header_; }
@@ -89,9 +97,24 @@ class safetensors_file {
     if (found == by_name_.end() || header_.entries[*found].name != name) return nullptr;
     return &header_.entries[*found];
   }
-  /// A tensor's bytes. @pre the entry is of this file.
+  /// Whether `bytes` gives anything.
+  [[nodiscard]] bool is_mapped() const noexcept { return data_ != nullptr; }
+  /// A tensor's bytes; none unless the file is mapped. @pre the entry is of this file.
   [[nodiscard]] std::span<const std::byte> bytes(const safetensors_entry& entry) const noexcept {
+    if (data_ == nullptr) return {};
     return {data_ + offset(entry), static_cast<std::size_t>(entry.bytes())};
+  }
+  /// Copies bytes of a tensor, from byte `from` of it on, whether or not the file is mapped.
+  /// @pre the entry is of this file.
+  /// @throws argument_error  for bytes past the tensor's end.
+  /// @throws io_error        when the system refuses, or the file was cut since it was opened.
+  void read(const safetensors_entry& entry, std::span<std::byte> into, std::uint64_t from = 0) const {
+    if (from > entry.bytes() || into.size() > entry.bytes() - from) {
+      throw argument_error(path_ + ": tensor " + entry.name + ": bytes " + std::to_string(from) + " to " +
+                           std::to_string(from + into.size()) + " asked for, it has " +
+                           std::to_string(entry.bytes()));
+    }
+    read_at(offset(entry) + from, into);
   }
   /// Where they lie in the file.
   [[nodiscard]] std::uint64_t offset(const safetensors_entry& entry) const noexcept {
@@ -104,41 +127,61 @@ class safetensors_file {
   }
 
  private:
-  void map() {
+  void open() {
     if (path_.find('\0') != std::string::npos)
       throw io_error(std::string(path_.c_str()) + ": cannot be opened: the path goes on behind a zero byte");
     // Without waiting for whoever might write to a pipe of that name.
-    const int file = detail::open_again(path_.c_str(), O_RDONLY | O_NONBLOCK, 0);
-    if (file < 0) detail::cannot_open(path_, "cannot be opened", errno);
+    file_ = detail::open_again(path_.c_str(), O_RDONLY | O_NONBLOCK, 0);
+    if (file_ < 0) detail::cannot_open(path_, "cannot be opened", errno);
     struct ::stat seen{};
-    int error = ::fstat(file, &seen) != 0 ? errno : 0;
-    const char* what = "cannot be examined";
-    if (error == 0 && !S_ISREG(seen.st_mode)) {
-      ::close(file);
-      throw io_error(path_ + ": cannot be mapped: it is no regular file");
-    }
-    if (error == 0 && seen.st_size != 0) {
-      void* const at =
-          ::mmap(nullptr, static_cast<std::size_t>(seen.st_size), PROT_READ, MAP_SHARED, file, 0);
-      if (at == MAP_FAILED) {
-        error = errno;
-        what = "cannot be mapped";
-      } else {
-        data_ = static_cast<const std::byte*>(at);
-        bytes_ = static_cast<std::size_t>(seen.st_size);
-      }
-    }
-    ::close(file);
-    if (error != 0) detail::cannot_open(path_, what, error);
+    if (::fstat(file_, &seen) != 0) detail::cannot_open(path_, "cannot be examined", errno);
+    if (!S_ISREG(seen.st_mode)) throw io_error(path_ + ": cannot be mapped: it is no regular file");
+    bytes_ = static_cast<std::size_t>(seen.st_size);
   }
-  void unmap() noexcept {
+  void read_header() {
+    std::vector<std::byte> begin(std::min<std::size_t>(8, bytes_));
+    read_at(0, begin);
+    const std::uint64_t header_bytes =
+        std::min<std::uint64_t>(safetensors_header_bytes(begin, path_), bytes_);
+    begin.resize(static_cast<std::size_t>(header_bytes));
+    read_at(0, begin);
+    header_ = read_safetensors(begin, bytes_, path_);
+    by_name_.resize(header_.entries.size());
+    for (std::uint32_t i = 0; i < by_name_.size(); ++i)
+      by_name_[i] = i;
+    std::ranges::sort(by_name_, [&](std::uint32_t a, std::uint32_t b) {
+      return header_.entries[a].name < header_.entries[b].name;
+    });
+  }
+  void read_at(std::uint64_t offset, std::span<std::byte> into) const {
+    while (!into.empty()) {
+      const ssize_t got = ::pread(file_, into.data(), into.size(), static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) detail::cannot_open(path_, "cannot be read", errno);
+      if (got == 0) {
+        throw io_error(path_ + ": it has no byte " + std::to_string(offset) + ", and had " +
+                       std::to_string(bytes_) +
+                       " bytes when it was opened: somebody cut it; replace files by rename, never in place");
+      }
+      offset += static_cast<std::uint64_t>(got);
+      into = into.subspan(static_cast<std::size_t>(got));
+    }
+  }
+  void map() {
+    void* const at = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
+    if (at == MAP_FAILED) detail::cannot_open(path_, "cannot be mapped", errno);
+    data_ = static_cast<const std::byte*>(at);
+  }
+  void close() noexcept {
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), bytes_);
     data_ = nullptr;
+    if (file_ >= 0) ::close(std::exchange(file_, -1));
   }
 
   std::string path_;
   safetensors_header header_;
   std::vector<std::uint32_t> by_name_;  // entries
+  int file_ = -1;
   const std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -154,10 +154,15 @@ inline io_uring uring_io::open_ring(const uring_options& options) {
     if (error == 0) return ring;
     if (error != -EINVAL) break;
   }
-  throw system_error(
-      "uring_io: the kernel refused a ring of " + std::to_string(options.depth) +
-      " requests: " + std::generic_category().message(-error) + " (errno " + std::to_string(-error) +
-      "); a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io");
+  const char* const mend =
+      error == -ENOMEM ? "the memory that the process may lock is used up: raise the limit (ulimit -l, "
+                         "RLIMIT_MEMLOCK), take fewer requests, or use posix_io"
+      : error == -EMFILE || error == -ENFILE
+          ? "no file may be opened any more: raise the limit (ulimit -n), or use posix_io"
+          : "a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io";
+  throw system_error("uring_io: the kernel refused a ring of " + std::to_string(options.depth) +
+                     " requests: " + std::generic_category().message(-error) + " (errno " +
+                     std::to_string(-error) + "); " + mend);
 }
 
 inline uring_io::uring_io(const uring_options& options) : depth_(options.depth), ring_(open_ring(options)) {

@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/detail/monotonic.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
@@ -66,6 +67,10 @@ checkpointer_core::checked(checkpointer_options options, const checkpointer_poli
     wrong("chunks of " + std::to_string(options.chunk_bytes) + " bytes; they have 1 to " +
           std::to_string(max_checkpoint_chunk));
   }
+  // A ring for a small state takes smaller chunks.
+  constexpr std::uint64_t page = 4096;
+  if (const std::uint64_t fits = options.ring_bytes / 2 / page * page; fits != 0)
+    options.chunk_bytes = std::min(options.chunk_bytes, fits);
   if (options.ring_bytes / 2 < options.chunk_bytes) {
     wrong("a ring of " + std::to_string(options.ring_bytes) + " bytes for chunks of " +
           std::to_string(options.chunk_bytes) + "; it needs room for two of them");
@@ -259,6 +264,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpointer_core::stageable() noexcept -> job* {
 }
 
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_stager() {
+  block_write_signals();
   std::unique_lock lock(mutex_);
   while (!ends_) {
     job* const next = stageable();

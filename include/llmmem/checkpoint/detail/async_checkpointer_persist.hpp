@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
 #include <algorithm>
@@ -19,6 +20,7 @@ inline namespace v0 {
 namespace detail {
 
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
+  block_write_signals();
   std::unique_lock lock(mutex_);
   for (;;) {
     while (jobs_.empty() && !ends_)

@@ -145,7 +145,8 @@ std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint
     const result<std::uint64_t> bytes = ranks_->probe(rank_id{from}, options_.tag, deadline{0});
     if (!bytes) {
       const error_code why = bytes.code();
-      if (why == errc::peer_timed_out || why == errc::peer_failed) return std::nullopt;
+      if (why == errc::peer_timed_out || why == errc::peer_failed || why == errc::frame_forged)
+        return std::nullopt;
       bytes.error().raise();
     }
     std::string text(static_cast<std::size_t>(*bytes), '\0');

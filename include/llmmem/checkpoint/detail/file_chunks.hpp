@@ -62,13 +62,14 @@ class file_chunks {
               const checkpoint_file& file)
       : file_(&file), chunk_bytes_(manifest.chunk_bytes) {
     if (file.runs.empty()) {
-      path_ = storage.path(folder + "/" + file.name);
-      open(storage, folder + "/" + file.name, file.bytes, 0);
+      const std::string path = folder.empty() ? file.name : folder + "/" + file.name;
+      path_ = storage.path(path);
+      open(storage, path, file.bytes, 0);
       return;
     }
     path_ = storage.path(folder) + ": " + file.name;
     for (const chunk_run& run : file.runs) {
-      if (std::ranges::find(stored_, run.stored, &stored_input::number) != stored_.end()) continue;
+      if (position_of(run.stored) != nullptr) continue;
       const stored_chunks& in = manifest.stored[run.stored];
       const bool is_own = in.generation == manifest.generation;
       const std::string in_folder = is_own ? folder : folder_name({in.step, in.generation});
@@ -127,7 +128,10 @@ class file_chunks {
   struct stored_input {
     storage_ref::input input;
     std::string path;
-    std::uint32_t number = 0;
+  };
+  struct numbered {
+    std::uint32_t number = 0;    // of the stored file, in the manifest
+    std::uint32_t position = 0;  // in `stored_`
   };
   struct location {
     const stored_input* in;
@@ -141,7 +145,14 @@ class file_chunks {
       throw format_error(storage.path(path) + ": has " + std::to_string(input.bytes()) +
                          " bytes, the manifest says " + std::to_string(bytes));
     }
-    stored_.push_back({std::move(input), storage.path(path), number});
+    const auto behind = std::ranges::upper_bound(numbers_, number, {}, &numbered::number);
+    numbers_.insert(behind, {number, static_cast<std::uint32_t>(stored_.size())});
+    stored_.push_back({std::move(input), storage.path(path)});
+  }
+
+  [[nodiscard]] const std::uint32_t* position_of(std::uint32_t number) const {
+    const auto found = std::ranges::lower_bound(numbers_, number, {}, &numbered::number);
+    return found != numbers_.end() && found->number == number ? &found->position : nullptr;
   }
 
   [[nodiscard]] location find(std::uint64_t offset) const {
@@ -151,8 +162,7 @@ class file_chunks {
     const chunk_run& run = *(after - 1);  // the first begins at 0
     const std::uint64_t into_run = offset - run.first * chunk_bytes_;
     const std::uint64_t end = std::min((run.first + run.count) * chunk_bytes_, file_->bytes);
-    return {&*std::ranges::find(stored_, run.stored, &stored_input::number),
-            run.place * chunk_bytes_ + into_run, end - offset};
+    return {&stored_[*position_of(run.stored)], run.place * chunk_bytes_ + into_run, end - offset};
   }
 
   void hold_to_checksum(std::size_t i, const location& at, std::uint64_t bytes, std::uint32_t sum) const {
@@ -169,6 +179,7 @@ class file_chunks {
   std::uint64_t chunk_bytes_;
   std::string path_;
   std::vector<stored_input> stored_;
+  std::vector<numbered> numbers_;  // sorted
 };
 
 }  // namespace detail

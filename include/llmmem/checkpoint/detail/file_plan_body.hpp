@@ -90,18 +90,56 @@ inline void check_state_tensors(std::span<const state_tensor> tensors, const fil
 struct planned_shard {
   std::vector<std::uint32_t> tensors{};
   std::uint64_t bytes = 0;
+  std::uint64_t header_bytes = 0;  // at most
 };
+
+/// What a tensor takes of a header at most: its name and numbers, and which part it is.
+[[nodiscard]] inline std::uint64_t most_header_bytes(const state_tensor& tensor) {
+  constexpr std::uint64_t number = 21;  // with what parts it from the next
+  constexpr std::uint64_t words = 64;   // of an entry, or of a part
+  const std::uint64_t name = json_quoted(tensor.name).size();
+  const std::uint64_t shape = (tensor.shape.size() + 1) * number;
+  const std::uint64_t entry = name + words + shape + 2 * number;
+  return tensor.part ? entry + name + words + shape + 4 * number : entry;
+}
+
+/// The tensors of each group, in their order; groups by their first tensor.
+[[nodiscard]] inline std::vector<std::vector<std::uint32_t>> groups_of(
+    std::span<const state_tensor> tensors) {
+  std::vector<std::uint32_t> order(tensors.size());
+  for (std::uint32_t i = 0; i < order.size(); ++i)
+    order[i] = i;
+  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
+    const int by_group = tensors[a].group.compare(tensors[b].group);
+    return by_group != 0 ? by_group < 0 : a < b;
+  });
+  std::vector<std::vector<std::uint32_t>> groups;
+  for (const std::uint32_t each : order) {
+    if (groups.empty() || tensors[groups.back().front()].group != tensors[each].group) groups.emplace_back();
+    groups.back().push_back(each);
+  }
+  std::ranges::sort(groups, {}, [](const std::vector<std::uint32_t>& group) { return group.front(); });
+  return groups;
+}
 
 /// The tensors of a group, in their order, a new shard when one is full.
 [[nodiscard]] inline std::vector<planned_shard> shards_of(std::span<const state_tensor> tensors,
                                                           std::span<const std::uint64_t> bytes,
-                                                          const std::string& group, std::uint64_t most) {
+                                                          std::span<const std::uint32_t> group,
+                                                          const file_plan_options& options) {
+  const std::uint64_t most = options.max_shard_bytes;
+  const std::uint64_t frame = 256 + options.data_alignment;  // of a header, and its spaces
+  const std::uint64_t most_header = options.max_header_bytes - std::min(options.max_header_bytes, frame);
   std::vector<planned_shard> shards;
-  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].group != group) continue;
+  for (const std::uint32_t i : group) {
     if (tensors[i].part && tensors[i].part->empty()) continue;  // nothing of it is here
-    if (shards.empty() || (shards.back().bytes != 0 && bytes[i] > most - std::min(most, shards.back().bytes)))
-      shards.emplace_back();
+    const std::uint64_t header = most_header_bytes(tensors[i]);
+    const auto is_full = [&](const planned_shard& last) {
+      return (last.bytes != 0 && bytes[i] > most - std::min(most, last.bytes)) ||
+             (last.header_bytes != 0 && header > most_header - std::min(most_header, last.header_bytes));
+    };
+    if (shards.empty() || is_full(shards.back())) shards.emplace_back();
+    shards.back().header_bytes += header;
     shards.back().tensors.push_back(i);
     shards.back().bytes = checked_add(shards.back().bytes, bytes[i], "file plan: bytes of a shard");
   }
@@ -164,17 +202,15 @@ LLMMEM_CHECKPOINT_BODY file_plan plan_files(std::span<const state_tensor> tensor
   detail::check_state_tensors(tensors, options);
   file_plan plan;
   std::vector<std::uint64_t> bytes;
-  std::vector<std::string> groups;
   for (const state_tensor& each : tensors) {
     const std::uint64_t elements = tensor_shape::of(each.shape).elements();
     bytes.push_back(bytes_of(each.type, each.part ? each.part->elements() : elements,
                              "file plan: tensor " + detail::json_quoted(each.name)));
-    if (std::ranges::find(groups, each.group) == groups.end()) groups.push_back(each.group);
     plan.tensors.push_back({each.name, each.type, each.shape, {}});
   }
-  for (const std::string& group : groups) {
-    const std::vector<detail::planned_shard> shards =
-        detail::shards_of(tensors, bytes, group, options.max_shard_bytes);
+  for (const std::vector<std::uint32_t>& members : detail::groups_of(tensors)) {
+    const std::string& group = tensors[members.front()].group;
+    const std::vector<detail::planned_shard> shards = detail::shards_of(tensors, bytes, members, options);
     const std::size_t first = plan.files.size();
     for (std::size_t i = 0; i < shards.size(); ++i) {
       plan.files.push_back(detail::plan_shard(tensors, shards[i],
@@ -212,13 +248,16 @@ LLMMEM_CHECKPOINT_BODY file_plan plan_extras(std::span<const checkpoint_extra> e
   const safetensors_layout layout = lay_out_safetensors(std::move(stored), {}, options.data_alignment);
   planned_file file{detail::shard_name("extra", options, 0, 1), layout.head, layout.header.file_bytes(), {}};
   file.head.resize(static_cast<std::size_t>(file.bytes));
+  std::vector<std::pair<std::string_view, std::uint64_t>> begins;  // of each entry, by its name
+  for (const safetensors_entry& each : layout.header.entries)
+    begins.emplace_back(each.name, layout.header.data_begin + each.begin);
+  std::ranges::sort(begins);
   for (const checkpoint_extra& each : extras) {
     const std::string name = extra_name(options.rank, each.name);
-    const auto entry = std::ranges::find_if(layout.header.entries,
-                                            [&](const safetensors_entry& one) { return one.name == name; });
+    const auto entry =
+        std::ranges::lower_bound(begins, std::pair<std::string_view, std::uint64_t>(name, std::uint64_t{0}));
     for (std::size_t i = 0; i < each.bytes.size(); ++i)
-      file.head[static_cast<std::size_t>(layout.header.data_begin + entry->begin) + i] =
-          static_cast<char>(each.bytes[i]);
+      file.head[static_cast<std::size_t>(entry->second) + i] = static_cast<char>(each.bytes[i]);
     plan.tensors.push_back({name,
                             safetensors_type::u8,
                             {each.bytes.size()},

@@ -23,6 +23,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_re
   }
   for (const storage_entry& each : storage_.list("")) {
     if (const auto generation = generation_in(each.name)) generation_ = std::max(generation_, *generation);
+    if (const auto id = read_folder_name(each.name)) committed_ = std::max(committed_, id->generation);
   }
   remove_left_over();
   probe();
@@ -34,6 +35,24 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
   throw fenced(storage_.path(std::string(checkpoint_names::lock)) +
                ": it was removed or replaced while this process held it: another one may commit to the "
                "folder now; nothing was committed");
+}
+
+/// Takes the lock again where its file is gone. Not in the middle of a save: other ranks may have found the
+/// lock free, and have taken what was under way for failed.
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
+  if (lock_->is_held()) return;
+  std::optional<storage_ref::lock_type> again = storage_.try_lock(std::string(checkpoint_names::lock));
+  if (!again) return check_lock();
+  std::uint64_t highest = 0;
+  for (const storage_entry& each : storage_.list("")) {
+    const auto id = read_folder_name(each.name);
+    const bool is_known = !id || id->generation <= committed_ ||
+                          std::ranges::find(uncertain_, id->generation) != uncertain_.end();
+    if (!is_known) return check_lock();
+    if (const auto generation = generation_in(each.name)) highest = std::max(highest, *generation);
+  }
+  raise_generation(highest);
+  lock_ = std::move(again);
 }
 
 /// Whether a folder can be renamed here.
@@ -56,20 +75,26 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_left_over() {
   for (const storage_entry& each : storage_.list("")) {
     if (!is_left_over(each.name)) continue;
     try {
-      if (each.what == storage_entry::kind::folder) {
-        remove_tree(each.name);
-      } else {
-        remove_if_there(each.name);  // other ranks rename and remove what they left
-      }
+      remove_entry(each);
     } catch (const storage_error&) {  // nobody takes it for a checkpoint: it goes next time
     }
   }
 }
 
+/// A folder with all that is in it, or a file, a link: other ranks rename and remove what they left.
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_entry(const storage_entry& entry) {
+  if (entry.what == storage_entry::kind::folder) {
+    remove_tree(entry.name);
+  } else {
+    remove_if_there(entry.name);
+  }
+}
+
 /// Where the manifest comes last, a crash leaves drafts with the names of checkpoints.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_without_manifest() {
-  for (const checkpoint_id& id : list_checkpoints(storage_)) {
-    const std::string name = folder_name(id);
+  for (const storage_entry& each : storage_.list("")) {
+    if (each.what != storage_entry::kind::folder || !read_folder_name(each.name)) continue;
+    const std::string& name = each.name;
     try {
       static_cast<void>(storage_.open(name + "/" + std::string(checkpoint_names::manifest)));
     } catch (const storage_error& error) {
@@ -91,24 +116,27 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::s
   }
 }
 
+/// One file that cannot be removed is in the way of no other. @throws the first trouble, at the end.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_tree(const std::string& folder) {
+  std::optional<storage_error> first;
   try {
     for (const storage_entry& each : storage_.list(folder)) {
       const std::string path = folder + "/" + each.name;
-      if (each.what == storage_entry::kind::folder) {
-        remove_tree(path);
-      } else {
-        remove_if_there(path);
+      try {
+        remove_entry({path, each.what});
+      } catch (const storage_error& error) {
+        if (!first) first = error;
       }
     }
-    storage_.remove_folder(folder);
+    if (!first) return storage_.remove_folder(folder);
   } catch (const storage_error& error) {
     if (error.number() != ENOENT) throw;
   }
+  if (first) throw storage_error(*first);
 }
 
 LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin(std::uint64_t step) {
-  check_lock();
+  hold_lock();
   if (generation_ == ~std::uint64_t{0}) {
     throw length_error(storage_.path("") + ": a name in it has the last generation there is, " +
                        std::to_string(generation_) + "; take another folder");
@@ -117,7 +145,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin(std::uint6
 }
 
 LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin_as(const checkpoint_id& id) {
-  check_lock();
+  hold_lock();
   for (const storage_entry& each : storage_.list("")) {
     if (generation_in(each.name) != id.generation) continue;
     if (std::ranges::find(abandoned_, each.name) != abandoned_.end()) {
@@ -205,6 +233,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draf
   } else {
     commit_by_manifest(draft, text, uncertain);
   }
+  committed_ = std::max(committed_, draft.id.generation);
 }
 
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_rename(const checkpoint_draft& draft,
@@ -320,7 +349,8 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
     try {
       found = detail::open_manifest(storage_, id);
     } catch (const storage_error& error) {
-      if (error.number() == ENOENT) continue;  // none is there: not whole
+      const bool is_none = error.number() == ENOENT && !detail::leads_nowhere(storage_, folder_name(id));
+      if (is_none) continue;  // not whole
       // It may be whole all the same, and refer to any that is older.
       list.unread = error.what();
       return list;
@@ -343,38 +373,119 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
   return list;
 }
 
-LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(retention_ref retention) {
-  check_lock();
+/// What went wrong while others went on.
+class checkpoint_folder_base::troubles {
+ public:
+  /// Calls `work`, and notes what a storage refuses. Whether it was done.
+  template <class Work>
+  bool bear(Work work) {
+    try {
+      work();
+      return true;
+    } catch (const storage_error& error) {
+      note(error.what());
+      return false;
+    }
+  }
+  void note(std::string_view text) {
+    if (++count_ <= most) text_.append(text_.empty() ? "" : "; ").append(text);
+  }
+  void raise_if_any() const {
+    if (count_ == 0) return;
+    throw io_error(count_ <= most ? text_
+                                  : text_ + "; and " + std::to_string(count_ - most) + " more like it");
+  }
+
+ private:
+  static constexpr std::uint64_t most = 4;  // in the text
+  std::string text_{};
+  std::uint64_t count_ = 0;
+};
+
+/// Generations that readers hold. What is left of a reader that has gone is removed.
+LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_by_readers(troubles& met) {
+  std::vector<std::uint64_t> held;
+  for (const storage_entry& each : storage_.list("")) {
+    const std::optional<std::uint64_t> generation = held_generation(each.name);
+    if (!generation) continue;
+    bool is_free = false;
+    met.bear([&] {
+      const auto lock = storage_.try_lock(each.name);
+      is_free = lock.has_value();
+      if (is_free) remove_if_there(each.name);
+    });
+    if (!is_free) held.push_back(*generation);
+  }
+  return held;
+}
+
+/// From here on none of them is called a checkpoint. @return those of which that holds.
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove_names(
+    const std::vector<leaving_checkpoint>& leaving, troubles& met) {
   std::vector<checkpoint_id> gone;
-  std::vector<std::string> trash;
-  std::vector<std::uint64_t> needed;  // by those that may still be there after a crash
-  const leaving_list list = leaving(retention);
-  for (const leaving_checkpoint& each : list.all) {
-    const checkpoint_id& id = gone.emplace_back(each.id);
-    const std::string name = folder_name(id);
-    if (method_ == commit_method::rename) {
-      if (std::ranges::find(needed, id.generation) != needed.end()) {
+  if (leaving.empty()) return gone;
+  // No reader takes a hold meanwhile: one that has it finds its checkpoint, for as long as it likes. While a
+  // reader is about to, nothing goes; it will next time.
+  std::optional<storage_ref::lock_type> alone;
+  met.bear([&] { alone = storage_.try_lock(std::string(checkpoint_names::holding)); });
+  if (!alone) return gone;
+  std::vector<std::uint64_t> needed;                        // by those that may still be there after a crash
+  std::vector<std::uint64_t> stays = held_by_readers(met);  // and what those need that could not be removed
+  const std::vector<storage_entry> entries = storage_.list("");
+  const auto has = [](const std::vector<std::uint64_t>& all, std::uint64_t generation) {
+    return std::ranges::find(all, generation) != all.end();
+  };
+  for (const leaving_checkpoint& each : leaving) {
+    const std::string name = folder_name(each.id);
+    const auto entry = std::ranges::find(entries, name, &storage_entry::name);
+    const bool is_link = entry != entries.end() && entry->what == storage_entry::kind::link;
+    const bool is_done = !has(stays, each.id.generation) && met.bear([&] {
+      if (has(needed, each.id.generation)) {
         storage_.sync_folder("");
         needed.clear();
       }
-      needed.insert(needed.end(), each.refers_to.begin(), each.refers_to.end());
-      trash.push_back(std::string(checkpoint_names::trash) + name);
-      storage_.rename(name, trash.back());
-    } else {
-      trash.push_back(name);
-      storage_.remove(name + "/" + std::string(checkpoint_names::manifest));
-      storage_.sync_folder(name);
-    }
+      if (method_ == commit_method::rename) {
+        storage_.rename(name, std::string(checkpoint_names::trash) + name);
+      } else if (is_link) {
+        storage_.remove(name);
+      } else {
+        storage_.remove(name + "/" + std::string(checkpoint_names::manifest));
+        storage_.sync_folder(name);
+      }
+    });
+    std::vector<std::uint64_t>& refers = is_done ? needed : stays;
+    refers.insert(refers.end(), each.refers_to.begin(), each.refers_to.end());
+    if (is_done) gone.push_back(each.id);
   }
-  // Before their files go: none is called a checkpoint any more that is not whole.
-  if (!trash.empty() && method_ == commit_method::rename) storage_.sync_folder("");
-  for (const std::string& each : trash)
-    remove_tree(each);
+  return gone;
+}
+
+/// What has no name of a checkpoint any more, also since earlier calls.
+LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_trash(const std::vector<checkpoint_id>& gone,
+                                                                 troubles& met) {
+  if (method_ == commit_method::rename) {
+    // Before their files go: none is called a checkpoint any more that is not whole.
+    if (!gone.empty() && !met.bear([&] { storage_.sync_folder(""); })) return;
+    for (const storage_entry& each : storage_.list("")) {
+      if (each.name.starts_with(checkpoint_names::trash)) met.bear([&] { remove_entry(each); });
+    }
+    return;
+  }
+  for (const checkpoint_id& each : gone)
+    met.bear([&] { remove_tree(folder_name(each)); });
+}
+
+LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(retention_ref retention) {
+  check_lock();
+  troubles met;
+  const leaving_list list = leaving(retention);
+  const std::vector<checkpoint_id> gone = remove_names(list.all, met);
+  remove_trash(gone, met);
   // Last: where it cannot be written, what had to go is gone.
   const std::vector<checkpoint_id> left = list_checkpoints(storage_);
-  if (!left.empty()) hint_at(left.front());
-  if (!list.unread.empty())
-    throw io_error(list.unread + "; no older checkpoint is removed while it may need one");
+  if (!left.empty()) met.bear([&] { hint_at(left.front()); });
+  if (!list.unread.empty()) met.note(list.unread + "; no older checkpoint is removed while it may need one");
+  met.raise_if_any();
   return gone;
 }
 

@@ -40,7 +40,8 @@ struct committed_part {
 /// Says in a part that is being made where the chunks of one of its files are, one after the other.
 class run_list {
  public:
-  run_list(checkpoint_manifest& part, checkpoint_file& file) : part_(&part), file_(&file) {}
+  run_list(checkpoint_manifest& part, checkpoint_file& file)
+      : part_(&part), file_(&file), first_(part.stored.size()) {}
 
   /// The next chunk is there.
   void add(const stored_chunks& in, std::uint64_t place) {
@@ -58,8 +59,9 @@ class run_list {
 
  private:
   [[nodiscard]] std::uint32_t number_of(const stored_chunks& in) {
-    // Few: a file of each checkpoint since the last whole one.
-    const auto found = std::ranges::find(part_->stored, in);
+    // Few: a file of each checkpoint since the last whole one. Those before are other files'.
+    const auto found =
+        std::find(part_->stored.begin() + static_cast<std::ptrdiff_t>(first_), part_->stored.end(), in);
     if (found == part_->stored.end()) {
       part_->stored.push_back(in);
       return static_cast<std::uint32_t>(part_->stored.size() - 1);
@@ -69,6 +71,7 @@ class run_list {
 
   checkpoint_manifest* part_;
   checkpoint_file* file_;
+  std::size_t first_;
   std::uint64_t chunks_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/checkpoint/detail/search_body.hpp>
 #include <llmmem/checkpoint/mirrored_coordinator.hpp>
+#include <llmmem/detail/write_signals.hpp>
 
 #include <algorithm>
 #include <exception>
@@ -55,9 +56,13 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::check_that_one_run(const found_checkpoi
   for (const checkpoint_id& id : list_checkpoints(parts_.durable)) {
     if (id.generation != here.id.generation) continue;
     try {
-      const checkpoint_manifest there = open_manifest(parts_.durable, id).manifest;
+      const checkpoint_manifest there =
+          try_again({}, [&] { return open_manifest(parts_.durable, id).manifest; });
       if (folded_manifest(there) == folded_manifest(here.manifest)) return;
-    } catch (const error&) {  // damaged: nothing is known of it
+    } catch (const format_error&) {  // damaged: nothing is known of it
+      return;
+    } catch (const storage_error& error) {
+      if (!proves_damage(error)) throw;
       return;
     }
     throw argument_error(parts_.local.storage().path(here.folder) + " and " +
@@ -179,6 +184,7 @@ LLMMEM_CHECKPOINT_BODY bool mirror_core::wait_until(std::unique_lock<std::mutex>
 // --- the copying thread
 
 LLMMEM_CHECKPOINT_BODY void mirror_core::run() {
+  block_write_signals();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stops_ || pending_; });

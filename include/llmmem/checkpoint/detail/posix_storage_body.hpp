@@ -29,25 +29,40 @@ inline void check_storage_path(storage_call call, const std::string& path) {
 
 /// Opens and closes, so that a refusal is told with its number. Without waiting for whoever might write to a
 /// pipe of that name, and without following a link that leads out of the folder.
-inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions) {
-  const int file = open_again(path.c_str(), flags | O_NONBLOCK | O_NOFOLLOW, permissions);
-  if (file < 0) throw storage_error(call, path, errno);
+inline void try_open(storage_call call, const std::string& path, int flags, std::uint32_t permissions,
+                     symbolic_links links = symbolic_links::refuse) {
+  const int no_link = links == symbolic_links::refuse ? O_NOFOLLOW : 0;
+  const int file = open_again(path.c_str(), flags | O_NONBLOCK | no_link, permissions);
   struct ::stat seen{};
+  if (file < 0) {
+    const int number = errno;
+    const bool is_link = number == ELOOP && ::lstat(path.c_str(), &seen) == 0 && S_ISLNK(seen.st_mode);
+    throw storage_error(call, path, number,
+                        is_link ? "it is a symbolic link, which is not followed; put the file itself there "
+                                  "(the folder of a whole checkpoint may be a link, a file of it may not)"
+                                : "");
+  }
   const bool is_regular = ::fstat(file, &seen) == 0 && S_ISREG(seen.st_mode);
   ::close(file);
   if (!is_regular)
     throw storage_error(call, path, S_ISDIR(seen.st_mode) ? EISDIR : EINVAL, "it is no regular file");
 }
 
-/// What a name in a folder is of; not every file system says so when it lists.
-[[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry) noexcept {
+/// What a name in a folder is of; not every file system says so when it lists. One that the system cannot
+/// examine is an error: a checkpoint must not be missing in a list because of a passing trouble.
+[[nodiscard]] inline storage_entry::kind kind_of(int folder, const dirent& entry, const std::string& path) {
   if (entry.d_type == DT_REG) return storage_entry::kind::file;
   if (entry.d_type == DT_DIR) return storage_entry::kind::folder;
+  if (entry.d_type == DT_LNK) return storage_entry::kind::link;
+  if (entry.d_type != DT_UNKNOWN) return storage_entry::kind::other;
   struct ::stat seen{};
-  if (entry.d_type != DT_UNKNOWN || ::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0)
-    return storage_entry::kind::other;
+  if (::fstatat(folder, entry.d_name, &seen, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return storage_entry::kind::other;  // it went meanwhile
+    throw storage_error(storage_call::list, path, errno, std::string("of ") + entry.d_name);
+  }
   return S_ISREG(seen.st_mode)   ? storage_entry::kind::file
          : S_ISDIR(seen.st_mode) ? storage_entry::kind::folder
+         : S_ISLNK(seen.st_mode) ? storage_entry::kind::link
                                  : storage_entry::kind::other;
 }
 
@@ -140,7 +155,7 @@ auto posix_storage<Engine>::create(const std::string& below, std::uint64_t bytes
 template <io_engine Engine>
 auto posix_storage<Engine>::open(const std::string& below) -> input {
   const std::string whole = checked_path(storage_call::open, below);
-  detail::try_open(storage_call::open, whole, O_RDONLY, 0);
+  detail::try_open(storage_call::open, whole, O_RDONLY, 0, options_.links);
   try {
     input opened(std::make_unique<io_file>(whole, file_options{open_mode::read, options_.direct}));
     const result<std::uint64_t> size = opened.file_->size();
@@ -203,7 +218,7 @@ std::vector<storage_entry> posix_storage<Engine>::list(const std::string& below)
     if (each == nullptr) break;
     const std::string name = each->d_name;
     if (name == "." || name == "..") continue;
-    found.push_back({name, detail::kind_of(::dirfd(folder.get()), *each)});
+    found.push_back({name, detail::kind_of(::dirfd(folder.get()), *each, whole)});
   }
   if (errno != 0) throw storage_error(storage_call::list, whole, errno);
   return found;
@@ -223,11 +238,16 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
     detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
     auto file = std::make_unique<io_file>(
         whole, file_options{open_mode::create, direct_io::never, options_.file_permissions});
-    if (const result<void> locked = file->lock(); !locked) {
-      if (locked.error().code == errc::file_locked) return std::nullopt;
-      throw storage_error(storage_call::lock, whole, static_cast<int>(locked.error().index));
+    if (options_.locks == file_locks::system) {
+      if (const result<void> locked = file->lock(); !locked) {
+        if (locked.error().code == errc::file_locked) return std::nullopt;
+        const int number = static_cast<int>(locked.error().index);
+        throw storage_error(
+            storage_call::lock, whole, number,
+            detail::has_no_locks(number) ? std::string(detail::without_locks) : std::string());
+      }
+      file->unlock_at_end();  // also where a forked child has the open file still
     }
-    file->unlock_at_end();  // also where a forked child has the open file still
     // Between opening and locking it may have been removed: then the lock is of nothing.
     lock_type held(std::move(file));
     if (held.is_held()) return held;

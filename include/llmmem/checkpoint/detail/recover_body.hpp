@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/copy.hpp>
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/search_body.hpp>
+#include <llmmem/checkpoint/detail/try_again.hpp>
 #include <llmmem/checkpoint/recover.hpp>
 
 #include <algorithm>
@@ -33,11 +34,11 @@ struct source_list {
   std::vector<skipped_in_source> skipped{};  // sources
 };
 
-[[nodiscard]] inline source_list list_sources(const source_set& sources) {
+[[nodiscard]] inline source_list list_sources(const source_set& sources, const search_patience& patience) {
   source_list all;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     try {
-      for (const checkpoint_id& id : sources.list(i))
+      for (const checkpoint_id& id : try_again(patience, [&] { return sources.list(i); }))
         all.entries.push_back({i, id});
     } catch (const std::exception& error) {
       all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
@@ -50,11 +51,27 @@ struct source_list {
   return all;
 }
 
+/// One that a source lists, or why it cannot be had.
+[[nodiscard]] inline open_attempt attempt_to_open(const source_set& sources, const source_entry& entry,
+                                                  verification how, const search_patience& patience) {
+  const storage_ref storage = sources.storage(entry.source);
+  return attempt_to_open(storage, folder_name(entry.id), patience,
+                         [&] { return open_checkpoint(storage, entry.id, how); });
+}
+
+/// A note of one that could not be opened.
+[[nodiscard]] inline skipped_in_source noted(const source_set& sources, const source_entry& entry,
+                                             open_trouble trouble) {
+  return {entry.source, sources.name(entry.source),
+          trouble.is_proof ? passed_over::damaged : passed_over::unread, folder_name(entry.id),
+          std::move(trouble.why)};
+}
+
 /// Whether what was listed is there no more, or something newer is: who meets that looks again.
 [[nodiscard]] inline bool is_outdated(const source_set& sources, const source_list& listed,
-                                      const source_entry& entry) {
+                                      const source_entry& entry, const search_patience& patience) {
   try {
-    const std::vector<checkpoint_id> now = sources.list(entry.source);
+    const auto now = try_again(patience, [&] { return sources.list(entry.source); });
     return std::ranges::find(now, entry.id) == now.end() ||
            now.front().generation > listed.entries.front().id.generation;
   } catch (const std::exception&) {  // it was refused as it is; the next source may have it
@@ -95,12 +112,13 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
   }
 }
 
-LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how) {
+LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how,
+                                                    const search_patience& patience) {
   // As `find_checkpoint`: more often than this is a race that cannot be won.
   constexpr int tries = 16;
   for (int i = 0;; ++i) {
     recovery_result recovered;
-    const source_list listed = list_sources(all);
+    const source_list listed = list_sources(all, patience);
     recovered.skipped = listed.skipped;
     if (listed.skipped.size() == all.size()) {
       std::string text = "recover: no source can be listed";
@@ -109,22 +127,35 @@ LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verif
       throw io_error(text);
     }
     bool again = false;
+    const source_entry* unread = nullptr;  // may be whole: nothing older is taken for it
+    std::string why_unread;
+    const auto refuse = [&] {
+      throw unreadable_checkpoint("recover: " +
+                                  unread_text(all.name(unread->source), folder_name(unread->id), why_unread));
+    };
     for (const source_entry& each : listed.entries) {
-      try {
-        recovered.found = all.open(each.source, each.id, how);
-      } catch (const std::exception& error) {  // too large for this machine, too
-        again = i + 1 < tries && is_outdated(all, listed, each);
+      if (unread != nullptr && each.id.generation < unread->id.generation) refuse();
+      open_attempt opened = attempt_to_open(all, each, how, patience);
+      if (!opened.found) {
+        again = i + 1 < tries && is_outdated(all, listed, each, patience);
         if (again) break;
-        recovered.skipped.push_back(
-            {each.source, all.name(each.source), passed_over::damaged, folder_name(each.id), error.what()});
+        if (!opened.trouble.is_proof && unread == nullptr && patience.unread == unread_checkpoint::refuse) {
+          unread = &each;
+          why_unread = opened.trouble.why;
+        }
+        recovered.skipped.push_back(noted(all, each, std::move(opened.trouble)));
         continue;
       }
+      unread = nullptr;
+      recovered.found = std::move(opened.found);
       recovered.source = each.source;
       recovered.name = all.name(each.source);
       note_conflicts(all, listed, each, *recovered.found, recovered.skipped);
       break;
     }
-    if (!again) return recovered;
+    if (again) continue;
+    if (unread != nullptr) refuse();
+    return recovered;
   }
 }
 

@@ -109,35 +109,62 @@ void note_partial(const source_set& sources, const source_list& listed, const co
   }
 }
 
+/// What a rank has of a checkpoint, as numbers that ranks exchange.
+enum class rank_has : std::uint64_t {
+  nothing,  ///< all that it has of it is damaged
+  whole,
+  unread  ///< it may be whole, and could not be read
+};
+
 /// The first source from which a checkpoint can be had.
+struct first_source {
+  const source_entry* entry = nullptr;
+  rank_has what = rank_has::nothing;
+  std::string why_unread{};
+};
+
 template <class Recovery>
-[[nodiscard]] const source_entry* open_first(const source_set& sources, const source_list& listed,
-                                             const checkpoint_id& id, verification how, Recovery& recovered) {
+[[nodiscard]] first_source open_first(const source_set& sources, const source_list& listed,
+                                      const checkpoint_id& id, verification how, Recovery& recovered) {
+  first_source first;
   for (const source_entry& each : listed.entries) {
     if (!(each.id == id)) continue;
-    try {
-      recovered.found = sources.open(each.source, id, how);
-      return &each;
-    } catch (const std::exception& error) {  // too large for this machine, too
-      recovered.skipped.push_back(
-          {each.source, sources.name(each.source), passed_over::damaged, folder_name(id), error.what()});
+    open_attempt opened = attempt_to_open(sources, each, how, {});
+    if (opened.found) {
+      recovered.found = std::move(opened.found);
+      return {&each, rank_has::whole, {}};
     }
+    if (!opened.trouble.is_proof) {
+      first.what = rank_has::unread;
+      first.why_unread = opened.trouble.why;
+    }
+    recovered.skipped.push_back(noted(sources, each, std::move(opened.trouble)));
   }
-  return nullptr;
+  return first;
 }
 
 /// Whether all ranks can load it, and it is the same for all; `why` not.
+/// @throws unreadable_checkpoint  on all ranks, when any of them could not read what may be whole.
 template <transport T>
-[[nodiscard]] std::string why_not_all(number_gathering<T>& gather,
+[[nodiscard]] std::string why_not_all(number_gathering<T>& gather, const checkpoint_id& id,
+                                      const first_source& first,
                                       const std::optional<found_checkpoint>& found) {
-  std::array<std::uint64_t, 2> mine{0, 0};
-  if (found) mine = {1, crc32c_of(to_json(folded_manifest(found->manifest)))};
+  std::array<std::uint64_t, 2> mine{static_cast<std::uint64_t>(first.what), 0};
+  if (found) mine[1] = crc32c_of(to_json(folded_manifest(found->manifest)));
   const std::vector<std::uint64_t> all = gather.all(mine);
   std::vector<std::uint32_t> cannot;
+  std::vector<std::uint32_t> unread;
   bool is_same = true;
   for (std::size_t i = 0; i < all.size(); i += 2) {
-    if (all[i] == 0) cannot.push_back(static_cast<std::uint32_t>(i / 2));
+    const auto rank = static_cast<std::uint32_t>(i / 2);
+    if (all[i] == static_cast<std::uint64_t>(rank_has::nothing)) cannot.push_back(rank);
+    if (all[i] == static_cast<std::uint64_t>(rank_has::unread)) unread.push_back(rank);
     is_same = is_same && all[i + 1] == all[1];
+  }
+  if (!unread.empty()) {
+    throw unreadable_checkpoint("recover: " +
+                                unread_text(to_text(std::span<const std::uint32_t>(unread)), folder_name(id),
+                                            first.why_unread.empty() ? "they say why" : first.why_unread));
   }
   if (!cannot.empty()) return to_text(std::span<const std::uint32_t>(cannot)) + " cannot load it";
   return is_same ? std::string() : "ranks have other contents under that name: these are not of one run";
@@ -164,7 +191,7 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
   }
 
   const detail::source_set all(sources...);
-  const detail::source_list listed = detail::list_sources(all);
+  const detail::source_list listed = detail::list_sources(all, {});
   recovered.skipped = listed.skipped;
   detail::number_gathering<T> gather(*memory.ranks, memory.by, memory.tag);
   const detail::common_list common =
@@ -177,8 +204,9 @@ joint_recovery<Storages...> recover(verification how, replica_source<T, Replica>
   }
   for (const checkpoint_id& id : common.ids) {
     if (recovered.version && id.step <= *recovered.version) break;
-    const detail::source_entry* const entry = detail::open_first(all, listed, id, how, recovered);
-    const std::string why = detail::why_not_all(gather, recovered.found);
+    const detail::first_source first = detail::open_first(all, listed, id, how, recovered);
+    const detail::source_entry* const entry = first.entry;
+    const std::string why = detail::why_not_all(gather, id, first, recovered.found);
     if (why.empty()) {
       recovered.source = entry->source;
       recovered.name = all.name(entry->source);

@@ -5,12 +5,15 @@
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/coverage.hpp>
 #include <llmmem/checkpoint/detail/file_chunks.hpp>
+#include <llmmem/checkpoint/detail/try_again.hpp>
 #include <llmmem/checkpoint/search.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <exception>
 #include <span>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
@@ -51,7 +54,7 @@ inline void verify_file(storage_ref storage, const std::string& folder, const ch
 LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> list_checkpoints(storage_ref storage) {
   std::vector<checkpoint_id> all;
   for (const storage_entry& each : storage.list("")) {
-    if (each.what != storage_entry::kind::folder) continue;
+    if (each.what != storage_entry::kind::folder && each.what != storage_entry::kind::link) continue;
     if (const auto id = read_folder_name(each.name)) all.push_back(*id);
   }
   std::ranges::sort(all, [](const checkpoint_id& a, const checkpoint_id& b) {
@@ -90,26 +93,74 @@ LLMMEM_CHECKPOINT_BODY found_checkpoint open_checkpoint(storage_ref storage, con
   return found;
 }
 
-LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how) {
+namespace detail {
+
+/// Why a checkpoint was not opened.
+struct open_trouble {
+  std::string why{};
+  bool is_proof = false;  // that it is not whole
+};
+
+/// A checkpoint, or why it is none.
+struct open_attempt {
+  std::optional<found_checkpoint> found{};
+  open_trouble trouble{};
+};
+
+/// Opens a checkpoint, again while the trouble may pass. @param open  gives a `found_checkpoint`.
+template <class Open>
+[[nodiscard]] open_attempt attempt_to_open(storage_ref storage, const std::string& folder,
+                                           const search_patience& patience, Open open) {
+  try {
+    return {try_again(patience, open), {}};
+  } catch (const format_error& error) {
+    return {{}, {error.what(), true}};
+  } catch (const storage_error& error) {
+    if (error.number() == ENOENT && leads_nowhere(storage, folder))
+      return {{}, {std::string(error.what()) + "; " + std::string(link_without_end), false}};
+    return {{}, {error.what(), proves_damage(error)}};
+  } catch (const std::exception& error) {
+    return {{}, {error.what(), false}};
+  }
+}
+
+/// What is said of one that may be whole. @param of  the storage, as people know it.
+[[nodiscard]] inline std::string unread_text(const std::string& of, const std::string& folder,
+                                             const std::string& why) {
+  return of + ": " + folder + " cannot be read now, and nothing proves that it is damaged: " + why +
+         "; no older checkpoint was taken in its place. Mend that and search again; to go on from an older "
+         "one, move this one away, or search with unread_checkpoint::pass_over";
+}
+
+}  // namespace detail
+
+LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how,
+                                                         const search_patience& patience) {
   // One goes only when newer ones are there: whoever meets that looks again, from the newest, rather than
   // take an older one that may have been kept. More often than this is a race that cannot be won.
   constexpr int tries = 16;
+  const auto list = [&] { return detail::try_again(patience, [&] { return list_checkpoints(storage); }); };
   checkpoint_search search;
   for (int i = 0; i < tries; ++i) {
     bool is_outdated = false;
     search = {};
-    const std::vector<checkpoint_id> listed = list_checkpoints(storage);
+    const std::vector<checkpoint_id> listed = list();
     for (const checkpoint_id& id : listed) {
-      try {
-        search.found = open_checkpoint(storage, id, how);
+      const std::string folder = folder_name(id);
+      detail::open_attempt opened = detail::attempt_to_open(
+          storage, folder, patience, [&] { return open_checkpoint(storage, id, how); });
+      if (opened.found) {
+        search.found = std::move(opened.found);
         return search;
-      } catch (const std::exception& error) {  // too large for this machine, too
-        const std::vector<checkpoint_id> now = list_checkpoints(storage);
-        const bool is_there = std::ranges::find(now, id) != now.end();
-        is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
-        if (is_there) search.skipped.push_back({folder_name(id), error.what()});
-        if (is_outdated && i + 1 < tries) break;
       }
+      const std::vector<checkpoint_id> now = list();
+      const bool is_there = std::ranges::find(now, id) != now.end();
+      is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
+      if (is_outdated && i + 1 < tries) break;
+      if (!is_there) continue;
+      if (!opened.trouble.is_proof && patience.unread == unread_checkpoint::refuse)
+        throw unreadable_checkpoint(detail::unread_text(storage.path(""), folder, opened.trouble.why));
+      search.skipped.push_back({folder, std::move(opened.trouble.why)});
     }
     if (!is_outdated) break;
   }

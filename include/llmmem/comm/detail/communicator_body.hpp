@@ -12,12 +12,27 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace detail {
+
+/// A number for processes by theirs, of 64 bits: not 0.
+[[nodiscard]] inline std::uint64_t founding_of(const std::vector<std::uint64_t>& nonces) noexcept {
+  std::uint64_t mixed = nonces.size();
+  for (const std::uint64_t nonce : nonces) {
+    mixed = (mixed ^ nonce) * 0x9E37'79B9'7F4A'7C15U;
+    mixed ^= mixed >> 32U;
+  }
+  return mixed | 1U;
+}
+
+}  // namespace detail
+
 template <endpoint E>
 communicator<E>::communicator(E& end, const communicator_options& options)
     : end_(&end),
       options_(options),
       nonces_(end.seats(), 0),
       member_nonces_(end.seats(), 0),
+      foundings_(end.seats(), 0),
       welcome_nonces_(end.seats(), 0),
       inbox_(end.seats(), options.early_bytes),
       traffic_(end.seats()) {
@@ -72,16 +87,23 @@ void communicator<E>::died(seat_id seat, comm::death how) noexcept {
   anew_.erase(seat);
   inbox_.forget(seat);
   // Who died may have sat there before the member that this process has yet to meet.
-  if (was_member(seat)) part_.died(seat, how, poster{this, epoch_});
+  if (was_member(seat)) part_.died(seat, death_of_member(seat, how), poster{this, epoch_});
 }
 
 template <endpoint E>
 void communicator<E>::came(seat_id seat) noexcept {
   anew_.insert(seat);
-  left_.erase(seat);
+  given_up_.erase(seat);
   gone_.erase(seat);
   certain_.erase(seat);
   nonces_[to_index(seat)] = 0;
+  foundings_[to_index(seat)] = 0;
+  tell_hello(seat);
+}
+
+/// Which process this is, and in which epoch.
+template <endpoint E>
+void communicator<E>::tell_hello(seat_id seat) noexcept {
   std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   detail::wire_writer out(room);
   out.put(end_->nonce());
@@ -118,10 +140,13 @@ void communicator<E>::hear_hello(seat_id from, const frame_header& frame,
 template <endpoint E>
 void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
                                    std::span<const std::byte> bytes) noexcept {
+  if (epoch_ != 0 && frame.epoch <= epoch_) {
+    // Each member says it. Another process began an epoch by what was true before.
+    if (!was_member(from)) fence(from, frame.epoch);
+    return;
+  }
+  if (epoch_ == 0 && welcomed_) return;
   detail::wire_reader in(bytes);
-  // It began an epoch by what was true before.
-  if (epoch_ != 0 && !was_member(from)) return fence(from, frame.epoch);
-  if (epoch_ != 0 || welcomed_) return;  // each member says it
   const seat_set members = in.take_seats(end_->seats());
   for (const seat_id seat : members)
     welcome_nonces_[to_index(seat)] = in.take<std::uint64_t>();
@@ -131,8 +156,14 @@ void communicator<E>::hear_welcome(seat_id from, const frame_header& frame,
     ++stats_.bad_frames;
     return;
   }
+  // Others took this process for fresh and went on without the epoch that it is in.
+  if (epoch_ != 0) {
+    is_fenced_ = true;
+    return;
+  }
   welcomed_ = members;
   welcome_epoch_ = frame.epoch;
+  welcome_founding_ = frame.offset;
 }
 
 template <endpoint E>
@@ -182,7 +213,10 @@ template <endpoint E>
 result<void> communicator<E>::join(deadline by) {
   if (epoch_ != 0 && !welcomed_) return {};
   for (;;) {
-    if (epoch_ == 0 && welcomed_) begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
+    if (epoch_ == 0 && welcomed_) {
+      founding_ = welcome_founding_;
+      begin_epoch(welcome_epoch_, *welcomed_, *welcomed_, welcome_nonces_);
+    }
     const seat_set lacks = missing();
     // Who is missing may have died before they met; others know, and wait for this one to agree.
     if (lacks.empty() || (epoch_ != 0 && is_revoked_)) break;
@@ -198,6 +232,7 @@ result<void> communicator<E>::join(deadline by) {
   }
   if (epoch_ == 0) {
     const seat_set all = seat_set::first(rank_count{end_->seats()});
+    founding_ = detail::founding_of(nonces_);
     begin_epoch(1, all, all, nonces_);
     tell_welcome(part_.members());  // who has heard all others says so to those that have not
   }
@@ -220,6 +255,7 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   const bool was_fresh = epoch_ == 0;
   seats_ = std::move(seats);  // nothing throws from here on
   part_before_ = std::exchange(part_, agreement(end_->self(), members));
+  newcomers_ = newcomers;
   epoch_ = epoch;
   ++stats_.epochs;
   rank_ = *rank_of(end_->self());
@@ -250,12 +286,16 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
   for (const seat_id seat : part_before_.certain() & stay)
     part_.died(seat, comm::death::certain, post);
   for (const seat_id seat : members) {
-    if (gone_.contains(seat) && was_member(seat))
-      part_.died(seat, certain_.contains(seat) ? comm::death::certain : comm::death::suspected, post);
+    if (!gone_.contains(seat) || !was_member(seat)) continue;
+    const comm::death how = certain_.contains(seat) ? comm::death::certain : comm::death::suspected;
+    part_.died(seat, death_of_member(seat, how), post);
   }
   // The endpoint hears nothing from a process that was given up, whoever has admitted it.
-  for (const seat_id seat : came_as_named& left_)
+  for (const seat_id seat : came_as_named& given_up_)
     part_.died(seat, comm::death::suspected, post);
+  for (const seat_id seat : members) {
+    if (is_member(seat) && has_other_founders(seat)) part_.died(seat, comm::death::suspected, post);
+  }
   for (const early_word& each : early_words) {
     if (each.epoch == epoch && was_member(each.from)) part_.hear(each.from, each.message, post);
   }
@@ -265,13 +305,9 @@ void communicator<E>::begin_epoch(std::uint64_t epoch, const seat_set& members, 
 /// Tells processes that took this one for fresh, and are not with it in its first epoch, that it is not.
 template <endpoint E>
 void communicator<E>::tell_begun(const seat_set& members) noexcept {
-  std::array<std::byte, 8> room;  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  detail::wire_writer out(room);
-  out.put(end_->nonce());
   for (std::uint32_t i = 0; i < end_->seats(); ++i) {
     const seat_id seat{i};
-    if (seat != end_->self() && !members.contains(seat) && end_->is_connected(seat))
-      tell(seat, told_kind::hello, epoch_, out.written());
+    if (seat != end_->self() && !members.contains(seat) && end_->is_connected(seat)) tell_hello(seat);
   }
 }
 
@@ -282,7 +318,13 @@ template <endpoint E>
 void communicator<E>::tell(seat_id to, told_kind kind, std::uint64_t epoch,
                            std::span<const std::byte> bytes) noexcept {
   const auto size = static_cast<std::uint32_t>(bytes.size());
-  end_->tell(to, {.epoch = epoch, .message = size, .bytes = size, .kind = static_cast<std::uint16_t>(kind)},
+  // What is told has no offset in a message: in its place it says which founders its epoch goes back to.
+  end_->tell(to,
+             {.epoch = epoch,
+              .message = size,
+              .offset = founding_,
+              .bytes = size,
+              .kind = static_cast<std::uint16_t>(kind)},
              bytes);
 }
 
@@ -295,6 +337,7 @@ void communicator<E>::tell_agree(seat_id to, const agree_message& message, std::
 template <endpoint E>
 void communicator<E>::told(seat_id from, const frame_header& frame,
                            std::span<const std::byte> bytes) noexcept {
+  note_founding(from, frame.offset);
   switch (static_cast<told_kind>(frame.kind)) {
     case told_kind::hello:
       return hear_hello(from, frame, bytes);
@@ -310,6 +353,16 @@ void communicator<E>::told(seat_id from, const frame_header& frame,
       return hear_agree(from, frame, bytes);
   }
   ++stats_.bad_frames;
+}
+
+/// Two that are fresh may begin a first epoch each, with processes that sat in one seat one after the other,
+/// and name a third one in both. That one is in one of them. To the members of the other it lives, and may
+/// agree on something else: as one that is suspected.
+template <endpoint E>
+void communicator<E>::note_founding(seat_id from, std::uint64_t founding) noexcept {
+  if (founding != 0) foundings_[to_index(from)] = founding;
+  if (epoch_ != 0 && is_member(from) && has_other_founders(from))
+    part_.died(from, comm::death::suspected, poster{this, epoch_});
 }
 
 template <endpoint E>
@@ -346,7 +399,7 @@ void communicator<E>::hear_agree(seat_id from, const frame_header& frame,
     return;
   }
   ++stats_.stale_frames;
-  if (frame.epoch + 1 == epoch_ && part_before_.members().contains(from)) {
+  if (frame.epoch + 1 == epoch_ && was_member_before(from)) {
     part_before_.hear(from, *message, poster{this, frame.epoch});
   }
   if (epoch_ != 0 && !was_member(from)) fence(from, frame.epoch);
@@ -401,7 +454,7 @@ template <endpoint E>
 void communicator<E>::leave_behind(const seat_set& failed) noexcept {
   for (const seat_id seat : failed) {
     if (anew_.contains(seat)) continue;
-    left_.insert(seat);
+    given_up_.insert(seat);
     end_->give_up(seat);
   }
 }

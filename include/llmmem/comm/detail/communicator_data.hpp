@@ -67,12 +67,12 @@ result<void> communicator<E>::send_frames(std::span<const std::byte> bytes, rank
       frame.is_checked = 1;
       frame.crc = crc32c(0, part);
     }
-    if (failed().contains(sending_to_)) return refuse(errc::peer_failed, to, bytes.size(), sent);
+    if (failed().contains(sending_to_)) return why_failed(to, bytes.size(), sent);
     const result<void> done = end_->send(sending_to_, frame, part, by, handler);
     if (!done) {
       if (done.code() != errc::cancelled) return refuse(done.code(), to, bytes.size(), sent);
       if (const auto why = may_talk(to); !why) return why;
-      return refuse(errc::peer_failed, to, bytes.size(), sent);
+      return why_failed(to, bytes.size(), sent);
     }
     sent += now;
   } while (sent < bytes.size());
@@ -118,7 +118,7 @@ template <endpoint E>
 result<void> communicator<E>::wait_for_awaited(std::uint64_t bytes, rank_id from, deadline by) {
   while (inbox_.is_awaiting()) {
     if (const auto may = may_talk(from); !may) return may;
-    if (has_failed(from)) return refuse(errc::peer_failed, from, bytes, inbox_.awaited_bytes());
+    if (has_failed(from)) return why_failed(from, bytes, inbox_.awaited_bytes());
     if (from == rank_ || end_->now_ns() >= by.ns) {
       return refuse(errc::peer_timed_out, from, bytes, inbox_.awaited_bytes());
     }
@@ -170,7 +170,7 @@ result<std::uint64_t> communicator<E>::probe(rank_id from, std::uint32_t tag, de
   for (;;) {
     if (const auto may = may_talk(from); !may) return may.error();
     if (const auto bytes = inbox_.size_of_next(seat_of(from), tag)) return *bytes;
-    if (has_failed(from)) return refuse(errc::peer_failed, from, 0, 0);
+    if (has_failed(from)) return why_failed(from, 0, 0);
     if (from == rank_ || end_->now_ns() >= by.ns) return refuse(errc::peer_timed_out, from, 0, 0);
     wait_once(by);
   }

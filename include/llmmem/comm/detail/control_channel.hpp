@@ -2,9 +2,11 @@
 /// `control_channel`: the control messages of a socket endpoint on their way out, and its heartbeats.
 #pragma once
 
+#include <llmmem/comm/detail/frame_seal.hpp>
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_poller.hpp>
+#include <llmmem/comm/detail/socket_process.hpp>
 #include <llmmem/comm/detail/socket_system.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
@@ -13,6 +15,7 @@
 #include <llmmem/error.hpp>
 
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -79,11 +82,12 @@ class control_channel {
   }
   /// Begins a lane with a heartbeat: a process that has called waits for it. @pre the poller knows `socket`
   /// by `key`.
-  void open(seat_id seat, int socket, std::uint64_t key) noexcept {
+  void open(seat_id seat, int socket, std::uint64_t key, const frame_seal& seal = {}) noexcept {
     const std::lock_guard lock(mutex_);
     writer& out = writers_[to_index(seat)];
     out.waiting.clear();
-    out.sequence = 0;
+    out.seal = seal;
+    out.number = 0;
     out.is_armed = out.is_overflowed = false;
     out.key = key;
     out.socket = socket;
@@ -148,8 +152,9 @@ class control_channel {
     int socket = -1;
     std::uint64_t key = 0;
     waiting_bytes waiting;
-    std::uint32_t sequence = 0;
-    bool is_armed = false;  // epoll reports when the socket can be written to
+    frame_seal seal{};
+    std::uint64_t number = 0;  // of the next frame
+    bool is_armed = false;     // epoll reports when the socket can be written to
     bool is_overflowed = false;
     lane_count sent{};
     std::uint64_t beats = 0;
@@ -178,7 +183,10 @@ inline void control_channel::start(std::uint64_t beat_ns) {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    beats_ = std::thread([this, beat_ns] { beat(beat_ns); });
+    beats_ = std::thread([this, beat_ns] {
+      ::pthread_setname_np(::pthread_self(), beat_thread_name);
+      beat(beat_ns);
+    });
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw system_error(
@@ -233,10 +241,11 @@ inline void control_channel::put(writer& out, frame_sort sort, const frame_heade
     out.is_overflowed = true;
     return;
   }
-  wire_header wire{header, socket_lane::told, sort, out.sequence++};
+  wire_header wire{header, socket_lane::told, sort, static_cast<std::uint32_t>(out.number)};
   wire.frame.bytes = static_cast<std::uint32_t>(bytes.size());
   std::array<std::byte, wire_header_bytes> head{};
   write_header(wire, head);
+  out.seal.close(head, bytes, out.number++);
   ssize_t sent = 0;
   if (out.waiting.empty()) sent = write_some(out.socket, head, bytes);
   if (sent < 0) return;  // the reader of this lane finds that it is broken

@@ -88,6 +88,7 @@ class failure_detector {
     of.reported = report::none;
     of.is_soft_silent = false;
     of.heard = clock_.listened();
+    of.looked_at = 0;
     of.now = seat_state::up;
     ++came_;
   }
@@ -148,12 +149,23 @@ class failure_detector {
   /// @name Silence
   /// @{
   /// Bytes have come from there.
-  void heard(seat_id seat) noexcept { at(seat).heard = clock_.listened(); }
+  void heard(seat_id seat) noexcept {
+    at(seat).heard = clock_.listened();
+    at(seat).looked_at = 0;
+  }
   /// Notes whether the seat is silent beyond the soft limit; whether it is beyond the hard one.
   [[nodiscard]] bool look_at_silence(seat_id seat) noexcept {
+    at(seat).looked_at = silence_of(seat);
     at(seat).is_soft_silent = silence_of(seat) >= soft_silence_ns_;
     return is_silent(seat);
   }
+  /// Whether to ask the kernel what the process waits for: it has missed heartbeats, and is known.
+  [[nodiscard]] bool may_excuse(seat_id seat) const noexcept {
+    return hard_silence_ns_ != 0 && at(seat).process.is_open() && !at(seat).is_own &&
+           silence_of(seat) >= hard_silence_ns_ / 4;
+  }
+  /// Its heartbeats wait for a core: what has passed since the last look is no silence of its own.
+  void excuse(seat_id seat) noexcept { at(seat).heard = clock_.listened() - at(seat).looked_at; }
   /// Whether the seat is silent beyond the hard limit.
   [[nodiscard]] bool is_silent(seat_id seat) const noexcept {
     return hard_silence_ns_ != 0 && silence_of(seat) >= hard_silence_ns_;
@@ -190,8 +202,9 @@ class failure_detector {
     bool has_rejected = false;
     bool is_own = false;
     bool is_soft_silent = false;
-    std::uint64_t ends_by = 0;  // when `ending`
-    std::uint64_t heard = 0;    // in listened time
+    std::uint64_t ends_by = 0;    // when `ending`
+    std::uint64_t heard = 0;      // in listened time
+    std::uint64_t looked_at = 0;  // its silence at the last look
     incarnation_id incarnation{};
     incarnation_id rejected{};
     descriptor process;

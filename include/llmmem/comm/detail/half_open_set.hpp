@@ -123,6 +123,10 @@ class half_open_set {
   [[nodiscard]] const wire_hello& theirs(std::uint32_t slot) const noexcept {
     return halves_[slot].shaking.theirs();
   }
+  /// How the connection's frames are sealed. @pre `judge` or `settled`
+  [[nodiscard]] lane_seals seals(std::uint32_t slot) const noexcept {
+    return halves_[slot].shaking.seals(secret_);
+  }
   [[nodiscard]] hello_answer answered(std::uint32_t slot) const noexcept {
     return halves_[slot].shaking.answered();
   }

@@ -55,12 +55,32 @@ class early_queue {
   void push(early_message&& message) noexcept { kept_.push_back(std::move(message)); }
   void pop() noexcept {
     kept_[begin_++].bytes = {};
-    if (2 * begin_ < kept_.size()) return;
+    const std::size_t left = kept_.size() - begin_;
+    if (4 * left <= kept_.capacity() && shrink(left)) return;
+    if (begin_ < left) return;
     kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(begin_));
     begin_ = 0;
   }
+  /// Messages that fit without more memory, those that are kept among them.
+  [[nodiscard]] std::size_t capacity() const noexcept { return kept_.capacity(); }
 
  private:
+  /// To twice what is left, and one for a message that is under way. Whether it did: not without memory.
+  [[nodiscard]] bool shrink(std::size_t left) noexcept {
+    if (2 * left + 1 >= kept_.capacity()) return false;
+    std::vector<early_message> fewer;
+    try {
+      fewer.reserve(2 * left + 1);
+    } catch (...) {
+      return false;
+    }
+    for (std::size_t i = begin_; i < kept_.size(); ++i)
+      fewer.push_back(std::move(kept_[i]));
+    kept_ = std::move(fewer);
+    begin_ = 0;
+    return true;
+  }
+
   std::vector<early_message> kept_{};
   std::size_t begin_ = 0;  // those before are taken: half of all at most
 };
@@ -216,7 +236,7 @@ class inbox {
       of.early[frame.tag].make_room();
       of.building.emplace().outcome.bytes = frame.message;
       of.building->bytes.resize(frame.message);
-    } catch (...) {  // want of memory
+    } catch (...) {  // out of memory
       of.building.reset();
       forget_tag(of);
       return false;

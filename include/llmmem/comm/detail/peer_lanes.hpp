@@ -55,6 +55,7 @@ enum class lane_event : std::uint8_t {
   drained,    ///< it has no more now, or may not be read
   ended,      ///< it was closed or is broken
   malformed,  ///< it carried bytes that are no frame
+  forged,     ///< it carried a frame that its seal does not fit
 };
 
 struct lane_read {
@@ -96,7 +97,9 @@ class peer_lanes {
     of.has_buffers = true;
   }
   /// Takes the sockets of a process. @pre `reserve`; the seat's lanes are closed.
-  void open(seat_id seat, descriptor data, descriptor told) noexcept;
+  /// @param seals  by lane
+  void open(seat_id seat, descriptor data, descriptor told,
+            const std::array<lane_seals, 2>& seals = {}) noexcept;
   /// Closes both sockets, and forgets what came over them.
   void close(seat_id seat) noexcept;
   [[nodiscard]] bool is_open(seat_id seat) const noexcept { return at(seat).told.is_open(); }
@@ -181,7 +184,8 @@ class peer_lanes {
     data_reader data_in;
     told_reader told_in;
     waiting_bytes rest;  // of frames of data that were begun
-    std::uint32_t data_sequence = 0;
+    frame_seal data_seal{};
+    std::uint64_t data_number = 0;  // of the next frame out
     std::uint32_t generation = 0;
     std::uint32_t watched = 0;  // the events that epoll looks for on the data lane
     bool is_data_over = false;

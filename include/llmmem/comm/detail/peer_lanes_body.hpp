@@ -8,13 +8,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-inline void peer_lanes::open(seat_id seat, descriptor data, descriptor told) noexcept {
+inline void peer_lanes::open(seat_id seat, descriptor data, descriptor told,
+                             const std::array<lane_seals, 2>& seals) noexcept {
   lane_pair& of = at(seat);
   of.data = std::move(data);
   of.told = std::move(told);
-  of.data_in.restart(frame_bytes_);
-  of.told_in.restart();
-  of.data_sequence = 0;
+  const lane_seals& of_data = seals[static_cast<std::size_t>(socket_lane::data)];
+  of.data_in.restart(frame_bytes_, of_data.in);
+  of.told_in.restart(seals[static_cast<std::size_t>(socket_lane::told)].in);
+  of.data_seal = of_data.out;
+  of.data_number = 0;
   of.is_data_over = of.is_told_over = false;
   watch(seat);
   poller_.add(of.told.get(), EPOLLIN, told_key(seat));
@@ -62,6 +65,8 @@ inline lane_read peer_lanes::read_data(seat_id seat, handler_call& call) noexcep
   switch (from.data_in.took(bytes, seat, call.handler, from.data_received, call.has_come)) {
     case read_state::malformed:
       return {lane_event::malformed, bytes};
+    case read_state::forged:
+      return {lane_event::forged, bytes};
     case read_state::later:
       held_.insert(seat);
       watch(seat);
@@ -84,6 +89,7 @@ inline lane_read peer_lanes::read_told(seat_id seat, handler_call& call) noexcep
   const auto bytes = static_cast<std::size_t>(got);
   const read_state state = from.told_in.took(bytes, seat, call.handler, from.told_received, call.has_come);
   if (state == read_state::malformed) return {lane_event::malformed, bytes};
+  if (state == read_state::forged) return {lane_event::forged, bytes};
   return {bytes < place.iov_len ? lane_event::drained : lane_event::more, bytes};
 }
 
@@ -93,7 +99,9 @@ inline lane_event peer_lanes::ask(seat_id seat, handler_call& call) noexcept {
   if (state == read_state::later) return lane_event::drained;
   held_.erase(seat);
   watch(seat);
-  return state == read_state::malformed ? lane_event::malformed : lane_event::more;
+  return state == read_state::malformed ? lane_event::malformed
+         : state == read_state::forged  ? lane_event::forged
+                                        : lane_event::more;
 }
 
 inline void peer_lanes::end(seat_id seat, socket_lane lane) noexcept {
@@ -118,11 +126,13 @@ inline void peer_lanes::mute(seat_id seat) noexcept {
 
 inline outgoing_frame peer_lanes::begin_frame(seat_id to, const frame_header& header,
                                               std::span<const std::byte> bytes) const noexcept {
-  wire_header wire{header, socket_lane::data, frame_sort::frame, at(to).data_sequence};
+  const lane_pair& of = at(to);
+  wire_header wire{header, socket_lane::data, frame_sort::frame, static_cast<std::uint32_t>(of.data_number)};
   wire.frame.bytes = static_cast<std::uint32_t>(bytes.size());
   outgoing_frame frame;
   frame.bytes = bytes;
   write_header(wire, frame.head);
+  of.data_seal.close(frame.head, bytes, of.data_number);
   return frame;
 }
 
@@ -132,7 +142,7 @@ inline ssize_t peer_lanes::write(seat_id to, outgoing_frame& frame) noexcept {
   const ssize_t went = head.empty() ? write_some(of.data.get(), frame.bytes_left(), {})
                                     : write_some(of.data.get(), head, frame.bytes);
   if (went <= 0) return went;
-  if (!frame.is_begun()) ++of.data_sequence;
+  if (!frame.is_begun()) ++of.data_number;
   frame.sent += static_cast<std::size_t>(went);
   if (frame.is_whole()) count_sent(of, frame.bytes.size());
   return went;

@@ -2,6 +2,7 @@
 /// `seat_candidate`: the process that is to take a seat of a socket endpoint next.
 #pragma once
 
+#include <llmmem/comm/detail/frame_seal.hpp>
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_system.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
@@ -48,9 +49,12 @@ class seat_candidate {
     is_own_ = is_own;
     since_ = now;
   }
-  void add(socket_lane lane, descriptor socket) noexcept {
+  void add(socket_lane lane, descriptor socket, const lane_seals& seals = {}) noexcept {
     lanes_[static_cast<std::size_t>(lane)] = std::move(socket);
+    seals_[static_cast<std::size_t>(lane)] = seals;
   }
+  /// By lane.
+  [[nodiscard]] const std::array<lane_seals, 2>& seals() const noexcept { return seals_; }
   [[nodiscard]] descriptor take(socket_lane lane) noexcept {
     return std::move(lanes_[static_cast<std::size_t>(lane)]);
   }
@@ -75,6 +79,7 @@ class seat_candidate {
 
  private:
   std::array<descriptor, 2> lanes_;
+  std::array<lane_seals, 2> seals_{};
   descriptor process_;
   incarnation_id incarnation_{};
   std::uint64_t since_ = 0;

@@ -16,7 +16,7 @@ inline namespace v0 {
 
 inline socket_endpoint::socket_endpoint(socket_options options)
     : setup_(std::move(options)),
-      mine_(detail::hello_of(setup_.options)),
+      mine_(detail::hello_of(setup_)),
       nonce_(detail::wire_reader(mine_.incarnation).take<std::uint64_t>() | 1U),
       owner_(::getpid()),
       poller_(setup_.peers() != 0),
@@ -57,7 +57,7 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   const auto ended = [&](error_code why, std::size_t sent) {
     return failure{why, to_index(to), bytes.size(), sent, name};
   };
-  if (!is_connected(to)) return ended(errc::peer_failed, 0);
+  if (!is_connected(to)) return ended(peers_.why_failed(to), 0);
   const detail::listening_clock& clock = poller_.clock();
   const std::uint32_t generation = peers_.generation(to);
   handler_call call{handler};
@@ -72,18 +72,18 @@ inline result<void> socket_endpoint::send_frame(seat_id to, const frame_header& 
   for (;;) {
     if (call.has_come && !call.goes_on()) break;
     call.has_come = false;
-    if (!peers_.is_up(to) || peers_.generation(to) != generation) return ended(errc::peer_failed, sent());
+    if (!peers_.is_up(to) || peers_.generation(to) != generation) return ended(peers_.why_failed(to), sent());
     if (peers_.flush(to)) {
       if (!frame) frame = peers_.begin_frame(to, header, bytes);
       const ssize_t written = peers_.write(to, *frame);
-      if (written < 0) return ended(errc::peer_failed, sent());
+      if (written < 0) return ended(peers_.why_failed(to), sent());
       has_moved = has_moved || written != 0;
       if (frame->is_whole()) {
         if (is_waiting) send_spin_.end(clock.now());
         return {};
       }
     } else if (!peers_.is_up(to)) {
-      return ended(errc::peer_failed, sent());
+      return ended(peers_.why_failed(to), sent());
     }
     if (clock.now() >= by.ns) break;
     if (!std::exchange(is_waiting, true)) send_spin_.begin(clock.now(), setup_.options.spin_ns);

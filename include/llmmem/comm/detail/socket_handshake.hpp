@@ -3,6 +3,7 @@
 /// the last two prove that both have the secret.
 #pragma once
 
+#include <llmmem/comm/detail/frame_seal.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/config.hpp>
 
@@ -66,6 +67,14 @@ class socket_handshake {
   }
   /// Whether this one has called, and proved what it knows.
   [[nodiscard]] bool has_proved() const noexcept { return is_caller_ && wanted_ == wire_answer_bytes; }
+
+  /// How the frames of the connection are sealed: not at all where neither side asks for it.
+  /// @pre `turn::judge` or `turn::settled`
+  [[nodiscard]] lane_seals seals(const hmac_sha256& secret) const noexcept {
+    if (!mine_.asks_for_seals && !theirs_.asks_for_seals) return {};
+    return is_caller_ ? seals_of(secret, mine_bytes_, theirs_bytes_, true)
+                      : seals_of(secret, theirs_bytes_, mine_bytes_, false);
+  }
 
   /// `count` bytes have come. @pre no more than `wanted()`
   turn took(std::size_t count, const hmac_sha256& secret) noexcept {

@@ -181,7 +181,8 @@ inline void socket_joining::take_lane(seat_id seat, std::uint32_t slot) noexcept
     poller_.clock().due(now + handshake_ns_);
   }
   const bool is_told = theirs.purpose == hello_purpose::told;
-  next.add(is_told ? socket_lane::told : socket_lane::data, halves_.take(slot));
+  const lane_seals seals = halves_.seals(slot);
+  next.add(is_told ? socket_lane::told : socket_lane::data, halves_.take(slot), seals);
 }
 
 /// The process at the other end, where this machine's kernel says which it is. What a peer says of itself is
@@ -220,7 +221,7 @@ inline void socket_joining::promote(seat_id seat, handler_call& call) {
   descriptor data = taken.take(socket_lane::data);
   descriptor told = taken.take(socket_lane::told);
   peers_.connect(seat, std::move(data), std::move(told), taken.take_process(), taken.incarnation(),
-                 taken.is_own(), call);
+                 taken.is_own(), call, taken.seals());
 }
 
 inline void socket_joining::add_to(socket_stats& all) const noexcept {

@@ -3,6 +3,7 @@
 /// yet wait as bytes.
 #pragma once
 
+#include <llmmem/comm/detail/frame_seal.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
 #include <llmmem/config.hpp>
@@ -76,6 +77,7 @@ enum class read_state : std::uint8_t {
   more,       ///< all is taken, more may be read
   later,      ///< a frame has no room yet: nothing more is to be read
   malformed,  ///< no header where one must be: nothing behind it has a meaning
+  forged,     ///< a frame that its seal does not fit: likewise
 };
 
 /// Frames of data, from bytes. Short ones are read in one go and copied; the rest of a long one is read to
@@ -88,11 +90,12 @@ class data_reader {
   /// Before the first `restart`. Throws `std::bad_alloc`.
   void reserve() { staging_.resize(staging_bytes); }
   /// For a new connection.
-  void restart(std::uint32_t most_bytes) noexcept {
+  void restart(std::uint32_t most_bytes, const frame_seal& seal = {}) noexcept {
     phase_ = phase::header;
     begin_ = end_ = 0;
     header_ = {};
-    sequence_ = 0;
+    seal_ = seal;
+    number_ = 0;
     most_bytes_ = most_bytes;
   }
   /// What comes is no longer looked at.
@@ -177,9 +180,12 @@ class data_reader {
         if (end_ - begin_ < wire_header_bytes) break;
         const std::span<const std::byte, wire_header_bytes> bytes(staging_.data() + begin_,
                                                                   wire_header_bytes);
-        const std::optional<wire_header> next = read_header(bytes, socket_lane::data, sequence_, most_bytes_);
+        if (!seal_.opens(bytes, number_)) return read_state::forged;
+        const std::optional<wire_header> next = read_header(
+            bytes, socket_lane::data, static_cast<std::uint32_t>(number_), most_bytes_, seal_.is_closed());
         if (!next) return read_state::malformed;
-        ++sequence_;
+        bytes_tag_ = frame_seal::bytes_tag(bytes);
+        ++number_;
         begin_ += wire_header_bytes;
         header_ = next->frame;
         phase_ = phase::later;
@@ -199,6 +205,11 @@ class data_reader {
       done_ += part;
       if (done_ != header_.bytes) break;
       const bool is_taken = phase_ == phase::taking;
+      // Bytes that go nowhere need not be anybody's.
+      if (is_taken && !seal_.opens_bytes(buffer_, bytes_tag_, number_ - 1)) {
+        std::memset(buffer_.data(), 0, buffer_.size());  // nothing of them is left where others look
+        return read_state::forged;
+      }
       finish(counted);
       if (!is_taken) continue;
       has_come = true;
@@ -217,7 +228,9 @@ class data_reader {
   std::size_t done_ = 0;  // bytes of the frame under way
   std::uint64_t taken_ = 0;
   frame_header header_{};
-  std::uint32_t sequence_ = 0;
+  frame_seal seal_{};
+  std::uint64_t number_ = 0;     // of the next frame
+  std::uint64_t bytes_tag_ = 0;  // of the frame under way
   std::uint32_t most_bytes_ = 0;
   phase phase_ = phase::header;
 };
@@ -227,10 +240,11 @@ class told_reader {
  public:
   /// Before the first `restart`. Throws `std::bad_alloc`.
   void reserve() { staging_.resize(2 * (wire_header_bytes + max_told_bytes)); }
-  void restart() noexcept {
+  void restart(const frame_seal& seal = {}) noexcept {
     is_draining_ = is_mute_ = is_leaving_ = is_given_up_ = false;
     end_ = 0;
-    sequence_ = 0;
+    seal_ = seal;
+    number_ = 0;
   }
   /// What comes is no longer looked at.
   void drain() noexcept { is_draining_ = true; }
@@ -251,20 +265,23 @@ class told_reader {
     std::size_t begin = 0;
     while (end_ - begin >= wire_header_bytes) {
       const std::span<const std::byte, wire_header_bytes> bytes(staging_.data() + begin, wire_header_bytes);
-      const std::optional<wire_header> header =
-          read_header(bytes, socket_lane::told, sequence_, max_told_bytes);
+      if (!seal_.opens(bytes, number_)) return read_state::forged;
+      const std::optional<wire_header> header = read_header(
+          bytes, socket_lane::told, static_cast<std::uint32_t>(number_), max_told_bytes, seal_.is_closed());
       if (!header) return read_state::malformed;
       const std::size_t whole = wire_header_bytes + header->frame.bytes;
       if (end_ - begin < whole) break;
-      ++sequence_;
+      const std::span<const std::byte> content(staging_.data() + begin + wire_header_bytes,
+                                               header->frame.bytes);
+      if (!seal_.opens_bytes(content, frame_seal::bytes_tag(bytes), number_)) return read_state::forged;
+      ++number_;
       is_leaving_ |= header->sort == frame_sort::leaving;
       is_given_up_ |= header->sort == frame_sort::given_up;
       if (header->sort == frame_sort::frame && !is_mute_ && !is_given_up_) {
         ++counted.frames;
         counted.bytes += header->frame.bytes;
         has_come = true;
-        handler.on_told(handler.object, from, header->frame,
-                        {staging_.data() + begin + wire_header_bytes, header->frame.bytes});
+        handler.on_told(handler.object, from, header->frame, content);
       }
       begin += whole;
     }
@@ -276,7 +293,8 @@ class told_reader {
  private:
   std::vector<std::byte> staging_;  // has room for a whole frame behind another's beginning
   std::size_t end_ = 0;
-  std::uint32_t sequence_ = 0;
+  frame_seal seal_{};
+  std::uint64_t number_ = 0;  // of the next frame
   bool is_draining_ = false;
   bool is_mute_ = false;
   bool is_leaving_ = false;

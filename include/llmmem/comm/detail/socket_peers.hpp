@@ -10,8 +10,10 @@
 #include <llmmem/comm/detail/socket_descriptor.hpp>
 #include <llmmem/comm/detail/socket_lanes.hpp>
 #include <llmmem/comm/detail/socket_poller.hpp>
+#include <llmmem/comm/detail/socket_process.hpp>
 #include <llmmem/comm/detail/socket_wire.hpp>
 #include <llmmem/comm/endpoint.hpp>
+#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/id_set.hpp>
 #include <llmmem/comm/socket_options.hpp>
 #include <llmmem/config.hpp>
@@ -19,6 +21,7 @@
 #include <sys/epoll.h>
 #include <sys/types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -37,10 +40,14 @@ namespace detail {
 /// @par Errors          `reserve` throws `std::bad_alloc`.
 class socket_peers {
  public:
+  /// Whether a process's heartbeats wait for a core: what the kernel says, or a test.
+  using core_question = bool (*)(const descriptor& process) noexcept;
+
   /// @param seats  0 for an endpoint that is alone
   socket_peers(socket_poller& poller, control_channel& control, call_schedule& calls,
-               const socket_options& options, std::uint32_t seats)
+               const socket_options& options, std::uint32_t seats, core_question asks = &wants_core)
       : poller_(poller),
+        wants_core_(asks),
         control_(control),
         calls_(calls),
         lanes_(poller, seats, options.frame_bytes),
@@ -61,6 +68,10 @@ class socket_peers {
     return detector_.is_rejected(seat, incarnation);
   }
   [[nodiscard]] std::uint32_t generation(seat_id seat) const noexcept { return lanes_.generation(seat); }
+  /// Why nobody is heard there: a forged frame, or that its process failed.
+  [[nodiscard]] error_code why_failed(seat_id seat) const noexcept {
+    return forged_seats_.contains(seat) ? errc::frame_forged : errc::peer_failed;
+  }
 
   /// @name Coming and going
   /// @{
@@ -70,8 +81,10 @@ class socket_peers {
     control_.reserve(seat);
   }
   /// A process takes the seat, with its two lanes. Tells the handler. @pre `reserve`, and `is_free`
+  /// @param seals  of the lanes' frames
   void connect(seat_id seat, descriptor data, descriptor told, descriptor process,
-               const incarnation_id& incarnation, bool is_own, handler_call& call) noexcept;
+               const incarnation_id& incarnation, bool is_own, handler_call& call,
+               const std::array<lane_seals, 2>& seals = {}) noexcept;
   /// The caller hears and sends no more there.
   void give_up(seat_id seat) noexcept;
   /// Tells all that this process leaves, and closes everything.
@@ -143,23 +156,27 @@ class socket_peers {
 
   void lane_ended(seat_id of, socket_lane lane, handler_call& call) noexcept;
   void process_exited(seat_id of, handler_call& call) noexcept;
-  void malformed(seat_id of, handler_call& call) noexcept;
+  void malformed(seat_id of, socket_lane lane, lane_event what, handler_call& call) noexcept;
   void read_notices(seat_id of, handler_call& call) noexcept;
   void judge_silence(seat_id of, handler_call& call) noexcept;
 
   void try_conclude(seat_id of, handler_call& call) noexcept;
   void conclude_certain(seat_id of, handler_call& call) noexcept;
   void suspect(seat_id of, handler_call& call) noexcept;
+  void conclude_suspected(seat_id of, handler_call& call) noexcept;
   void stop_hearing(seat_id of) noexcept;
   void close(seat_id of) noexcept;
 
   socket_poller& poller_;
+  core_question wants_core_;
   control_channel& control_;
   call_schedule& calls_;
   peer_lanes lanes_;
   failure_detector detector_;
   std::uint32_t seats_;
+  seat_set forged_seats_{};  // of processes whose connection had a forged frame
   std::uint64_t malformed_ = 0;
+  std::uint64_t forged_ = 0;
   std::uint64_t overflowed_ = 0;
   std::uint64_t dropped_ = 0;
 };

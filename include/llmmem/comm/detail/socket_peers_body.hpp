@@ -9,12 +9,14 @@ inline namespace v0 {
 namespace detail {
 
 inline void socket_peers::connect(seat_id seat, descriptor data, descriptor told, descriptor process,
-                                  const incarnation_id& incarnation, bool is_own,
-                                  handler_call& call) noexcept {
+                                  const incarnation_id& incarnation, bool is_own, handler_call& call,
+                                  const std::array<lane_seals, 2>& seals) noexcept {
   close(seat);
+  forged_seats_.erase(seat);
   detector_.seat(seat, incarnation, std::move(process), is_own);
-  lanes_.open(seat, std::move(data), std::move(told));
-  control_.open(seat, lanes_.told_socket(seat), lanes_.told_key(seat));
+  lanes_.open(seat, std::move(data), std::move(told), seals);
+  control_.open(seat, lanes_.told_socket(seat), lanes_.told_key(seat),
+                seals[static_cast<std::size_t>(socket_lane::told)].out);
   const std::uint64_t key = event_key(socket_event::process, lanes_.generation(seat), to_index(seat));
   if (detector_.process(seat).is_open()) poller_.add(detector_.process(seat).get(), EPOLLIN, key);
   call.came(seat);
@@ -43,7 +45,7 @@ inline void socket_peers::ask_held(handler_call& call) noexcept {
   const seat_set asked = lanes_.held();
   for (const seat_id seat : asked) {
     if (!lanes_.held().contains(seat)) continue;
-    if (lanes_.ask(seat, call) == lane_event::malformed) malformed(seat, call);
+    malformed(seat, socket_lane::data, lanes_.ask(seat, call), call);
   }
 }
 
@@ -79,7 +81,7 @@ inline bool socket_peers::take_data(seat_id from, handler_call& call) noexcept {
     const lane_read got = lanes_.read_data(from, call);
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::data, call);
-    if (got.event == lane_event::malformed) malformed(from, call);
+    malformed(from, socket_lane::data, got.event, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
@@ -92,7 +94,7 @@ inline bool socket_peers::take_told(seat_id from, handler_call& call) noexcept {
     if (got.bytes != 0) detector_.heard(from);
     if (got.event == lane_event::ended) lane_ended(from, socket_lane::told, call);
     if (got.bytes != 0) read_notices(from, call);  // also those before what is no frame
-    if (got.event == lane_event::malformed && lanes_.is_open(from)) malformed(from, call);
+    if (lanes_.is_open(from)) malformed(from, socket_lane::told, got.event, call);
     if (got.event != lane_event::more) return false;
   }
   return true;
@@ -132,11 +134,17 @@ inline void socket_peers::process_exited(seat_id of, handler_call& call) noexcep
   try_conclude(of, call);
 }
 
-/// Nothing that follows on these lanes has a meaning.
-inline void socket_peers::malformed(seat_id of, handler_call& call) noexcept {
-  ++malformed_;
-  lanes_.drain(of);
-  if (!is_free(of)) suspect(of, call);
+/// Nothing that follows on this lane has a meaning. That the process gave this one up may have stood there,
+/// so that it is suspected though it may be known to be dead: its end does not undo that.
+inline void socket_peers::malformed(seat_id of, socket_lane lane, lane_event what,
+                                    handler_call& call) noexcept {
+  if (what != lane_event::malformed && what != lane_event::forged) return;
+  if (lane == socket_lane::told) lanes_.drain(of);
+  if (is_free(of)) return;  // nobody hears it
+  ++(what == lane_event::forged ? forged_ : malformed_);
+  if (what == lane_event::forged) forged_seats_.insert(of);
+  conclude_suspected(of, call);
+  if (detector_.is_known_dead(of)) poller_.clock().due_at_once();
 }
 
 /// Acts on what the other endpoint has said. One look may read both notices: that it gave this process up
@@ -153,6 +161,7 @@ inline void socket_peers::read_notices(seat_id of, handler_call& call) noexcept 
 }
 
 inline void socket_peers::judge_silence(seat_id of, handler_call& call) noexcept {
+  if (detector_.may_excuse(of) && wants_core_(detector_.process(of))) detector_.excuse(of);
   if (!detector_.look_at_silence(of)) return;
   // It may have said something that is still to be read.
   take_what_came(of, call);
@@ -184,8 +193,11 @@ inline void socket_peers::suspect(seat_id of, handler_call& call) noexcept {
     case death_verdict::certain:
       return conclude_certain(of, call);
     default:
-      break;
+      return conclude_suspected(of, call);
   }
+}
+
+inline void socket_peers::conclude_suspected(seat_id of, handler_call& call) noexcept {
   stop_hearing(of);
   control_.give_up(of);
   if (detector_.report_suspected(of)) call.died(of, comm::death::suspected);
@@ -228,6 +240,7 @@ inline void socket_peers::add_to(socket_stats& all) const noexcept {
   lanes_.add_to(all);
   detector_.add_to(all);
   all.malformed += malformed_;
+  all.forged += forged_;
   all.overflowed += overflowed_;
   all.dropped += dropped_;
 }

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 namespace llmmem {
 inline namespace v0 {
@@ -44,8 +45,8 @@ namespace detail {
 #endif
 }
 
-/// Of who is at the other end of a connected Unix socket. Without asking for a number first, where the system
-/// can (Linux 6.5): a number may be another's by then.
+/// The process at the other end of a connected Unix socket. Without asking for a number first, where the
+/// system can (Linux 6.5): a number may be another's by then.
 [[nodiscard]] inline descriptor open_peer_process(int socket) noexcept {
   constexpr int so_peerpidfd = 77;
   int made = -1;
@@ -140,6 +141,54 @@ inline void kill_process(const descriptor& process) noexcept {
   }
   ::closedir(folder);
   return is_held;
+}
+
+/// The number of the process that a pidfd is of, in this process's name space; 0 where it has none there.
+[[nodiscard]] inline std::uint32_t pid_of(const descriptor& process) noexcept {
+  char path[48];
+  std::snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", process.get());
+  std::FILE* const file = process.is_open() ? std::fopen(path, "re") : nullptr;
+  if (file == nullptr) return 0;
+  int found = 0;
+  char line[128];
+  while (std::fgets(line, sizeof(line), file) != nullptr) {
+    if (std::sscanf(line, "Pid: %d", &found) == 1) break;
+  }
+  std::fclose(file);
+  return found > 0 ? static_cast<std::uint32_t>(found) : 0;
+}
+
+/// The name of the thread that sends heartbeats, by which other processes look for it.
+inline constexpr const char* beat_thread_name = "llmmem-beat";
+
+/// Whether a process with a thread that sends heartbeats runs, or would if it had a core, by what the kernel
+/// says of its threads: not where it is stopped, or all wait for something else. (That thread may wait for
+/// one that has no core.) False where that cannot be known.
+[[nodiscard]] inline bool wants_core(const descriptor& process) noexcept {
+  const std::uint32_t pid = pid_of(process);
+  if (pid == 0) return false;
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%u/task", pid);
+  ::DIR* const folder = ::opendir(path);
+  if (folder == nullptr) return false;
+  bool has_beats = false;
+  bool is_runnable = false;
+  while (const ::dirent* const each = has_beats && is_runnable ? nullptr : ::readdir(folder)) {
+    if (each->d_name[0] == '.') continue;
+    char stat[32];
+    std::snprintf(stat, sizeof(stat), "%.20s/stat", each->d_name);
+    const descriptor file(::openat(::dirfd(folder), stat, O_RDONLY | O_CLOEXEC));
+    char text[256] = {};
+    if (!file.is_open() || ::read(file.get(), text, sizeof(text) - 1) <= 0) continue;
+    // As "1234 (name) R ...", with any characters in the name.
+    const char* const name_at = std::strchr(text, '(');
+    const char* const end = std::strrchr(text, ')');
+    if (name_at == nullptr || end == nullptr) continue;
+    has_beats = has_beats || std::string_view(name_at + 1, end) == beat_thread_name;
+    is_runnable = is_runnable || (end[1] == ' ' && end[2] == 'R');
+  }
+  ::closedir(folder);
+  return has_beats && is_runnable;
 }
 
 /// This run of this machine: all zero where it cannot be told.

@@ -11,6 +11,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -47,10 +48,35 @@ inline void check_numbers(const socket_options& o) {
     throw argument_error(who + "hard_silence_ns is " + n(o.hard_silence_ns) +
                          "; it must be three times beat_ns at least, " + n(3 * o.beat_ns));
   }
+  if (o.seal == socket_seal::always && o.secret.empty()) {
+    throw argument_error(
+        who +
+        "seal is socket_seal::always and the secret is empty, so that anybody can make the seals; "
+        "give all processes the same secret, 16 random bytes or more");
+  }
   if (o.handshake_ns == 0 || o.first_call_ns == 0 || o.last_call_ns < o.first_call_ns) {
     throw argument_error(who +
                          "handshake_ns and first_call_ns must be more than 0, last_call_ns not less than "
                          "first_call_ns");
+  }
+}
+
+/// Without a secret it is the folder that keeps other users out: they must not put their sockets there.
+/// Throws `argument_error`.
+inline void check_folder(const socket_options& o) {
+  struct ::stat seen{};
+  // One that is not there is told of by what uses it.
+  if (!o.secret.empty() || ::stat(o.folder.c_str(), &seen) != 0) return;
+  const std::string begins = "socket_endpoint: the folder '" + o.folder + "' ";
+  constexpr const char* ends = "or give all processes the same secret, 16 random bytes or more";
+  if (seen.st_uid != ::geteuid()) {
+    throw argument_error(begins + "belongs to user " + std::to_string(seen.st_uid) + ", not to user " +
+                         std::to_string(::geteuid()) +
+                         ", and the secret is empty; take a folder of this user, " + ends);
+  }
+  if ((seen.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    throw argument_error(begins + "can be written to by other users, and the secret is empty; chmod go-w '" +
+                         o.folder + "', " + ends);
   }
 }
 
@@ -67,6 +93,7 @@ inline void check_numbers(const socket_options& o) {
   std::vector<socket_address> all;
   all.reserve(o.seats);
   if (!o.folder.empty()) {
+    check_folder(o);
     for (std::uint32_t i = 0; i < o.seats; ++i)
       all.push_back(unix_address(o.folder + "/seat-" + n(i) + ".sock"));
     return all;
@@ -110,9 +137,19 @@ struct socket_setup {
   std::vector<socket_address> addresses{};
 };
 
+/// Whether the frames of this endpoint's connections are to be sealed.
+[[nodiscard]] inline bool asks_for_seals(const socket_setup& setup) noexcept {
+  if (setup.options.seal != socket_seal::off_machine) return setup.options.seal == socket_seal::always;
+  for (const socket_address& each : setup.addresses)
+    if (!each.is_unix() && !is_loopback(each)) return true;
+  return false;
+}
+
 /// The hello of this process. Throws `system_error`.
-[[nodiscard]] inline wire_hello hello_of(const socket_options& options) {
+[[nodiscard]] inline wire_hello hello_of(const socket_setup& setup) {
+  const socket_options& options = setup.options;
   wire_hello mine;
+  mine.asks_for_seals = asks_for_seals(setup);
   mine.from = options.seat;
   mine.seats = options.seats;
   mine.frame_bytes = options.frame_bytes;

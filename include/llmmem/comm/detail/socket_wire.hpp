@@ -32,7 +32,7 @@ enum class frame_sort : std::uint8_t {
 };
 
 inline constexpr std::uint32_t wire_magic = 0x314D'4D4C;  // "LMM1"
-inline constexpr std::uint16_t wire_version = 2;
+inline constexpr std::uint16_t wire_version = 3;
 /// A whole cache line: bytes that a system call copies behind it lie as they lay before, which it copies
 /// faster.
 inline constexpr std::size_t wire_header_bytes = 64;
@@ -72,12 +72,18 @@ constexpr void write_header(const wire_header& header,
 }
 
 /// Nothing where it is none: damaged, of another lane, out of turn, or of more bytes than `most`.
+/// @param is_sealed  it has a tag in place of the magic number and the checksum, which the caller has looked
+/// at
 [[nodiscard]] constexpr std::optional<wire_header> read_header(
     std::span<const std::byte, wire_header_bytes> from, socket_lane lane, std::uint32_t sequence,
-    std::uint32_t most) noexcept {
+    std::uint32_t most, bool is_sealed = false) noexcept {
   wire_reader reader(from);
-  if (reader.take<std::uint32_t>() != wire_magic) return std::nullopt;
-  if (reader.take<std::uint32_t>() != crc32c(0, from.subspan<8>())) return std::nullopt;
+  if (!is_sealed) {
+    if (reader.take<std::uint32_t>() != wire_magic) return std::nullopt;
+    if (reader.take<std::uint32_t>() != crc32c(0, from.subspan<8>())) return std::nullopt;
+  } else {
+    static_cast<void>(reader.take<std::uint64_t>());
+  }
   wire_header header;
   frame_header& f = header.frame;
   f.epoch = reader.take<std::uint64_t>();
@@ -119,6 +125,7 @@ struct wire_hello {
   incarnation_id boot{};        ///< of the machine's run: processes of one know each other by number
   std::uint64_t pid_space = 0;  ///< the name space of `pid`; 0 where it cannot be told
   std::uint32_t pid = 0;
+  bool asks_for_seals = false;  ///< frames are sealed where either side asks for it
 
   friend constexpr bool operator==(const wire_hello&, const wire_hello&) noexcept = default;
 };
@@ -137,7 +144,7 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
       .put(hello.boot)
       .put(hello.pid_space)
       .put(hello.pid)
-      .put(std::uint32_t{0});
+      .put(std::uint32_t{hello.asks_for_seals ? 1U : 0U});
 }
 
 /// Whether an endpoint says it that speaks another version: nothing else of it has a meaning.
@@ -169,6 +176,7 @@ constexpr void write_hello(const wire_hello& hello, std::span<std::byte, wire_he
   hello.boot = reader.take_bytes<16>();
   hello.pid_space = reader.take<std::uint64_t>();
   hello.pid = reader.take<std::uint32_t>();
+  hello.asks_for_seals = reader.take<std::uint32_t>() != 0;
   return hello;
 }
 

@@ -61,7 +61,7 @@ inline void thread_network::tell_death(seat_id seat) noexcept {
     try {
       other.notices.push_back({seat, places_[to_index(seat)].incarnation, true});
     } catch (...) {
-      other.peers[to_index(seat)] = 0;  // want of memory: it sends no more there, and is not told why
+      other.peers[to_index(seat)] = 0;  // out of memory: it sends no more there, and is not told why
     }
     other.tell_change();
   }
@@ -127,7 +127,7 @@ inline void thread_endpoint::give_up(seat_id seat) noexcept {
   try {
     there.notices.push_back({self_, here().incarnation, true, comm::death::suspected});
   } catch (...) {
-    there.peers[to_index(self_)] = 0;  // want of memory: it sends no more here, and is not told why
+    there.peers[to_index(self_)] = 0;  // out of memory: it sends no more here, and is not told why
   }
   there.tell_change();
 }
@@ -141,7 +141,7 @@ inline void thread_endpoint::tell(seat_id to, const frame_header& frame,
                                              .header = detail::with_bytes(frame, bytes),
                                              .copy = {bytes.begin(), bytes.end()}});
   } catch (...) {
-    return;  // want of memory: as if it had been told to one who died
+    return;  // out of memory: as if it had been told to a dead process
   }
   net_->places_[to_index(to)].tell_change();
 }

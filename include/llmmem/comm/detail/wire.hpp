@@ -69,14 +69,15 @@ class wire_reader {
       each = bytes_[at_++];
     return taken;
   }
-  /// Seats that are not among `count` make it unreadable.
+  /// Seats that are not among `count` make it unreadable, and the set empty: its seats are indices.
   [[nodiscard]] constexpr seat_set take_seats(std::uint32_t count) noexcept {
     seat_set::word_array words{};
     for (std::size_t i = 0; i < (count + 63) / 64; ++i)
       words[i] = take<std::uint64_t>();
     const seat_set set = seat_set::from_words(words);
-    if (!set.is_subset_of(seat_set::first(rank_count{count}))) is_bad_ = true;
-    return set;
+    if (set.is_subset_of(seat_set::first(rank_count{count}))) return set;
+    is_bad_ = true;
+    return {};
   }
   /// Whether all was there that was asked for, and nothing else.
   [[nodiscard]] constexpr bool is_all_read() const noexcept { return !is_bad_ && at_ == bytes_.size(); }

@@ -135,6 +135,11 @@ inline std::uint64_t safetensors_header_bytes(std::span<const std::byte> begin, 
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i)
     length |= static_cast<std::uint64_t>(begin[i]) << (8 * i);
+  if (length == 0x206E'6F69'7372'6576) {  // "version "
+    throw format_error(what +
+                       ": it begins as a Git LFS pointer does, a short text in the place of the file; "
+                       "fetch the file itself: git lfs pull");
+  }
   if (length > max_safetensors_header) {
     throw format_error(what + ": a header of " + std::to_string(length) + " bytes, at most " +
                        std::to_string(max_safetensors_header) + " are allowed");
@@ -162,6 +167,7 @@ inline safetensors_header read_safetensors(std::span<const std::byte> begin, std
       return;
     }
     if (std::exchange(has_metadata, true)) json.refuse("\"__metadata__\" occurs twice");
+    if (json.next() == 'n') return json.skip(1);  // null: none, as the reference reader has it
     json.object([&](std::string name) {
       std::string value = json.string();
       header.metadata.emplace_back(std::move(name), std::move(value));

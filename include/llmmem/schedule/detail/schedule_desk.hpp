@@ -131,6 +131,10 @@ class schedule_desk {
     if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
   [[nodiscard]] chunk_id known(chunk_handle chunk) const;
+  /// Whether an iteration that followed the plan has ended and the next has not begun, and whether anything
+  /// was called since.
+  enum class between : std::uint8_t { no, yes, used };
+
   [[nodiscard]] std::uint64_t rounded_bytes(chunk_handle chunk) const {
     return buffer_.rounded_bytes(buffer_.bytes(chunk).value());
   }
@@ -140,6 +144,7 @@ class schedule_desk {
   Buffer& buffer_;
   prefetch_options options_;
   schedule_state state_ = schedule_state::idle;
+  between between_ = between::no;
   scheduled_chunks chunks_;
   iteration_recorder recorder_;
   planned_trace planned_;

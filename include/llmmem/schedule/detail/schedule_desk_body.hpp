@@ -53,13 +53,14 @@ template <class Buffer>
 void schedule_desk<Buffer>::begin_iteration() {
   rethrow();
   refused_.reset();
+  const bool was_left = std::exchange(between_, between::no) == between::used;
   response_.begin_iteration();
   if (response_.fell_back()) return expect_by_frequency();
   if (!planned_.has_plan()) return record();
   if (state_ != schedule_state::replaying) return replay();
   begin_timing();
-  if (runner_.is_at_beginning()) return;
-  runner_.restart();
+  if (runner_.is_at_beginning() && !was_left) return;
+  runner_.restart();  // what came between may have moved what the plan had begun to bring
   runner_.begin_due(target(), stats_);
 }
 
@@ -67,6 +68,7 @@ template <class Buffer>
 template <class MakePlan>
 void schedule_desk<Buffer>::end_iteration(MakePlan make_plan) {
   rethrow();
+  if (state_ == schedule_state::replaying && runner_.is_at_beginning()) between_ = between::yes;
   if (state_ == schedule_state::replaying && is_timing()) {
     if (!runner_.is_at_beginning()) return;
     auto timed = recorder_.retimed(planned_.trace(), buffer_.now_ns());
@@ -154,6 +156,7 @@ void schedule_desk<Buffer>::replay() {
   if (!planned_.has_plan()) refuse("there is no plan; call make_plan() first");
   runner_.start(planned_.trace(), planned_.plan(), options_.follow);
   state_ = schedule_state::replaying;
+  between_ = between::no;
   begin_timing();
   runner_.begin_due(target(), stats_);
 }
@@ -180,6 +183,11 @@ void schedule_desk<Buffer>::before(trace_call what, chunk_id chunk, access_mode 
   rethrow();
   if (state_ == schedule_state::recording) recorder_.note_call(what, chunk, buffer_.now_ns());
   if (state_ != schedule_state::replaying) return;
+  if (between_ != between::no) {
+    between_ = between::used;
+    ++stats_.between;
+    return;
+  }
   if (what == trace_call::acquire && std::exchange(refused_, std::nullopt) == chunk) return;
   follow(what, chunk, mode);
 }
@@ -213,7 +221,7 @@ void schedule_desk<Buffer>::follow(trace_call what, chunk_id chunk, access_mode 
 template <class Buffer>
 void schedule_desk<Buffer>::after() {
   if (state_ == schedule_state::recording) recorder_.call_ended(buffer_.now_ns());
-  if (state_ != schedule_state::replaying) return;
+  if (state_ != schedule_state::replaying || between_ != between::no) return;
   if (runner_.call_ended(target(), stats_)) response_.plan_kept();
   if (is_timing()) recorder_.call_ended(buffer_.now_ns());
 }

@@ -82,6 +82,19 @@ inline void sim_network::stop(seat_id seat, std::uint64_t from_ns, std::uint64_t
 inline void sim_network::part(const seat_set& group, std::uint64_t from_ns, std::uint64_t until_ns) {
   partings_.push_back({group, from_ns, until_ns});
 }
+inline void sim_network::choose(seat_id seat, std::uint64_t from_ns, std::uint64_t until_ns,
+                                order_choices& orders) {
+  chosen_seat_ = seat;
+  chosen_from_ = from_ns;
+  chosen_until_ = until_ns;
+  orders_ = &orders;
+}
+/// Of so many things that the seat can hear next, one.
+inline std::size_t sim_network::choose_next(seat_id seat, std::size_t of) {
+  const bool is_chosen =
+      orders_ != nullptr && seat == chosen_seat_ && now_ >= chosen_from_ && now_ < chosen_until_;
+  return is_chosen ? orders_->choose(static_cast<std::uint32_t>(of)) : random_() % of;
+}
 inline void sim_network::restart_after(seat_id seat, std::uint64_t ns) {
   add(seat, ns);
 }
@@ -442,9 +455,10 @@ inline void sim_endpoint::give_up(seat_id seat) noexcept {
   const std::uint32_t process = std::exchange(speaks_[to_index(seat)], detail::no_process);
   connected_[to_index(seat)] = detail::no_process;
   if (is_dead_ || process == detail::no_process) return;
-  const wire& to = net_->wire_between(number_, process);
-  net_->notify(*net_->processes_[process], std::max(to.last_due[0], net_->now_) + 1, number_,
-               notice::kind::suspected);
+  // Before the notice of its end, as an endpoint tells it.
+  wire& to = net_->wire_between(number_, process);
+  to.last_due[0] = std::max(to.last_due[0], net_->now_) + 1;
+  net_->notify(*net_->processes_[process], to.last_due[0], number_, notice::kind::suspected);
 }
 
 inline void sim_endpoint::work(std::uint64_t ns) {
@@ -499,7 +513,7 @@ bool sim_endpoint::deliver_one(Handler& handler) {
       if (each.what != notice::kind::died || is_heard) can.push_back({i, 0, true});
     }
     if (can.empty()) return false;
-    const candidate next = can[net_->random_() % can.size()];
+    const candidate next = can[net_->choose_next(self_, can.size())];
     if (next.is_notice) {
       const notice what = notices_[next.at];
       notices_.erase(notices_.begin() + static_cast<std::ptrdiff_t>(next.at));

@@ -2,6 +2,7 @@
 /// The journal of `chunk_index`: its records, how it is read, grows and is written anew.
 #pragma once
 
+#include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/space/folder.hpp>
@@ -14,6 +15,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -74,6 +76,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
 /// All of it, or what kept it from being written.
 [[nodiscard]] inline result<void> write_whole(int file, std::span<const std::byte> bytes,
                                               std::uint64_t offset, const char* where) noexcept {
+  write_signals_held held;
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (put > 0) {
@@ -81,6 +84,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
       offset += static_cast<std::uint64_t>(put);
     } else if (put == 0 || errno != EINTR) {
       const int error = put == 0 ? 0 : errno;
+      held.raised(error);
       return failure{errc::write_failed, static_cast<std::uint32_t>(error), bytes.size(), offset, where};
     }
   }
@@ -174,6 +178,55 @@ inline bool chunk_index::check_header() {
   return true;
 }
 
+/// What a journal says of chunks, record by record: of each key the last that was said. Memory goes by the
+/// keys that it names, and not by the journal's length, which anything may have made.
+class chunk_index::said_chunks {
+ public:
+  explicit said_chunks(metadata_source metadata) : metadata_(metadata) { fold(); }
+
+  void add(const chunk_extent& extent, std::uint64_t record, bool is_gone) {
+    if (const std::optional<block_id> before = latest_->find(extent.key)) {
+      latest_->erase(*before);
+      said_[to_index(*before)].record = 0;
+    }
+    if (is_gone) return;
+    if (said_.size() == most_) fold();
+    note(said_.size(), extent.key);
+    said_.push_back({extent, record});
+  }
+  /// Those that are there have a record, in the order of these.
+  [[nodiscard]] const std::vector<entry>& all() const noexcept { return said_; }
+
+ private:
+  void note(std::size_t at, const chunk_key& key) {
+    const block_id id{static_cast<std::uint32_t>(at)};
+    latest_->stage(key, id);
+    latest_->insert(id, 1);
+  }
+  /// Forgets what was said and is so no more.
+  void fold() {
+    std::erase_if(said_, [](const entry& each) { return each.record == 0; });
+    most_ = 2 * said_.size() + 4096;
+    latest_.emplace(most_, metadata_);
+    for (std::size_t i = 0; i < said_.size(); ++i)
+      note(i, said_[i].extent.key);
+  }
+
+  metadata_source metadata_;
+  std::size_t most_ = 0;
+  std::vector<entry> said_{};
+  std::optional<prefix_index> latest_{};
+};
+
+/// The first record from `number` on that has any bytes on the device; `end` where none has. What lies before
+/// it was never written: a file that was made longer has gigabytes of that.
+inline std::uint64_t chunk_index::next_written(std::uint64_t number, std::uint64_t end) const noexcept {
+  const ::off_t at = ::lseek(file_.buffered(), static_cast<::off_t>(number * record_bytes), SEEK_DATA);
+  if (at < 0) return errno == ENXIO ? end : number;  // not every file system knows
+  const std::uint64_t next = static_cast<std::uint64_t>(at) / record_bytes;
+  return next < number ? number : next < end ? next : end;
+}
+
 inline void chunk_index::recover() {
   const std::uint64_t size = file_.size().value();
   const bool has_header = size != 0 && check_header();
@@ -181,12 +234,14 @@ inline void chunk_index::recover() {
   std::uint64_t good_end = 0;  // behind the last record that was read
   std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
   std::uint64_t unread = 0;    // records since the last good one
-  // By record, as there may have been more chunks at once than `max_chunks` is now.
-  std::vector<entry> said(static_cast<std::size_t>(records_));
-  prefix_index latest(records_ + 1, options_.metadata);
+  said_chunks said(options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
   // Without the header no record can be told from one of another journal.
   for (std::uint64_t number = 0; has_header && number < records_;) {
+    const std::uint64_t next = next_written(number, records_);
+    unread += next - number;
+    number = next;
+    if (number == records_) break;
     const std::size_t had = detail::read_whole(file_, part, number * record_bytes).value() / record_bytes;
     if (had == 0) break;
     for (std::size_t i = 0; i < had; ++i, ++number) {
@@ -206,16 +261,7 @@ inline void chunk_index::recover() {
       good_end = number + 1;
       ++recovery_.records;
       if (*what == kind::durable) durable_ = extent.offset;
-      if (number < first_change) continue;
-      if (const std::optional<block_id> before = latest.find(extent.key)) {
-        latest.erase(*before);
-        said[to_index(*before)].record = 0;
-      }
-      if (*what == kind::gone) continue;
-      const block_id here{static_cast<std::uint32_t>(number)};
-      said[number] = {extent, number};
-      latest.stage(extent.key, here);
-      latest.insert(here, 1);
+      if (number >= first_change) said.add(extent, number, *what == kind::gone);
     }
   }
   if (!has_header) {
@@ -227,7 +273,8 @@ inline void chunk_index::recover() {
     recovery_.lost = durable_ - good_end;
     doubt = records_;
   }
-  for (const entry& each : said) {
+  // There may have been more chunks at once than `max_chunks` is now.
+  for (const entry& each : said.all()) {
     if (each.record == 0) continue;
     if (each.record < doubt) {
       ++recovery_.overtaken;
