@@ -488,6 +488,11 @@ TEST_CASE("of a hybrid cache windows load their window, and states their last sn
 
 namespace {
 
+struct request {
+  sequence_id id{};
+  tiers_type::load load;
+};
+
 /// Two requests for one prompt of four blocks, over a first tier of three slots and a lower one of five.
 class two_requests {
  public:
@@ -559,11 +564,6 @@ class two_requests {
   }
 
  private:
-  struct request {
-    sequence_id id{};
-    tiers_type::load load;
-  };
-
   void begin(std::uint32_t which) {
     if (asked_[which]) return;
     asked_[which].emplace();
