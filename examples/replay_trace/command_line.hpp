@@ -119,7 +119,8 @@ namespace detail {
                "replay_trace");
   // The last of several wins: scripts that pass arguments on may have given some already.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed, tiers;
+  std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed, tiers,
+      block_bytes, tier_folder;
   std::string policy = "lru";
   bool generate = false;
   command_line asked;
@@ -148,6 +149,12 @@ namespace detail {
   app.add_option("--tiers", tiers,
                  "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for what it drops")
       ->type_name("BLOCKS");
+  app.add_option("--block-bytes", block_bytes,
+                 "bytes of a block that --tiers move and check, a multiple of 8 (default: 16)")
+      ->type_name("B");
+  app.add_option("--tier-dir", tier_folder,
+                 "folder for the file of the nvme tier (default: host memory stands for it)")
+      ->type_name("DIR");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
       ->type_name("FILE.svg");
@@ -196,7 +203,15 @@ namespace detail {
     if (chart) throw usage_error("--chart draws one cache; leave out --tiers");
     const auto [hbm, host, nvme] = detail::usage_tiers(*tiers);
     asked.capacity_blocks = hbm;
-    asked.tiers = tier_blocks{host, nvme};
+    asked.tiers = tier_blocks{.host = host, .nvme = nvme, .folder = tier_folder};
+    if (block_bytes) {
+      asked.tiers->block_bytes = example::usage_count("--block-bytes", *block_bytes, 8, 1U << 28);
+      if (asked.tiers->block_bytes % 8 != 0)
+        throw usage_error(example::given("--block-bytes", *block_bytes) + ": must be a multiple of 8");
+    }
+  } else if (block_bytes || tier_folder) {
+    throw usage_error(std::string(block_bytes ? "--block-bytes" : "--tier-dir") +
+                      " is about the tiers; give --tiers hbm=N,host=N,nvme=N");
   }
   return {asked, std::nullopt};
 }

@@ -33,9 +33,11 @@ namespace replay_trace {
     const first_token_times times = time_to_first_token(result, model);
     tiers = fmt::format(
         R"(, "hits_by_tier": {{"hbm": {}, "host": {}, "nvme": {}}}, "first_token_ms": {{"host": {}, )"
-        R"("nvme": {}, "compute": {}, "without_tiers": {}}})",
+        R"("nvme": {}, "compute": {}, "without_tiers": {}}}, "bytes_by_tier": {{"host": {}, "nvme": {}}}, )"
+        R"("verified_blocks": {})",
         result.hits, result.host_hits, result.nvme_hits, json_number(times.host_ms),
-        json_number(times.nvme_ms), json_number(times.compute_ms), json_number(times.without_tiers_ms));
+        json_number(times.nvme_ms), json_number(times.compute_ms), json_number(times.without_tiers_ms),
+        result.host_hits * result.block_bytes, result.nvme_hits * result.block_bytes, result.verified_blocks);
   }
   return fmt::format(
       R"({{"trace": {}, "requests": {}, "block_refs": {}, "hits": {}, "hit_ratio": {}, "capacity_blocks": {}, )"

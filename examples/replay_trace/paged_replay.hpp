@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "replay_trace/cache_tiers.hpp"
 #include "replay_trace/replay.hpp"
-#include "replay_trace/tiered_blocks.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
@@ -32,7 +32,7 @@ namespace detail {
 struct replay_traits : llmmem::paged_traits {
   using eviction = llmmem::any_eviction;
   using verification = llmmem::trust_hash;
-  using observer = dropped_blocks;
+  using observer = llmmem::offload::tier_link;
 };
 
 using replay_cache = llmmem::paged_allocator<replay_traits>;
@@ -92,8 +92,7 @@ static_assert(queue_policies.size() == lookahead_names.size());
 /// The capacity is that of the cache: blocks that keep their contents when nobody uses them. The request at
 /// hand works in blocks of its own beside it, as a server's running requests do.
 [[nodiscard]] inline replay_cache make_cache(const trace& from, const replay_options& options,
-                                             std::uint64_t capacity, std::uint32_t block_tokens,
-                                             std::vector<llmmem::block_key>& dropped) {
+                                             std::uint64_t capacity, std::uint32_t block_tokens) {
   std::uint64_t longest = 1;
   for (std::size_t r = 0; r < from.size(); ++r) {
     longest = std::max(longest, from[r].input_tokens + from[r].output_tokens);
@@ -110,34 +109,38 @@ static_assert(queue_policies.size() == lookahead_names.size());
     throw llmmem::length_error("replay: a capacity of " + std::to_string(capacity) + " blocks, the most is " +
                                std::to_string(llmmem::max_blocks - at_work));
   }
-  return {cache, make_policy(options.policy, llmmem::slot_count{cache.blocks + 1}), dropped_blocks{&dropped}};
+  return {cache, make_policy(options.policy, llmmem::slot_count{cache.blocks + 1})};
 }
 
-/// What of a prompt the tiers beneath the cache have, behind the `hit` blocks that the cache has itself.
-inline void onboard(tiered_blocks& tiers, const request& asked, const llmmem::keyed_blocks& prompt,
-                    const llmmem::match_result& hit, std::uint32_t block_tokens, replay_result& sums) {
-  std::uint64_t have = hit.tokens;
+using replay_tiers = cache_tiers<replay_cache>;
+
+/// What of a prompt the tiers beneath the cache have, behind the `hit` that the cache has itself. Says how
+/// many tokens the sequence has then.
+inline std::uint64_t onboard(replay_tiers& tiers, llmmem::sequence_id sequence, const request& asked,
+                             const llmmem::keyed_blocks& prompt, const llmmem::match_result& hit,
+                             replay_result& sums) {
+  const tier_hits found = tiers.load(sequence, prompt);
+  const std::uint64_t have = hit.tokens + found.host_tokens + found.nvme_tokens;
   sums.tiers->hbm += hit.tokens;
-  for (std::size_t i = hit.blocks; i < prompt.keys.size(); ++i) {
-    const tiered_blocks::found_in where = tiers.onboard(prompt.keys[i]);
-    if (where == tiered_blocks::found_in::nowhere) break;
-    const std::uint64_t tokens = std::min<std::uint64_t>(block_tokens, asked.input_tokens - have);
-    const bool from_host = where == tiered_blocks::found_in::host;
-    (from_host ? sums.tiers->host : sums.tiers->nvme) += tokens;
-    ++(from_host ? sums.host_hits : sums.nvme_hits);
-    have += tokens;
-  }
+  sums.tiers->host += found.host_tokens;
+  sums.tiers->nvme += found.nvme_tokens;
   sums.tiers->computed += asked.input_tokens - have;
+  sums.host_hits += found.host_blocks;
+  sums.nvme_hits += found.nvme_blocks;
+  return have;
 }
 
 /// One request: what is cached of its prompt is shared, the rest written, the answer grown token by token's
 /// room, and all of it let go.
 inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed_blocks& prompt,
-                  tiered_blocks* tiers, replay_result& sums) {
+                  replay_tiers* tiers, replay_result& sums) {
   const llmmem::sequence_id sequence = cache.create().value();
   const llmmem::match_result hit = cache.match(sequence, prompt).value();
-  if (tiers != nullptr) onboard(*tiers, asked, prompt, hit, cache.block_tokens(), sums);
-  cache.extend(sequence, asked.input_tokens - hit.tokens).value();
+  std::uint64_t have = hit.tokens;
+  if (tiers != nullptr) have = onboard(*tiers, sequence, asked, prompt, hit, sums);
+  const std::size_t computed = cache.blocks(sequence).size();
+  cache.extend(sequence, asked.input_tokens - have).value();
+  if (tiers != nullptr) tiers->compute(sequence, prompt.keys, computed);
   cache.commit(sequence, prompt).value();
   cache.extend(sequence, asked.output_tokens).value();
 
@@ -152,8 +155,8 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
 
 /// Replays `from` through a `paged_allocator`.
 ///
-/// With `options.tiers`, blocks that the cache drops go down into a `tiered_buffer`, and what a prompt does
-/// not find in the cache is sought there, block by block, until one is missing.
+/// With `options.tiers`, blocks that the cache evicts go down into `kv_tiers`, and what a prompt does not
+/// find in the cache is loaded from there, as far as no block is missing.
 ///
 /// Requests run one at a time in the order of the trace, are not pinned after their end, and are freed tail
 /// first; timestamps are not simulated. Each block id is one cacheable block, the short last one of a prompt
@@ -188,12 +191,10 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
   }
   const bool looks_ahead = options.policy == "min" || detail::find_queue_policy(options.policy) != nullptr;
   const auto hints = looks_ahead ? detail::next_uses(from) : std::vector<llmmem::access_hint>{};
-  std::vector<llmmem::block_key> dropped;
-  dropped.reserve(1024);
-  detail::replay_cache cache = detail::make_cache(from, options, sums.capacity_blocks, block_tokens, dropped);
-  std::optional<tiered_blocks> tiers;
+  detail::replay_cache cache = detail::make_cache(from, options, sums.capacity_blocks, block_tokens);
+  std::optional<detail::replay_tiers> tiers;
   if (options.tiers) {
-    tiers.emplace(*options.tiers);
+    tiers.emplace(cache, *options.tiers);
     sums.tiers.emplace();
   }
 
@@ -214,16 +215,16 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
       sums.block_refs +=
           from.has_block_ids() ? count : (asked.input_tokens + block_tokens - 1) / block_tokens;
       detail::serve(cache, asked, prompt, tiers ? &*tiers : nullptr, sums);
-      if (tiers) {
-        for (const llmmem::block_key& key : dropped)
-          tiers->offload(key);
-      }
-      dropped.clear();
+      if (tiers) tiers->settle();
     }
     elapsed += std::chrono::steady_clock::now() - start;
     progress(done);
   }
 
+  if (tiers) {
+    sums.block_bytes = options.tiers->block_bytes;
+    sums.verified_blocks = tiers->verified_blocks();
+  }
   const llmmem::paged_stats stats = cache.stats();
   sums.evictions = stats.evictions;
   sums.peak_metadata_bytes = stats.metadata_bytes + stats.verification_bytes;

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "replay_trace/tiered_blocks.hpp"
+#include "replay_trace/tier_blocks.hpp"
 #include "replay_trace/trace.hpp"
 
 namespace replay_trace {
@@ -62,6 +62,8 @@ struct replay_result {
   std::optional<tokens_by_tier> tiers{};  ///< where there are tiers beneath the cache
   std::uint64_t host_hits = 0;            ///< blocks that were found in these, behind those of the cache
   std::uint64_t nvme_hits = 0;
+  std::uint64_t block_bytes = 0;      ///< of a block in the tiers
+  std::uint64_t verified_blocks = 0;  ///< blocks that came back, each byte of which was checked
 
   std::uint64_t elapsed_ns = 0;           ///< of the replay loop alone
   std::uint64_t peak_metadata_bytes = 0;  ///< pool, index and policy at their largest

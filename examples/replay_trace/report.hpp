@@ -172,6 +172,10 @@ inline void report_tiers(std::string& text, const report_input& input, const rep
       "without these two {:.0f} ms\n"
       "                 (50 GB/s from host, 10 GB/s from nvme, 1 PFLOP/s, nothing overlapped)\n",
       times.total_ms(), times.host_ms, times.nvme_ms, times.compute_ms, times.without_tiers_ms);
+  fmt::format_to(out, "  loaded         {} from host, {} from nvme; every byte of {} blocks checked\n",
+                 example::bytes_text(static_cast<double>(result.host_hits * result.block_bytes)),
+                 example::bytes_text(static_cast<double>(result.nvme_hits * result.block_bytes)),
+                 example::grouped(result.verified_blocks));
 }
 
 }  // namespace detail

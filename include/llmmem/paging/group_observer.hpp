@@ -76,6 +76,12 @@ class each_group {
   void on_dropped(block_id block, const block_key& key, std::size_t group) noexcept {
     all_[group]->on_dropped(block, key);
   }
+  void on_evicted(block_id block, const block_key& key, std::size_t group) noexcept {
+    detail::tell_loss<detail::loss::evicted>(*all_[group], block, key);
+  }
+  void on_invalidated(block_id block, const block_key& key, std::size_t group) noexcept {
+    detail::tell_loss<detail::loss::invalidated>(*all_[group], block, key);
+  }
   void on_shared(block_id block, const block_key& key, std::size_t group) noexcept {
     if constexpr (sharing_observer<Observer>) all_[group]->on_shared(block, key);
   }

@@ -7,6 +7,7 @@
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
+#include <llmmem/paging/detail/block_pins.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
@@ -22,6 +23,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -258,6 +260,15 @@ class hybrid_allocator {
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
+  // Transfers, see `paged_allocator`
+
+  /// Keeps a block as it is while a transfer reads or writes it, until `unpin` is called as often as `pin`.
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
+  ///         `errc::too_many_shares`.
+  result<void> pin(block_id block) noexcept;
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
+  result<void> unpin(block_id block) noexcept;
+
   // What a sequence holds
 
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept {
@@ -288,6 +299,20 @@ class hybrid_allocator {
   [[nodiscard]] const super_page_layout& layout() const noexcept { return pool_.layout(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const chain_type& chain() const noexcept { return chain_; }
+  /// What makes the keys of its chain: see `paging::root_key`.
+  [[nodiscard]] const hash_type& hash() const noexcept { return chain_.hash(); }
+  /// The key of the prefix for which a block is cached, if it is.
+  [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
+    if (block == null_block || to_index(block) >= pool_.block_ids() || !pool_.record(block).is_cached())
+      return std::nullopt;
+    return chain_.key(node_of_[to_index(block)]);
+  }
+  /// `paging::key_digest` of the key of the chunk before the last one that a block's prefix has; 0 where
+  /// there is none. @pre the block is cached
+  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
+    const block_id parent = chain_.parent(node_of_[to_index(block)]);
+    return parent == null_block ? 0 : paging::key_digest(chain_.key(parent));
+  }
   [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
   [[nodiscard]] std::uint64_t max_sequence_tokens() const noexcept { return max_sequence_tokens_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
@@ -333,14 +358,15 @@ class hybrid_allocator {
   [[nodiscard]] auto forget_evicted() noexcept {
     return [this](std::span<const block_id> blocks) noexcept {
       for (const block_id block : blocks)
-        forget(block);
+        forget<detail::loss::evicted>(block);
     };
   }
   /// No prefix names `block` any more.
+  template <detail::loss Why>
   void forget(block_id block) noexcept {
     const block_id node = node_of_[to_index(block)];
     const std::size_t group = pool_.group_of(block);
-    observer_.on_dropped(block, chain_.key(node), group);
+    detail::tell_loss<Why>(observer_, block, chain_.key(node), group);
     chain_.drop(node, group);
     ++losses_;
   }
@@ -374,6 +400,7 @@ class hybrid_allocator {
   [[nodiscard]] bool can_cut(std::uint32_t slot, std::size_t group, std::uint64_t tokens) const noexcept;
   [[nodiscard]] std::size_t hindrance(std::uint32_t slot, std::uint64_t tokens) const noexcept;
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
+  template <detail::loss Why = detail::loss::dropped>
   void drop_contents(block_id block) noexcept;
   void commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept;
   void cache_block(std::uint32_t slot, std::size_t group, const place& at, std::uint64_t end) noexcept;
@@ -410,6 +437,7 @@ class hybrid_allocator {
   detail::fixed_array<block_id> path_;    // nodes of one sequence, while a call looks at them
   detail::fixed_array<group_copy> copies_;
   deferred_frees<fence_type> deferred_;
+  detail::block_pins pins_;
   std::uint64_t batches_ = 0;
   std::uint64_t losses_ = 0;  // contents that were given up
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;

@@ -45,6 +45,11 @@ template <block_hash Hash>
   return hash.chain(parent, std::span<const token_id>(words));
 }
 
+/// 64 bits of a key, for what knows its parent by them: 0 for the zero key, which stands for nothing.
+[[nodiscard]] constexpr std::uint64_t key_digest(const block_key& key) noexcept {
+  return key.low ^ std::rotl(key.high, 32);
+}
+
 /// The key before the first block of a sequence, in an allocator whose epoch is `epoch` (see
 /// `paged_allocator::reset`). In epoch 0 it is `hash.root(context)`.
 template <block_hash Hash>

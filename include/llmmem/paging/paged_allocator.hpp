@@ -13,6 +13,7 @@
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/block_followers.hpp>
+#include <llmmem/paging/detail/block_pins.hpp>
 #include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -26,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -71,7 +73,7 @@ struct paged_traits {
 /// @tparam Traits  the policies, see `paged_traits`.
 ///
 /// @par Complexity   O(1) a block (plus the policy's on eviction), O(1) a token for hashing; no heap
-///      allocation after construction, `compact` and `audit` apart. Metadata: 83 bytes a block with the
+///      allocation after construction, `compact` and `audit` apart. Metadata: 85 bytes a block with the
 ///      default policies; for each of `max_sequences` 268 (136 more under a policy that retains), 4 a token
 ///      of one block and 4 for each entry its table may have; and what the verification keeps (4 bytes a
 ///      token, reported apart). Tables and tokens take memory as used.
@@ -128,6 +130,9 @@ class paged_allocator {
   static_assert(cache_observer<observer_type>, "Traits::observer must be a cache_observer");
   static_assert(partial_type::source == partial_source::none || verification_type::keeps_tokens,
                 "partial reuse compares tokens: take a verification that keeps them");
+
+  /// Whether it chains the keys that callers bring, see `Traits::keys`.
+  static constexpr bool chains_outside_keys = Traits::keys::chains;
 
   explicit paged_allocator(paged_options options, observer_type observer = {});
 
@@ -311,10 +316,33 @@ class paged_allocator {
   result<std::uint64_t> remove_after(sequence_id sequence, token_range range,
                                      const fence_type& after) noexcept;
 
+  // Transfers
+
+  /// Keeps a block as it is while a transfer reads or writes it: it is neither freed nor evicted nor handed
+  /// to another sequence, even when its sequences end, until `unpin` is called as often as `pin`. A sequence
+  /// that appends to a pinned partial block gets a copy. `compact` refuses to move it.
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is neither in use nor cached,
+  ///         `errc::too_many_shares`.
+  result<void> pin(block_id block) noexcept;
+  /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
+  result<void> unpin(block_id block) noexcept;
+
   // What a sequence holds
 
   /// Whether the handle names a living sequence of this allocator.
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept;
+
+  /// The key by which `match` finds what a block holds, if it is cached.
+  [[nodiscard]] std::optional<block_key> cached_key(block_id block) const noexcept {
+    if (to_index(block) > pool_.most_blocks() || !index_.contains(block)) return std::nullopt;
+    return index_.key(block);
+  }
+
+  /// `paging::key_digest` of the key of what comes before a block's contents; 0 where nothing does.
+  /// @pre the block is cached
+  [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
+    return followers_.before(block);
+  }
 
   /// Tokens of a sequence; 0 for a handle that `check` refuses.
   [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept;
@@ -365,6 +393,8 @@ class paged_allocator {
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return pool_.name(); }
   [[nodiscard]] const pool_type& pool() const noexcept { return pool_; }
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
+  /// What makes the keys of its chain: see `paging::root_key`.
+  [[nodiscard]] const hash_type& hash() const noexcept { return hash_; }
   [[nodiscard]] const observer_type& observer() const noexcept { return observer_; }
   /// To set what an observer works with, its clock say.
   [[nodiscard]] observer_type& observer() noexcept { return observer_; }
@@ -411,7 +441,7 @@ class paged_allocator {
     paged_allocator* cache;
     void operator()(std::span<const block_id> blocks) const noexcept {
       for (const block_id block : blocks) {
-        cache->observer_.on_dropped(block, cache->index_.key(block));
+        detail::tell_loss<detail::loss::evicted>(cache->observer_, block, cache->index_.key(block));
         cache->leave_followers(block);
       }
       cache->index_.erase(blocks);
@@ -526,6 +556,7 @@ class paged_allocator {
   std::uint64_t batches_ = 0;
   std::uint64_t cuts_ = 0;  // contents given up while somebody held them
   deferred_frees<fence_type> deferred_;
+  detail::block_pins pins_;
   paged_counters counters_;
 };
 

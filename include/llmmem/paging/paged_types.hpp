@@ -218,6 +218,40 @@ concept clearing_observer = requires(O& observer, std::uint64_t epoch) {
   { observer.on_cleared(epoch) } noexcept;
 };
 
+/// An observer that is told apart which contents are given up for room: they are right, and still in the
+/// block while the call lasts, so that the observer can save them. Called instead of `on_dropped`.
+template <class O>
+concept evicting_observer = requires(O& observer, block_id block, const block_key& key) {
+  { observer.on_evicted(block, key) } noexcept;
+};
+
+/// An observer that is told apart which contents are wrong (`invalidate`), so that it can withdraw copies of
+/// them. Called instead of `on_dropped`.
+template <class O>
+concept invalidating_observer = requires(O& observer, block_id block, const block_key& key) {
+  { observer.on_invalidated(block, key) } noexcept;
+};
+
+namespace detail {
+
+/// Why contents are given up.
+enum class loss : std::uint8_t { dropped, evicted, invalidated };
+
+/// Tells an observer of a loss by the most exact call that it has.
+template <loss Why, class Observer, class... Group>
+void tell_loss(Observer& observer, block_id block, const block_key& key, Group... group) noexcept {
+  if constexpr (Why == loss::evicted && requires { observer.on_evicted(block, key, group...); }) {
+    observer.on_evicted(block, key, group...);
+  } else if constexpr (Why == loss::invalidated &&
+                       requires { observer.on_invalidated(block, key, group...); }) {
+    observer.on_invalidated(block, key, group...);
+  } else {
+    observer.on_dropped(block, key, group...);
+  }
+}
+
+}  // namespace detail
+
 /// An observer that is also told when a compaction moves a cached or staged block.
 template <class O>
 concept moving_observer = cache_observer<O> && requires(O& observer, block_id block) {
@@ -249,6 +283,22 @@ class observers {
   }
   void on_dropped(block_id block, const block_key& key) noexcept {
     std::apply([&](Observers&... each) noexcept { (each.on_dropped(block, key), ...); }, all_);
+  }
+  void on_evicted(block_id block, const block_key& key) noexcept
+    requires(evicting_observer<Observers> || ...)
+  {
+    const auto tell = [&](auto& each) noexcept {
+      detail::tell_loss<detail::loss::evicted>(each, block, key);
+    };
+    std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
+  }
+  void on_invalidated(block_id block, const block_key& key) noexcept
+    requires(invalidating_observer<Observers> || ...)
+  {
+    const auto tell = [&](auto& each) noexcept {
+      detail::tell_loss<detail::loss::invalidated>(each, block, key);
+    };
+    std::apply([&](Observers&... each) noexcept { (tell(each), ...); }, all_);
   }
   void on_shared(block_id block, const block_key& key) noexcept {
     const auto tell = [&]<class O>(O& each) noexcept {

@@ -156,6 +156,7 @@ class prefix_chain {
     }
   }
 
+  [[nodiscard]] const Hash& hash() const noexcept { return hash_; }
   [[nodiscard]] block_id parent(block_id node) const noexcept { return nodes_[to_index(node)].parent; }
   [[nodiscard]] const block_key& key(block_id node) const noexcept { return index_.key(node); }
   /// Nodes in use, nodes that are not, and all of them.

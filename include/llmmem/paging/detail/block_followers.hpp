@@ -7,6 +7,7 @@
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/outside_keys.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -72,6 +73,9 @@ class block_followers {
   /// The next older one of the same parent.
   [[nodiscard]] block_id next(block_id block) const noexcept { return nodes_[to_index(block)].next; }
 
+  /// `paging::key_digest` of the contents that `block` was cached behind; 0: none came before.
+  [[nodiscard]] std::uint64_t before(block_id block) const noexcept { return nodes_[to_index(block)].before; }
+
   /// Whether `block` was cached behind contents that `before` named.
   [[nodiscard]] bool comes_after(block_id block, const block_key& before) const noexcept {
     return nodes_[to_index(block)].before == digest_of(before);
@@ -134,10 +138,10 @@ class block_followers {
     std::uint64_t before = 0;  // of the parent's key
   };
 
-  /// 64 bits of a key. Enough to tell parents apart: a wrong one counts only where the 128 bits of the
-  /// child's own key are equal too.
+  /// Enough to tell parents apart: a wrong one counts only where the 128 bits of the child's own key are
+  /// equal too.
   [[nodiscard]] static std::uint64_t digest_of(const block_key& key) noexcept {
-    return key.low ^ std::rotl(key.high, 32);
+    return paging::key_digest(key);
   }
 
   void insert(block_id block, block_id parent) noexcept {

@@ -44,6 +44,8 @@ std::vector<std::string> hybrid_allocator<Traits>::audit() const {
     }
   }
   deferred_.for_each([&](block_id block) { ++held[to_index(block)]; });
+  for (std::uint32_t i = 1; i < held.size(); ++i)
+    held[i] += pins_.of(block_id{i});
   if (tokens != counters_.tokens) {
     blame("counts " + std::to_string(counters_.tokens) + " tokens, there are " + std::to_string(tokens));
   }

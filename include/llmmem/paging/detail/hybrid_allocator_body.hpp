@@ -121,6 +121,7 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
               "hybrid_allocator: copies"),
       deferred_(options.max_deferred == unlimited ? pool_.block_ids() : options.max_deferred,
                 std::uint64_t{options.max_sequences} * 4, options.metadata),
+      pins_(pool_.block_ids(), options.metadata),
       observer_(std::move(observer)) {
   static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must give a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
@@ -223,7 +224,7 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .pages = pages,
           .metadata_bytes = pages.metadata_bytes + chain_.metadata_bytes() + node_of_.bytes() +
                             records_.bytes() + rows_.bytes() + tokens_.bytes() + path_.bytes() +
-                            copies_.bytes() + deferred_.metadata_bytes(),
+                            copies_.bytes() + deferred_.metadata_bytes() + pins_.bytes(),
           .verification_bytes = chain_.verification_bytes()};
 }
 

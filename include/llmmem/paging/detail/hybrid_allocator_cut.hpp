@@ -104,8 +104,9 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
 /// Takes back that `block`, cached and held by one sequence alone, is worth keeping: it is about to be
 /// overwritten.
 template <class Traits>
+template <detail::loss Why>
 void hybrid_allocator<Traits>::drop_contents(block_id block) noexcept {
-  forget(block);
+  forget<Why>(block);
   pool_.unmark_cached(block);
 }
 

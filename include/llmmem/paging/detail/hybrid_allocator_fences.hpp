@@ -34,6 +34,26 @@ std::uint64_t hybrid_allocator<Traits>::collect() noexcept {
   });
 }
 
+template <class Traits>
+result<void> hybrid_allocator<Traits>::pin(block_id block) noexcept {
+  if (block == null_block || to_index(block) >= pool_.block_ids())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), pool_.block_ids());
+  if (!pins_.can_add(block)) return refusal(errc::too_many_shares, to_index(block), 1, pins_.of(block));
+  if (const auto shared = pool_.share(block); !shared) return shared.error();
+  pins_.add(block);
+  return {};
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::unpin(block_id block) noexcept {
+  if (block == null_block || to_index(block) >= pool_.block_ids())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), pool_.block_ids());
+  if (pins_.of(block) == 0) return refusal(errc::double_free, to_index(block), 0, 0);
+  pins_.remove(block);
+  static_cast<void>(pool_.release(block));  // cannot fail: the pin held this reference
+  return {};
+}
+
 /// Whether the sequence's fence has not passed.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {

@@ -41,7 +41,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::reset(std::uint64_t epoch) noexc
 template <class Traits>
 std::uint64_t hybrid_allocator<Traits>::drop_cached(block_id block) noexcept {
   if (block == null_block || !pool_.record(block).is_cached()) return 0;
-  drop_contents(block);
+  drop_contents<detail::loss::invalidated>(block);
   return 1;
 }
 

@@ -63,6 +63,8 @@ std::vector<std::string> paged_allocator<Traits>::audit() const {
       ++held[to_index(block)];
     }
   });
+  for (std::uint32_t i = 1; i < held.size(); ++i)
+    held[i] += pins_.of(block_id{i});
   audit_blocks(held, found);
 
   std::vector<bool> listed(records_.size());
@@ -123,6 +125,7 @@ std::string paged_allocator<Traits>::owners(block_id block) const {
   deferred_.for_each([&](block_id each) {
     if (each == block) add("a deferred free");
   });
+  if (pins_.of(block) != 0) add(std::to_string(pins_.of(block)) + " pins");
   return names.empty() ? "nobody" : names;
 }
 

@@ -97,7 +97,8 @@ paged_allocator<Traits>::paged_allocator(paged_options options, eviction_type ev
       free_slot_count_(options.max_sequences),
       owner_(detail::owner_tag(records_.data())),
       deferred_(options.max_deferred == unlimited ? pool_.most_blocks() : options.max_deferred,
-                std::uint64_t{options.max_sequences} * 4, options.metadata) {
+                std::uint64_t{options.max_sequences} * 4, options.metadata),
+      pins_(pool_.most_blocks() + 1, options.metadata) {
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }

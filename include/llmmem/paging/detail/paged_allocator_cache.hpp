@@ -433,9 +433,9 @@ paged_stats paged_allocator<Traits>::stats() const noexcept {
           .refused = counters_.refused,
           .copies = counters_.copies,
           .metadata_bytes = pool.metadata_bytes + index_.metadata_bytes() + deferred_.metadata_bytes() +
-                            admission_.metadata_bytes() + followers_.metadata_bytes() + retained_.bytes() +
-                            chained_.bytes() + records_.bytes() + rows_.bytes() + tails_.bytes() +
-                            free_slots_.bytes(),
+                            pins_.bytes() + admission_.metadata_bytes() + followers_.metadata_bytes() +
+                            retained_.bytes() + chained_.bytes() + records_.bytes() + rows_.bytes() +
+                            tails_.bytes() + free_slots_.bytes(),
           .verification_bytes = verification_.metadata_bytes()};
 }
 

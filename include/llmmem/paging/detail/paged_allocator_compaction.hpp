@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of paged_allocator.hpp: moving blocks that are in use. Included by paged_allocator_body.hpp alone.
+/// Bodies of paged_allocator.hpp: moving blocks that are in use, and keeping them where they are. Included by
+/// paged_allocator_body.hpp alone.
 #pragma once
 
 #include <llmmem/paging/errors.hpp>
@@ -49,6 +50,27 @@ result<std::uint64_t> paged_allocator<Traits>::compact(std::span<const block_mov
 }
 
 template <class Traits>
+result<void> paged_allocator<Traits>::pin(block_id block) noexcept {
+  if (block == null_block || to_index(block) > pool_.most_blocks())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());
+  if (!pins_.can_add(block)) return refusal(errc::too_many_shares, to_index(block), 1, pins_.of(block));
+  if (const auto shared = pool_.share(block); !shared) return shared.error();
+  pins_.add(block);
+  return {};
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::unpin(block_id block) noexcept {
+  if (block == null_block || to_index(block) > pool_.most_blocks())
+    return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());
+  if (pins_.of(block) == 0) return refusal(errc::double_free, to_index(block), 0, 0);
+  pins_.remove(block);
+  static_cast<void>(pool_.release(block));  // cannot fail: the pin held this reference
+  trim_idle();
+  return {};
+}
+
+template <class Traits>
 result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> moves,
                                                   detail::fixed_array<block_id>& seen) const noexcept {
   failure refused{};
@@ -62,7 +84,7 @@ result<void> paged_allocator<Traits>::check_moves(std::span<const block_move> mo
     const bool is_known = is_block(source) && is_block(destination) && source != destination;
     if (!is_known || seen[to_index(source)] != null_block || seen[to_index(destination)] != null_block ||
         !pool_.record(source).is_active() || pool_.record(destination).is_active() ||
-        pool_.record(destination).is_cached() || pool_.is_retiring(destination)) {
+        pool_.record(destination).is_cached() || pool_.is_retiring(destination) || pins_.of(source) != 0) {
       refused = refusal(errc::stale_plan, to_index(source), to_index(destination), looked);
       break;
     }

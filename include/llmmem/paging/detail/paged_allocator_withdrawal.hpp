@@ -34,7 +34,7 @@ std::uint64_t paged_allocator<Traits>::drop_tree(block_id block) noexcept {
   std::uint64_t dropped = 0;
   if (!index_.contains(block)) return dropped;
   for (; block != null_block; block = followers_.orphan()) {
-    observer_.on_dropped(block, index_.key(block));
+    detail::tell_loss<detail::loss::invalidated>(observer_, block, index_.key(block));
     followers_.unlink(block, [](block_id) noexcept { return true; });
     index_.erase(block);
     pool_.unmark_cached(block);

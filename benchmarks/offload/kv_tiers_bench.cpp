@@ -1,0 +1,231 @@
+/// What tiers beneath a paged cache cost: blocks moved between host memories beside memcpy and between host and
+/// file beside plain reads of the same blocks; control for a block; lookups.
+#include <llmmem/offload/kv_tiers.hpp>
+
+#include <benchmark/benchmark.h>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/transfer/file_space.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+struct traits : paged_traits {
+  using observer = offload::tier_link;
+};
+using cache_type = paged_allocator<traits>;
+
+constexpr std::uint64_t moved_bytes = std::uint64_t{64} << 20;
+
+/// A block of so many bytes, of 16 tokens.
+kv_layout layout_of(std::uint64_t bytes) {
+  return {.layers = 4,
+          .heads = 1,
+          .head_dim = static_cast<std::uint32_t>(bytes / 4 / 16),
+          .block_tokens = 16,
+          .has_values = false,
+          .element = dtype::int8,
+          .order = block_order::block_first};
+}
+
+struct rig {
+  explicit rig(std::uint64_t bytes)
+      : layout(layout_of(bytes)),
+        blocks(std::max<std::uint64_t>(moved_bytes / bytes, 16)),
+        cache({.blocks = blocks, .block_tokens = 16, .max_sequences = 2, .max_sequence_tokens = blocks * 16}),
+        kv(layout.total_bytes(cache.physical_blocks()), std::byte{1}),
+        host({.budget = blocks * bytes + 4096}),
+        prompt(blocks * 16) {
+    std::iota(prompt.begin(), prompt.end(), 0);
+  }
+  [[nodiscard]] auto mover() {
+    return offload::layout_mover(
+        host_executor{}, {.data = kv.data(), .blocks = cache.physical_blocks(), .layout = layout});
+  }
+  sequence_id write() {
+    const sequence_id id = cache.create().value();
+    cache.append(id, prompt).value();
+    cache.commit(id).value();
+    return id;
+  }
+
+  kv_layout layout;
+  std::uint64_t blocks;
+  cache_type cache;
+  std::vector<std::byte> kv;
+  host_space host;
+  std::vector<token_id> prompt;
+};
+
+void report(benchmark::State& state, const rig& r) {
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(r.blocks * r.layout.block_bytes()));
+  state.counters["blocks"] = static_cast<double>(r.blocks);
+}
+
+/// The limit: the same bytes by memcpy, block by block.
+void host_memcpy(benchmark::State& state) {
+  rig r(static_cast<std::uint64_t>(state.range(0)));
+  std::vector<std::byte> there(r.kv.size(), std::byte{2});
+  const std::size_t bytes = r.layout.block_bytes();
+  for (auto _ : state) {
+    for (std::uint64_t b = 0; b < r.blocks; ++b)
+      std::memcpy(there.data() + b * bytes, r.kv.data() + (b + 1) * bytes, bytes);
+    benchmark::ClobberMemory();
+  }
+  report(state, r);
+}
+
+void host_load(benchmark::State& state) {
+  rig r(static_cast<std::uint64_t>(state.range(0)));
+  kv_tiers tiers(r.cache, r.mover(), {.load_headroom = 0},
+                 offload::kv_tier(r.host, r.blocks * r.layout.block_bytes()));
+  const sequence_id first = r.write();
+  tiers.store(first).value();
+  r.cache.release(first).value();
+  r.cache.drop_idle();
+  const kv_chain chain(r.cache, r.prompt);
+  for (auto _ : state) {
+    const sequence_id id = r.cache.create().value();
+    auto load = tiers.prepare_load(id, chain).value();
+    for (std::uint32_t l = 0; l < r.layout.layers; ++l)
+      load.wait(l).value();
+    if (!load.complete().is_whole()) state.SkipWithError("a load failed");
+    state.PauseTiming();
+    r.cache.release(id).value();
+    r.cache.drop_idle();
+    state.ResumeTiming();
+  }
+  report(state, r);
+}
+
+void host_store(benchmark::State& state) {
+  rig r(static_cast<std::uint64_t>(state.range(0)));
+  kv_tiers tiers(r.cache, r.mover(), {.load_headroom = 0},
+                 offload::kv_tier(r.host, r.blocks * r.layout.block_bytes()));
+  for (auto _ : state) {
+    state.PauseTiming();
+    tiers.clear();
+    r.cache.drop_idle();
+    const sequence_id id = r.write();
+    state.ResumeTiming();
+    if (tiers.store(id).value() != r.blocks) state.SkipWithError("a block was not stored");
+    state.PauseTiming();
+    r.cache.release(id).value();
+    state.ResumeTiming();
+  }
+  report(state, r);
+}
+
+std::string file_of(const char* name) {
+  return (std::filesystem::temp_directory_path() / name).string();
+}
+
+/// The limit: the same file's blocks by the queue alone, all asked for before the first is waited for.
+void file_read(benchmark::State& state) {
+  rig r(static_cast<std::uint64_t>(state.range(0)));
+  const std::size_t bytes = r.layout.block_bytes();
+  const std::string path = file_of("llmmem_bench_read");
+  {
+    file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
+    const auto range = disk.try_allocate(r.blocks * bytes, 4096).value();
+    disk.copy_in_async(range, std::span(r.kv).first(r.blocks * bytes), {}).value().wait();
+    std::vector<transfer_fence> fences(r.blocks);
+    for (auto _ : state) {
+      for (std::uint64_t b = 0; b < r.blocks; ++b) {
+        fences[b] = disk.copy_out_async(std::span(r.kv).subspan(b * bytes, bytes),
+                                        range.subrange(b * bytes, bytes).value(), {})
+                        .value();
+      }
+      for (const transfer_fence& each : fences)
+        each.wait();
+    }
+    disk.deallocate(range);
+  }
+  std::filesystem::remove(path);
+  report(state, r);
+}
+
+/// Blocks come from the file through a first tier of one eighth as many slots, are checked and restored.
+void file_load(benchmark::State& state) {
+  rig r(static_cast<std::uint64_t>(state.range(0)));
+  const std::size_t bytes = r.layout.block_bytes();
+  const std::string path = file_of("llmmem_bench_load");
+  {
+    file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
+    kv_tiers tiers(r.cache, r.mover(), {.load_headroom = 0}, offload::kv_tier(r.host, r.blocks * bytes / 8, write_through{}),
+                   offload::kv_tier(disk, r.blocks * bytes));
+    const sequence_id first = r.write();
+    while (tiers.stats().tiers[1].held != r.blocks) {
+      tiers.store(first).value();
+      tiers.flush();
+    }
+    r.cache.release(first).value();
+    r.cache.drop_idle();
+    const kv_chain chain(r.cache, r.prompt);
+    for (auto _ : state) {
+      const sequence_id id = r.cache.create().value();
+      auto load = tiers.prepare_load(id, chain).value();
+      if (!load.complete().is_whole()) state.SkipWithError("a load failed");
+      state.PauseTiming();
+      r.cache.release(id).value();
+      r.cache.drop_idle();
+      state.ResumeTiming();
+    }
+  }
+  std::filesystem::remove(path);
+  report(state, r);
+}
+
+/// Keys of a chain that is in the first tier, or in none.
+void lookup(benchmark::State& state) {
+  const auto keys = static_cast<std::uint64_t>(state.range(0));
+  cache_type cache({.blocks = 16, .block_tokens = 16, .max_sequences = 2, .max_sequence_tokens = 256});
+  const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 16, .block_tokens = 16, .has_values = false,
+                         .element = dtype::int8};
+  std::vector<std::byte> kv(layout.total_bytes(cache.physical_blocks()));
+  host_space host({.budget = keys * layout.block_bytes() + 4096});
+  kv_tiers tiers(cache, offload::layout_mover(host_executor{}, {.data = kv.data(), .blocks = 17, .layout = layout}),
+                 {.load_headroom = 0}, offload::kv_tier(host, keys * layout.block_bytes()));
+  std::vector<token_id> tokens(keys * 16);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const kv_chain chain(cache, tokens);
+  // Sixteen blocks at a time go down, each piece a sequence that goes on where the last one ended.
+  std::vector<block_key> all(chain.keys().begin(), chain.keys().end());
+  for (std::uint64_t first = 0; first < keys; first += 16) {
+    const sequence_id id = cache.create().value();
+    const std::uint64_t count = std::min<std::uint64_t>(16, keys - first);
+    cache.extend(id, count * 16).value();
+    cache.commit(id, keyed_blocks{.keys = std::span(all).subspan(first, count), .tokens = count * 16}).value();
+    tiers.store(id).value();
+    cache.release(id).value();
+    cache.drop_idle();
+  }
+  for (auto _ : state) {
+    const auto where = tiers.lookup(chain, 0);
+    if (where.tokens != keys * 16) state.SkipWithError("not all was found");
+    benchmark::DoNotOptimize(where);
+  }
+  state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(keys));
+}
+
+BENCHMARK(host_memcpy)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
+BENCHMARK(host_load)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
+BENCHMARK(host_store)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
+BENCHMARK(file_read)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
+BENCHMARK(file_load)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
+BENCHMARK(lookup)->Arg(1 << 10)->Arg(1 << 14)->Arg(1 << 18);
+// A block of 64 bytes: what is not the copy.
+BENCHMARK(host_load)->Arg(64)->Name("control_load");
+BENCHMARK(host_store)->Arg(64)->Name("control_store");
+
+}  // namespace

@@ -1,0 +1,20 @@
+/// @file
+/// What a replay's slower tiers hold.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace replay_trace {
+
+/// How many blocks each slower tier holds, and what a block is.
+struct tier_blocks {
+  std::uint64_t host = 0;
+  std::uint64_t nvme = 0;
+  std::uint64_t block_bytes = 16;  ///< of a block's keys and values; a multiple of 8
+  std::optional<std::string>
+      folder{};  ///< where the file of the NVMe tier lies; none: host memory stands for it
+};
+
+}  // namespace replay_trace

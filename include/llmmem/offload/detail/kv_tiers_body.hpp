@@ -1,0 +1,272 @@
+/// @file
+/// Bodies of kv_tiers.hpp: set-up, looking, going on, and what is withdrawn. Included by it alone.
+#pragma once
+
+#include <llmmem/offload/kv_tiers.hpp>
+
+#include <time.h>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_options options,
+                                           Tiers... places)
+    : options_(checked(std::move(options))),
+      view_(cache),
+      mover_(std::move(mover)),
+      groups_(view_.groups().size()),
+      stack_(options_, bytes_of_blocks(mover_), shares(), places...),
+      seen_(4 * stack_.first().slots[0].capacity(), options_.metadata),
+      saves_(options_.max_transfers, options_.metadata, "kv_tiers: blocks on their way down"),
+      loads_(options_.max_loads) {
+  detail::link_finder<observer_type>::of(cache.observer()).attach(this);
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+kv_tiers<Cache, Mover, Tiers...>::~kv_tiers() {
+  flush();
+  detail::link_finder<observer_type>::of(view_.cache().observer()).attach(nullptr);
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::vector<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::bytes_of_blocks(const Mover& mover) {
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t g = 0; g < mover.groups(); ++g)
+    bytes.push_back(mover.block_bytes(g));
+  return bytes;
+}
+
+/// By default each group gets room for equally many tokens.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
+  if (mover_.groups() != groups_) {
+    throw argument_error(options_.name + ": the mover serves " + std::to_string(mover_.groups()) +
+                         " groups of layers, the cache has " + std::to_string(groups_) +
+                         "; make the mover from the same groups");
+  }
+  std::vector<double> out(groups_);
+  bool any = false;
+  for (std::size_t g = 0; g < groups_; ++g) {
+    if (!(options_.shares[g] >= 0)) {
+      throw argument_error(options_.name + ": the share of group " + std::to_string(g) +
+                           " is negative or no number; shares are parts of a whole");
+    }
+    any = any || options_.shares[g] > 0;
+  }
+  for (std::size_t g = 0; g < groups_; ++g) {
+    out[g] = any ? options_.shares[g]
+                 : static_cast<double>(mover_.block_bytes(g)) / view_.groups()[g].block_tokens;
+  }
+  return out;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+kv_tiers_options kv_tiers<Cache, Mover, Tiers...>::checked(kv_tiers_options options) const {
+  const auto refuse = [&](const char* what) {
+    throw argument_error(options.name + ": " + what + " is 0; at least 1 is needed");
+  };
+  if (options.max_transfers == 0) refuse("max_transfers");
+  if (options.max_loads == 0) refuse("max_loads");
+  return options;
+}
+
+// Looking
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::pair<offload::answer, detail::tier_place_found> kv_tiers<Cache, Mover, Tiers...>::look(
+    std::size_t group, const block_key& key, std::uint64_t at) const noexcept {
+  std::pair<offload::answer, detail::tier_place_found> out{offload::answer::miss, {tiers, no_slot}};
+  stack_.for_each_level([&](std::size_t k, const auto& level) {
+    if (out.first == offload::answer::hit || out.first == offload::answer::pending) return;
+    const auto slot = level.slots[group].find(key);
+    if (!slot) return;
+    if (level.quiet_until > at) {
+      out.first = offload::answer::unknown;
+      return;
+    }
+    out = {level.slots[group].is_settled(*slot) ? offload::answer::hit : offload::answer::pending,
+           {k, *slot}};
+  });
+  return out;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::pair<offload::answer, std::size_t> kv_tiers<Cache, Mover, Tiers...>::lookup_block(
+    const kv_chain& chain, std::size_t group, std::uint64_t index) const noexcept {
+  const std::uint64_t chunks = (index + 1) * view_.groups()[group].block_tokens / chain.chunk_tokens();
+  if (chunks > chain.keys().size()) return {offload::answer::miss, tiers};
+  const block_key key = detail::tier_key(chain.keys()[static_cast<std::size_t>(chunks - 1)], group);
+  const auto found = look(group, key, now());
+  return {found.first, found.second.tier};
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(sequence_id sequence,
+                                                           const kv_chain& chain) const noexcept {
+  return lookup(chain, view_.cache().tokens(sequence));
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain,
+                                                           std::uint64_t first) const noexcept {
+  return lookup(chain, first, chain.keys().size());
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain, std::uint64_t first,
+                                                           std::uint64_t chunks) const noexcept {
+  constexpr std::uint64_t ahead = 4;  // lookups whose cache lines are asked for before
+  const std::span<const layer_group> groups = view_.groups();
+  const std::uint64_t at = now();
+  const std::uint64_t step = chain.chunk_tokens();
+  offload::kv_where out{.first = first, .tokens = first, .next = offload::answer::hit};
+  paging::hit_scan scan(groups);
+  std::array<std::uint64_t, max_kv_tiers> from{};
+  for (std::uint64_t c = 1; c <= chunks && !scan.hopeless(); ++c) {
+    const std::uint64_t length = c * step;
+    for (std::size_t g = 0; g < groups_; ++g) {
+      const layer_group& group = groups[g];
+      if (length % group.block_tokens != 0) continue;
+      if (c + ahead <= chunks)
+        stack_.prefetch(g, detail::tier_key(chain.keys()[static_cast<std::size_t>(c + ahead - 1)], g));
+      const std::uint64_t index = length / group.block_tokens - 1;
+      bool is_there = index < group.sink_blocks() || index >= group.dead_blocks(first);
+      if (length > first) {
+        const auto found = look(g, detail::tier_key(chain.keys()[static_cast<std::size_t>(c - 1)], g), at);
+        is_there = found.first == offload::answer::hit;
+        if (is_there) {
+          ++from[found.second.tier];
+        } else if (out.next == offload::answer::hit || found.first != offload::answer::miss) {
+          out.next = found.first;
+        }
+      }
+      scan.see(g, is_there);
+    }
+    if (length > first && scan.serves(length)) {
+      out.tokens = chain.tokens_of(c);
+      if constexpr (!detail::cache_view<Cache>::is_hybrid) out.blocks = from;
+      if (c == chunks) out.next = offload::answer::hit;
+    }
+  }
+  if constexpr (detail::cache_view<Cache>::is_hybrid) {
+    if (out.tokens > first) {
+      for (std::size_t g = 0; g < groups_; ++g) {
+        detail::for_each_needed(groups[g], out.tokens, [&](std::uint64_t index) {
+          const std::uint64_t end = (index + 1) * groups[g].block_tokens;
+          if (end <= first) return;
+          const block_key& key = chain.keys()[static_cast<std::size_t>(end / step - 1)];
+          ++out.blocks[look(g, detail::tier_key(key, g), at).second.tier];
+        });
+      }
+    }
+  }
+  return out;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::touch(const kv_chain& chain, std::uint64_t tokens) noexcept {
+  const std::uint64_t step = chain.chunk_tokens();
+  std::uint64_t chunks = tokens / step;
+  if (chunks > chain.keys().size()) chunks = chain.keys().size();
+  for (std::uint64_t c = chunks; c > 0; --c) {
+    for (std::size_t g = 0; g < groups_; ++g) {
+      if (c * step % view_.groups()[g].block_tokens != 0) continue;
+      stack_.touch(g, detail::tier_key(chain.keys()[static_cast<std::size_t>(c - 1)], g));
+    }
+  }
+}
+
+// Going on
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::go_on() noexcept {
+  stack_.poll(now(), [this](const detail::load_cookie& waiting, slot_id upper, const failure& why) noexcept {
+    arrive(waiting, upper, why);
+  });
+  poll_saves();
+  reap();
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::progress() noexcept {
+  go_on();
+  for (std::uint32_t i = 0; i < loads_.size(); ++i) {
+    if (loads_[i].state == record::phase::running) begin_reads(i);
+  }
+}
+
+/// For a moment: what is waited for is another thread's, or the device's.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::pause() noexcept {
+  const timespec moment{0, 5'000};
+  ::nanosleep(&moment, nullptr);
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::flush() noexcept {
+  for (;;) {
+    go_on();
+    bool is_ending = false;
+    for (const record& each : loads_)
+      is_ending = is_ending || each.state == record::phase::ending;
+    if (stack_.is_idle() && save_count_ == 0 && !is_ending) return;
+    stack_.wait();
+    for (std::size_t i = 0; i < save_count_; ++i) {
+      static_cast<void>(detail::settled(saves_[i].after));
+      if (saves_[i].has_begun) static_cast<void>(detail::settled(saves_[i].fence));
+    }
+  }
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+result<void> kv_tiers<Cache, Mover, Tiers...>::persist() noexcept {
+  flush();
+  return stack_.sync();
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::kv_tiers_stats kv_tiers<Cache, Mover, Tiers...>::stats() const noexcept {
+  offload::kv_tiers_stats out{.saving = save_count_, .invalidated = invalidated_};
+  stack_.count(out);
+  for (const record& each : loads_)
+    out.loads += each.state == record::phase::free ? 0U : 1U;
+  out.metadata_bytes = stack_.metadata_bytes() + seen_.bytes() + saves_.bytes();
+  return out;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::vector<std::string> kv_tiers<Cache, Mover, Tiers...>::audit() const {
+  return stack_.audit();
+}
+
+// Withdrawing
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::invalidated(const block_key& key, std::size_t) noexcept {
+  invalidated_ += stack_.drop_with_followers(key);
+  for (record& each : loads_) {
+    if (each.state != record::phase::running) continue;
+    const auto keys = each.chain->keys();
+    std::size_t wrong = 0;
+    while (wrong < keys.size() && keys[wrong] != key)
+      ++wrong;
+    const std::uint64_t from = wrong * std::uint64_t{each.chain->chunk_tokens()};
+    for (part& one : each.parts) {
+      const std::uint64_t end = (std::uint64_t{one.index} + 1) * view_.groups()[one.group].block_tokens;
+      if (wrong < keys.size() && end > from) one.is_wrong = true;
+    }
+  }
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::cleared() noexcept {
+  stack_.clear();
+  for (record& each : loads_) {
+    for (part& one : each.parts)
+      one.is_wrong = true;
+  }
+}
+
+}  // namespace v0
+}  // namespace llmmem

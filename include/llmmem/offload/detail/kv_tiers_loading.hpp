@@ -1,0 +1,382 @@
+/// @file
+/// Bodies of kv_tiers.hpp: blocks on their way from the tiers into the cache. Included by it alone.
+#pragma once
+
+#include <llmmem/offload/kv_tiers.hpp>
+#include <llmmem/paging/errors.hpp>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, Tiers...>::prepare_load(
+    sequence_id sequence, const kv_chain& chain, std::uint64_t upto) {
+  Cache& cache = view_.cache();
+  if (const auto alive = cache.check(sequence); !alive) return alive.error();
+  const std::uint64_t have = cache.tokens(sequence);
+  const std::uint64_t step = chain.chunk_tokens();
+  if (have % step != 0) return refusal(errc::not_whole_blocks, sequence.slot, have, step);
+  if (chain.epoch() != cache.epoch()) return refusal(errc::epoch_differs, 0, chain.epoch(), cache.epoch());
+  go_on();
+  const std::uint64_t whole = chain.keys().size();
+  const std::uint64_t limit = upto >= chain.tokens() ? whole : upto / step;
+  const offload::kv_where where = lookup(chain, have, limit < whole ? limit : whole);
+  load empty;
+  empty.result_ = {.first = have, .tokens = have, .wanted = have};
+  if (where.loadable() == 0) return empty;
+  std::uint32_t slot = 0;
+  while (slot < loads_.size() && loads_[slot].state != record::phase::free)
+    ++slot;
+  if (slot == loads_.size()) return refusal(errc::table_full, 0, loads_.size() + 1, loads_.size());
+
+  record& made = loads_[slot];
+  const std::uint64_t patience = options_.patience_ns;
+  const std::uint64_t begun = now();
+  made.sequence = sequence;
+  made.chain = &chain;
+  made.deadline = patience > ~std::uint64_t{0} - begun ? ~std::uint64_t{0} : begun + patience;
+  made.first_queued = 0;
+  made.wanted = {.first = have, .tokens = have, .wanted = where.tokens};
+  collect_parts(made, (where.tokens + step - 1) / step);
+  // The tiers' slots are pinned now, so that what the cache evicts for the load cannot push them out.
+  made.state = record::phase::running;
+  if (const auto grown = view_.grow(sequence, chain, where.tokens); !grown) {
+    for (part& each : made.parts)
+      let_go(each);
+    end(made);
+    static_cast<void>(cache.truncate(sequence, have));
+    return grown.error();
+  }
+  if (!take_blocks(made)) {
+    cancel(slot);
+    static_cast<void>(cache.truncate(sequence, have));
+    return refusal(errc::too_many_shares, 0, 1, 0);
+  }
+  begin_reads(slot);
+  return load(*this, slot, made.wanted);
+}
+
+/// The parts of a load of the chain's first `chunks` chunks, their slots pinned.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t chunks) {
+  const std::uint64_t step = into.chain->chunk_tokens();
+  const std::uint64_t at = now();
+  into.parts.clear();
+  for (std::size_t g = 0; g < groups_; ++g) {
+    const layer_group& group = view_.groups()[g];
+    into.layer_fences[g].assign(mover_.layers(g), fence_type{});
+    detail::for_each_needed(group, chunks * step, [&](std::uint64_t index) {
+      const std::uint64_t end = (index + 1) * group.block_tokens;
+      if (end <= into.wanted.first) return;
+      const block_key key = detail::tier_key(into.chain->keys()[static_cast<std::size_t>(end / step - 1)], g);
+      const auto found = look(g, key, at).second;
+      const auto tier = static_cast<std::uint8_t>(found.tier);
+      into.parts.push_back({.key = key,
+                            .group = static_cast<std::uint32_t>(g),
+                            .index = static_cast<std::uint32_t>(index),
+                            .slot = found.slot,
+                            .tier = tier,
+                            .from = tier,
+                            .state = tier == 0 ? part_state::ready : part_state::queued});
+      stack_.with(tier, [&](auto& level) {
+        level.slots[g].pin(found.slot);
+        level.slots[g].begin_load(found.slot);
+      });
+      stack_.touch(g, key);
+    });
+  }
+}
+
+/// Finds the blocks that the parts go to, and pins them. Whether all could be pinned.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::take_blocks(record& of) noexcept {
+  for (part& each : of.parts) {
+    const block_id block = view_.table(of.sequence, each.group)[each.index];
+    if (!view_.cache().pin(block)) return false;
+    each.block = block;
+  }
+  return true;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::let_go(part& of) noexcept {
+  if (of.slot == no_slot) return;
+  stack_.with(of.tier, [&](auto& level) {
+    level.slots[of.group].end_load(of.slot);
+    level.slots[of.group].unpin(of.slot);
+  });
+  of.slot = no_slot;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::give_up(part& of, part_state state) noexcept {
+  // While a copy into the cache still reads a slot, the slot stays.
+  if (of.layers == 0) let_go(of);
+  of.state = state;
+}
+
+/// What is not in the first tier is computed instead.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::give_up_missing(record& of) noexcept {
+  for (part& each : of.parts) {
+    if (each.state == part_state::queued || each.state == part_state::reading)
+      give_up(each, part_state::late);
+  }
+  stack_.forget_reader(static_cast<std::uint32_t>(&of - loads_.data()), of.generation);
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::begin_reads(std::uint32_t slot) noexcept {
+  using begun = typename detail::kv_tier_stack<Tiers...>::begun;
+  record& of = loads_[slot];
+  for (; of.first_queued < of.parts.size(); ++of.first_queued) {
+    part& each = of.parts[of.first_queued];
+    if (each.state != part_state::queued) continue;
+    const auto came =
+        stack_.begin_read(each.tier, each.group, each.slot,
+                          {.load = slot, .generation = of.generation, .entry = of.first_queued}, now());
+    if (came == begun::no_slot || came == begun::no_transfer) return;
+    if (came == begun::yes) {
+      each.state = part_state::reading;
+    } else {
+      if (came == begun::failed) of.wanted.why = stack_.last_failure();
+      give_up(each, part_state::bad);
+    }
+  }
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting, slot_id upper,
+                                              const failure& why) noexcept {
+  record& of = loads_[waiting.load];
+  part& each = of.parts[waiting.entry];
+  let_go(each);  // of the slot below
+  if (why.code != errc::ok) {
+    if (of.wanted.why.code == errc::ok) of.wanted.why = why;
+    each.state = part_state::bad;
+    return;
+  }
+  each.tier = 0;
+  each.slot = upper;
+  each.state = part_state::ready;
+  stack_.first().slots[each.group].begin_load(upper);
+}
+
+/// Begins to copy what is in the first tier into the cache, up to `layers` layers of a group.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, std::uint32_t layers) noexcept {
+  std::array<offload::slot_pair, offload::most_slot_pairs> pairs;
+  std::array<part*, offload::most_slot_pairs> which{};
+  std::size_t count = 0;
+  const auto begin = [&] {
+    if (count == 0) return;
+    const std::uint32_t first = which[0]->layers;
+    const auto begun =
+        mover_.restore(group, stack_.first().medium.slots_of(group), std::span(pairs).first(count),
+                       layer_range{.first = first, .count = layers - first});
+    for (std::size_t i = 0; i < count; ++i) {
+      part& each = *which[i];
+      if (!begun) {
+        of.wanted.why = begun.error();
+        each.state = part_state::bad;
+        continue;
+      }
+      each.layers = layers;
+      each.fence = *begun;
+      if (layers == mover_.layers(group)) each.state = part_state::restored;
+    }
+    if (begun) {
+      for (std::uint32_t l = first; l < layers; ++l)
+        of.layer_fences[group][l] = *begun;
+    }
+    count = 0;
+  };
+  for (part& each : of.parts) {
+    if (each.group != group || each.state != part_state::ready || each.layers >= layers) continue;
+    if (each.is_wrong) {
+      give_up(each, part_state::bad);
+      continue;
+    }
+    if (count == pairs.size() || (count != 0 && which[0]->layers != each.layers)) begin();
+    pairs[count] = {each.block, to_index(each.slot)};
+    which[count++] = &each;
+  }
+  begin();
+}
+
+/// Gives back the slots of what is in the cache's memory.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::free_restored(record& of) noexcept {
+  for (part& each : of.parts) {
+    if (each.state == part_state::restored && each.slot != no_slot && each.fence.ready()) let_go(each);
+  }
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::is_missing_any(const record& of, std::size_t group) const noexcept {
+  for (const part& each : of.parts) {
+    if (each.group == group && (each.state == part_state::queued || each.state == part_state::reading))
+      return true;
+  }
+  return false;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
+  for (const part& each : of.parts) {
+    if (each.state == part_state::reading) return true;
+  }
+  return false;
+}
+
+/// Where parts are queued for a slot, what is ready goes into the cache as a whole, so that its slots are
+/// free while others are still read. If nothing is under way that could bring a slot, the parts are given up.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
+  record& of = loads_[slot];
+  if (of.first_queued == of.parts.size()) return;
+  for (std::size_t g = 0; g < groups_; ++g)
+    restore(of, g, mover_.layers(g));
+  if (!is_reading(of)) {
+    for (const part& each : of.parts) {
+      if (each.state == part_state::restored && each.slot != no_slot)
+        static_cast<void>(detail::settled(each.fence));
+    }
+  }
+  free_restored(of);
+  begin_reads(slot);
+  if (!is_reading(of) && of.first_queued < of.parts.size() && stack_.is_idle() && save_count_ == 0)
+    give_up_missing(of);
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::uint32_t slot,
+                                                                           std::size_t group,
+                                                                           std::uint32_t layer) noexcept {
+  record& of = loads_[slot];
+  if (group >= groups_ || layer >= mover_.layers(group)) {
+    return refusal(errc::out_of_range, static_cast<std::uint32_t>(group), layer,
+                   group < groups_ ? mover_.layers(group) : 0);
+  }
+  for (;;) {
+    go_on();
+    begin_reads(slot);
+    restore(of, group, layer + 1);
+    if (!is_missing_any(of, group)) return of.layer_fences[group][layer];
+    free_restored(of);
+    if (now() >= of.deadline) {
+      give_up_missing(of);
+      continue;
+    }
+    make_way(slot);
+    if (!is_missing_any(of, group)) continue;
+    if (of.deadline != ~std::uint64_t{0}) {
+      pause();
+    } else if (!stack_.wait_for_one(slot, of.generation)) {
+      wait_for_save();
+    }
+  }
+}
+
+/// Leading tokens of the sequence whose blocks hold what they should.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) const noexcept {
+  const Cache& cache = view_.cache();
+  std::uint64_t sound = of.wanted.wanted;
+  for (const part& each : of.parts) {
+    const std::uint64_t first = std::uint64_t{each.index} * view_.groups()[each.group].block_tokens;
+    if ((each.state != part_state::restored || each.is_wrong) && first < sound) sound = first;
+  }
+  if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
+  if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
+  if constexpr (detail::cache_view<Cache>::is_hybrid) {
+    // A length in between is of use only where every group has what the next token looks at.
+    if (sound < of.wanted.wanted) {
+      const auto cuts = cache.nearest_cuts(of.sequence, sound);
+      sound = cuts ? cuts->below : 0;
+    }
+  }
+  return sound;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot) noexcept {
+  record& of = loads_[slot];
+  for (std::size_t g = 0; g < groups_; ++g)
+    static_cast<void>(bring(slot, g, mover_.layers(g) - 1));
+  for (part& each : of.parts) {
+    if (each.layers == 0) continue;
+    if (const auto copied = detail::settled(each.fence); !copied) {
+      each.state = part_state::bad;
+      of.wanted.why = copied.error();
+    }
+  }
+  of.wanted.tokens = sound_tokens(of);
+  for (const part& each : of.parts) {
+    if (each.state == part_state::restored && !each.is_wrong) {
+      ++of.wanted.blocks[each.from];
+      stack_.count_loaded(each.from);
+    } else if (each.state == part_state::late) {
+      ++of.wanted.late_blocks;
+    } else {
+      ++of.wanted.failed_blocks;
+    }
+  }
+  if (of.wanted.tokens > of.wanted.first && view_.cache().check(of.sequence)) {
+    const auto published = view_.publish(of.sequence, *of.chain, of.wanted.tokens);
+    if (!published && of.wanted.why.code == errc::ok) of.wanted.why = published.error();
+  }
+  const offload::load_result out = of.wanted;
+  end(of);
+  return out;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::cancel(std::uint32_t slot) noexcept {
+  record& of = loads_[slot];
+  give_up_missing(of);
+  for (part& each : of.parts) {
+    if (each.state == part_state::ready) give_up(each, part_state::late);
+  }
+  of.state = record::phase::ending;
+  reap();
+}
+
+/// Ends what was cancelled once its copies have ended.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::reap() noexcept {
+  for (record& of : loads_) {
+    if (of.state != record::phase::ending) continue;
+    bool is_over = true;
+    for (const part& each : of.parts)
+      is_over = is_over && (each.layers == 0 || each.fence.ready());
+    if (is_over) end(of);
+  }
+}
+
+/// Gives back all that a load holds.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::end(record& of) noexcept {
+  of.state = record::phase::free;
+  ++of.generation;
+  for (part& each : of.parts) {
+    let_go(each);
+    if (each.block == null_block) continue;
+    static_cast<void>(
+        view_.cache().unpin(std::exchange(each.block, null_block)));  // cannot fail: it was pinned
+  }
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::load::has_arrived() noexcept {
+  if (tiers_ == nullptr) return true;
+  tiers_->go_on();
+  tiers_->begin_reads(slot_);
+  for (std::size_t g = 0; g < tiers_->groups_; ++g) {
+    if (tiers_->is_missing_any(tiers_->loads_[slot_], g)) return false;
+  }
+  return true;
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,66 @@
+/// @file
+/// What tiers remember of a load under way.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/failure.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/offload/kv_chain.hpp>
+#include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/paging/ids.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// How far one block of a load has come.
+enum class part_state : std::uint8_t {
+  queued,    ///< in a lower tier, its slot pinned
+  reading,   ///< on its way to the first tier
+  ready,     ///< in the first tier, its slot pinned; some layers may be restored
+  restored,  ///< all layers are restored, or the copies are begun
+  bad,       ///< damaged, withdrawn or refused
+  late,      ///< not there in time, or cancelled
+};
+
+/// One block of a load.
+template <class Fence>
+struct load_part {
+  block_key key{};  ///< in the tiers
+  std::uint32_t group = 0;
+  std::uint32_t index = 0;  ///< in the sequence's table
+  block_id block = null_block;
+  slot_id slot = no_slot;  ///< in `tier`, pinned
+  std::uint8_t tier = 0;   ///< where it lies now
+  std::uint8_t from = 0;   ///< where it lay first
+  part_state state = part_state::queued;
+  bool is_wrong = false;     ///< its contents were withdrawn while it was loading
+  std::uint32_t layers = 0;  ///< whose restoring is begun
+  Fence fence{};             ///< of the last of these
+};
+
+/// A load from `prepare_load` to its end, and behind it until its copies have ended.
+template <class Fence>
+struct load_record {
+  enum class phase : std::uint8_t { free, running, ending };
+
+  phase state = phase::free;
+  std::uint32_t generation = 1;
+  sequence_id sequence{};
+  const kv_chain* chain = nullptr;
+  std::uint64_t deadline = 0;
+  std::uint32_t first_queued = 0;  ///< parts before it are not queued
+  offload::load_result wanted{};
+  std::vector<load_part<Fence>> parts;
+  std::array<std::vector<Fence>, max_layer_groups> layer_fences;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,80 @@
+/// @file
+/// Which of the prefixes that tiers hold are shown not to build on a wrong one.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/offload/detail/tier_keys.hpp>
+#include <llmmem/paging/outside_keys.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// The chunks that tiers hold, and which comes before each. A chunk is *sound* if the chain back from it is
+/// known without a gap to the beginning of a prompt, and the wrong chunk is not in it. With a gap nobody can
+/// tell what it was computed from.
+///
+/// @par Complexity   `judge` O(n log n) for n chunks; `is_sound` O(log n).
+class prefix_links {
+ public:
+  void add(const block_key& own, parent_digest parent) {
+    links_.push_back({paging::key_digest(own), parent});
+  }
+
+  void judge(const block_key& wrong) {
+    // Of copies of one chunk, one that knows its parent comes first.
+    std::sort(links_.begin(), links_.end(), [](const link& a, const link& b) {
+      return a.own != b.own ? a.own < b.own
+                            : a.parent != parent_digest::unknown && b.parent == parent_digest::unknown;
+    });
+    links_.erase(std::unique(links_.begin(), links_.end(),
+                             [](const link& a, const link& b) { return a.own == b.own; }),
+                 links_.end());
+    if (link* const bad = find(paging::key_digest(wrong))) bad->state = verdict::wrong;
+    std::vector<link*> path;
+    for (link& each : links_) {
+      path.clear();
+      link* at = &each;
+      while (at != nullptr && at->state == verdict::open) {
+        at->state = verdict::asked;  // met again: a cycle, which no chain has
+        path.push_back(at);
+        at = at->parent == parent_digest::none ? nullptr : find(static_cast<std::uint64_t>(at->parent));
+      }
+      const bool begins = at == nullptr && !path.empty() && path.back()->parent == parent_digest::none;
+      const bool sound = begins || (at != nullptr && at->state == verdict::sound);
+      for (link* const passed : path)
+        passed->state = sound ? verdict::sound : verdict::wrong;
+    }
+  }
+
+  [[nodiscard]] bool is_sound(const block_key& own) noexcept {
+    const link* const found = find(paging::key_digest(own));
+    return found != nullptr && found->state == verdict::sound;
+  }
+
+ private:
+  enum class verdict : std::uint8_t { open, asked, sound, wrong };
+  struct link {
+    std::uint64_t own = 0;
+    parent_digest parent = parent_digest::unknown;
+    verdict state = verdict::open;
+  };
+
+  [[nodiscard]] link* find(std::uint64_t digest) noexcept {
+    const auto at = std::lower_bound(links_.begin(), links_.end(), digest,
+                                     [](const link& a, std::uint64_t of) { return a.own < of; });
+    return at == links_.end() || at->own != digest ? nullptr : &*at;
+  }
+
+  std::vector<link> links_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

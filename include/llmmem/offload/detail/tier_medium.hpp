@@ -1,0 +1,217 @@
+/// @file
+/// The bytes of one tier: where its slots lie, and the copies in and out of them.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/offload/detail/tier_slots.hpp>
+#include <llmmem/offload/kv_mover.hpp>
+#include <llmmem/paging/layer_group.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/buffer.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/tiering/chunk_key.hpp>
+#include <llmmem/tiering/tier.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Where the slots of one group lie in a tier.
+struct slot_region {
+  std::uint64_t first = 0;  ///< byte of the tier's range
+  std::uint64_t slots = 0;
+  std::uint64_t stride = 0;
+  std::uint64_t bytes = 0;  ///< of a block
+
+  [[nodiscard]] constexpr std::uint64_t offset(slot_id slot) const noexcept {
+    return first + to_index(slot) * stride;
+  }
+};
+using slot_regions = std::array<slot_region, max_layer_groups>;
+
+/// Divides a tier's bytes among groups.
+/// @throws length_error  where a group gets no slot.
+[[nodiscard]] inline slot_regions divide_tier(std::uint64_t budget, std::uint64_t granularity,
+                                              std::span<const std::uint64_t> block_bytes,
+                                              std::span<const double> shares, const std::string& who) {
+  slot_regions out{};
+  double whole = 0;
+  for (std::size_t g = 0; g < block_bytes.size(); ++g)
+    whole += shares[g];
+  std::uint64_t first = 0;
+  for (std::size_t g = 0; g < block_bytes.size(); ++g) {
+    slot_region& region = out[g];
+    region.bytes = block_bytes[g];
+    region.stride = (block_bytes[g] + granularity - 1) / granularity * granularity;
+    const std::uint64_t part =
+        block_bytes.size() == 1
+            ? budget
+            : static_cast<std::uint64_t>(static_cast<double>(budget) * (shares[g] / whole));
+    region.first = first;
+    region.slots = part / region.stride;
+    if (region.slots > max_blocks) region.slots = max_blocks;
+    if (region.slots == 0) {
+      throw length_error(who + ": " + std::to_string(part) + " bytes for group " + std::to_string(g) +
+                         " hold no block of " + std::to_string(region.stride) +
+                         " bytes; give the tier a larger budget, or the group a larger share");
+    }
+    first += region.slots * region.stride;
+  }
+  return out;
+}
+
+/// One tier's range, and its copies. Slots of a space that keeps an index are told to it.
+template <memory_space Space>
+class tier_medium {
+ public:
+  using fence_type = typename Space::fence_type;
+  static constexpr bool is_host_accessible = Space::is_host_accessible;
+  /// Blocks are verified when they come back.
+  static constexpr bool leaves_memory = detail::leaves_memory<Space>();
+  static constexpr bool persists = detail::persists_chunks<Space>();
+  static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
+
+  tier_medium(Space& space, const slot_regions& regions, std::size_t groups)
+      : space_(&space),
+        regions_(regions),
+        groups_(groups),
+        buffer_(space, total(), std::align_val_t{alignment()}) {}
+
+  [[nodiscard]] const slot_region& region(std::size_t group) const noexcept { return regions_[group]; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return buffer_.range().bytes; }
+  [[nodiscard]] std::string_view name() const noexcept { return space_->name(); }
+
+  [[nodiscard]] std::span<std::byte> bytes_of(std::size_t group, slot_id slot) const noexcept
+    requires(is_host_accessible)
+  {
+    return {buffer_.range().data + regions_[group].offset(slot),
+            static_cast<std::size_t>(regions_[group].bytes)};
+  }
+  [[nodiscard]] offload::slot_memory slots_of(std::size_t group) const noexcept
+    requires(is_host_accessible)
+  {
+    return {buffer_.range().data + regions_[group].first, regions_[group].slots, regions_[group].stride};
+  }
+
+  result<fence_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from) noexcept {
+    return space_->copy_in_async(range_of(group, slot), from, {});
+  }
+  result<fence_type> read(std::size_t group, slot_id slot, std::span<std::byte> to) noexcept {
+    return space_->copy_out_async(to, range_of(group, slot), {});
+  }
+  /// How a copy whose fence has passed went; its failure is forgotten.
+  [[nodiscard]] static result<void> outcome_of(const fence_type& fence) noexcept {
+    if constexpr (requires { fence.conclude(); }) {
+      return fence.conclude();
+    } else {
+      return {};
+    }
+  }
+  /// Lets copies go on, where nobody else does.
+  void poll() noexcept {
+    if constexpr (requires { space_->queue().poll(); }) space_->queue().poll();
+  }
+
+  /// The index learns that a block rests in a slot, or no longer does.
+  result<void> keep(std::size_t group, slot_id slot, const block_key& key, parent_digest parent,
+                    std::uint32_t checksum) noexcept {
+    if constexpr (persists) {
+      return space_->index().keep({.key = key,
+                                   .offset = base_offset() + regions_[group].offset(slot),
+                                   .bytes = regions_[group].bytes,
+                                   .stored = regions_[group].bytes,
+                                   .format = static_cast<std::uint64_t>(parent),
+                                   .checksum = checksum});
+    } else {
+      return {};
+    }
+  }
+  result<void> forget(const block_key& key) noexcept {
+    if constexpr (persists) {
+      return space_->index().drop(key);
+    } else {
+      return {};
+    }
+  }
+  result<void> sync() noexcept {
+    if constexpr (requires { space_->sync(); }) {
+      return space_->sync();
+    } else {
+      return {};
+    }
+  }
+
+  /// Calls `take(group, slot, extent)`, which says whether it could use it, for what an earlier process left;
+  /// what cannot be used leaves the index. Says how much was taken.
+  template <class Take>
+  std::uint64_t recover(Take&& take) {
+    std::uint64_t taken = 0;
+    if constexpr (persists) {
+      std::vector<chunk_key> useless;
+      space_->index().for_each([&](const chunk_extent& extent) {
+        const std::uint64_t at = extent.offset - base_offset();
+        for (std::size_t g = 0; g < groups_; ++g) {
+          const slot_region& region = regions_[g];
+          if (extent.offset < base_offset() || at < region.first ||
+              at >= region.first + region.slots * region.stride)
+            continue;
+          const std::uint64_t slot = (at - region.first) / region.stride;
+          const bool fits = (at - region.first) % region.stride == 0 && extent.bytes == region.bytes &&
+                            extent.stored == region.bytes;
+          if (fits && take(g, slot_id{static_cast<std::uint32_t>(slot)}, extent)) {
+            ++taken;
+            return;
+          }
+        }
+        useless.push_back(extent.key);
+      });
+      for (const chunk_key& each : useless)
+        static_cast<void>(space_->index().drop(each));
+    }
+    return taken;
+  }
+
+ private:
+  using range_type = typename Space::range_type;
+
+  [[nodiscard]] std::uint64_t total() const noexcept {
+    const slot_region& last = regions_[groups_ - 1];
+    return last.first + last.slots * last.stride;
+  }
+  /// Pages, where slots are whole pages: then files read and write them past the page cache.
+  [[nodiscard]] std::size_t alignment() const noexcept {
+    constexpr std::size_t page = 4096;
+    constexpr std::size_t line = 64;
+    for (std::size_t g = 0; g < groups_; ++g) {
+      if (regions_[g].stride % page != 0) return line;
+    }
+    return page;
+  }
+  [[nodiscard]] range_type range_of(std::size_t group, slot_id slot) const noexcept {
+    range_type out = buffer_.range();
+    out.data += regions_[group].offset(slot);
+    out.bytes = regions_[group].bytes;
+    return out;
+  }
+  [[nodiscard]] std::uint64_t base_offset() const noexcept {
+    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(buffer_.range().data));
+  }
+  Space* space_;
+  slot_regions regions_;
+  std::size_t groups_;
+  space_buffer<Space> buffer_;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

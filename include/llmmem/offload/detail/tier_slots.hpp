@@ -1,0 +1,234 @@
+/// @file
+/// The slots of one group of layers in one tier: which keys they hold, which transfers use them, and which
+/// leaves next.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/offload/detail/tier_keys.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/prefix_index.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Slots of equal size. A slot is *free*; *filling*, while a transfer writes it; *ready*; or *doomed*, when
+/// its contents are no longer wanted and a transfer still uses it. Slots that are filling or ready are found
+/// by their key; slots that are ready and unpinned can be evicted.
+///
+/// @par Complexity   O(1), and the policy's; 35 + 33 bytes a slot and the policy's.
+/// @par Thread safety   one thread at a time.
+template <eviction_policy Eviction>
+class tier_slots {
+ public:
+  tier_slots(std::uint64_t slots, Eviction eviction, const metadata_source& source)
+      : index_(slots, source),
+        entries_(slots, entry{}, source, "kv_tiers: slots"),
+        free_(slots, source, "kv_tiers: free slots"),
+        eviction_(std::move(eviction)),
+        free_count_(slots) {
+    for (std::uint64_t i = 0; i < slots; ++i)
+      free_[i] = static_cast<std::uint32_t>(slots - 1 - i);
+  }
+
+  [[nodiscard]] std::optional<slot_id> find(const block_key& key) const noexcept {
+    const auto found = index_.find(key);
+    if (!found) return std::nullopt;
+    return slot_id{to_index(*found) - 1};
+  }
+  void prefetch(const block_key& key) const noexcept { index_.prefetch(key); }
+
+  /// Takes a free slot for contents to come; the filler has a pin on it. @pre one is free; `key` is not here
+  slot_id begin_fill(const block_key& key, parent_digest parent) noexcept {
+    const slot_id slot{free_[--free_count_]};
+    at(slot) = {.parent = parent, .pins = 1, .state = slot_state::filling};
+    index_.stage(key, block_of(slot));
+    index_.insert(block_of(slot), 1);
+    return slot;
+  }
+  /// The contents are there. Whether they are still wanted. The filler keeps its pin.
+  bool finish_fill(slot_id slot) noexcept {
+    if (at(slot).state == slot_state::doomed) return false;
+    at(slot).state = slot_state::ready;
+    eviction_.insert(policy_slot(slot), hint_of(slot));
+    return true;
+  }
+  /// The contents will not come. Takes the filler's pin.
+  void abandon_fill(slot_id slot) noexcept {
+    if (at(slot).state == slot_state::filling) doom(slot);
+    unpin(slot);
+  }
+  /// A slot whose contents an earlier process left; `end_recovery` follows the last. @pre the key is not here
+  void recover(slot_id slot, const block_key& key, parent_digest parent, std::uint32_t checksum) noexcept {
+    at(slot) = {.parent = parent, .checksum = checksum, .state = slot_state::ready};
+    index_.stage(key, block_of(slot));
+    index_.insert(block_of(slot), 1);
+    eviction_.insert(policy_slot(slot), hint_of(slot));
+    eviction_.unpin(policy_slot(slot));
+    ++candidates_;
+  }
+  [[nodiscard]] bool is_free(slot_id slot) const noexcept { return at(slot).state == slot_state::free; }
+  void end_recovery() noexcept {
+    free_count_ = 0;
+    for (std::uint64_t i = entries_.size(); i > 0; --i) {
+      if (entries_[i - 1].state == slot_state::free) free_[free_count_++] = static_cast<std::uint32_t>(i - 1);
+    }
+  }
+
+  void pin(slot_id slot) noexcept {
+    if (at(slot).pins++ != 0 || at(slot).state != slot_state::ready) return;
+    eviction_.pin(policy_slot(slot));
+    --candidates_;
+  }
+  void unpin(slot_id slot) noexcept {
+    if (--at(slot).pins != 0) return;
+    if (at(slot).state == slot_state::ready) {
+      eviction_.unpin(policy_slot(slot));
+      ++candidates_;
+    } else {
+      make_free(slot);
+    }
+  }
+  /// A load wants the contents: others who ask are told that they are on their way.
+  void begin_load(slot_id slot) noexcept { ++at(slot).loads; }
+  void end_load(slot_id slot) noexcept { --at(slot).loads; }
+
+  void touch(slot_id slot) noexcept {
+    if (at(slot).state == slot_state::ready) eviction_.touch(policy_slot(slot), hint_of(slot));
+  }
+  /// Counts a use; how many there were since the contents came.
+  std::uint32_t count_use(slot_id slot) noexcept { return ++at(slot).uses; }
+  [[nodiscard]] std::uint32_t uses(slot_id slot) const noexcept { return at(slot).uses; }
+
+  /// Which leaves next, if any can.
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept {
+    const auto found = eviction_.victim();
+    if (!found) return std::nullopt;
+    return slot_id{to_index(*found)};
+  }
+  /// Gives up contents for room. @pre ready and unpinned
+  void evict(slot_id slot) noexcept {
+    detail::evict(eviction_, policy_slot(slot));
+    --candidates_;
+    index_.erase(block_of(slot));
+    make_free(slot);
+    ++evictions_;
+  }
+  /// Gives up contents that nobody may have any more. A slot that transfers use becomes free behind the last.
+  void drop(slot_id slot) noexcept {
+    if (at(slot).state == slot_state::doomed) return;
+    const bool was_ready = at(slot).state == slot_state::ready;
+    if (was_ready) eviction_.erase(policy_slot(slot));
+    if (at(slot).pins != 0) return doom(slot);
+    --candidates_;
+    index_.erase(block_of(slot));
+    make_free(slot);
+  }
+
+  [[nodiscard]] bool is_ready(slot_id slot) const noexcept { return at(slot).state == slot_state::ready; }
+  /// Whether `evict` may be called.
+  [[nodiscard]] bool can_leave(slot_id slot) const noexcept { return is_ready(slot) && at(slot).pins == 0; }
+  [[nodiscard]] bool is_doomed(slot_id slot) const noexcept { return at(slot).state == slot_state::doomed; }
+  [[nodiscard]] bool is_live(slot_id slot) const noexcept {
+    return at(slot).state == slot_state::ready || at(slot).state == slot_state::filling;
+  }
+  /// Whether the contents can be had at once: nobody is bringing them in or up.
+  [[nodiscard]] bool is_settled(slot_id slot) const noexcept { return is_ready(slot) && at(slot).loads == 0; }
+  [[nodiscard]] const block_key& key(slot_id slot) const noexcept { return index_.key(block_of(slot)); }
+  [[nodiscard]] parent_digest parent(slot_id slot) const noexcept { return at(slot).parent; }
+  [[nodiscard]] std::uint32_t checksum(slot_id slot) const noexcept { return at(slot).checksum; }
+  void set_checksum(slot_id slot, std::uint32_t checksum) noexcept { at(slot).checksum = checksum; }
+  [[nodiscard]] std::uint32_t pins(slot_id slot) const noexcept { return at(slot).pins; }
+
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
+  [[nodiscard]] std::uint64_t free() const noexcept { return free_count_; }
+  /// Slots that are free, or could be.
+  [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + candidates_; }
+  /// Slots that transfers or loads use.
+  [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available(); }
+  [[nodiscard]] std::uint64_t held() const noexcept { return index_.size(); }
+  [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return index_.metadata_bytes() + entries_.bytes() + free_.bytes() + eviction_.metadata_bytes();
+  }
+
+  /// One sentence for each broken invariant.
+  [[nodiscard]] std::vector<std::string> audit(const std::string& who) const {
+    std::vector<std::string> found = index_.audit();
+    std::uint64_t free_ones = 0;
+    std::uint64_t candidates = 0;
+    std::uint64_t live = 0;
+    for (std::uint64_t i = 0; i < entries_.size(); ++i) {
+      const slot_id slot{static_cast<std::uint32_t>(i)};
+      const entry& each = at(slot);
+      const bool can_leave = each.state == slot_state::ready && each.pins == 0;
+      free_ones += each.state == slot_state::free ? 1U : 0U;
+      candidates += can_leave ? 1U : 0U;
+      live += is_live(slot) ? 1U : 0U;
+      if (is_live(slot) != index_.contains(block_of(slot)))
+        found.push_back(who + ": slot " + std::to_string(i) + " and the index disagree");
+      if (each.state == slot_state::ready && eviction_.is_candidate(policy_slot(slot)) != can_leave)
+        found.push_back(who + ": slot " + std::to_string(i) + " has " + std::to_string(each.pins) +
+                        " pins, and the policy disagrees");
+      if (each.state == slot_state::free && each.pins != 0)
+        found.push_back(who + ": slot " + std::to_string(i) + " is free and pinned");
+    }
+    if (free_ones != free_count_ || candidates != candidates_ || live != index_.size())
+      found.push_back(who + ": counts " + std::to_string(free_count_) + " free slots, " +
+                      std::to_string(candidates_) + " that can leave and " + std::to_string(index_.size()) +
+                      " held; there are " + std::to_string(free_ones) + ", " + std::to_string(candidates) +
+                      " and " + std::to_string(live));
+    return found;
+  }
+
+ private:
+  enum class slot_state : std::uint8_t { free, filling, ready, doomed };
+  struct entry {
+    parent_digest parent = parent_digest::unknown;
+    std::uint32_t checksum = 0;
+    std::uint32_t pins = 0;
+    std::uint32_t uses = 0;
+    std::uint32_t loads = 0;
+    slot_state state = slot_state::free;
+  };
+
+  [[nodiscard]] entry& at(slot_id slot) noexcept { return entries_[to_index(slot)]; }
+  [[nodiscard]] const entry& at(slot_id slot) const noexcept { return entries_[to_index(slot)]; }
+  [[nodiscard]] static block_id block_of(slot_id slot) noexcept { return block_id{to_index(slot) + 1}; }
+  [[nodiscard]] static slot_id policy_slot(slot_id slot) noexcept { return slot; }
+  [[nodiscard]] access_hint hint_of(slot_id slot) const noexcept {
+    access_hint hint;
+    hint.content = key(slot).low | 1U;
+    return hint;
+  }
+  void doom(slot_id slot) noexcept {
+    index_.erase(block_of(slot));
+    at(slot).state = slot_state::doomed;
+  }
+  void make_free(slot_id slot) noexcept {
+    at(slot) = {};
+    free_[free_count_++] = to_index(slot);
+  }
+
+  prefix_index index_;  // slot i is block i + 1
+  fixed_array<entry> entries_;
+  fixed_array<std::uint32_t> free_;  // a stack
+  Eviction eviction_;
+  std::uint64_t free_count_;
+  std::uint64_t candidates_ = 0;
+  std::uint64_t evictions_ = 0;
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,110 @@
+/// @file
+/// `kv_chain`: the keys of a request's tokens, by which caches and tiers know its blocks.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/hash/block_key.hpp>
+#include <llmmem/paging/outside_keys.hpp>
+#include <llmmem/paging/paged_types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, as
+/// the cache that it was made for names them. Computed once for a request, and extended as it generates.
+///
+///     kv_chain chain(cache, prompt);               // O(tokens): one hash of each chunk
+///     chain.append(cache, generated);
+///
+/// A chunk is a block of a `paged_allocator`, and of a `hybrid_allocator` its `chunk_tokens()`. The keys
+/// depend on the context (tenants stay apart) and on the cache's epoch: make a new chain after `reset`.
+///
+/// @par Thread safety   as a plain value.
+class kv_chain {
+ public:
+  /// Of tokens. What fills no whole chunk has no key yet.
+  template <class Cache>
+  kv_chain(const Cache& cache, std::span<const token_id> tokens, const prefix_context& context = {})
+      : context_(context), chunk_tokens_(chunk_of(cache)), epoch_(cache.epoch()) {
+    append(cache, tokens);
+  }
+
+  /// Of keys that the caller has, for a `paged_allocator`; the last may name a partial block.
+  template <class Cache>
+    requires requires(const Cache& cache) { cache.block_tokens(); }
+  kv_chain(const Cache& cache, const keyed_blocks& blocks, const prefix_context& context = {})
+      : context_(context),
+        chunk_tokens_(cache.block_tokens()),
+        epoch_(cache.epoch()),
+        given_(blocks.keys.begin(), blocks.keys.end()),
+        hints_(blocks.hints.begin(), blocks.hints.end()),
+        tokens_told_(blocks.tokens) {
+    if constexpr (Cache::chains_outside_keys) {
+      block_key last = paging::root_key(cache.hash(), context, epoch_);
+      for (const block_key& each : blocks.keys)
+        keys_.push_back(last = paging::chain_key(cache.hash(), last, each));
+    } else {
+      keys_ = given_;
+    }
+  }
+
+  /// More tokens behind those that it has. @pre it was made of tokens
+  template <class Cache>
+  void append(const Cache& cache, std::span<const token_id> tokens) {
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    tokens_told_ = tokens_.size();
+    block_key last = keys_.empty() ? paging::root_key(cache.hash(), context_, epoch_) : keys_.back();
+    for (std::size_t first = keys_.size() * chunk_tokens_; first + chunk_tokens_ <= tokens_.size();
+         first += chunk_tokens_)
+      keys_.push_back(last = cache.hash().chain(last, std::span(tokens_).subspan(first, chunk_tokens_)));
+  }
+
+  [[nodiscard]] std::span<const block_key> keys() const noexcept LLMMEM_LIFETIMEBOUND { return keys_; }
+  /// Their values; none where the chain was made of keys.
+  [[nodiscard]] std::span<const token_id> token_ids() const noexcept LLMMEM_LIFETIMEBOUND { return tokens_; }
+  [[nodiscard]] std::uint64_t tokens() const noexcept { return tokens_told_; }
+  /// Tokens that the first `chunks` keys stand for.
+  [[nodiscard]] std::uint64_t tokens_of(std::uint64_t chunks) const noexcept {
+    const std::uint64_t whole = chunks * chunk_tokens_;
+    return whole < tokens_told_ ? whole : tokens_told_;
+  }
+  [[nodiscard]] std::uint32_t chunk_tokens() const noexcept { return chunk_tokens_; }
+  [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
+  [[nodiscard]] const prefix_context& context() const noexcept LLMMEM_LIFETIMEBOUND { return context_; }
+  /// Whether it was made of keys.
+  [[nodiscard]] bool is_keyed() const noexcept { return !given_.empty(); }
+  /// The first `chunks` blocks as they were given, for the cache. @pre `is_keyed()`
+  [[nodiscard]] keyed_blocks blocks(std::uint64_t chunks) const noexcept LLMMEM_LIFETIMEBOUND {
+    keyed_blocks out{.keys = std::span(given_).first(static_cast<std::size_t>(chunks))};
+    out.tokens = tokens_of(chunks);
+    if (!hints_.empty()) out.hints = std::span(hints_).first(static_cast<std::size_t>(chunks));
+    return out;
+  }
+
+ private:
+  template <class Cache>
+  [[nodiscard]] static std::uint32_t chunk_of(const Cache& cache) noexcept {
+    if constexpr (requires { cache.chunk_tokens(); }) {
+      return cache.chunk_tokens();
+    } else {
+      return cache.block_tokens();
+    }
+  }
+
+  prefix_context context_;
+  std::uint32_t chunk_tokens_;
+  std::uint64_t epoch_;
+  std::vector<block_key> keys_;
+  std::vector<block_key> given_;  // by the caller, before they were chained
+  std::vector<access_hint> hints_;
+  std::vector<token_id> tokens_;
+  std::uint64_t tokens_told_ = 0;
+};
+
+}  // namespace v0
+}  // namespace llmmem

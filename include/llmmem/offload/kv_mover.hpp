@@ -1,0 +1,248 @@
+/// @file
+/// Movers: what copies blocks between the memory of a cache and the slots of the first tier beneath it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/paging/ids.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/super_page_types.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace offload {
+
+/// The slots of one group in the first tier: slot i is `stride` bytes from `data + i * stride` on.
+struct slot_memory {
+  std::byte* data = nullptr;
+  std::uint64_t slots = 0;
+  std::uint64_t stride = 0;
+};
+
+/// A block of a cache and the slot that it is copied to or from.
+struct slot_pair {
+  block_id block = null_block;
+  std::uint32_t slot = 0;
+};
+
+/// The most pairs that a mover is given at once.
+inline constexpr std::size_t most_slot_pairs = 128;
+
+/// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer where it is asked to.
+///
+/// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
+/// - `block_bytes(g)`: what a block of group g takes in a slot.
+/// - `layers(g)`: parts of a block that `restore` can bring one by one.
+/// - `content_fingerprint(g)`: equal for memories whose blocks hold the same values, see `kv_layout`.
+/// - `save(g, slots, pairs, after)`: begins behind `after`, and is ordered before whatever the engine later
+///   does with the blocks. The fence passes when all the slots are written.
+/// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
+/// - `runs_on_caller`: whether the calls copy before they return. `save` is then called only with fences that
+///   have passed.
+template <class M>
+concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
+                   requires(M& mover, const M& seen, std::size_t group, const slot_memory& slots,
+                            std::span<const slot_pair> pairs, const typename M::fence_type& after,
+                            const layer_range& layers) {
+                     { seen.groups() } noexcept -> std::convertible_to<std::size_t>;
+                     { seen.block_bytes(group) } noexcept -> std::convertible_to<std::uint64_t>;
+                     { seen.layers(group) } noexcept -> std::convertible_to<std::uint32_t>;
+                     { seen.content_fingerprint(group) } noexcept -> std::convertible_to<std::uint64_t>;
+                     {
+                       mover.save(group, slots, pairs, after)
+                     } -> std::same_as<result<typename M::fence_type>>;
+                     {
+                       mover.restore(group, slots, pairs, layers)
+                     } -> std::same_as<result<typename M::fence_type>>;
+                     { M::runs_on_caller } -> std::convertible_to<bool>;
+                   };
+
+/// The end of work that a host executor was given: it has passed.
+struct passed_mark {
+  using fence_type = host_fence;
+  static constexpr bool runs_on_caller = true;
+  [[nodiscard]] result<host_fence> operator()() const noexcept { return host_fence{}; }
+  result<void> wait_for(const host_fence& after) const noexcept {
+    after.wait();
+    return {};
+  }
+};
+
+/// The end of what a queue was given so far, for an executor that runs on the same stream:
+///
+///     offload::layout_mover mover(device_executor(stream), memory, offload::queue_mark(queue));
+///
+/// @tparam Queue  with `mark()` and `follow(fences)`, such as a `device_queue`; outlives the mark.
+template <class Queue>
+class queue_mark {
+ public:
+  using fence_type = typename Queue::fence_type;
+  static constexpr bool runs_on_caller = false;
+
+  explicit queue_mark(Queue& queue) noexcept : queue_(&queue) {}
+  [[nodiscard]] result<fence_type> operator()() const noexcept { return queue_->mark(); }
+  result<void> wait_for(const fence_type& after) const noexcept {
+    return queue_->follow(std::span(&after, 1));
+  }
+
+ private:
+  Queue* queue_;
+};
+
+/// Moves blocks through the description of their layout: slots hold them packed (`kv_layout::packed`), so
+/// that a slot's bytes are the same whatever order the cache's memory has.
+///
+///     offload::layout_mover mover(host_executor{}, {.data = kv, .blocks = n, .layout = layout});
+///
+/// @tparam Run   `host_executor`, or a `device_executor` for which slots lie where its kernels see them
+///               (pinned memory).
+/// @tparam Mark  gives a fence for what `Run` was given so far, and lets it wait for one: `passed_mark`, or
+///               `queue_mark` of a stream's queue.
+template <class Run, class Mark = passed_mark>
+class layout_mover {
+ public:
+  using fence_type = typename Mark::fence_type;
+  static constexpr bool runs_on_caller = Mark::runs_on_caller;
+
+  /// @throws length_error, argument_error  for a layout that none is, see `kv_layout::checked`.
+  layout_mover(Run run, kv_memory memory, Mark mark = Mark())
+      : run_(std::move(run)),
+        mark_(std::move(mark)),
+        memory_(memory),
+        packed_(memory.layout.checked().packed()) {}
+
+  [[nodiscard]] std::size_t groups() const noexcept { return 1; }
+  [[nodiscard]] std::uint64_t block_bytes(std::size_t) const noexcept { return packed_.block_bytes(); }
+  [[nodiscard]] std::uint32_t layers(std::size_t) const noexcept { return packed_.layers; }
+  [[nodiscard]] std::uint64_t content_fingerprint(std::size_t) const noexcept {
+    return packed_.content_fingerprint();
+  }
+  [[nodiscard]] const kv_memory& memory() const noexcept { return memory_; }
+
+  result<fence_type> save(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
+                          const fence_type& after) {
+    if (const auto waits = mark_.wait_for(after); !waits) return waits.error();
+    block_pair list[most_slot_pairs];
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+      list[i] = {.from = to_index(pairs[i].block), .to = pairs[i].slot};
+    return finish(copy_few_kv_blocks(run_, memory_of(slots), memory_, std::span(list).first(pairs.size())));
+  }
+  result<fence_type> restore(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
+                             const layer_range& layers) {
+    block_pair list[most_slot_pairs];
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+      list[i] = {.from = pairs[i].slot, .to = to_index(pairs[i].block)};
+    return finish(copy_few_kv_blocks(run_, memory_, memory_of(slots), std::span(list).first(pairs.size()),
+                                     {.layers = layers}));
+  }
+
+ private:
+  [[nodiscard]] kv_memory memory_of(const slot_memory& slots) const noexcept {
+    return {.data = slots.data, .blocks = slots.slots, .layout = packed_};
+  }
+  [[nodiscard]] result<fence_type> finish(const result<void>& begun) {
+    if (!begun) return begun.error();
+    return mark_();
+  }
+
+  Run run_;
+  Mark mark_;
+  kv_memory memory_;
+  kv_layout packed_;
+};
+
+/// Of an executor that runs on the calling thread.
+template <class Run>
+layout_mover(Run, kv_memory) -> layout_mover<Run>;
+/// Of an executor that runs on a stream.
+template <class Run, class Mark>
+layout_mover(Run, kv_memory, Mark) -> layout_mover<Run, Mark>;
+
+/// Moves blocks of a `hybrid_allocator` whose pages lie in host memory, as they are: each block is one run of
+/// bytes in its page, cut into equal parts for its layers.
+///
+/// @par Thread safety   as a plain value.
+class page_mover {
+ public:
+  using fence_type = host_fence;
+  static constexpr bool runs_on_caller = true;
+
+  /// What one group's blocks hold.
+  struct group_form {
+    std::uint64_t block_bytes = 0;
+    std::uint32_t layers = 1;  ///< parts of equal length that a block is made of
+    std::uint64_t fingerprint =
+        0;  ///< of what the bytes mean: `kv_layout::fingerprint`, a digest of the model
+  };
+
+  /// @param pages   the memory of the allocator's pool, its null page included.
+  /// @param layout  `hybrid_allocator::layout()`.
+  /// @throws length_error  for a block that does not divide into its layers.
+  page_mover(std::span<std::byte> pages, const super_page_layout& layout, std::span<const group_form> groups)
+      : pages_(pages), layout_(layout), groups_(groups.begin(), groups.end()) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const group_form& each = groups_[g];
+      if (each.layers != 0 && each.block_bytes != 0 && each.block_bytes % each.layers == 0) continue;
+      throw length_error("page_mover: group " + std::to_string(g) + " has blocks of " +
+                         std::to_string(each.block_bytes) + " bytes for " + std::to_string(each.layers) +
+                         " layers; a block must divide into its layers");
+    }
+  }
+
+  [[nodiscard]] std::size_t groups() const noexcept { return groups_.size(); }
+  [[nodiscard]] std::uint64_t block_bytes(std::size_t group) const noexcept {
+    return groups_[group].block_bytes;
+  }
+  [[nodiscard]] std::uint32_t layers(std::size_t group) const noexcept { return groups_[group].layers; }
+  [[nodiscard]] std::uint64_t content_fingerprint(std::size_t group) const noexcept {
+    return groups_[group].fingerprint;
+  }
+
+  result<host_fence> save(std::size_t group, const slot_memory& slots, std::span<const slot_pair> pairs,
+                          const host_fence& after) {
+    after.wait();
+    const auto bytes = static_cast<std::size_t>(groups_[group].block_bytes);
+    for (const slot_pair& each : pairs)
+      std::memcpy(slots.data + each.slot * slots.stride, place(group, each.block), bytes);
+    return host_fence{};
+  }
+  result<host_fence> restore(std::size_t group, const slot_memory& slots, std::span<const slot_pair> pairs,
+                             const layer_range& layers) {
+    const std::uint64_t part = groups_[group].block_bytes / groups_[group].layers;
+    const std::uint64_t first = layers.first * part;
+    for (const slot_pair& each : pairs) {
+      std::memcpy(place(group, each.block) + first, slots.data + each.slot * slots.stride + first,
+                  static_cast<std::size_t>(layers.count * part));
+    }
+    return host_fence{};
+  }
+
+ private:
+  [[nodiscard]] std::byte* place(std::size_t group, block_id block) const noexcept {
+    return pages_.data() + layout_.offset(block, groups_[group].block_bytes);
+  }
+
+  std::span<std::byte> pages_;
+  super_page_layout layout_;
+  std::vector<group_form> groups_;
+};
+
+static_assert(kv_mover<layout_mover<host_executor>> && kv_mover<page_mover>);
+
+}  // namespace offload
+}  // namespace v0
+}  // namespace llmmem

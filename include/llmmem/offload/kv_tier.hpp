@@ -1,0 +1,69 @@
+/// @file
+/// `kv_tier`: a memory that blocks of a paged cache go down to, and when they go further.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/eviction/concepts.hpp>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/space/concepts.hpp>
+#include <llmmem/tiering/tier.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+namespace offload {
+
+/// When blocks go from one memory to the next, as a value: made from the policies that `tiered_buffer` has.
+///
+///     .store = write_through{}                  // as soon as they are complete
+///     .store = write_through_selective<2>{}     // when the second request uses them
+///     .store = write_back{}                     // when they are evicted above
+///     .store = demoting<write_through>{}        // complete; and again when evicted, if they are gone below
+struct store_policy {
+  bool (*writes_at)(std::uint32_t uses) noexcept = &write_through::writes_at;
+  bool on_eviction = false;  ///< whether what the next memory lacks goes there when it is evicted
+
+  constexpr store_policy() noexcept = default;
+  template <write_policy Write>
+  constexpr store_policy(Write) noexcept
+      : writes_at(&Write::writes_at),
+        on_eviction(std::same_as<Write, write_back> || llmmem::detail::demotes<Write>()) {}
+};
+
+/// One memory beneath a cache, its budget, and which blocks leave it.
+///
+/// @tparam Space     where the bytes lie. Of the first tier the host must be able to touch them; a
+///                   `persistent_file_space` keeps its blocks across restarts.
+/// @tparam Eviction  `eviction_policy` over slots: one instance for each group of layers.
+template <memory_space Space, eviction_policy Eviction = lru_eviction>
+struct kv_tier {
+  using space_type = Space;
+  using eviction_type = Eviction;
+  /// Makes the policy of one group.
+  using eviction_maker = Eviction (*)(slot_count slots, const metadata_source& source);
+
+  Space* space = nullptr;
+  std::uint64_t budget = 0;       ///< bytes, of which all slots are taken at construction
+  store_policy down{};            ///< when its blocks go to the next tier; nothing in the last
+  std::uint64_t granularity = 0;  ///< what slots begin at multiples of; 0: 1 in memory, 4096 in files
+  eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
+    return Eviction(slots, source);
+  };
+
+  kv_tier(Space& where, std::uint64_t bytes, store_policy then = {}) noexcept
+      : space(&where), budget(bytes), down(then) {}
+};
+
+/// A tier under LRU.
+template <class Space>
+kv_tier(Space&, std::uint64_t) -> kv_tier<Space>;
+/// The same, with a policy for what goes further down.
+template <class Space, class Policy>
+kv_tier(Space&, std::uint64_t, Policy) -> kv_tier<Space>;
+
+}  // namespace offload
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,331 @@
+/// @file
+/// `kv_tiers`: the blocks of a paged cache in several memories.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/error.hpp>
+#include <llmmem/offload/detail/cache_view.hpp>
+#include <llmmem/offload/detail/load_record.hpp>
+#include <llmmem/offload/detail/pending_save.hpp>
+#include <llmmem/offload/detail/tier_stack.hpp>
+#include <llmmem/offload/detail/use_counts.hpp>
+#include <llmmem/offload/kv_chain.hpp>
+#include <llmmem/offload/kv_mover.hpp>
+#include <llmmem/offload/kv_tier.hpp>
+#include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/offload/tier_link.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// One cache, its blocks in several memories: what is evicted, or worth keeping, goes down to host memory and
+/// files, and comes back instead of being computed again.
+///
+///     struct traits : paged_traits { using observer = offload::tier_link; };
+///     paged_allocator<traits> cache({.blocks = 4096});
+///     kv_tiers tiers(cache, offload::layout_mover(host_executor{}, memory),
+///                    {.store = write_through_selective<2>{}, .patience_ns = 3'000'000},
+///                    offload::kv_tier(pinned, 64 << 30, write_through{}), offload::kv_tier(disk, 1 << 40));
+///
+///     kv_chain chain(cache, prompt);                            // the keys of the prompt's blocks
+///     cache.match(sequence, prompt.first(prompt.size() - 1)).value();
+///     if (tiers.lookup(sequence, chain).loadable() != 0) {      // moves nothing
+///       auto load = tiers.prepare_load(sequence, chain).value();  // takes blocks; `match` does not find
+///       them yet for (std::uint32_t l = 0; l < layers; ++l) {
+///         load.wait(l).value();                                 // layer by layer, in the order of the model
+///         attend(l);
+///       }
+///       const auto came = load.complete();                      // what is right is found by `match` from
+///       now on if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///     }
+///     ...
+///     tiers.store(sequence, kernel_done).value();               // what the policy wants, behind the fence
+///
+/// **The first tier is the gateway**: the host can touch it, the mover copies between it and the cache, and
+/// all lower tiers read and write through its slots. They are the staging memory, and inside its budget.
+///
+/// **Never a wrong token.** A block is found by the key of its whole prefix. What comes back from a tier that
+/// leaves memory is held to its checksum before a layer of it is restored; a damaged block is a miss.
+/// Contents that the cache invalidates leave the tiers with all that builds on them, also where a chain
+/// between is not known. Blocks that are loading are not found by `match` before `complete`; blocks that are
+/// stored or loaded are pinned in the cache until the copy has ended, whatever becomes of their sequences.
+///
+/// **One load for all**: a block that is on its way is `pending` for others, which match it when it is there.
+///
+/// **Nothing waits but `wait`, `complete`, `flush` and the destructor**, and there is no thread: transfers go
+/// on in every call, and in `progress`.
+///
+/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is, or contains,
+/// `offload::tier_link`.
+/// @tparam Mover  an `offload::kv_mover` over its memory.
+/// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
+///
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy; no allocation on the
+/// way but
+///                      in `prepare_load` (O(blocks)) and `invalidate` (O(slots)). Metadata: 68 bytes a slot
+///                      and the policy's.
+/// @par Thread safety   that of the cache: one thread at a time for both. File queues work on threads of
+/// theirs.
+/// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw.
+/// All
+///                      else is a value.
+/// @par Sources         verbs and answers: vLLM's offloading manager; store policies: SGLang HiCache; the
+/// gateway:
+///                      both. Quarantine of slots until the transport has answered: asked for in vLLM #49829.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+class kv_tiers : private offload::loss_listener {
+  static_assert(sizeof...(Tiers) >= 1 && sizeof...(Tiers) <= max_kv_tiers, "kv_tiers takes 1 to 4 tiers");
+  using observer_type = typename Cache::observer_type;
+  static_assert(detail::link_finder<observer_type>::has_link,
+                "the cache must tell its tiers what it evicts and what is wrong: set Traits::observer to "
+                "offload::tier_link, or to paging::observers<..., offload::tier_link>");
+  using first_tier = std::tuple_element_t<0, std::tuple<Tiers...>>;
+  static_assert(
+      first_tier::space_type::is_host_accessible,
+      "the host must be able to touch the first tier, through which all others are read and written: "
+      "put a host_space or pinned_space in front");
+
+ public:
+  using fence_type = typename Mover::fence_type;
+  static constexpr std::size_t tiers = sizeof...(Tiers);
+
+  class load;
+
+  /// @param cache  outlives the tiers, as do the spaces.
+  kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places);
+  /// Waits for all transfers. @pre no `load` is left
+  ~kv_tiers();
+  kv_tiers(const kv_tiers&) = delete;
+  kv_tiers& operator=(const kv_tiers&) = delete;
+
+  /// @name Looking
+  /// @{
+  /// How much of the chain behind what `sequence` holds could be loaded now. Moves nothing, and counts no
+  /// use.
+  [[nodiscard]] offload::kv_where lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
+  /// The same for a request that holds, or would match, `first` tokens.
+  [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
+  /// What the tiers answer for one block of a chain, and in which tier it lies (`tiers` where in none).
+  [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(const kv_chain& chain, std::size_t group,
+                                                                     std::uint64_t index) const noexcept;
+  /// Counts a use of the first `tokens` tokens' blocks in every tier that has them, the last block first, so
+  /// that prefixes outlive what follows them. For hits of the cache itself, which tiers do not see.
+  void touch(const kv_chain& chain, std::uint64_t tokens) noexcept;
+  /// @}
+
+  /// @name Loading
+  /// @{
+  /// Gives `sequence` the tokens that `lookup` says can be loaded, at most up to `upto`, and begins to bring
+  /// their contents. The chain outlives the load. Where nothing can be loaded the load is empty.
+  ///
+  /// Until the load ends the sequence must not grow, and nobody may write to its blocks. It may be released:
+  /// the blocks come back when the copies have ended.
+  /// @return what the cache refuses (`errc::out_of_blocks`); `errc::not_whole_blocks` for a sequence that
+  /// ends
+  ///         within a block; `errc::table_full` for more than `max_loads`; `errc::epoch_differs` for a chain
+  ///         of another epoch.
+  result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
+  /// @}
+
+  /// @name Storing
+  /// @{
+  /// Stores what the policy wants of the sequence's committed blocks, once `after` has passed. Each block is
+  /// considered once for each sequence; one that finds no slot now is considered again.
+  /// @return blocks that are stored, or on their way; what the cache's `check` says of a handle.
+  result<std::uint64_t> store(sequence_id sequence, const fence_type& after = {});
+  /// @}
+
+  /// @name Going on
+  /// @{
+  /// Lets transfers go on without waiting. O(transfers under way).
+  void progress() noexcept;
+  /// Returns when no transfer is under way, and all that was to go down has.
+  void flush() noexcept;
+  /// `flush`, and until the files of persistent tiers are on their devices.
+  result<void> persist() noexcept;
+  /// @}
+
+  /// @name Withdrawing
+  /// @{
+  /// Gives up all that the tiers hold. `cache.reset` does so by itself.
+  void clear() noexcept { cleared(); }
+  /// @}
+
+  [[nodiscard]] offload::kv_tiers_stats stats() const noexcept;
+  [[nodiscard]] const Mover& mover() const noexcept { return mover_; }
+  [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
+  /// One sentence for each broken invariant. O(slots); allocates.
+  [[nodiscard]] std::vector<std::string> audit() const;
+
+ private:
+  using record = detail::load_record<fence_type>;
+  using part = detail::load_part<fence_type>;
+  using pending_save = detail::pending_save<fence_type>;
+  using part_state = detail::part_state;
+
+  void evicted(block_id block, const block_key& key, std::size_t group) noexcept override;
+  void invalidated(const block_key& key, std::size_t group) noexcept override;
+  void cleared() noexcept override;
+
+  [[nodiscard]] static std::vector<std::uint64_t> bytes_of_blocks(const Mover& mover);
+  [[nodiscard]] std::vector<double> shares() const;
+  [[nodiscard]] kv_tiers_options checked(kv_tiers_options options) const;
+  [[nodiscard]] std::uint64_t now() const noexcept {
+    return options_.now_ns != nullptr ? options_.now_ns(options_.clock_context)
+                                      : steady_meter_clock{}.now_ns();
+  }
+  [[nodiscard]] failure refusal(error_code code, std::uint32_t index, std::uint64_t wanted,
+                                std::uint64_t found) const noexcept {
+    return {code, index, wanted, found, options_.name};
+  }
+  [[nodiscard]] std::pair<offload::answer, detail::tier_place_found> look(std::size_t group,
+                                                                          const block_key& key,
+                                                                          std::uint64_t at) const noexcept;
+
+  [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first,
+                                         std::uint64_t chunks) const noexcept;
+
+  // Saving
+
+  /// What a store considers next of one group of a sequence.
+  struct cursor {
+    std::uint32_t generation = 0;
+    std::uint32_t next = 0;  // block
+    block_key last{};        // of the block before it
+  };
+  [[nodiscard]] cursor& cursor_of(sequence_id sequence, std::size_t group) noexcept {
+    return cursors_[sequence.slot * groups_ + group];
+  }
+  enum class considered : std::uint8_t { stored, passed, later };
+  considered consider(std::size_t group, block_id block, const block_key& key, detail::parent_digest parent,
+                      const fence_type& after) noexcept;
+  [[nodiscard]] bool has_place_to_save() const noexcept { return save_count_ < saves_.size(); }
+  void begin_saves(std::size_t first) noexcept;
+  void poll_saves() noexcept;
+  void wait_for_save() noexcept;
+  void finish_save(const pending_save& done) noexcept;
+
+  // Loading
+
+  void collect_parts(record& into, std::uint64_t chunks);
+  [[nodiscard]] bool take_blocks(record& of) noexcept;
+  void begin_reads(std::uint32_t slot) noexcept;
+  void arrive(const detail::load_cookie& waiting, slot_id upper, const failure& why) noexcept;
+  void restore(record& of, std::size_t group, std::uint32_t layers) noexcept;
+  void free_restored(record& of) noexcept;
+  void let_go(part& of) noexcept;
+  void give_up(part& of, part_state state) noexcept;
+  void give_up_missing(record& of) noexcept;
+  [[nodiscard]] bool is_missing_any(const record& of, std::size_t group) const noexcept;
+  [[nodiscard]] static bool is_reading(const record& of) noexcept;
+  void make_way(std::uint32_t slot) noexcept;
+  result<fence_type> bring(std::uint32_t slot, std::size_t group, std::uint32_t layer) noexcept;
+  offload::load_result finish(std::uint32_t slot) noexcept;
+  void cancel(std::uint32_t slot) noexcept;
+  [[nodiscard]] std::uint64_t sound_tokens(const record& of) const noexcept;
+  void end(record& of) noexcept;
+  void reap() noexcept;
+  void go_on() noexcept;
+  static void pause() noexcept;
+
+  kv_tiers_options options_;
+  detail::cache_view<Cache> view_;
+  Mover mover_;
+  std::size_t groups_;
+  detail::kv_tier_stack<Tiers...> stack_;
+  detail::use_counts seen_;
+  detail::fixed_array<pending_save> saves_;
+  std::size_t save_count_ = 0;
+  std::vector<cursor> cursors_;  // by sequence slot and group, as many as were seen
+  std::vector<record> loads_;
+  std::uint64_t invalidated_ = 0;
+};
+
+/// A load under way: the contents of blocks on their way into the cache. Movable; ending it early cancels it.
+///
+/// `cancel` only asks: what has begun ends behind the scenes, the blocks stay pinned until then, and nothing
+/// that arrives late is written to them.
+///
+/// @par Thread safety   that of its tiers, which outlive it.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+class kv_tiers<Cache, Mover, Tiers...>::load {
+ public:
+  /// Nothing to load.
+  load() noexcept = default;
+  load(load&& other) noexcept
+      : tiers_(std::exchange(other.tiers_, nullptr)), slot_(other.slot_), result_(other.result_) {}
+  load& operator=(load&& other) noexcept {
+    if (this == &other) return *this;
+    cancel();
+    tiers_ = std::exchange(other.tiers_, nullptr);
+    slot_ = other.slot_;
+    result_ = other.result_;
+    return *this;
+  }
+  ~load() { cancel(); }
+
+  /// Whether there is something to wait for.
+  [[nodiscard]] explicit operator bool() const noexcept { return tiers_ != nullptr; }
+  /// What it is to bring: tokens that the sequence had, and will have.
+  [[nodiscard]] std::uint64_t first() const noexcept { return result_.first; }
+  [[nodiscard]] std::uint64_t wanted() const noexcept { return result_.wanted; }
+
+  /// Returns when layer `layer` of every block of `group` is in the cache's memory, or has failed: then
+  /// `complete` tells. Layers are asked for in the order in which the model runs.
+  /// @return what the mover fails with.
+  result<void> wait(std::uint32_t layer, std::size_t group = 0) noexcept {
+    const auto fence = issue(layer, group);
+    if (!fence) return fence.error();
+    return detail::settled(*fence);
+  }
+  /// The same for a mover that runs on a stream: returns when the copies of that layer are begun, with the
+  /// fence behind which they are done, for the engine's stream to wait for. Still waits for reads of lower
+  /// tiers.
+  result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
+    if (tiers_ == nullptr) return fence_type{};
+    return tiers_->bring(slot_, group, layer);
+  }
+  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies.
+  [[nodiscard]] bool has_arrived() noexcept;
+  /// Returns when everything is in the cache's memory or has failed, and makes what is right visible to
+  /// `match`. Tokens behind `load_result::tokens` must be computed. The load is over.
+  offload::load_result complete() noexcept {
+    if (tiers_ == nullptr) return result_;
+    return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
+  }
+  /// Asks for nothing more. The sequence keeps its blocks, and none of the tokens is right.
+  void cancel() noexcept {
+    if (tiers_ != nullptr) std::exchange(tiers_, nullptr)->cancel(slot_);
+  }
+
+ private:
+  friend kv_tiers;
+  load(kv_tiers& of, std::uint32_t slot, const offload::load_result& wanted) noexcept
+      : tiers_(&of), slot_(slot), result_(wanted) {}
+
+  kv_tiers* tiers_ = nullptr;
+  std::uint32_t slot_ = 0;
+  offload::load_result result_{};
+};
+
+/// Of the types of its arguments.
+template <class Cache, class Mover, class... Tiers>
+kv_tiers(Cache&, Mover, kv_tiers_options, Tiers...) -> kv_tiers<Cache, Mover, Tiers...>;
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/offload/detail/kv_tiers_body.hpp>
+#include <llmmem/offload/detail/kv_tiers_loading.hpp>
+#include <llmmem/offload/detail/kv_tiers_storing.hpp>

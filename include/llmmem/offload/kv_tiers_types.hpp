@@ -1,0 +1,107 @@
+/// @file
+/// What `kv_tiers` is set up with, and what it answers.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/metadata.hpp>
+#include <llmmem/offload/kv_tier.hpp>
+#include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/paged_types.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/transfer/meter.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// The most tiers beneath a cache.
+inline constexpr std::size_t max_kv_tiers = 4;
+
+/// How `kv_tiers` is set up.
+struct kv_tiers_options {
+  offload::store_policy store{};  ///< when blocks go from the cache to the first tier
+  /// How long a load may take, from `prepare_load` on; it never restarts. What has not come by then is
+  /// computed instead. Default: as long as it takes.
+  std::uint64_t patience_ns = ~std::uint64_t{0};
+  std::uint32_t max_transfers = 256;  ///< between the cache and the first tier, and of each lower tier
+  std::uint32_t max_loads = 64;       ///< loads that are prepared and not over
+  /// Slots of the first tier, of each group, that stores leave to loads. Default: one of 16.
+  std::uint64_t load_headroom = ~std::uint64_t{0};
+  /// How long a tier is left alone after a read or write failed there: its blocks are `unknown` meanwhile.
+  std::uint64_t quiet_ns = 100'000'000;
+  /// Of each tier's bytes, how large a part each group of layers gets; all 0: in proportion to the bytes that
+  /// a token takes in it.
+  std::array<double, max_layer_groups> shares{};
+  std::uint64_t (*now_ns)(void* context) noexcept = nullptr;  ///< null: the machine's monotonic clock
+  void* clock_context = nullptr;
+  std::string name = "kv_tiers";  ///< what error texts call it
+  metadata_source metadata{};
+};
+
+namespace offload {
+
+/// Whether a block that a request needs lies in the tiers.
+enum class answer : std::uint8_t {
+  hit,      ///< it can be loaded now
+  pending,  ///< it is on its way into the tiers or up from them: ask again
+  miss,     ///< it lies nowhere
+  unknown,  ///< its tier does not answer now: ask again, and do not remember it as a miss
+};
+
+/// Where the beginning of a prompt lies.
+struct kv_where {
+  std::uint64_t first = 0;   ///< tokens that the sequence has already
+  std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
+  answer next = answer::miss;  ///< why it ends there: hit where the chain ends
+  /// Blocks to load from each tier.
+  std::array<std::uint64_t, max_kv_tiers> blocks{};
+
+  [[nodiscard]] std::uint64_t loadable() const noexcept { return tokens - first; }
+  friend constexpr bool operator==(const kv_where&, const kv_where&) noexcept = default;
+};
+
+/// What came of a load.
+struct load_result {
+  std::uint64_t first = 0;          ///< tokens that the sequence had before
+  std::uint64_t tokens = 0;         ///< leading tokens that are right: compute the rest again
+  std::uint64_t wanted = 0;         ///< tokens that were to be there
+  std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
+  std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the load was cancelled
+  std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier where they lay
+  failure why{};  ///< of the first block that failed; `errc::ok` where none did
+
+  [[nodiscard]] bool is_whole() const noexcept { return tokens == wanted; }
+};
+
+/// What one tier holds, and did.
+struct kv_tier_stats {
+  std::uint64_t slots = 0;
+  std::uint64_t held = 0;    ///< slots that are filling or ready
+  std::uint64_t in_use = 0;  ///< slots that transfers or loads use: they cannot be evicted now
+  std::uint64_t bytes = 0;   ///< of the slots, taken at construction
+  std::uint64_t stored = 0;  ///< blocks that arrived from above
+  std::uint64_t loaded = 0;  ///< blocks that loads took from here
+  std::uint64_t evictions = 0;
+  std::uint64_t damaged = 0;    ///< blocks whose bytes were not those that were stored
+  std::uint64_t failures = 0;   ///< reads and writes that failed
+  std::uint64_t declined = 0;   ///< blocks that found no slot
+  std::uint64_t recovered = 0;  ///< blocks that an earlier process left
+};
+
+/// Counters of `kv_tiers`.
+struct kv_tiers_stats {
+  std::array<kv_tier_stats, max_kv_tiers> tiers{};
+  std::uint64_t loads = 0;        ///< under way
+  std::uint64_t saving = 0;       ///< blocks on their way from the cache
+  std::uint64_t invalidated = 0;  ///< blocks withdrawn because contents were wrong
+  std::uint64_t metadata_bytes = 0;
+  failure last_failure{};  ///< of a transfer that no load waited for
+};
+
+}  // namespace offload
+}  // namespace v0
+}  // namespace llmmem
