@@ -185,7 +185,8 @@ constexpr std::array refusals{
     refusal{errc::file_ends, raises::io_error,
             "kv: bytes up to 30 asked for, the file ends at 12; it was cut short, or never written so far"},
     refusal{errc::file_locked, raises::io_error,
-            "kv: another process holds the file; end that, or take another path"},
+            "kv: another process, or another object of this one, holds the file; end that, or take another "
+            "path: each rank and each tier needs its own"},
     refusal{errc::not_opened, raises::argument_error,
             "kv: it was opened only to be read; open it with open_mode::update or open_mode::create (a "
             "model_file_space is never written to: adopt what lies there, "

@@ -506,13 +506,17 @@ class kv_tier_stack {
   void poll_levels(std::uint64_t now, Arrived& arrived) noexcept {
     if constexpr (K < levels) {
       auto& level = std::get<K>(levels_);
-      for (std::size_t i = 0; i < level.transfer_count;) {
-        if (!level.transfers[i].fence.ready()) {
-          ++i;
+      // In the order in which they began. Writes also end in that order, so that what is evicted next does not
+      // depend on which of them the device served first.
+      std::size_t kept = 0;
+      bool is_write_under_way = false;
+      for (std::size_t i = 0; i < level.transfer_count; ++i) {
+        const auto done = level.transfers[i];
+        if (!done.fence.ready() || (done.goes_down && is_write_under_way)) {
+          is_write_under_way = is_write_under_way || done.goes_down;
+          level.transfers[kept++] = done;
           continue;
         }
-        const auto done = level.transfers[i];
-        level.transfers[i] = level.transfers[--level.transfer_count];
         const result<void> outcome = level.medium.outcome_of(done.fence);
         if (done.goes_down) {
           finish_write<K>(done, outcome, now);
@@ -520,6 +524,7 @@ class kv_tier_stack {
           finish_read(level, done, outcome, now, arrived);
         }
       }
+      level.transfer_count = kept;
       poll_levels<K + 1>(now, arrived);
     }
   }
