@@ -67,7 +67,7 @@ class write_signals_held {
     }
   }
 
-  sigset_t before_;
+  sigset_t before_{};
   bool is_raised_ = false;
 };
 

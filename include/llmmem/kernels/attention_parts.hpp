@@ -19,6 +19,10 @@
 namespace llmmem {
 inline namespace v0 {
 
+/// Parts that one call merges: their places travel with the launch. More of them are merged in rounds, each
+/// to a part.
+inline constexpr std::size_t most_merged_parts = 32;
+
 /// What the weights of a part are told by: its largest product, and the sum of its exponentials beside that.
 /// Products are those of a query and a key, times the softmax's scale and log2(e), so that 2 to the power of
 /// them are the weights.

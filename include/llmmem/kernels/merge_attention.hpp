@@ -15,10 +15,6 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Parts that one call merges: their places travel with the launch. More of them are merged in rounds, each
-/// to a part.
-inline constexpr std::size_t most_merged_parts = 32;
-
 /// What a merge leaves, as `paged_attention` over all tokens does.
 template <log_base Base = log_base::e>
 struct merged_attention {

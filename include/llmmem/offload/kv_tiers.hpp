@@ -84,7 +84,7 @@ inline namespace v0 {
 /// gateway:
 ///                      both. Quarantine of slots until the transport has answered: asked for in vLLM #49829.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-class kv_tiers : private offload::loss_listener {
+class kv_tiers final : private offload::loss_listener {
   static_assert(sizeof...(Tiers) >= 1 && sizeof...(Tiers) <= max_kv_tiers, "kv_tiers takes 1 to 4 tiers");
   using observer_type = typename Cache::observer_type;
   static_assert(detail::link_finder<observer_type>::has_link,

@@ -8,7 +8,6 @@
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/items.hpp>
-#include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/model/dtype.hpp>
 

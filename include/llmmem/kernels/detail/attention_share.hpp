@@ -177,7 +177,7 @@ template <class Tables>
     if (tokens < 0) shape.flag();
     return out;
   }
-  std::uint64_t to = static_cast<std::uint64_t>(tokens);
+  auto to = static_cast<std::uint64_t>(tokens);
   std::uint64_t from = shape.window != 0 && to > shape.window ? to - shape.window : 0;
   if (shape.begins != nullptr) {
     const std::int32_t begin = shape.begins[row];

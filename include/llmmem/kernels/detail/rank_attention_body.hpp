@@ -63,7 +63,7 @@ template <class T>
   out.wanted = why.wanted;
   out.found = why.found;
   const std::string_view where = why.where.view();
-  std::copy_n(where.data(), std::min(where.size(), sizeof out.where - 1), out.where);
+  where.copy(out.where, sizeof out.where - 1);
   return out;
 }
 

@@ -29,13 +29,12 @@ class prefix_links {
 
   void judge(const block_key& wrong) {
     // Of copies of one chunk, one that knows its parent comes first.
-    std::sort(links_.begin(), links_.end(), [](const link& a, const link& b) {
+    std::ranges::sort(links_, [](const link& a, const link& b) {
       return a.own != b.own ? a.own < b.own
                             : a.parent != parent_digest::unknown && b.parent == parent_digest::unknown;
     });
-    links_.erase(std::unique(links_.begin(), links_.end(),
-                             [](const link& a, const link& b) { return a.own == b.own; }),
-                 links_.end());
+    const auto copies = std::ranges::unique(links_, {}, &link::own);
+    links_.erase(copies.begin(), copies.end());
     if (link* const bad = find(paging::key_digest(wrong))) bad->state = verdict::wrong;
     std::vector<link*> path;
     for (link& each : links_) {
@@ -67,8 +66,7 @@ class prefix_links {
   };
 
   [[nodiscard]] link* find(std::uint64_t digest) noexcept {
-    const auto at = std::lower_bound(links_.begin(), links_.end(), digest,
-                                     [](const link& a, std::uint64_t of) { return a.own < of; });
+    const auto at = std::ranges::lower_bound(links_, digest, {}, &link::own);
     return at == links_.end() || at->own != digest ? nullptr : &*at;
   }
 
