@@ -21,13 +21,16 @@ inline namespace v0 {
 ///     kv_chain chain(cache, prompt);               // O(tokens): one hash of each chunk
 ///     chain.append(cache, generated);
 ///
-/// A chunk is a block of a `paged_allocator`, and of a `hybrid_allocator` its `chunk_tokens()`. The keys
-/// depend on the context (tenants stay apart) and on the cache's epoch: make a new chain after `reset`.
+/// A chunk is as many tokens as a block of a `paged_allocator`, or the `chunk_tokens()` of a
+/// `hybrid_allocator`. The keys depend on the context (tenants stay apart: give the sequence's) and on the
+/// cache's epoch: make a new chain after `reset`.
+///
+/// A load keeps the chain's address: the chain must not move, or end, before its load has ended.
 ///
 /// @par Thread safety   as a plain value.
 class kv_chain {
  public:
-  /// Of tokens. What fills no whole chunk has no key yet.
+  /// Of tokens, which it copies. Tokens behind the last whole chunk have no key yet.
   template <class Cache>
   kv_chain(const Cache& cache, std::span<const token_id> tokens, const prefix_context& context = {})
       : context_(context), chunk_tokens_(chunk_of(cache)), epoch_(cache.epoch()) {
@@ -53,7 +56,7 @@ class kv_chain {
     }
   }
 
-  /// More tokens behind those that it has. @pre it was made of tokens
+  /// Adds tokens behind those that it has. @pre it was made of tokens, of this cache in this epoch
   template <class Cache>
   void append(const Cache& cache, std::span<const token_id> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());

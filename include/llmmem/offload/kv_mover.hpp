@@ -45,14 +45,14 @@ inline constexpr std::size_t most_slot_pairs = 128;
 /// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer where it is asked to.
 ///
 /// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
-/// - `block_bytes(g)`: what a block of group g takes in a slot.
+/// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
 /// - `layers(g)`: parts of a block that `restore` can bring one by one.
 /// - `content_fingerprint(g)`: equal for memories whose blocks hold the same values, see `kv_layout`.
-/// - `save(g, slots, pairs, after)`: begins behind `after`, and is ordered before whatever the engine later
-///   does with the blocks. The fence passes when all the slots are written.
+/// - `save(g, slots, pairs, after)`: begins behind `after`, and reads the blocks before the engine's later
+///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
-/// - `runs_on_caller`: whether the calls copy before they return. `save` is then called only with fences that
-///   have passed.
+/// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
+///   that have passed.
 template <class M>
 concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
                    requires(M& mover, const M& seen, std::size_t group, const slot_memory& slots,
@@ -118,7 +118,9 @@ class layout_mover {
   using fence_type = typename Mark::fence_type;
   static constexpr bool runs_on_caller = Mark::runs_on_caller;
 
-  /// @throws length_error, argument_error  for a layout that none is, see `kv_layout::checked`.
+  /// @param memory  all physical blocks of the cache (`physical_blocks()`, the null block included), with the
+  ///                cache's block size; nothing checks either. The bytes outlive the mover.
+  /// @throws length_error, argument_error  for a layout that `kv_layout::checked` refuses.
   layout_mover(Run run, kv_memory memory, Mark mark = Mark())
       : run_(std::move(run)),
         mark_(std::move(mark)),

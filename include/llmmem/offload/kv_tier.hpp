@@ -1,5 +1,5 @@
 /// @file
-/// `kv_tier`: a memory that blocks of a paged cache go down to, and when they go further.
+/// `kv_tier`: a memory that blocks of a paged cache go down to, and when they go to the next.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,7 +24,7 @@ namespace offload {
 ///     .store = demoting<write_through>{}        // complete; and again when evicted, if they are gone below
 struct store_policy {
   bool (*writes_at)(std::uint32_t uses) noexcept = &write_through::writes_at;
-  bool on_eviction = false;  ///< whether what the next memory lacks goes there when it is evicted
+  bool on_eviction = false;  ///< whether a block that is evicted goes to the next memory, if that lacks it
 
   constexpr store_policy() noexcept = default;
   template <write_policy Write>
@@ -35,8 +35,8 @@ struct store_policy {
 
 /// One memory beneath a cache, its budget, and which blocks leave it.
 ///
-/// @tparam Space     where the bytes lie. Of the first tier the host must be able to touch them; a
-///                   `persistent_file_space` keeps its blocks across restarts.
+/// @tparam Space     where the bytes lie; outlives the tiers. The host must be able to touch those of the
+///                   first tier; a `persistent_file_space` keeps its blocks across restarts.
 /// @tparam Eviction  `eviction_policy` over slots: one instance for each group of layers.
 template <memory_space Space, eviction_policy Eviction = lru_eviction>
 struct kv_tier {
@@ -46,9 +46,9 @@ struct kv_tier {
   using eviction_maker = Eviction (*)(slot_count slots, const metadata_source& source);
 
   Space* space = nullptr;
-  std::uint64_t budget = 0;       ///< bytes, of which all slots are taken at construction
-  store_policy down{};            ///< when its blocks go to the next tier; nothing in the last
-  std::uint64_t granularity = 0;  ///< what slots begin at multiples of; 0: 1 in memory, 4096 in files
+  std::uint64_t budget = 0;       ///< bytes; `kv_tiers` takes them all from the space when it is built
+  store_policy down{};            ///< when its blocks go to the next tier; says nothing in the last
+  std::uint64_t granularity = 0;  ///< bytes: slots begin at its multiples; 0: 1 in memory, 4096 in files
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
     return Eviction(slots, source);
   };

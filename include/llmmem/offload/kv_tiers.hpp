@@ -29,8 +29,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// One cache, its blocks in several memories: what is evicted, or worth keeping, goes down to host memory and
-/// files, and comes back instead of being computed again.
+/// Keeps the blocks of one cache in several memories: what the cache evicts, or what is worth keeping, goes
+/// down to host memory and files, and the engine loads it instead of computing it again.
 ///
 ///     struct traits : paged_traits { using observer = offload::tier_link; };
 ///     paged_allocator<traits> cache({.blocks = 4096});
@@ -41,48 +41,48 @@ inline namespace v0 {
 ///     kv_chain chain(cache, prompt);                            // the keys of the prompt's blocks
 ///     cache.match(sequence, prompt.first(prompt.size() - 1)).value();
 ///     if (tiers.lookup(sequence, chain).loadable() != 0) {      // moves nothing
-///       auto load = tiers.prepare_load(sequence, chain).value();  // takes blocks; `match` does not find
-///       them yet for (std::uint32_t l = 0; l < layers; ++l) {
+///       auto load = tiers.prepare_load(sequence, chain).value();  // `match` does not find these blocks yet
+///       for (std::uint32_t l = 0; l < layers; ++l) {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // what is right is found by `match` from
-///       now on if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///       const auto came = load.complete();                      // `match` finds what is right from now on
+///       if (!came.is_whole()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
 ///     }
 ///     ...
 ///     tiers.store(sequence, kernel_done).value();               // what the policy wants, behind the fence
 ///
 /// **The first tier is the gateway**: the host can touch it, the mover copies between it and the cache, and
-/// all lower tiers read and write through its slots. They are the staging memory, and inside its budget.
+/// all lower tiers read and write through its slots. These slots are the staging memory, and its budget
+/// includes them.
 ///
-/// **Never a wrong token.** A block is found by the key of its whole prefix. What comes back from a tier that
-/// leaves memory is held to its checksum before a layer of it is restored; a damaged block is a miss.
+/// **Never a wrong token.** A lookup finds a block by the key of its whole prefix. The tiers check what comes
+/// back from a file against its checksum before the mover restores a layer of it; a damaged block is a miss.
 /// Contents that the cache invalidates leave the tiers with all that builds on them, also where a chain
-/// between is not known. Blocks that are loading are not found by `match` before `complete`; blocks that are
-/// stored or loaded are pinned in the cache until the copy has ended, whatever becomes of their sequences.
+/// between is not known. `match` does not find a loading block before `complete`. The tiers pin the blocks
+/// that they store or load until the copy has ended, whatever becomes of their sequences.
 ///
-/// **One load for all**: a block that is on its way is `pending` for others, which match it when it is there.
+/// **One load for all**: a block that one request loads is `pending` for the others. They match it after the
+/// first one's `complete`; `match` takes a sequence without tokens, so they match again from the beginning.
 ///
-/// **Nothing waits but `wait`, `complete`, `flush` and the destructor**, and there is no thread: transfers go
-/// on in every call, and in `progress`.
+/// **Nothing waits but `wait`, `issue`, `complete`, `flush`, `persist` and the destructor**, and there is no
+/// thread. Transfers go on in these, and in `prepare_load`, `store`, `has_arrived` and `progress`; not in
+/// `lookup`, `touch` and `stats`: an engine that waits for `pending` calls `progress`.
 ///
-/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is, or contains,
-/// `offload::tier_link`.
+/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose observer is an `offload::tier_link`, or
+///                contains one.
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy; no allocation on the
-/// way but
-///                      in `prepare_load` (O(blocks)) and `invalidate` (O(slots)). Metadata: 68 bytes a slot
-///                      and the policy's.
-/// @par Thread safety   that of the cache: one thread at a time for both. File queues work on threads of
-/// theirs.
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy. Only `prepare_load`
+///                      (O(blocks)) and the cache's `invalidate` (O(slots)) allocate. Metadata: 68 bytes a
+///                      slot and the policy's.
+/// @par Thread safety   that of the cache: one thread at a time for both. File queues have their own threads.
 /// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw.
-/// All
-///                      else is a value.
+///                      All else returns its failure.
 /// @par Sources         verbs and answers: vLLM's offloading manager; store policies: SGLang HiCache; the
-/// gateway:
-///                      both. Quarantine of slots until the transport has answered: asked for in vLLM #49829.
+///                      gateway: both. Quarantine of slots until the transport has answered: asked for in
+///                      vLLM #49829.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 class kv_tiers final : private offload::loss_listener {
   static_assert(sizeof...(Tiers) >= 1 && sizeof...(Tiers) <= max_kv_tiers, "kv_tiers takes 1 to 4 tiers");
@@ -102,17 +102,22 @@ class kv_tiers final : private offload::loss_listener {
 
   class load;
 
-  /// @param cache  outlives the tiers, as do the spaces.
+  /// @param cache   outlives the tiers, as do the spaces of `places`. It has no other `kv_tiers` meanwhile.
+  /// @param mover   of `cache`'s blocks: the same number of groups (else `argument_error`), all
+  ///                `physical_blocks()` and the same block size, which nothing checks. Its memory outlives
+  ///                the tiers.
+  /// @param places  from the fastest down. The constructor takes each budget from its space.
   kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places);
-  /// Waits for all transfers. @pre no `load` is left
+  /// Waits for all transfers. @pre no `load` is left: complete or cancel each before (a load that is left
+  /// calls into the tiers that are gone).
   ~kv_tiers();
   kv_tiers(const kv_tiers&) = delete;
   kv_tiers& operator=(const kv_tiers&) = delete;
 
   /// @name Looking
   /// @{
-  /// How much of the chain behind what `sequence` holds could be loaded now. Moves nothing, and counts no
-  /// use.
+  /// How much of the chain behind what `sequence` holds a load could bring now. Moves nothing, counts no use,
+  /// and lets no transfer go on. Looks from token 0 for a handle that the cache's `check` refuses.
   [[nodiscard]] offload::kv_where lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
   /// The same for a request that holds, or would match, `first` tokens.
   [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
@@ -126,39 +131,47 @@ class kv_tiers final : private offload::loss_listener {
 
   /// @name Loading
   /// @{
-  /// Gives `sequence` the tokens that `lookup` says can be loaded, at most up to `upto`, and begins to bring
-  /// their contents. The chain outlives the load. Where nothing can be loaded the load is empty.
+  /// Appends to `sequence` the tokens that `lookup` says a load can bring, at most up to token `upto` of the
+  /// chain, and begins to bring their contents. The load is empty where a load can bring nothing.
   ///
-  /// Until the load ends the sequence must not grow, and nobody may write to its blocks. It may be released:
-  /// the blocks come back when the copies have ended.
-  /// @return what the cache refuses (`errc::out_of_blocks`); `errc::not_whole_blocks` for a sequence that
-  /// ends
-  ///         within a block; `errc::table_full` for more than `max_loads`; `errc::epoch_differs` for a chain
-  ///         of another epoch.
+  /// The load keeps the address of `chain`: it must not be a temporary, nor move, nor end before the load.
+  ///
+  /// Until the load ends the engine must not append to the sequence, commit it, or write to its blocks: a
+  /// commit lets `match` find blocks that hold nothing yet. It may release the sequence: the blocks come back
+  /// when the copies have ended.
+  /// @return what the cache refuses (`errc::out_of_blocks`; a stale handle); `errc::not_whole_blocks` for a
+  ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
+  ///         `errc::epoch_differs` for a chain of another epoch. The sequence is then as it was.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
   /// @}
 
   /// @name Storing
   /// @{
-  /// Stores what the policy wants of the sequence's committed blocks, once `after` has passed. Each block is
-  /// considered once for each sequence; one that finds no slot now is considered again.
-  /// @return blocks that are stored, or on their way; what the cache's `check` says of a handle.
+  /// Stores what the policy wants of the sequence's committed blocks, once `after` has passed: the fence
+  /// behind the kernels that write them. Does not wait for it; the tiers pin the blocks meanwhile, so that
+  /// the engine may release the sequence at once. Begins nothing under `write_back`.
+  ///
+  /// Considers each block once for each sequence, and one that finds no slot now again at the next call.
+  /// @return of the blocks considered by this call, how many a tier has already or this call began to store;
+  ///         what the cache's `check` says of a handle.
   result<std::uint64_t> store(sequence_id sequence, const fence_type& after = {});
   /// @}
 
   /// @name Going on
   /// @{
-  /// Lets transfers go on without waiting. O(transfers under way).
+  /// Lets transfers go on without waiting. To be called in each step of an engine. O(transfers under way).
   void progress() noexcept;
-  /// Returns when no transfer is under way, and all that was to go down has.
+  /// Returns when no transfer is under way, and all blocks that were to go down have; waits for the fences
+  /// that `store` was given.
   void flush() noexcept;
-  /// `flush`, and until the files of persistent tiers are on their devices.
+  /// `flush`, and then until the devices have what was written to files.
+  /// @return what a file fails with.
   result<void> persist() noexcept;
   /// @}
 
   /// @name Withdrawing
   /// @{
-  /// Gives up all that the tiers hold. `cache.reset` does so by itself.
+  /// Gives up all that the tiers hold, in files too. `cache.reset` calls it.
   void clear() noexcept { cleared(); }
   /// @}
 
@@ -252,10 +265,10 @@ class kv_tiers final : private offload::loss_listener {
   std::uint64_t invalidated_ = 0;
 };
 
-/// A load under way: the contents of blocks on their way into the cache. Movable; ending it early cancels it.
+/// A load under way: the contents of blocks on their way into the cache. Movable; its destructor cancels it.
 ///
-/// `cancel` only asks: what has begun ends behind the scenes, the blocks stay pinned until then, and nothing
-/// that arrives late is written to them.
+/// `cancel` does not wait: later calls of the tiers end what has begun, the tiers keep the blocks pinned
+/// until then, and nothing that arrives late is written to them.
 ///
 /// @par Thread safety   that of its tiers, which outlive it.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -277,34 +290,40 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
 
   /// Whether there is something to wait for.
   [[nodiscard]] explicit operator bool() const noexcept { return tiers_ != nullptr; }
-  /// What it is to bring: tokens that the sequence had, and will have.
+  /// Tokens that the sequence had before the load.
   [[nodiscard]] std::uint64_t first() const noexcept { return result_.first; }
+  /// Tokens that the sequence has from `prepare_load` on, right only up to `load_result::tokens`.
   [[nodiscard]] std::uint64_t wanted() const noexcept { return result_.wanted; }
 
-  /// Returns when layer `layer` of every block of `group` is in the cache's memory, or has failed: then
-  /// `complete` tells. Layers are asked for in the order in which the model runs.
-  /// @return what the mover fails with.
+  /// Returns when layer `layer` of every block of `group` is in the cache's memory, has failed, or is given
+  /// up because the patience has ended. Succeeds all the same: `complete` tells which tokens are right. The
+  /// engine asks in the order in which the model runs.
+  /// @return `errc::out_of_range` for a layer or group that the mover does not have; what a copy's fence
+  /// fails
+  ///         with.
   result<void> wait(std::uint32_t layer, std::size_t group = 0) noexcept {
     const auto fence = issue(layer, group);
     if (!fence) return fence.error();
     return detail::settled(*fence);
   }
-  /// The same for a mover that runs on a stream: returns when the copies of that layer are begun, with the
-  /// fence behind which they are done, for the engine's stream to wait for. Still waits for reads of lower
-  /// tiers.
+  /// The same for a mover that runs on a stream: waits for the reads of lower tiers, begins the copies of
+  /// that layer, and returns the fence behind which they are done, for the engine's stream to wait for.
   result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
   }
-  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies.
+  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies. Does not wait, and
+  /// does not end what is late.
   [[nodiscard]] bool has_arrived() noexcept;
-  /// Returns when everything is in the cache's memory or has failed, and makes what is right visible to
-  /// `match`. Tokens behind `load_result::tokens` must be computed. The load is over.
+  /// Returns when everything is in the cache's memory, has failed or is late, and lets `match` find what is
+  /// right. The load is over. The sequence still has `wanted()` tokens: truncate it to `load_result::tokens`
+  /// before anything commits it, and compute the rest.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
   }
-  /// Asks for nothing more. The sequence keeps its blocks, and none of the tokens is right.
+  /// Gives the load up. The sequence keeps its blocks, and no token behind `first()` is right: truncate it to
+  /// `first()`, or release it, before anything commits it.
   void cancel() noexcept {
     if (tiers_ != nullptr) std::exchange(tiers_, nullptr)->cancel(slot_);
   }

@@ -24,17 +24,20 @@ inline constexpr std::size_t max_kv_tiers = 4;
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
   offload::store_policy store{};  ///< when blocks go from the cache to the first tier
-  /// How long a load may take, from `prepare_load` on; it never restarts. What has not come by then is
-  /// computed instead. Default: as long as it takes.
+  /// How many nanoseconds a load may take, from `prepare_load` on, also while nobody waits. `wait` and
+  /// `complete` give up what has not come by then, and the engine computes it. Default: no limit.
   std::uint64_t patience_ns = ~std::uint64_t{0};
-  std::uint32_t max_transfers = 256;  ///< between the cache and the first tier, and of each lower tier
-  std::uint32_t max_loads = 64;       ///< loads that are prepared and not over
-  /// Slots of the first tier, of each group, that stores leave to loads. Default: one of 16.
+  /// Transfers under way at once: between the cache and the first tier, and again to and from each lower
+  /// tier.
+  std::uint32_t max_transfers = 256;
+  std::uint32_t max_loads = 64;  ///< loads that are prepared and not over
+  /// How many slots of the first tier stores leave to loads, in each group. Default: a sixteenth.
   std::uint64_t load_headroom = ~std::uint64_t{0};
-  /// How long a tier is left alone after a read or write failed there: its blocks are `unknown` meanwhile.
+  /// How many nanoseconds loads leave a tier alone after a read or write failed there: its blocks are
+  /// `unknown` meanwhile.
   std::uint64_t quiet_ns = 100'000'000;
-  /// Of each tier's bytes, how large a part each group of layers gets; all 0: in proportion to the bytes that
-  /// a token takes in it.
+  /// How large a part of each tier's bytes each group of layers gets, as weights of any scale. All 0: in
+  /// proportion to the bytes that a token takes in the group.
   std::array<double, max_layer_groups> shares{};
   std::uint64_t (*now_ns)(void* context) noexcept = nullptr;  ///< null: the machine's monotonic clock
   void* clock_context = nullptr;
@@ -47,8 +50,8 @@ namespace offload {
 /// Whether a block that a request needs lies in the tiers.
 enum class answer : std::uint8_t {
   hit,      ///< it can be loaded now
-  pending,  ///< it is on its way into the tiers or up from them: ask again
-  miss,     ///< it lies nowhere
+  pending,  ///< a store or another load moves it: call `progress`, match and ask again
+  miss,     ///< no tier has it
   unknown,  ///< its tier does not answer now: ask again, and do not remember it as a miss
 };
 
@@ -56,7 +59,7 @@ enum class answer : std::uint8_t {
 struct kv_where {
   std::uint64_t first = 0;   ///< tokens that the sequence has already
   std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
-  answer next = answer::miss;  ///< why it ends there: hit where the chain ends
+  answer next = answer::miss;  ///< the answer for what comes behind `tokens`; hit where the chain ends
   /// Blocks to load from each tier.
   std::array<std::uint64_t, max_kv_tiers> blocks{};
 
@@ -67,12 +70,12 @@ struct kv_where {
 /// What came of a load.
 struct load_result {
   std::uint64_t first = 0;          ///< tokens that the sequence had before
-  std::uint64_t tokens = 0;         ///< leading tokens that are right: compute the rest again
-  std::uint64_t wanted = 0;         ///< tokens that were to be there
+  std::uint64_t tokens = 0;         ///< leading tokens that are right: truncate to them, compute the rest
+  std::uint64_t wanted = 0;         ///< tokens that the load was to make right, `first` included
   std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
   std::uint64_t late_blocks = 0;    ///< not there when the patience ended, or the load was cancelled
   std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier where they lay
-  failure why{};  ///< of the first block that failed; `errc::ok` where none did
+  failure why{};  ///< of a block that failed; late and withdrawn blocks may leave `errc::ok`
 
   [[nodiscard]] bool is_whole() const noexcept { return tokens == wanted; }
 };
@@ -95,11 +98,11 @@ struct kv_tier_stats {
 /// Counters of `kv_tiers`.
 struct kv_tiers_stats {
   std::array<kv_tier_stats, max_kv_tiers> tiers{};
-  std::uint64_t loads = 0;        ///< under way
+  std::uint64_t loads = 0;        ///< under way, or cancelled and not ended yet
   std::uint64_t saving = 0;       ///< blocks on their way from the cache
   std::uint64_t invalidated = 0;  ///< blocks withdrawn because contents were wrong
   std::uint64_t metadata_bytes = 0;
-  failure last_failure{};  ///< of a transfer that no load waited for
+  failure last_failure{};  ///< the last of a transfer between tiers, or of a file's index
 };
 
 }  // namespace offload

@@ -1,5 +1,5 @@
 /// @file
-/// `tier_link`: the observer by which a cache tells its tiers what it evicts and what is wrong.
+/// `tier_link`: the observer through which a cache tells its tiers what it evicts and what is wrong.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace offload {
 
-/// What is told of a cache's losses. The calls come from inside the cache, which must not be called back.
+/// Hears of a cache's losses. The cache makes these calls while it changes: do not change it from here.
 class loss_listener {
  public:
   loss_listener() = default;
@@ -53,7 +53,8 @@ class tier_link {
     if (listener_ != nullptr) listener_->cleared();
   }
 
-  /// Tells `listener` from now on; null: nobody. `kv_tiers` does this.
+  /// Tells `listener` from now on, and no longer the one before; null: tells nothing. The constructor of
+  /// `kv_tiers` attaches itself, and its destructor attaches null: one cache, one `kv_tiers`.
   void attach(loss_listener* listener) noexcept { listener_ = listener; }
   [[nodiscard]] bool is_attached() const noexcept { return listener_ != nullptr; }
 
