@@ -232,6 +232,8 @@ class world {
   /// One request goes on: its load by a layer, or to its end.
   void go_on(request& of) {
     if (of.load) {
+      // An engine that commits all its sequences at the end of a step caches nothing that is not there.
+      if (random_.once_in(3)) cache_.commit(of.sequence.id).value();
       if (of.asked < kv_contents::layers && random_.once_in(2)) {
         for (std::size_t g = 0; g < form_.groups.size(); ++g)
           of.load.issue(of.asked, g).value();

@@ -323,8 +323,8 @@ TEST_CASE("store policies have their names' meaning") {
     rig r({}, write_back{});
     r.stored(prompt);
     CHECK(r.tiers.stats().tiers[1].held == 0);
-    r.fill_first_tier(500);
-    r.tiers.flush();
+    for (int i = 0; i < 3; ++i)
+      r.fill_first_tier(500);
     const kv_chain chain(r.cache, prompt);
     CHECK(r.tiers.lookup(chain, 0).blocks[1] == 2);
   }
@@ -418,6 +418,81 @@ TEST_CASE("what is refused is told, and changes nothing") {
       length_error);
   CHECK_THROWS_WITH_AS(kv_tiers(r.cache, mover(), {.max_loads = 0, .name = "t"}, offload::kv_tier(small, 64)),
                        "t: max_loads is 0; at least 1 is needed", argument_error);
+}
+
+TEST_CASE("a commit during a load caches nothing that is not there") {
+  rig r;
+  const auto prompt = count_up(0, 16);
+  r.stored(prompt);
+  r.fill_first_tier(500);
+  const kv_chain chain(r.cache, prompt);
+  const sequence_id id = r.cache.create().value();
+  auto load = r.tiers.prepare_load(id, chain).value();
+  CHECK(r.cache.commit(id).value() == 0);
+  CHECK(r.cache.cached_tokens(prompt) == 0);
+  const auto reads = r.below.transfers().can_end();
+  r.below.transfers().end(reads[1], ending::failed);
+  const offload::load_result came = load.complete();
+  CHECK(came.tokens == 4);
+  r.cache.commit(id).value();
+  CHECK(r.cache.cached_tokens(prompt) == 4);
+  // Until what did not come is cut off, nothing behind it is cached.
+  r.cache.truncate(id, 4).value();
+  r.cache.append(id, std::span(prompt).subspan(4)).value();
+  r.cache.commit(id).value();
+  CHECK(r.cache.cached_tokens(prompt) == 16);
+}
+
+TEST_CASE("a chain of another context or prompt is refused") {
+  rig r;
+  const auto prompt = count_up(0, 16);
+  r.stored(prompt);
+  const sequence_id other_tenant = r.cache.create({.salt = {1, 2}}).value();
+  const kv_chain plain(r.cache, prompt);
+  CHECK(r.tiers.prepare_load(other_tenant, plain).code() == errc::not_a_prefix);
+  const kv_sequence started = r.written(count_up(700, 8));
+  const kv_chain chain(r.cache, prompt);
+  CHECK(r.tiers.prepare_load(started.id, chain).code() == errc::not_a_prefix);
+  CHECK(r.cache.tokens(started.id) == 8);
+}
+
+TEST_CASE("a cache tells one kv_tiers alone") {
+  rig r;
+  host_space other({.budget = 4096});
+  CHECK_THROWS_WITH_AS(
+      kv_tiers(r.cache, manual_mover(r.contents, r.stream), {.name = "t"}, offload::kv_tier(other, 1024)),
+      "t: the cache has tiers already, and tells one kv_tiers alone; end the other first, or give "
+      "one more tiers",
+      argument_error);
+}
+
+TEST_CASE("invalid contents that only the tiers still have leave them too") {
+  struct hybrid : hybrid_traits {
+    using observer = offload::tier_link;
+  };
+  const std::array groups{sliding_window({"local", 1, 16, 4}, 8)};
+  hybrid_allocator<hybrid> cache({.groups = groups,
+                                  .budget_bytes = 64 * 64,
+                                  .page_bytes = 64,
+                                  .max_sequences = 4,
+                                  .max_sequence_tokens = 64});
+  kv_contents contents(groups, cache.pool().block_ids());
+  transfer_list stream{true};
+  host_space host({.budget = 1 << 16});
+  kv_tiers tiers(cache, manual_mover(contents, stream), {}, offload::kv_tier(host, 1 << 16));
+  const auto prompt = count_up(0, 32);
+  const sequence_id id = cache.create().value();
+  for (std::size_t first = 0; first < prompt.size(); first += 4) {
+    cache.append(id, std::span(prompt).subspan(first, 4)).value();
+    cache.commit(id).value();
+    tiers.store(id).value();
+    tiers.flush();
+  }
+  cache.drop_idle();
+  const kv_chain chain(cache, prompt);
+  REQUIRE(tiers.lookup(chain, 0).tokens == 32);
+  cache.invalidate(id, 4).value();
+  CHECK(tiers.lookup(chain, 0).tokens == 4);
 }
 
 TEST_CASE("a cache may have other observers next to the link") {

@@ -111,6 +111,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
         {entry.name, entry.type, entry.shape, {{file, entry.name, element_runs::all_of(elements)}}});
   };
   std::vector<const safetensors_entry*> by_name;
+  by_name.reserve(shard.header.entries.size());
   for (const safetensors_entry& each : shard.header.entries)
     by_name.push_back(&each);
   const auto name_of_entry = [](const safetensors_entry* each) -> const std::string& { return each->name; };
@@ -171,6 +172,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
   const std::string what = storage.path(path);
   const std::vector<detail::indexed_tensor> tensors = detail::read_weight_map(text, what);
   std::vector<const detail::indexed_tensor*> by_shard;
+  by_shard.reserve(tensors.size());
   for (const detail::indexed_tensor& each : tensors)
     by_shard.push_back(&each);
   std::ranges::sort(by_shard, [](const auto* a, const auto* b) {

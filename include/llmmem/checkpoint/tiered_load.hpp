@@ -144,6 +144,7 @@ class tensor_loading {
 [[nodiscard]] inline std::vector<std::uint32_t> in_file_order(const found_checkpoint& from,
                                                               std::span<const state_tensor> described) {
   std::vector<std::pair<std::string_view, std::uint32_t>> files;  // of a tensor's first piece
+  files.reserve(from.manifest.tensors.size());
   for (const checkpoint_tensor& each : from.manifest.tensors)
     files.emplace_back(each.name, each.pieces.empty() ? 0 : each.pieces.front().file);
   std::ranges::sort(files);

@@ -47,10 +47,12 @@ inline constexpr std::size_t most_slot_pairs = 128;
 /// - `groups()`: groups of layers that it serves; 1 for a `paged_allocator`.
 /// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
 /// - `layers(g)`: parts of a block that `restore` can bring one by one.
-/// - `content_fingerprint(g)`: equal for memories whose blocks hold the same values, see `kv_layout`.
 /// - `save(g, slots, pairs, after)`: begins behind `after`, and reads the blocks before the engine's later
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
+/// - A copy that fails is told by its fence and by all later ones of the mover, as of a stream whose device
+/// is
+///   lost; or at once, by the call.
 /// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
 ///   that have passed.
 template <class M>
@@ -61,7 +63,6 @@ concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
                      { seen.groups() } noexcept -> std::convertible_to<std::size_t>;
                      { seen.block_bytes(group) } noexcept -> std::convertible_to<std::uint64_t>;
                      { seen.layers(group) } noexcept -> std::convertible_to<std::uint32_t>;
-                     { seen.content_fingerprint(group) } noexcept -> std::convertible_to<std::uint64_t>;
                      {
                        mover.save(group, slots, pairs, after)
                      } -> std::same_as<result<typename M::fence_type>>;

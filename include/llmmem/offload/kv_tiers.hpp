@@ -143,6 +143,9 @@ class kv_tiers final : private offload::loss_listener {
   ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
   ///         `errc::epoch_differs` for a chain of another epoch. The sequence is then as it was.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
+  /// A load keeps a reference to its chain: a temporary one would be gone.
+  result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
+                            std::uint64_t upto = unlimited) = delete;
   /// @}
 
   /// @name Storing
@@ -232,7 +235,10 @@ class kv_tiers final : private offload::loss_listener {
   // Loading
 
   void collect_parts(record& into, std::uint64_t chunks);
+  void take_back(sequence_id sequence, std::uint64_t have) noexcept;
   [[nodiscard]] bool take_blocks(record& of) noexcept;
+  [[nodiscard]] bool continues(sequence_id sequence, const kv_chain& chain,
+                               std::uint64_t have) const noexcept;
   void begin_reads(std::uint32_t slot) noexcept;
   void arrive(const detail::load_cookie& waiting, slot_id upper, const failure& why) noexcept;
   void restore(record& of, std::size_t group, std::uint32_t layers) noexcept;

@@ -326,6 +326,11 @@ class paged_allocator {
   result<void> pin(block_id block) noexcept;
   /// @return `errc::no_such_block`, `errc::double_free` for a block that is not pinned.
   result<void> unpin(block_id block) noexcept;
+  /// Nothing behind the first `tokens` tokens of a sequence is cached, whatever `commit` says, until the
+  /// limit is raised (`unlimited`) or the sequence is truncated to `tokens` or less: contents that are still
+  /// being loaded.
+  /// @return what `check` says of a handle.
+  result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   // What a sequence holds
 
@@ -342,6 +347,11 @@ class paged_allocator {
   /// @pre the block is cached
   [[nodiscard]] std::uint64_t parent_digest(block_id block) const noexcept {
     return followers_.before(block);
+  }
+
+  /// The context of a sequence; the default one for a handle that `check` refuses.
+  [[nodiscard]] prefix_context context(sequence_id sequence) const noexcept {
+    return check(sequence) ? at(sequence).context : prefix_context{};
   }
 
   /// Tokens of a sequence; 0 for a handle that `check` refuses.

@@ -249,6 +249,7 @@ LLMMEM_CHECKPOINT_BODY file_plan plan_extras(std::span<const checkpoint_extra> e
   planned_file file{detail::shard_name("extra", options, 0, 1), layout.head, layout.header.file_bytes(), {}};
   file.head.resize(static_cast<std::size_t>(file.bytes));
   std::vector<std::pair<std::string_view, std::uint64_t>> begins;  // of each entry, by its name
+  begins.reserve(layout.header.entries.size());
   for (const safetensors_entry& each : layout.header.entries)
     begins.emplace_back(each.name, layout.header.data_begin + each.begin);
   std::ranges::sort(begins);

@@ -20,7 +20,13 @@ kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_o
       seen_(4 * stack_.first().slots[0].capacity(), options_.metadata),
       saves_(options_.max_transfers, options_.metadata, "kv_tiers: blocks on their way down"),
       loads_(options_.max_loads) {
-  detail::link_finder<observer_type>::of(cache.observer()).attach(this);
+  offload::tier_link& link = detail::link_finder<observer_type>::of(cache.observer());
+  if (link.is_attached()) {
+    throw argument_error(options_.name +
+                         ": the cache has tiers already, and tells one kv_tiers alone; end the other "
+                         "first, or give one more tiers");
+  }
+  link.attach(this);
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -48,9 +54,13 @@ std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
   std::vector<double> out(groups_);
   bool any = false;
   for (std::size_t g = 0; g < groups_; ++g) {
-    if (!(options_.shares[g] >= 0)) {
+    if (!(options_.shares[g] >= 0 && options_.shares[g] <= 1e18)) {
       throw argument_error(options_.name + ": the share of group " + std::to_string(g) +
-                           " is negative or no number; shares are parts of a whole");
+                           " is negative, infinite or no number; shares are parts of a whole");
+    }
+    if (mover_.block_bytes(g) == 0 || mover_.layers(g) == 0) {
+      throw argument_error(options_.name + ": the mover's blocks of group " + std::to_string(g) +
+                           " have no bytes or no layers");
     }
     any = any || options_.shares[g] > 0;
   }
@@ -216,6 +226,12 @@ void kv_tiers<Cache, Mover, Tiers...>::flush() noexcept {
       static_cast<void>(detail::settled(saves_[i].after));
       if (saves_[i].has_begun) static_cast<void>(detail::settled(saves_[i].fence));
     }
+    for (const record& each : loads_) {
+      if (each.state != record::phase::ending) continue;
+      for (const part& one : each.parts) {
+        if (one.layers != 0) static_cast<void>(detail::settled(one.fence));
+      }
+    }
   }
 }
 
@@ -244,7 +260,11 @@ std::vector<std::string> kv_tiers<Cache, Mover, Tiers...>::audit() const {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::invalidated(const block_key& key, std::size_t) noexcept {
-  invalidated_ += stack_.drop_with_followers(key);
+  try {
+    invalidated_ += stack_.drop_with_followers(key);
+  } catch (...) {  // without memory to find what builds on it
+    stack_.clear();
+  }
   for (record& each : loads_) {
     if (each.state != record::phase::running) continue;
     const auto keys = each.chain->keys();

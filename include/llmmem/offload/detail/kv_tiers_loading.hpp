@@ -17,6 +17,7 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   const std::uint64_t step = chain.chunk_tokens();
   if (have % step != 0) return refusal(errc::not_whole_blocks, sequence.slot, have, step);
   if (chain.epoch() != cache.epoch()) return refusal(errc::epoch_differs, 0, chain.epoch(), cache.epoch());
+  if (!continues(sequence, chain, have)) return refusal(errc::not_a_prefix, sequence.slot, have, 0);
   go_on();
   const std::uint64_t whole = chain.keys().size();
   const std::uint64_t limit = upto >= chain.tokens() ? whole : upto / step;
@@ -44,16 +45,49 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
     for (part& each : made.parts)
       let_go(each);
     end(made);
-    static_cast<void>(cache.truncate(sequence, have));
+    take_back(sequence, have);
     return grown.error();
   }
   if (!take_blocks(made)) {
     cancel(slot);
-    static_cast<void>(cache.truncate(sequence, have));
+    take_back(sequence, have);
     return refusal(errc::too_many_shares, 0, 1, 0);
   }
+  static_cast<void>(cache.limit_commits(sequence, have));  // cannot fail: it is alive
   begin_reads(slot);
   return load(*this, slot, made.wanted);
+}
+
+/// Whether the chain is of the sequence's context, and its first `have` tokens are those of the sequence, as
+/// far as the cache knows.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+bool kv_tiers<Cache, Mover, Tiers...>::continues(sequence_id sequence, const kv_chain& chain,
+                                                 std::uint64_t have) const noexcept {
+  const Cache& cache = view_.cache();
+  if (!(cache.context(sequence) == chain.context())) return false;
+  const std::uint64_t chunks = have / chain.chunk_tokens();
+  if (chunks > chain.keys().size()) return false;
+  for (std::size_t g = 0; g < groups_ && have != 0; ++g) {
+    if (have % view_.groups()[g].block_tokens != 0) continue;
+    const block_id last =
+        view_.table(sequence, g)[static_cast<std::size_t>(have / view_.groups()[g].block_tokens - 1)];
+    const auto known = cache.cached_key(last);
+    if (known && *known != chain.keys()[static_cast<std::size_t>(chunks - 1)]) return false;
+  }
+  return true;
+}
+
+/// Cuts a sequence to what it had, or to less where windows have moved on: it keeps no token without
+/// contents.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::take_back(sequence_id sequence, std::uint64_t have) noexcept {
+  Cache& cache = view_.cache();
+  if (cache.truncate(sequence, have)) return;
+  if constexpr (detail::cache_view<Cache>::is_hybrid) {
+    const auto cuts = cache.nearest_cuts(sequence, have);
+    if (cuts && cache.truncate(sequence, cuts->below)) return;
+  }
+  static_cast<void>(cache.invalidate(sequence, have));  // never committed at least
 }
 
 /// The parts of a load of the chain's first `chunks` chunks, their slots pinned.
@@ -62,9 +96,15 @@ void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t
   const std::uint64_t step = into.chain->chunk_tokens();
   const std::uint64_t at = now();
   into.parts.clear();
+  // All that may throw comes before the first pin.
+  std::size_t most = 0;
+  for (std::size_t g = 0; g < groups_; ++g) {
+    into.layer_fences[g].assign(mover_.layers(g), fence_type{});
+    detail::for_each_needed(view_.groups()[g], chunks * step, [&](std::uint64_t) { ++most; });
+  }
+  into.parts.reserve(most);
   for (std::size_t g = 0; g < groups_; ++g) {
     const layer_group& group = view_.groups()[g];
-    into.layer_fences[g].assign(mover_.layers(g), fence_type{});
     detail::for_each_needed(group, chunks * step, [&](std::uint64_t index) {
       const std::uint64_t end = (index + 1) * group.block_tokens;
       if (end <= into.wanted.first) return;
@@ -139,7 +179,7 @@ void kv_tiers<Cache, Mover, Tiers...>::begin_reads(std::uint32_t slot) noexcept 
     if (came == begun::yes) {
       each.state = part_state::reading;
     } else {
-      if (came == begun::failed) of.wanted.why = stack_.last_failure();
+      if (came == begun::failed && of.wanted.why.code == errc::ok) of.wanted.why = stack_.last_failure();
       give_up(each, part_state::bad);
     }
   }
@@ -177,7 +217,7 @@ void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, st
     for (std::size_t i = 0; i < count; ++i) {
       part& each = *which[i];
       if (!begun) {
-        of.wanted.why = begun.error();
+        if (of.wanted.why.code == errc::ok) of.wanted.why = begun.error();
         each.state = part_state::bad;
         continue;
       }
@@ -286,6 +326,9 @@ std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) c
   for (const part& each : of.parts) {
     const std::uint64_t first = std::uint64_t{each.index} * view_.groups()[each.group].block_tokens;
     if ((each.state != part_state::restored || each.is_wrong) && first < sound) sound = first;
+    // Cut and grown again, against the contract: the block is another one.
+    const auto table = view_.table(of.sequence, each.group);
+    if ((each.index >= table.size() || table[each.index] != each.block) && first < sound) sound = first;
   }
   if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
   if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
@@ -308,7 +351,7 @@ offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot
     if (each.layers == 0) continue;
     if (const auto copied = detail::settled(each.fence); !copied) {
       each.state = part_state::bad;
-      of.wanted.why = copied.error();
+      if (of.wanted.why.code == errc::ok) of.wanted.why = copied.error();
     }
   }
   of.wanted.tokens = sound_tokens(of);
@@ -322,6 +365,8 @@ offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot
       ++of.wanted.failed_blocks;
     }
   }
+  const bool is_whole = of.wanted.tokens == of.wanted.wanted;
+  static_cast<void>(view_.cache().limit_commits(of.sequence, is_whole ? unlimited : of.wanted.tokens));
   if (of.wanted.tokens > of.wanted.first && view_.cache().check(of.sequence)) {
     const auto published = view_.publish(of.sequence, *of.chain, of.wanted.tokens);
     if (!published && of.wanted.why.code == errc::ok) of.wanted.why = published.error();
@@ -372,6 +417,15 @@ bool kv_tiers<Cache, Mover, Tiers...>::load::has_arrived() noexcept {
   if (tiers_ == nullptr) return true;
   tiers_->go_on();
   tiers_->begin_reads(slot_);
+  record& of = tiers_->loads_[slot_];
+  if (tiers_->now() >= of.deadline) {
+    tiers_->give_up_missing(of);
+  } else if (of.first_queued < of.parts.size()) {
+    for (std::size_t g = 0; g < tiers_->groups_; ++g)
+      tiers_->restore(of, g, tiers_->mover_.layers(g));
+    tiers_->free_restored(of);
+    tiers_->begin_reads(slot_);
+  }
   for (std::size_t g = 0; g < tiers_->groups_; ++g) {
     if (tiers_->is_missing_any(tiers_->loads_[slot_], g)) return false;
   }

@@ -85,7 +85,18 @@ class tier_medium {
       : space_(&space),
         regions_(regions),
         groups_(groups),
-        buffer_(space, total(), std::align_val_t{alignment()}) {}
+        buffer_(space, total(), std::align_val_t{alignment()}) {
+    if constexpr (persists) {
+      std::uint64_t slots = 0;
+      for (std::size_t g = 0; g < groups; ++g)
+        slots += regions[g].slots;
+      if (space.index().capacity() < slots) {
+        throw argument_error(std::string(space.name()) + ": its index keeps " +
+                             std::to_string(space.index().capacity()) + " blocks, the tier has " +
+                             std::to_string(slots) + "; raise persistent_file_options::max_chunks to that");
+      }
+    }
+  }
 
   [[nodiscard]] const slot_region& region(std::size_t group) const noexcept { return regions_[group]; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return buffer_.range().bytes; }

@@ -54,6 +54,7 @@ class tier_slots {
     at(slot) = {.parent = parent, .pins = 1, .state = slot_state::filling};
     index_.stage(key, block_of(slot));
     index_.insert(block_of(slot), 1);
+    ++changes_;
     return slot;
   }
   /// The contents are there. Whether they are still wanted. The filler keeps its pin.
@@ -73,6 +74,7 @@ class tier_slots {
     at(slot) = {.parent = parent, .checksum = checksum, .state = slot_state::ready};
     index_.stage(key, block_of(slot));
     index_.insert(block_of(slot), 1);
+    ++changes_;
     eviction_.insert(policy_slot(slot), hint_of(slot));
     eviction_.unpin(policy_slot(slot));
     ++candidates_;
@@ -121,6 +123,7 @@ class tier_slots {
     detail::evict(eviction_, policy_slot(slot));
     --candidates_;
     index_.erase(block_of(slot));
+    ++changes_;
     make_free(slot);
     ++evictions_;
   }
@@ -132,6 +135,7 @@ class tier_slots {
     if (at(slot).pins != 0) return doom(slot);
     --candidates_;
     index_.erase(block_of(slot));
+    ++changes_;
     make_free(slot);
   }
 
@@ -157,6 +161,8 @@ class tier_slots {
   /// Slots that transfers or loads use.
   [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available(); }
   [[nodiscard]] std::uint64_t held() const noexcept { return index_.size(); }
+  /// Keys that came or left so far.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
   [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return index_.metadata_bytes() + entries_.bytes() + free_.bytes() + eviction_.metadata_bytes();
@@ -213,6 +219,7 @@ class tier_slots {
   }
   void doom(slot_id slot) noexcept {
     index_.erase(block_of(slot));
+    ++changes_;
     at(slot).state = slot_state::doomed;
   }
   void make_free(slot_id slot) noexcept {
@@ -227,6 +234,7 @@ class tier_slots {
   std::uint64_t free_count_;
   std::uint64_t candidates_ = 0;
   std::uint64_t evictions_ = 0;
+  std::uint64_t changes_ = 0;
 };
 
 }  // namespace detail

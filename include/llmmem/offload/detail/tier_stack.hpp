@@ -157,6 +157,7 @@ class kv_tier_stack {
       const auto victim = slots.victim();
       if (!victim) break;
       if (must_go_down(group, *victim)) {
+        if (leaving_[group] > slots.capacity() / 16) break;  // room is on its way
         // It leaves when it has arrived below; another may be able to leave at once.
         const sent how = send_down<1>(group, *victim, true);
         if (how == sent::begun) continue;
@@ -199,6 +200,10 @@ class kv_tier_stack {
         return;
       }
       if (level.quiet_until > now) return;
+      if (first().slots[group].find(slots.key(lower))) {  // another load brings it from another tier
+        out = begun::withdrawn;
+        return;
+      }
       const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), true);
       if (!upper) {
         out = begun::no_slot;
@@ -269,8 +274,11 @@ class kv_tier_stack {
         wait_for(level.transfers[i].fence);
     });
   }
+  /// Until files and their indices are on their devices; or the first failure, of an index since the last
+  /// call too.
   result<void> sync() noexcept {
     result<void> out;
+    if (index_failure_.code != errc::ok) out = std::exchange(index_failure_, failure{});
     each_lower(*this, [&](std::size_t, auto& level) {
       const auto synced = level.medium.sync();
       if (out && !synced) out = synced;
@@ -390,11 +398,12 @@ class kv_tier_stack {
     each_lower(*this, [&](std::size_t k, auto& level) { f(k, level); });
   }
 
+  void note_index(const failure& why) noexcept { last_failure_ = index_failure_ = why; }
   /// Whether a queue refused because it has no place now; places come back.
   [[nodiscard]] static bool is_busy(const failure& why) noexcept { return why.code == errc::table_full; }
   template <class Level>
   void forget(Level& level, const block_key& key) noexcept {
-    if (const auto done = level.medium.forget(key); !done) last_failure_ = done.error();
+    if (const auto done = level.medium.forget(key); !done) note_index(done.error());
   }
   template <class Level>
   void fail(Level& level, const failure& why, std::uint64_t now) noexcept {
@@ -458,6 +467,7 @@ class kv_tier_stack {
         return sent::impossible;
       }
       above.pin(upper);
+      if (for_room) ++leaving_[group];
       level.transfers[level.transfer_count++] = {.fence = *fence,
                                                  .group = static_cast<std::uint32_t>(group),
                                                  .upper = upper,
@@ -506,8 +516,8 @@ class kv_tier_stack {
   void poll_levels(std::uint64_t now, Arrived& arrived) noexcept {
     if constexpr (K < levels) {
       auto& level = std::get<K>(levels_);
-      // In the order in which they began. Writes also end in that order, so that what is evicted next does not
-      // depend on which of them the device served first.
+      // In the order in which they began. Writes also end in that order, so that what is evicted next does
+      // not depend on which of them the device served first.
       std::size_t kept = 0;
       bool is_write_under_way = false;
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
@@ -543,12 +553,13 @@ class kv_tier_stack {
         slots.set_checksum(done.lower, done.checksum);
         const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
                                             slots.parent(done.lower), done.checksum);
-        if (!kept) last_failure_ = kept.error();  // this process finds it all the same
+        if (!kept) note_index(kept.error());  // this process finds it all the same
       }
       slots.unpin(done.lower);
       if (wanted && above.is_ready(done.upper)) pass_down<K + 1>(done.group, done.upper);
     }
     above.unpin(done.upper);
+    if (done.for_room) --leaving_[done.group];
     // It was the next to leave, and is: else all would be sent down in turns, and none leave.
     if (done.for_room && above.can_leave(done.upper)) above.evict(done.upper);
   }
@@ -610,15 +621,35 @@ class kv_tier_stack {
     }
   }
 
+  /// Grows with each key that comes or leaves.
+  [[nodiscard]] std::uint64_t changes() const noexcept {
+    std::uint64_t sum = 0;
+    each_level(*this, [&](std::size_t, const auto& level) {
+      for (const auto& slots : level.slots)
+        sum += slots.changes();
+    });
+    return sum;
+  }
+
   const kv_tiers_options* options_;
+  std::uint64_t judged_at_ = ~std::uint64_t{0};
   std::size_t groups_;
   std::array<std::uint64_t, max_layer_groups> headroom_{};
+  std::array<std::uint64_t, max_layer_groups> leaving_{};  // slots of the first tier that leave when written
   std::tuple<tier_level<Tiers>...> levels_;
   failure last_failure_{};
+  failure index_failure_{};  // what an index could not be told since the last `sync`
 };
 
 template <class... Tiers>
 std::uint64_t kv_tier_stack<Tiers...>::drop_with_followers(const block_key& key) {
+  // Behind a judgement all that is left has its whole chain in the tiers: what they lack, nothing builds on.
+  if (changes() == judged_at_) {
+    bool is_here = false;
+    for (std::size_t g = 0; g < groups_; ++g)
+      is_here = is_here || find(g, tier_key(key, g)).has_value();
+    if (!is_here) return 0;
+  }
   prefix_links links;
   each_level(*this, [&](std::size_t, auto& level) {
     for_each_live(level, [&](std::size_t g, slot_id slot) {
@@ -634,6 +665,7 @@ std::uint64_t kv_tier_stack<Tiers...>::drop_with_followers(const block_key& key)
       ++dropped;
     });
   });
+  judged_at_ = changes();
   return dropped;
 }
 

@@ -180,7 +180,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
   if (writer.epoch == epoch_) {
     const std::uint64_t before = counters_.registrations;
     commit_again(sequence.slot);
-    commit_chunks(sequence.slot, written < writer.sound ? written : writer.sound);
+    const std::uint64_t sound = writer.sound < writer.limit ? writer.sound : writer.limit;
+    commit_chunks(sequence.slot, written < sound ? written : sound);
     registered = counters_.registrations - before;
   }
   release_dead(sequence.slot, written);

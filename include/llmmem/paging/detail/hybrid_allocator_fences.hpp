@@ -45,6 +45,13 @@ result<void> hybrid_allocator<Traits>::pin(block_id block) noexcept {
 }
 
 template <class Traits>
+result<void> hybrid_allocator<Traits>::limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  records_[sequence.slot].limit = tokens;
+  return {};
+}
+
+template <class Traits>
 result<void> hybrid_allocator<Traits>::unpin(block_id block) noexcept {
   if (block == null_block || to_index(block) >= pool_.block_ids())
     return refusal(errc::no_such_block, to_index(block), to_index(block), pool_.block_ids());

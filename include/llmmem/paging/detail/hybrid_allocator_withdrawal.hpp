@@ -132,6 +132,11 @@ std::uint64_t hybrid_allocator<Traits>::mark_wrong(std::uint32_t slot) noexcept 
   }
   std::uint64_t dropped = 0;
   const std::uint64_t chunks = sequence.sound / chunk_tokens_;
+  if constexpr (requires { observer_.on_invalidated(null_block, block_key{}, std::size_t{0}); }) {
+    // Tiers may have what the cache has no more.
+    if (chunks < sequence.committed)
+      observer_.on_invalidated(null_block, chain_.key(node_at(sequence, chunks + 1)), 0);
+  }
   if (chunks < sequence.committed) dropped += drop_below(node_at(sequence, chunks));
   for (std::size_t g = 0; g < group_count_; ++g) {
     for (std::uint64_t i = sequence.sound / groups_[g].block_tokens;

@@ -27,13 +27,14 @@ struct hybrid_record {
   std::array<std::uint32_t, max_layer_groups> left{};
   std::uint64_t epoch = 0;  // the allocator's when the sequence began to hold tokens
   std::uint64_t sound =
-      ~std::uint64_t{0};     // tokens from here on are not what their prefix has: none is cached
-  std::uint64_t losses = 0;  // contents given up so far, when it was last looked whether
-  bool has_gap = false;      // tokens were removed before those
-  bool borrows = false;      // equal contents of others stand for blocks of its own
-  std::uint32_t copies = 0;  // groups whose last block `count_batch` let go
-  std::uint64_t batch = 0;   // the last `append_batch` that named it
-  Fence after{};             // what is given back waits for it
+      ~std::uint64_t{0};  // tokens from here on are not what their prefix has: none is cached
+  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet: none is cached
+  std::uint64_t losses = 0;                 // contents given up so far, when it was last looked whether
+  bool has_gap = false;                     // tokens were removed before those
+  bool borrows = false;                     // equal contents of others stand for blocks of its own
+  std::uint32_t copies = 0;                 // groups whose last block `count_batch` let go
+  std::uint64_t batch = 0;                  // the last `append_batch` that named it
+  Fence after{};                            // what is given back waits for it
 };
 
 /// What a growth takes of one group.

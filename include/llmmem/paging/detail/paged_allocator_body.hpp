@@ -400,6 +400,7 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   }
   if (tokens == 0) begin_again(sequence);
   if (tokens <= std::uint64_t{sequence.sound} * block_tokens_) sequence.sound = ~0U;
+  if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
   // What comes there is asked for anew.
   if (full < sequence.asked) sequence.asked = full;
   if (full <= sequence.refused_from) sequence.refused_from = ~0U;

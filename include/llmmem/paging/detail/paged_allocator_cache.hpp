@@ -171,7 +171,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence, std:
   record& writer = at(sequence);
   if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
   if (writer.epoch != epoch_) return std::uint64_t{0};
-  return commit_tokens(sequence.slot, written);
+  return commit_tokens(sequence.slot, detail::lesser(written, writer.limit));
 }
 
 /// Caches the full blocks of the first `written` tokens that can be; says how many were not cached before.
@@ -261,7 +261,11 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   if (given.tokens > writer.tokens)
     return refusal(errc::past_the_end, sequence.slot, given.tokens, writer.tokens);
   if (writer.epoch != epoch_) return std::uint64_t{0};
-  const keyed_blocks contents = in_chain(given, writer.context);
+  keyed_blocks contents = in_chain(given, writer.context);
+  if (writer.limit < contents.tokens) {
+    contents.tokens = writer.limit;
+    contents.keys = contents.keys.first(static_cast<std::size_t>(writer.limit / block_tokens_));
+  }
   if (!contents.keys.empty()) forget_tokens(writer);
   if (writer.committed < contents.keys.size()) look_again_if_stale(writer);
   std::uint64_t registered = 0;

@@ -60,6 +60,13 @@ result<void> paged_allocator<Traits>::pin(block_id block) noexcept {
 }
 
 template <class Traits>
+result<void> paged_allocator<Traits>::limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept {
+  if (const auto alive = begin(sequence); !alive) return alive.error();
+  at(sequence).limit = tokens;
+  return {};
+}
+
+template <class Traits>
 result<void> paged_allocator<Traits>::unpin(block_id block) noexcept {
   if (block == null_block || to_index(block) > pool_.most_blocks())
     return refusal(errc::no_such_block, to_index(block), to_index(block), most_physical_blocks());

@@ -36,6 +36,7 @@ struct sequence_record {
   /// The first block that does not hold what its prefix has: invalid, or behind removed tokens. None from
   /// there on is cached.
   std::uint32_t sound = ~0U;
+  std::uint64_t limit = ~std::uint64_t{0};  ///< tokens from here on are not written yet: none is cached
   prefix_context context{};
   request_hints hints{};
 
