@@ -136,12 +136,14 @@ class kv_tiers final : private offload::loss_listener {
   ///
   /// The load keeps the address of `chain`: it must not be a temporary, nor move, nor end before the load.
   ///
-  /// Until the load ends the engine must not append to the sequence, commit it, or write to its blocks: a
-  /// commit lets `match` find blocks that hold nothing yet. It may release the sequence: the blocks come back
-  /// when the copies have ended.
+  /// Until the load ends the engine must not append to the sequence or write to its blocks; a commit caches
+  /// nothing of what is loading. It may release the sequence: the blocks come back when the copies have
+  /// ended.
   /// @return what the cache refuses (`errc::out_of_blocks`; a stale handle); `errc::not_whole_blocks` for a
   ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
-  ///         `errc::epoch_differs` for a chain of another epoch. The sequence is then as it was.
+  ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for one of another
+  ///         context, or of other tokens than the sequence has. The sequence is then as it was; of a hybrid
+  ///         cache whose windows have moved on it may be shorter: read `tokens(sequence)` again.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited);
   /// A load keeps a reference to its chain: a temporary one would be gone.
   result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
@@ -168,7 +170,8 @@ class kv_tiers final : private offload::loss_listener {
   /// that `store` was given.
   void flush() noexcept;
   /// `flush`, and then until the devices have what was written to files.
-  /// @return what a file fails with.
+  /// @return what a file fails with, or what its index could not be told since the last call: after a restart
+  ///         that block is missing, or one that was withdrawn is back.
   result<void> persist() noexcept;
   /// @}
 
@@ -318,18 +321,18 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
   }
-  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies. Does not wait, and
-  /// does not end what is late.
+  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies. Does not wait.
+  /// What is late is given up.
   [[nodiscard]] bool has_arrived() noexcept;
   /// Returns when everything is in the cache's memory, has failed or is late, and lets `match` find what is
   /// right. The load is over. The sequence still has `wanted()` tokens: truncate it to `load_result::tokens`
-  /// before anything commits it, and compute the rest.
+  /// and compute the rest. Nothing behind that is cached until then.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
   }
   /// Gives the load up. The sequence keeps its blocks, and no token behind `first()` is right: truncate it to
-  /// `first()`, or release it, before anything commits it.
+  /// `first()`, or release it.
   void cancel() noexcept {
     if (tiers_ != nullptr) std::exchange(tiers_, nullptr)->cancel(slot_);
   }
