@@ -28,6 +28,7 @@ struct losses {
   std::uint64_t dropped = 0;
   std::uint64_t evicted = 0;
   std::uint64_t invalidated = 0;
+  std::uint64_t told_of_none = 0;  ///< the first wrong chunk, cached or not
 };
 struct counting_observer {
   losses* to = nullptr;
@@ -42,8 +43,9 @@ struct counting_observer {
     ++to->evicted;
   }
   template <class... Group>
-  void on_invalidated(block_id, const block_key&, Group...) const noexcept {
-    ++to->invalidated;
+  void on_invalidated(block_id block, const block_key&, Group...) const noexcept {
+    to->invalidated += block != null_block ? 1U : 0U;
+    to->told_of_none += block == null_block ? 1U : 0U;
   }
 };
 struct paged_told : paged_traits {
@@ -148,6 +150,7 @@ TEST_CASE_TEMPLATE("observers are told which contents are wrong", Cache, paged_a
   cache.commit(sequence).value();
   cache.invalidate(sequence, 4).value();
   CHECK(told.invalidated == 2);
+  CHECK(told.told_of_none == (std::is_same_v<Cache, hybrid_allocator<hybrid_told>> ? 1 : 0));
   CHECK(told.evicted == 0);
   CHECK(told.dropped == 0);
   cache.truncate(sequence, 2).value();

@@ -20,8 +20,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Told, `noexcept`, which contents of which group become cached and which are given up. `event_log` is
-/// one; `each_group` makes one of any `cache_observer`.
+/// Told, `noexcept`, which contents of which group become cached and which are given up. One that has
+/// `on_evicted` or `on_invalidated` is told of those apart; the latter with the null block where the first
+/// wrong chunk of a sequence is told, whether the cache still has it or not. `event_log` is one; `each_group`
+/// makes one of any `cache_observer`.
 template <class O>
 concept group_cache_observer =
     std::movable<O> && requires(O& observer, const stored_block& stored, block_id block, const block_key& key,
@@ -80,6 +82,9 @@ class each_group {
     detail::tell_loss<detail::loss::evicted>(*all_[group], block, key);
   }
   void on_invalidated(block_id block, const block_key& key, std::size_t group) noexcept {
+    if constexpr (!invalidating_observer<Observer>) {
+      if (block == null_block) return;  // of contents that the cache has no more
+    }
     detail::tell_loss<detail::loss::invalidated>(*all_[group], block, key);
   }
   void on_shared(block_id block, const block_key& key, std::size_t group) noexcept {
