@@ -41,7 +41,7 @@ struct posix_storage_options {
   std::uint32_t file_permissions = 0644;    ///< before the umask
   std::uint32_t folder_permissions = 0755;  ///< likewise
   /// With `file_locks::caller` the lock of the folder is always had: for file systems without locks, where
-  /// the caller sees to it that one process alone commits to the folder.
+  /// the caller ensures that one process alone commits to the folder.
   file_locks locks = file_locks::system;
   symbolic_links links = symbolic_links::refuse;  ///< of files that are opened to be read
   /// Of the queue that writes. `max_failures` is of no matter: each is told and forgotten.

@@ -51,7 +51,7 @@ struct attention_part_shape {
                                    const attention_part_shape&) noexcept = default;
 };
 
-/// One part of each row's attention, in the memory of whoever reads or writes it. Distances are in bytes, and
+/// One part of each row's attention, in memory that its reader and writer see. Distances are in bytes, and
 /// each part has its own.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>

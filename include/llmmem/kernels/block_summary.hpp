@@ -27,7 +27,7 @@ inline namespace v0 {
                           "key_summary_bytes: bytes of a block x blocks");
 }
 
-/// Blocks whose keys changed, in the memory of whoever runs it.
+/// Blocks whose keys changed, in memory that `run` sees.
 struct changed_blocks {
   const std::int32_t* blocks = nullptr;  ///< [count], each once; a negative one is skipped
   /// [count], tokens of the block that its summary has already; null: none, the summary begins with the

@@ -44,7 +44,7 @@ struct near_query {
   }
 };
 
-/// Bytes on the link between whoever asks and whoever holds.
+/// Bytes on the link between the asker and the holder.
 struct near_traffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;

@@ -12,7 +12,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Scores of candidates, in the memory of whoever runs it.
+/// Scores of candidates, in memory that `run` sees.
 struct top_scores {
   const float* scores = nullptr;  ///< [rows][stride]
   std::uint64_t rows = 0;

@@ -26,7 +26,7 @@ inline namespace v0 {
 /// are refused: a place in a list is no position. Ranges (`attention_rows::begins`) are of places in the
 /// list.
 ///
-/// Trivially copyable; pointers are of the memory of whoever runs it. O(1) for each token, each of which is
+/// Trivially copyable; pointers are of memory that `run` sees. O(1) for each token, each of which is
 /// looked up by itself.
 template <class Tables>
   requires bounded_table<Tables>

@@ -74,7 +74,7 @@ inline namespace v0 {
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) beside its copy. Only `prepare_load`
+/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) besides its copy. Only `prepare_load`
 ///                      (O(blocks)) and the cache's `invalidate` (O(slots)) allocate. Metadata: 68 bytes a
 ///                      slot and the policy's.
 /// @par Thread safety   that of the cache: one thread at a time for both. File queues have their own threads.
