@@ -443,6 +443,40 @@ TEST_CASE("a commit during a load caches nothing that is not there") {
   CHECK(r.cache.cached_tokens(prompt) == 16);
 }
 
+TEST_CASE("a paged sequence may grow while its load runs, so that layers are computed as they arrive") {
+  rig r;
+  const auto prompt = count_up(0, 16);
+  kv_sequence before = r.stored(prompt);
+  for (const token_id each : count_up(16, 6))
+    before.push(each);
+  const kv_chain chain(r.cache, prompt);
+  for (const bool fails : {false, true}) {
+    CAPTURE(fails);
+    if (fails) r.fill_first_tier(500);
+    before.id = r.cache.create().value();
+    auto load = r.tiers.prepare_load(before.id, chain).value();
+    r.cache.append(before.id, std::span(before.tokens).subspan(16)).value();
+    if (fails) r.below.transfers().end(r.below.transfers().can_end().back(), ending::flipped);
+    load.wait(0).value();
+    r.stream.end_all();
+    compute(r.contents, before, 16, 22, r.table(before.id));
+    CHECK(r.cache.commit(before.id).value() == 0);
+    const offload::load_result came = load.complete();
+    CHECK(came.is_whole() == !fails);
+    CHECK(came.tokens == (fails ? 12 : 16));
+    CHECK(r.cache.cached_tokens(before.tokens) == came.tokens);
+    CHECK(r.wrong(before, before.id, came.tokens) == "");
+    if (!fails) {
+      r.cache.commit(before.id).value();
+      CHECK(r.cache.cached_tokens(before.tokens) == 20);
+      CHECK(r.wrong(before, before.id, 22) == "");
+    }
+    r.cache.release(before.id).value();
+    r.cache.drop_idle();
+    r.contents.wipe();
+  }
+}
+
 TEST_CASE("a chain of another context or prompt is refused") {
   rig r;
   const auto prompt = count_up(0, 16);

@@ -42,6 +42,7 @@ inline namespace v0 {
 ///     cache.match(sequence, prompt.first(prompt.size() - 1)).value();
 ///     if (tiers.lookup(sequence, chain).loadable() != 0) {      // moves nothing
 ///       auto load = tiers.prepare_load(sequence, chain).value();  // `match` does not find these blocks yet
+///       cache.append(sequence, prompt.subspan(load.wanted())).value();
 ///       for (std::uint32_t l = 0; l < layers; ++l) {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
@@ -136,9 +137,10 @@ class kv_tiers final : private offload::loss_listener {
   ///
   /// The load keeps the address of `chain`: it must not be a temporary, nor move, nor end before the load.
   ///
-  /// Until the load ends the engine must not append to the sequence or write to its blocks; a commit caches
-  /// nothing of what is loading. It may release the sequence: the blocks come back when the copies have
-  /// ended.
+  /// Until the load ends the engine must not write to the blocks that are loading, nor append to a sequence
+  /// of a `hybrid_allocator` (whose states are copied then); it may append to one of a `paged_allocator`, and
+  /// compute those tokens as layers arrive. A commit caches nothing of what is loading, nor what lies behind
+  /// it. The engine may release the sequence: the blocks come back when the copies have ended.
   /// @return what the cache refuses (`errc::out_of_blocks`; a stale handle); `errc::not_whole_blocks` for a
   ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
   ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for one of another
