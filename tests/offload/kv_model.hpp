@@ -74,7 +74,6 @@ class manual_mover {
   [[nodiscard]] std::size_t groups() const noexcept { return contents_->groups().size(); }
   [[nodiscard]] std::uint64_t block_bytes(std::size_t g) const noexcept { return contents_->block_bytes(g); }
   [[nodiscard]] std::uint32_t layers(std::size_t) const noexcept { return kv_contents::layers; }
-  [[nodiscard]] std::uint64_t content_fingerprint(std::size_t) const noexcept { return 1; }
 
   llmmem::result<manual_fence> save(std::size_t g, const llmmem::offload::slot_memory& slots,
                                     std::span<const llmmem::offload::slot_pair> pairs,

@@ -490,6 +490,21 @@ TEST_CASE("a chain of another context or prompt is refused") {
   CHECK(r.cache.tokens(started.id) == 8);
 }
 
+TEST_CASE("a mover whose memory lacks blocks of the cache is refused") {
+  cache_type cache({.blocks = 8, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 32});
+  const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4};
+  std::vector<std::byte> kv(layout.total_bytes(9));
+  host_space host({.budget = 4096});
+  CHECK_THROWS_WITH_AS(
+      kv_tiers(cache,
+               offload::layout_mover(host_executor{}, {.data = kv.data(), .blocks = 8, .layout = layout}),
+               {.name = "t"}, offload::kv_tier(host, 4096)),
+      "t: the mover's memory has 8 blocks, the cache uses 9, the null block among them; give the mover all "
+      "of the "
+      "cache's memory",
+      argument_error);
+}
+
 TEST_CASE("a cache tells one kv_tiers alone") {
   rig r;
   host_space other({.budget = 4096});

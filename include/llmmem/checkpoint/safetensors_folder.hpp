@@ -2,6 +2,7 @@
 /// `safetensors_folder`: a model as Hugging Face publishes it, opened by its index as one checkpoint.
 #pragma once
 
+#include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/checkpoint/manifest.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>

@@ -51,8 +51,8 @@ inline constexpr std::size_t most_slot_pairs = 128;
 ///   work can write to them. The fence passes when all the slots are written.
 /// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
 /// - A copy that fails is told by its fence and by all later ones of the mover, as of a stream whose device
-/// is
-///   lost; or at once, by the call.
+///   is lost; or at once, by the call.
+/// - `blocks()`, where it has that: blocks of its memory, which must be those of the cache at least.
 /// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
 ///   that have passed.
 template <class M>
@@ -119,8 +119,8 @@ class layout_mover {
   using fence_type = typename Mark::fence_type;
   static constexpr bool runs_on_caller = Mark::runs_on_caller;
 
-  /// @param memory  all physical blocks of the cache (`physical_blocks()`, the null block included), with the
-  ///                cache's block size; nothing checks either. The bytes outlive the mover.
+  /// @param memory  all physical blocks of the cache (`physical_blocks()`, the null block included), laid
+  ///                out for the cache's blocks. The bytes outlive the mover.
   /// @throws length_error, argument_error  for a layout that `kv_layout::checked` refuses.
   layout_mover(Run run, kv_memory memory, Mark mark = Mark())
       : run_(std::move(run)),
@@ -131,9 +131,7 @@ class layout_mover {
   [[nodiscard]] std::size_t groups() const noexcept { return 1; }
   [[nodiscard]] std::uint64_t block_bytes(std::size_t) const noexcept { return packed_.block_bytes(); }
   [[nodiscard]] std::uint32_t layers(std::size_t) const noexcept { return packed_.layers; }
-  [[nodiscard]] std::uint64_t content_fingerprint(std::size_t) const noexcept {
-    return packed_.content_fingerprint();
-  }
+  [[nodiscard]] std::uint64_t blocks() const noexcept { return memory_.blocks; }
   [[nodiscard]] const kv_memory& memory() const noexcept { return memory_; }
 
   result<fence_type> save(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
@@ -188,8 +186,6 @@ class page_mover {
   struct group_form {
     std::uint64_t block_bytes = 0;
     std::uint32_t layers = 1;  ///< parts of equal length that a block is made of
-    std::uint64_t fingerprint =
-        0;  ///< of what the bytes mean: `kv_layout::fingerprint`, a digest of the model
   };
 
   /// @param pages   the memory of the allocator's pool, its null page included.
@@ -211,9 +207,6 @@ class page_mover {
     return groups_[group].block_bytes;
   }
   [[nodiscard]] std::uint32_t layers(std::size_t group) const noexcept { return groups_[group].layers; }
-  [[nodiscard]] std::uint64_t content_fingerprint(std::size_t group) const noexcept {
-    return groups_[group].fingerprint;
-  }
 
   result<host_fence> save(std::size_t group, const slot_memory& slots, std::span<const slot_pair> pairs,
                           const host_fence& after) {

@@ -104,9 +104,8 @@ class kv_tiers final : private offload::loss_listener {
   class load;
 
   /// @param cache   outlives the tiers, as do the spaces of `places`. It has no other `kv_tiers` meanwhile.
-  /// @param mover   of `cache`'s blocks: the same number of groups (else `argument_error`), all
-  ///                `physical_blocks()` and the same block size, which nothing checks. Its memory outlives
-  ///                the tiers.
+  /// @param mover   of `cache`'s blocks: the same number of groups, and memory with all of the cache's blocks
+  ///                (else `argument_error`), which outlives the tiers.
   /// @param places  from the fastest down. The constructor takes each budget from its space.
   kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places);
   /// Waits for all transfers. @pre no `load` is left: complete or cancel each before (a load that is left

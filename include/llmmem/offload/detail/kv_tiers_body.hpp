@@ -51,6 +51,13 @@ std::vector<double> kv_tiers<Cache, Mover, Tiers...>::shares() const {
                          " groups of layers, the cache has " + std::to_string(groups_) +
                          "; make the mover from the same groups");
   }
+  if constexpr (requires { mover_.blocks(); }) {
+    if (mover_.blocks() < view_.most_blocks()) {
+      throw argument_error(options_.name + ": the mover's memory has " + std::to_string(mover_.blocks()) +
+                           " blocks, the cache uses " + std::to_string(view_.most_blocks()) +
+                           ", the null block among them; give the mover all of the cache's memory");
+    }
+  }
   std::vector<double> out(groups_);
   bool any = false;
   for (std::size_t g = 0; g < groups_; ++g) {
