@@ -37,10 +37,10 @@ class checkpoint_hold {
  public:
   /// @throws storage_error  with ENOENT when the checkpoint is not there any more: search again; and what the
   ///      storage refuses.
-  /// @throws io_error       while the run is removing checkpoints, for longer than `patience` says.
-  checkpoint_hold(storage_ref storage, const checkpoint_id& id, const search_patience& patience = {})
+  /// @throws io_error       while the run is removing checkpoints, for longer than `waits` says.
+  checkpoint_hold(storage_ref storage, const checkpoint_id& id, const search_patience& waits = {})
       : storage_(storage), id_(id) {
-    const auto alone = detail::try_again(patience, [&] {
+    const auto alone = detail::try_again(waits, [&] {
       auto lock = storage_.try_lock(std::string(checkpoint_names::holding));
       if (!lock) {
         throw io_error(storage_.path(folder_name(id)) +
@@ -97,14 +97,14 @@ struct held_checkpoint {
 /// @throws as `find_checkpoint` and `checkpoint_hold`.
 [[nodiscard]] inline held_checkpoint hold_newest(storage_ref storage,
                                                  verification how = verification::checksums,
-                                                 const search_patience& patience = {}) {
+                                                 const search_patience& waits = {}) {
   for (int tries = 16;; --tries) {
     held_checkpoint held;
-    held.search = find_checkpoint(storage, verification::sizes, patience);
+    held.search = find_checkpoint(storage, verification::sizes, waits);
     if (!held.search.found) return held;
     const checkpoint_id id = held.search.found->id;
     try {
-      held.hold.emplace(storage, id, patience);
+      held.hold.emplace(storage, id, waits);
     } catch (const storage_error& error) {
       if (error.number() != ENOENT || tries == 0) throw;
       continue;  // a newer one is there
@@ -115,9 +115,9 @@ struct held_checkpoint {
       return held;
     } catch (const format_error&) {  // an older one may be whole
       held.hold.reset();
-      held.search = find_checkpoint(storage, how, patience);
+      held.search = find_checkpoint(storage, how, waits);
       if (!held.search.found) return held;
-      held.hold.emplace(storage, held.search.found->id, patience);
+      held.hold.emplace(storage, held.search.found->id, waits);
       return held;
     }
   }

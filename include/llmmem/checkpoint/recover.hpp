@@ -146,7 +146,7 @@ class source_set {
 };
 
 [[nodiscard]] recovery_result recover_from(const source_set& all, verification how,
-                                           const search_patience& patience);
+                                           const search_patience& waits);
 
 }  // namespace detail
 
@@ -179,12 +179,12 @@ class source_set {
 /// @throws unreadable_checkpoint  for one that may be whole, that no source has readable, and that an older
 ///      one would be taken for (`unread_checkpoint::refuse`).
 template <checkpoint_storage... Storages>
-[[nodiscard]] checkpoint_recovery<Storages...> recover(verification how, const search_patience& patience,
+[[nodiscard]] checkpoint_recovery<Storages...> recover(verification how, const search_patience& waits,
                                                        checkpoint_source<Storages>... sources)
   requires(sizeof...(Storages) > 0)
 {
   checkpoint_recovery<Storages...> recovered(*sources.storage...);
-  recovered.take(detail::recover_from(detail::source_set(sources...), how, patience));
+  recovered.take(detail::recover_from(detail::source_set(sources...), how, waits));
   return recovered;
 }
 

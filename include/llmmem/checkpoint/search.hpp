@@ -78,7 +78,7 @@ class unreadable_checkpoint : public io_error {
 /// @throws unreadable_checkpoint  for one that may be whole and cannot be read (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,
                                                 verification how = verification::checksums,
-                                                const search_patience& patience = {});
+                                                const search_patience& waits = {});
 
 }  // namespace v0
 }  // namespace llmmem

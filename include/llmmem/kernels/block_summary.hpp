@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/block_choice.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -26,16 +27,6 @@ inline namespace v0 {
   return checked_multiply(std::uint64_t{layout.heads} * layout.vector_elements(0) * 4, blocks,
                           "key_summary_bytes: bytes of a block x blocks");
 }
-
-/// Blocks whose keys changed, in memory that `run` sees.
-struct changed_blocks {
-  const std::int32_t* blocks = nullptr;  ///< [count], each once; a negative one is skipped
-  /// [count], tokens of the block that its summary has already; null: none, the summary begins with the
-  /// first.
-  const std::int32_t* begins = nullptr;
-  const std::int32_t* ends = nullptr;  ///< [count], tokens that it has now
-  std::uint64_t count = 0;
-};
 
 /// After an append: brings the summaries of the blocks up to date. Token by token or all at once they are the
 /// same bits. A block without new tokens is left as it is. One launch.
@@ -76,15 +67,6 @@ result<void> bound_scores(const Run& run, const Tables& tables, const attention_
                           const batch_vectors& queries, const kv_memory& cache,
                           std::span<const std::byte> summaries, std::uint32_t columns, float* scores,
                           const attention_options& options);
-
-/// Blocks that were chosen for each row, by number (`select_top`).
-struct chosen_blocks {
-  const std::int32_t* blocks = nullptr;   ///< [rows][k], -1 behind those that there are
-  const std::int32_t* lengths = nullptr;  ///< [rows], tokens of each row's sequence
-  std::uint64_t rows = 0;
-  std::uint32_t k = 0;
-  std::uint32_t block_tokens = 0;
-};
 
 /// listed[row][0 to k x block_tokens] = the tokens of the chosen blocks below the row's length, rising, and
 /// -1 behind them: for `token_lists`, whose attention is then that of the sequence to these tokens.

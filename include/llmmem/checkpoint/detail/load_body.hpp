@@ -229,14 +229,14 @@ class checkpoint_reader {
       const std::uint64_t begin = i * chunk_bytes;
       const std::uint64_t end = std::min(begin + chunk_bytes, described.bytes);
       const auto is_wanted = [&](const load_copy& each) { return each.begin < end && each.end() > begin; };
-      const std::span<const load_copy> near = copies.of(begin, end);
-      looks_.fetch_add(near.size());
-      if (std::ranges::none_of(near, is_wanted)) continue;
+      const std::span<const load_copy> within = copies.of(begin, end);
+      looks_.fetch_add(within.size());
+      if (std::ranges::none_of(within, is_wanted)) continue;
       const auto bytes = memory.span().first(static_cast<std::size_t>(end - begin));
       input.read_chunk(static_cast<std::size_t>(i), bytes);
       read_bytes_.fetch_add(bytes.size());
       const bool goes_on = give(through, [&] {
-        for (const load_copy& each : near) {
+        for (const load_copy& each : within) {
           if (is_wanted(each)) sink_.give(sink_.sink, each, begin, bytes);
         }
       });

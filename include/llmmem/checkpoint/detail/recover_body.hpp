@@ -34,11 +34,11 @@ struct source_list {
   std::vector<skipped_in_source> skipped{};  // sources
 };
 
-[[nodiscard]] inline source_list list_sources(const source_set& sources, const search_patience& patience) {
+[[nodiscard]] inline source_list list_sources(const source_set& sources, const search_patience& waits) {
   source_list all;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     try {
-      for (const checkpoint_id& id : try_again(patience, [&] { return sources.list(i); }))
+      for (const checkpoint_id& id : try_again(waits, [&] { return sources.list(i); }))
         all.entries.push_back({i, id});
     } catch (const std::exception& error) {
       all.skipped.push_back({i, sources.name(i), passed_over::source, {}, error.what()});
@@ -53,9 +53,9 @@ struct source_list {
 
 /// One that a source lists, or why it cannot be had.
 [[nodiscard]] inline open_attempt attempt_to_open(const source_set& sources, const source_entry& entry,
-                                                  verification how, const search_patience& patience) {
+                                                  verification how, const search_patience& waits) {
   const storage_ref storage = sources.storage(entry.source);
-  return attempt_to_open(storage, folder_name(entry.id), patience,
+  return attempt_to_open(storage, folder_name(entry.id), waits,
                          [&] { return open_checkpoint(storage, entry.id, how); });
 }
 
@@ -69,9 +69,9 @@ struct source_list {
 
 /// Whether what was listed is there no more, or something newer is: who meets that looks again.
 [[nodiscard]] inline bool is_outdated(const source_set& sources, const source_list& listed,
-                                      const source_entry& entry, const search_patience& patience) {
+                                      const source_entry& entry, const search_patience& waits) {
   try {
-    const auto now = try_again(patience, [&] { return sources.list(entry.source); });
+    const auto now = try_again(waits, [&] { return sources.list(entry.source); });
     return std::ranges::find(now, entry.id) == now.end() ||
            now.front().generation > listed.entries.front().id.generation;
   } catch (const std::exception&) {  // it was refused as it is; the next source may have it
@@ -113,12 +113,12 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
 }
 
 LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how,
-                                                    const search_patience& patience) {
+                                                    const search_patience& waits) {
   // As `find_checkpoint`: more often than this is a race that cannot be won.
   constexpr int tries = 16;
   for (int i = 0;; ++i) {
     recovery_result recovered;
-    const source_list listed = list_sources(all, patience);
+    const source_list listed = list_sources(all, waits);
     recovered.skipped = listed.skipped;
     if (listed.skipped.size() == all.size()) {
       std::string text = "recover: no source can be listed";
@@ -135,11 +135,11 @@ LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verif
     };
     for (const source_entry& each : listed.entries) {
       if (unread != nullptr && each.id.generation < unread->id.generation) refuse();
-      open_attempt opened = attempt_to_open(all, each, how, patience);
+      open_attempt opened = attempt_to_open(all, each, how, waits);
       if (!opened.found) {
-        again = i + 1 < tries && is_outdated(all, listed, each, patience);
+        again = i + 1 < tries && is_outdated(all, listed, each, waits);
         if (again) break;
-        if (!opened.trouble.is_proof && unread == nullptr && patience.unread == unread_checkpoint::refuse) {
+        if (!opened.trouble.is_proof && unread == nullptr && waits.unread == unread_checkpoint::refuse) {
           unread = &each;
           why_unread = opened.trouble.why;
         }

@@ -110,9 +110,9 @@ struct open_attempt {
 /// Opens a checkpoint, again while the trouble may pass. @param open  gives a `found_checkpoint`.
 template <class Open>
 [[nodiscard]] open_attempt attempt_to_open(storage_ref storage, const std::string& folder,
-                                           const search_patience& patience, Open open) {
+                                           const search_patience& waits, Open open) {
   try {
-    return {try_again(patience, open), {}};
+    return {try_again(waits, open), {}};
   } catch (const format_error& error) {
     return {{}, {error.what(), true}};
   } catch (const storage_error& error) {
@@ -135,11 +135,11 @@ template <class Open>
 }  // namespace detail
 
 LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how,
-                                                         const search_patience& patience) {
+                                                         const search_patience& waits) {
   // One goes only when newer ones are there: whoever meets that looks again, from the newest, rather than
   // take an older one that may have been kept. More often than this is a race that cannot be won.
   constexpr int tries = 16;
-  const auto list = [&] { return detail::try_again(patience, [&] { return list_checkpoints(storage); }); };
+  const auto list = [&] { return detail::try_again(waits, [&] { return list_checkpoints(storage); }); };
   checkpoint_search search;
   for (int i = 0; i < tries; ++i) {
     bool is_outdated = false;
@@ -147,8 +147,8 @@ LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, ve
     const std::vector<checkpoint_id> listed = list();
     for (const checkpoint_id& id : listed) {
       const std::string folder = folder_name(id);
-      detail::open_attempt opened = detail::attempt_to_open(
-          storage, folder, patience, [&] { return open_checkpoint(storage, id, how); });
+      detail::open_attempt opened =
+          detail::attempt_to_open(storage, folder, waits, [&] { return open_checkpoint(storage, id, how); });
       if (opened.found) {
         search.found = std::move(opened.found);
         return search;
@@ -158,7 +158,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, ve
       is_outdated = is_outdated || !is_there || now.front().generation > listed.front().generation;
       if (is_outdated && i + 1 < tries) break;
       if (!is_there) continue;
-      if (!opened.trouble.is_proof && patience.unread == unread_checkpoint::refuse)
+      if (!opened.trouble.is_proof && waits.unread == unread_checkpoint::refuse)
         throw unreadable_checkpoint(detail::unread_text(storage.path(""), folder, opened.trouble.why));
       search.skipped.push_back({folder, std::move(opened.trouble.why)});
     }

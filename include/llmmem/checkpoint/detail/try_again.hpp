@@ -38,9 +38,9 @@ inline void pause_for(std::uint64_t ns) noexcept {
 /// Calls `work` until it gives something, proves damage, or has been tried often enough; then it throws what
 /// `work` threw.
 template <class Work>
-auto try_again(const search_patience& patience, Work work) {
-  std::uint64_t pause_ns = patience.pause_ns;
-  for (std::uint32_t left = patience.tries;; --left) {
+auto try_again(const search_patience& waits, Work work) {
+  std::uint64_t pause_ns = waits.pause_ns;
+  for (std::uint32_t left = waits.tries;; --left) {
     try {
       return work();
     } catch (const format_error&) {

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/kernels/block_summary.hpp>
+#include <llmmem/kernels/block_choice.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/packet.hpp>
+#include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/model/dtype.hpp>
 
 #include <cstddef>

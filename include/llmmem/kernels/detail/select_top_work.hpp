@@ -7,7 +7,7 @@
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/lanes.hpp>
-#include <llmmem/kernels/select_top.hpp>
+#include <llmmem/kernels/top_scores.hpp>
 
 #include <cstdint>
 

@@ -31,11 +31,11 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   if (slot == loads_.size()) return refusal(errc::table_full, 0, loads_.size() + 1, loads_.size());
 
   record& made = loads_[slot];
-  const std::uint64_t patience = options_.patience_ns;
+  const std::uint64_t most = options_.patience_ns;
   const std::uint64_t begun = now();
   made.sequence = sequence;
   made.chain = &chain;
-  made.deadline = patience > ~std::uint64_t{0} - begun ? ~std::uint64_t{0} : begun + patience;
+  made.deadline = most > ~std::uint64_t{0} - begun ? ~std::uint64_t{0} : begun + most;
   made.first_queued = 0;
   made.wanted = {.first = have, .tokens = have, .wanted = where.tokens};
   collect_parts(made, (where.tokens + step - 1) / step);

@@ -373,24 +373,24 @@ class kv_tier_stack {
     return tier_level<Tier>(tier, divide_tier(tier.budget, unit, block_bytes, shares, who), groups_,
                             *options_);
   }
-  template <std::size_t I, class Self, class F>
+  template <std::size_t Index, class Self, class F>
   static decltype(auto) visit(Self& self, std::size_t k, F& f) {
-    if constexpr (I + 1 == levels) {
-      return f(std::get<I>(self.levels_));
+    if constexpr (Index + 1 == levels) {
+      return f(std::get<Index>(self.levels_));
     } else {
-      return k == I ? f(std::get<I>(self.levels_)) : visit<I + 1>(self, k, f);
+      return k == Index ? f(std::get<Index>(self.levels_)) : visit<Index + 1>(self, k, f);
     }
   }
   template <class Self, class F>
   static void each_level(Self& self, F&& f) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (f(I, std::get<I>(self.levels_)), ...);
+    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+      (f(Index, std::get<Index>(self.levels_)), ...);
     }(std::make_index_sequence<levels>());
   }
   template <class Self, class F>
   static void each_lower(Self& self, F&& f) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (f(I + 1, std::get<I + 1>(self.levels_)), ...);
+    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
+      (f(Index + 1, std::get<Index + 1>(self.levels_)), ...);
     }(std::make_index_sequence<levels - 1>());
   }
   template <class F>
