@@ -1,4 +1,4 @@
-// Troubles that say nothing of contents: a search bears with them, and never takes an older checkpoint for
+// Errors that say nothing about contents: a search retries, and never takes an older checkpoint for
 // them.
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>

@@ -1,4 +1,4 @@
-// Sealed frames, and somebody in the network who changes, makes up, repeats, keeps or turns them.
+// Sealed frames, and an attacker in the network that changes, forges, repeats, withholds or reflects them.
 #include <llmmem/comm/detail/frame_seal.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
 

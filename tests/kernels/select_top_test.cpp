@@ -25,7 +25,7 @@ using llmmem::testing::grid_executor;
 }  // namespace
 
 TEST_SUITE("select_top") {
-  TEST_CASE("what is chosen is the beginning of all, sorted, in either order, whoever runs it") {
+  TEST_CASE("what is chosen is the beginning of all, sorted, in either order, on every executor") {
     std::uint64_t chosen = 0;
     for (const auto seed : seeds(300, 80)) {
       CAPTURE(seed);

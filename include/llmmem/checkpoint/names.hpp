@@ -32,7 +32,8 @@ struct checkpoint_id {
 ///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
 ///     .rank-...                   what ranks tell each other: removed when the folder is opened next
 ///     .hold-g42-...               held by a reader of that generation, which stays (`checkpoint_hold`)
-///     LOCK.holding                held for a moment by who takes such a hold, and by who removes checkpoints
+///     LOCK.holding                locked for a moment by a reader that takes such a hold, and by a run that
+///     removes checkpoints
 struct checkpoint_names {
   static constexpr std::string_view manifest = "MANIFEST.json";
   static constexpr std::string_view latest = "LATEST";

@@ -1,5 +1,5 @@
 /// @file
-/// `search_patience`: how long a search for checkpoints bears with troubles that may pass.
+/// `search_patience`: how long a search for checkpoints retries after errors that may pass.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,8 +15,8 @@ enum class unread_checkpoint : std::uint8_t {
   pass_over  ///< it is noted like a damaged one. The caller's word that an older one will do
 };
 
-/// How long a search bears with troubles that say nothing of contents: EIO, EMFILE, ENOSPC, ESTALE, want of
-/// memory. What is missing, cut or fails its checksum is not tried again.
+/// How often a search retries after errors that say nothing about contents: EIO, EMFILE, ENOSPC, ESTALE, a
+/// lack of memory. A checkpoint that is missing, cut or fails its checksum is not retried.
 struct search_patience {
   std::uint32_t tries = 4;              ///< of each list and each checkpoint; 0 is 1
   std::uint64_t pause_ns = 20'000'000;  ///< before the second try, and twice as long before each other

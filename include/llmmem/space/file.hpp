@@ -428,7 +428,7 @@ namespace detail {
   return number == ENOLCK || number == ENOSYS || number == EOPNOTSUPP || number == EINVAL;
 }
 
-/// What to do where a lock is refused for want of locks.
+/// What to do where the file system refuses a lock because it has none.
 inline constexpr std::string_view without_locks =
     "the file system has no locks: mount it with locks, or set `locks` to file_locks::caller and see to it "
     "that no other process has the file";

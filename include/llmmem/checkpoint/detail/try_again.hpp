@@ -47,7 +47,7 @@ auto try_again(const search_patience& waits, Work work) {
       throw;
     } catch (const storage_error& error) {
       if (left <= 1 || proves_damage(error)) throw;
-    } catch (const std::exception&) {  // want of memory, too
+    } catch (const std::exception&) {  // out of memory, too
       if (left <= 1) throw;
     }
     pause_for(pause_ns);

@@ -8,6 +8,7 @@
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/offload/detail/prefix_links.hpp>
 #include <llmmem/offload/detail/tier_keys.hpp>
+#include <llmmem/offload/detail/tier_level.hpp>
 #include <llmmem/offload/detail/tier_medium.hpp>
 #include <llmmem/offload/detail/tier_slots.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
@@ -32,59 +33,6 @@ namespace detail {
 struct tier_place_found {
   std::size_t tier = 0;
   slot_id slot = no_slot;
-};
-
-/// Which block of which load waits for a read; generation 0: none does.
-struct load_cookie {
-  std::uint32_t load = 0;
-  std::uint32_t generation = 0;
-  std::uint32_t entry = 0;
-};
-
-/// One tier: its bytes, its slots by group, and its transfers to and from the first tier.
-template <class Tier>
-struct tier_level {
-  using medium_type = tier_medium<typename Tier::space_type>;
-  using slots_type = tier_slots<typename Tier::eviction_type>;
-
-  struct transfer {
-    typename medium_type::fence_type fence{};
-    std::uint32_t group = 0;
-    slot_id upper = no_slot;  ///< in the first tier
-    slot_id lower = no_slot;  ///< here
-    std::uint32_t checksum = 0;
-    bool goes_down = false;
-    bool for_room = false;  ///< the upper slot is to be free afterwards
-    load_cookie waiting{};
-  };
-  struct owed_write {
-    std::uint32_t group = 0;
-    slot_id upper = no_slot;
-  };
-
-  tier_level(const Tier& tier, const slot_regions& regions, std::size_t groups,
-             const kv_tiers_options& options)
-      : medium(*tier.space, regions, groups),
-        down(tier.down),
-        transfers(options.max_transfers, options.metadata, "kv_tiers: transfers"),
-        owed(std::uint64_t{options.max_transfers} * 4, options.metadata, "kv_tiers: writes to come") {
-    slots.reserve(groups);
-    for (std::size_t g = 0; g < groups; ++g) {
-      slots.emplace_back(regions[g].slots, tier.make_eviction(slot_count{regions[g].slots}, options.metadata),
-                         options.metadata);
-    }
-  }
-
-  medium_type medium;
-  offload::store_policy down;
-  std::vector<slots_type> slots;
-  fixed_array<transfer> transfers;
-  std::size_t transfer_count = 0;
-  fixed_array<owed_write> owed;  // to here, a ring
-  std::size_t owed_first = 0;
-  std::size_t owed_count = 0;
-  std::uint64_t quiet_until = 0;
-  offload::kv_tier_stats counted{};
 };
 
 /// The tiers, the first of which is the gateway to the others. Knows nothing of the cache.
@@ -141,10 +89,6 @@ class kv_tier_stack {
   }
   void prefetch(std::size_t group, const block_key& key) const noexcept {
     each_level(*this, [&](std::size_t, const auto& level) { level.slots[group].prefetch(key); });
-  }
-  /// Whether a tier answers now.
-  [[nodiscard]] bool answers(std::size_t k, std::uint64_t now) const noexcept {
-    return with(k, [&](const auto& level) { return level.quiet_until <= now; });
   }
 
   /// A slot of the first tier, begun to be filled. Evicts, and sends down what must not be lost, for it.

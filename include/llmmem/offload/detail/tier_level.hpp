@@ -1,0 +1,74 @@
+/// @file
+/// One tier beneath a cache: its bytes, its slots, and what is on its way to and from it.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/offload/detail/tier_medium.hpp>
+#include <llmmem/offload/detail/tier_slots.hpp>
+#include <llmmem/offload/kv_tiers_types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Which block of which load waits for a read; generation 0: none does.
+struct load_cookie {
+  std::uint32_t load = 0;
+  std::uint32_t generation = 0;
+  std::uint32_t entry = 0;
+};
+
+/// One tier: its bytes, its slots by group, and its transfers to and from the first tier.
+template <class Tier>
+struct tier_level {
+  using medium_type = tier_medium<typename Tier::space_type>;
+  using slots_type = tier_slots<typename Tier::eviction_type>;
+
+  struct transfer {
+    typename medium_type::fence_type fence{};
+    std::uint32_t group = 0;
+    slot_id upper = no_slot;  ///< in the first tier
+    slot_id lower = no_slot;  ///< here
+    std::uint32_t checksum = 0;
+    bool goes_down = false;
+    bool for_room = false;  ///< the upper slot is to be free afterwards
+    load_cookie waiting{};
+  };
+  struct owed_write {
+    std::uint32_t group = 0;
+    slot_id upper = no_slot;
+  };
+
+  tier_level(const Tier& tier, const slot_regions& regions, std::size_t groups,
+             const kv_tiers_options& options)
+      : medium(*tier.space, regions, groups),
+        down(tier.down),
+        transfers(options.max_transfers, options.metadata, "kv_tiers: transfers"),
+        owed(std::uint64_t{options.max_transfers} * 4, options.metadata, "kv_tiers: writes to come") {
+    slots.reserve(groups);
+    for (std::size_t g = 0; g < groups; ++g) {
+      slots.emplace_back(regions[g].slots, tier.make_eviction(slot_count{regions[g].slots}, options.metadata),
+                         options.metadata);
+    }
+  }
+
+  medium_type medium;
+  offload::store_policy down;
+  std::vector<slots_type> slots;
+  fixed_array<transfer> transfers;
+  std::size_t transfer_count = 0;
+  fixed_array<owed_write> owed;  // to here, a ring
+  std::size_t owed_first = 0;
+  std::size_t owed_count = 0;
+  std::uint64_t quiet_until = 0;
+  offload::kv_tier_stats counted{};
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
