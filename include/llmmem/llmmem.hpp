@@ -183,6 +183,8 @@
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
+#include <llmmem/pool/kv_pool.hpp>
+#include <llmmem/pool/kv_pool_types.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/gf256.hpp>

@@ -98,6 +98,7 @@ class kv_tiers final : private offload::loss_listener {
       "put a host_space or pinned_space in front");
 
  public:
+  using cache_type = Cache;
   using fence_type = typename Mover::fence_type;
   static constexpr std::size_t tiers = sizeof...(Tiers);
 
@@ -176,6 +177,47 @@ class kv_tiers final : private offload::loss_listener {
   result<void> persist() noexcept;
   /// @}
 
+  /// @name Passing blocks on
+  /// For code that moves blocks between the first tiers of several processes, as `kv_pool` does.
+  /// @{
+  /// Brings blocks that lie in lower tiers into the first one, ahead of a load of the chain's tokens `first`
+  /// to `upto`: the hint of a scheduler that looks into its queue. Leaves `load_headroom` to loads, and stops
+  /// where slots or transfers run out. Waits for nothing and pins nothing: what came may be evicted again.
+  /// @return blocks whose transfers this call began. O(blocks).
+  std::uint64_t prefetch(const kv_chain& chain, std::uint64_t first, std::uint64_t upto = unlimited) noexcept;
+  /// The same for one block. Whether it is in the first tier, or on its way there.
+  bool prefetch_block(std::size_t group, const block_key& key) noexcept;
+  /// As `lookup`, where `elsewhere(group, chunks)` says of a block that no tier has whether another cache
+  /// has it: the block of `group` that ends with the first `chunks` chunks of the chain.
+  template <class Elsewhere>
+  [[nodiscard]] offload::kv_where lookup_with(const kv_chain& chain, std::uint64_t first,
+                                              std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept;
+  /// What the tiers answer for one block by its key in the chain, and in which tier it lies.
+  [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(std::size_t group,
+                                                                     const block_key& key) const noexcept;
+  /// Pins a block in the first tier. Nothing where it is not there, or still on its way.
+  [[nodiscard]] std::optional<offload::held_block> hold(std::size_t group, const block_key& key) noexcept;
+  /// A slot of the first tier for a block that comes from elsewhere: the caller writes `bytes_of` it, then
+  /// calls `end_arrival`. Others see the block as `pending` meanwhile. Nothing where a tier has the block, or
+  /// no slot can be freed.
+  /// @param parent  `paging::key_digest` of the chain's key before; 0 for the first chunk.
+  [[nodiscard]] std::optional<offload::held_block> begin_arrival(std::size_t group, const block_key& key,
+                                                                 std::uint64_t parent) noexcept;
+  /// The contents are there and right, or will not come. Whether the block can be loaded now: then it stays
+  /// held until `release`. Otherwise the hold is over.
+  bool end_arrival(const offload::held_block& block, bool is_right) noexcept;
+  /// Lets the first tier evict a block that `hold` or `end_arrival` left pinned.
+  void release(const offload::held_block& block) noexcept;
+  /// The memory of a held block, `mover().block_bytes(block.group)` bytes.
+  [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
+  [[nodiscard]] Cache& cache() noexcept { return view_.cache(); }
+  [[nodiscard]] const Cache& cache() const noexcept { return view_.cache(); }
+  /// The cache's groups of layers; one for a `paged_allocator`.
+  [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND {
+    return view_.groups();
+  }
+  /// @}
+
   /// @name Withdrawing
   /// @{
   /// Gives up all that the tiers hold, in files too. `cache.reset` calls it.
@@ -212,9 +254,6 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] std::pair<offload::answer, detail::tier_place_found> look(std::size_t group,
                                                                           const block_key& key,
                                                                           std::uint64_t at) const noexcept;
-
-  [[nodiscard]] offload::kv_where lookup(const kv_chain& chain, std::uint64_t first,
-                                         std::uint64_t chunks) const noexcept;
 
   // Saving
 
@@ -357,4 +396,5 @@ kv_tiers(Cache&, Mover, kv_tiers_options, Tiers...) -> kv_tiers<Cache, Mover, Ti
 
 #include <llmmem/offload/detail/kv_tiers_body.hpp>
 #include <llmmem/offload/detail/kv_tiers_loading.hpp>
+#include <llmmem/offload/detail/kv_tiers_passing.hpp>
 #include <llmmem/offload/detail/kv_tiers_storing.hpp>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/offload/kv_tier.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -62,9 +63,18 @@ struct kv_where {
   answer next = answer::miss;  ///< the answer for what comes behind `tokens`; hit where the chain ends
   /// Blocks to load from each tier.
   std::array<std::uint64_t, max_kv_tiers> blocks{};
+  std::uint64_t elsewhere = 0;  ///< blocks that other caches have: `kv_pool` counts them
 
   [[nodiscard]] std::uint64_t loadable() const noexcept { return tokens - first; }
   friend constexpr bool operator==(const kv_where&, const kv_where&) noexcept = default;
+};
+
+/// A block in the first tier that cannot be evicted.
+struct held_block {
+  std::uint32_t group = 0;
+  slot_id slot = no_slot;
+
+  friend constexpr bool operator==(const held_block&, const held_block&) noexcept = default;
 };
 
 /// What came of a load.

@@ -127,12 +127,15 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(sequence_id sequence,
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain,
                                                            std::uint64_t first) const noexcept {
-  return lookup(chain, first, chain.keys().size());
+  return lookup_with(chain, first, chain.keys().size(),
+                     [](std::size_t, std::uint64_t) noexcept { return false; });
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain, std::uint64_t first,
-                                                           std::uint64_t chunks) const noexcept {
+template <class Elsewhere>
+offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup_with(const kv_chain& chain, std::uint64_t first,
+                                                                std::uint64_t chunks,
+                                                                Elsewhere&& elsewhere) const noexcept {
   constexpr std::uint64_t ahead = 4;  // lookups whose cache lines are asked for before
   const std::span<const layer_group> groups = view_.groups();
   const std::uint64_t at = now();
@@ -140,6 +143,7 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain
   offload::kv_where out{.first = first, .tokens = first, .next = offload::answer::hit};
   paging::hit_scan scan(groups);
   std::array<std::uint64_t, max_kv_tiers> from{};
+  std::uint64_t from_elsewhere = 0;
   for (std::uint64_t c = 1; c <= chunks && !scan.hopeless(); ++c) {
     const std::uint64_t length = c * step;
     for (std::size_t g = 0; g < groups_; ++g) {
@@ -154,6 +158,9 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain
         is_there = found.first == offload::answer::hit;
         if (is_there) {
           ++from[found.second.tier];
+        } else if (found.first == offload::answer::miss && elsewhere(g, c)) {
+          is_there = true;
+          ++from_elsewhere;
         } else if (out.next == offload::answer::hit || found.first != offload::answer::miss) {
           out.next = found.first;
         }
@@ -162,7 +169,10 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain
     }
     if (length > first && scan.serves(length)) {
       out.tokens = chain.tokens_of(c);
-      if constexpr (!detail::cache_view<Cache>::is_hybrid) out.blocks = from;
+      if constexpr (!detail::cache_view<Cache>::is_hybrid) {
+        out.blocks = from;
+        out.elsewhere = from_elsewhere;
+      }
       if (c == chunks) out.next = offload::answer::hit;
     }
   }
@@ -173,7 +183,8 @@ offload::kv_where kv_tiers<Cache, Mover, Tiers...>::lookup(const kv_chain& chain
           const std::uint64_t end = (index + 1) * groups[g].block_tokens;
           if (end <= first) return;
           const block_key& key = chain.keys()[static_cast<std::size_t>(end / step - 1)];
-          ++out.blocks[look(g, detail::tier_key(key, g), at).second.tier];
+          const std::size_t tier = look(g, detail::tier_key(key, g), at).second.tier;
+          ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
         });
       }
     }

@@ -128,7 +128,8 @@ class kv_tier_stack {
   /// What became of `begin_read`.
   enum class begun : std::uint8_t { yes, no_slot, no_transfer, withdrawn, failed };
   /// Brings a block of tier `k` into the first tier; `poll` tells when it is there, and the reader then has
-  /// the pin of its slot. The slot below stays pinned meanwhile by its load.
+  /// the pin of its slot. The slot below stays pinned meanwhile by its load. Without a reader to tell, it
+  /// leaves the headroom to loads.
   [[nodiscard]] begun begin_read(std::size_t k, std::size_t group, slot_id lower, load_cookie waiting,
                                  std::uint64_t now) noexcept {
     begun out = begun::failed;
@@ -148,7 +149,7 @@ class kv_tier_stack {
         out = begun::withdrawn;
         return;
       }
-      const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), true);
+      const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), waiting.generation != 0);
       if (!upper) {
         out = begun::no_slot;
         return;

@@ -1,0 +1,319 @@
+/// @file
+/// Bodies of kv_pool.hpp: set-up, the directory, and what is told to other nodes. Included by it alone.
+#pragma once
+
+#include <llmmem/error.hpp>
+#include <llmmem/paging/errors.hpp>
+#include <llmmem/paging/outside_keys.hpp>
+#include <llmmem/pool/kv_pool.hpp>
+
+#include <bit>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Tiers, endpoint Endpoint>
+kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options)
+    : options_(checked(options)),
+      tiers_(&tiers),
+      end_(&end),
+      groups_(tiers.groups().size()),
+      epoch_(tiers.cache().epoch()),
+      likeness_(own_likeness()),
+      directory_(options.directory_spans, groups_, options.metadata),
+      published_(options.directory_spans, groups_, options.metadata),
+      serving_(options.max_serving, detail::pool_serving{}, options.metadata, "kv_pool: blocks to send"),
+      peers_(end.seats()),
+      requests_(options.max_requests) {
+  for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
+    if (end.is_connected(seat_id{seat})) tell_hello(seat_id{seat});
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+kv_pool_options kv_pool<Tiers, Endpoint>::checked(const kv_pool_options& options) const {
+  const auto refuse = [&](const char* what) {
+    throw argument_error(options.name + ": " + what + " is 0; at least 1 is needed");
+  };
+  if (options.max_requests == 0) refuse("max_requests");
+  if (options.max_gets == 0) refuse("max_gets");
+  if (options.max_serving == 0) refuse("max_serving");
+  if (options.directory_spans == 0) refuse("directory_spans");
+  return options;
+}
+
+template <class Tiers, endpoint Endpoint>
+detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
+  const auto& cache = tiers_->cache();
+  const std::span<const layer_group> groups = tiers_->groups();
+  detail::pool_likeness out{.magic = 0x6C70'766B, .version = 1, .model = options_.model};
+  out.groups = static_cast<std::uint32_t>(groups_);
+  std::array<token_id, 4> some{};
+  for (std::size_t i = 0; i < some.size(); ++i)
+    some[i] = static_cast<token_id>(i + 1);
+  out.key = cache.hash().chain(paging::root_key(cache.hash(), prefix_context{}, epoch_),
+                               std::span<const token_id>(some));
+  for (std::size_t g = 0; g < groups_; ++g) {
+    out.blocks = detail::mix_pair(out.blocks, tiers_->mover().block_bytes(g));
+    out.blocks = detail::mix_pair(out.blocks, tiers_->mover().layers(g));
+    out.blocks = detail::mix_pair(out.blocks, groups[g].block_tokens);
+  }
+  if constexpr (requires { cache.chunk_tokens(); }) {
+    out.chunk_tokens = cache.chunk_tokens();
+  } else {
+    out.chunk_tokens = cache.block_tokens();
+  }
+  return out;
+}
+
+/// The cache has been reset: its keys are others, and so are those of the nodes that go on with it.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
+  epoch_ = tiers_->cache().epoch();
+  likeness_ = own_likeness();
+  directory_.clear();
+  published_.clear();
+  for (std::uint32_t i = 0; i < peers_.size(); ++i) {
+    const seat_id seat{i};
+    if (seat == self()) continue;
+    detail::pool_peer& peer = peers_[i];
+    if (peer.state != pool::peer_state::absent) {
+      const bool is_alike = peer.likeness == likeness_;
+      if (!is_alike) forget_peer(seat, false);
+      peer.state = is_alike ? pool::peer_state::present : pool::peer_state::different;
+    }
+    tell_hello(seat);
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+std::uint32_t kv_pool<Tiers, Endpoint>::peers() const noexcept {
+  std::uint32_t count = 0;
+  for (const detail::pool_peer& each : peers_)
+    count += each.state == pool::peer_state::present ? 1U : 0U;
+  return count;
+}
+
+template <class Tiers, endpoint Endpoint>
+pool::stats kv_pool<Tiers, Endpoint>::stats() const noexcept {
+  pool::stats out = counted_;
+  out.directory_spans = directory_.size();
+  out.metadata_bytes = directory_.metadata_bytes() + published_.metadata_bytes() + serving_.bytes();
+  return out;
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::progress() {
+  if (tiers_->cache().epoch() != epoch_) begin_epoch();
+  hear();
+  tiers_->progress();
+  serve();
+  for (std::uint32_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i].is_live) go_on(i);
+  }
+  republish();
+}
+
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::is_present(seat_id seat, std::uint64_t nonce) const noexcept {
+  if (to_index(seat) >= peers_.size()) return false;
+  const detail::pool_peer& peer = peers_[to_index(seat)];
+  return peer.state == pool::peer_state::present && peer.nonce == nonce;
+}
+
+// The directory
+
+/// By rendezvous hashing over this node and those with which blocks pass.
+template <class Tiers, endpoint Endpoint>
+seat_id kv_pool<Tiers, Endpoint>::directory_of(const block_key& span) const noexcept {
+  const std::uint64_t what = span.low ^ span.high;
+  seat_id best = self();
+  std::uint64_t most = detail::mix_pair(what, end_->nonce());
+  for (std::uint32_t i = 0; i < peers_.size(); ++i) {
+    if (peers_[i].state != pool::peer_state::present) continue;
+    const std::uint64_t score = detail::mix_pair(what, peers_[i].nonce);
+    if (score <= most) continue;
+    most = score;
+    best = seat_id{i};
+  }
+  return best;
+}
+
+/// Of the chunks of a chain in a span; how many there are.
+template <class Tiers, endpoint Endpoint>
+std::uint32_t kv_pool<Tiers, Endpoint>::digests_of(
+    const kv_chain& chain, std::uint64_t span,
+    std::array<std::uint32_t, pool::span_chunks>& into) const noexcept {
+  const std::span<const block_key> keys = chain.keys();
+  const std::uint64_t first = span * pool::span_chunks;
+  std::uint32_t count = 0;
+  for (; count < pool::span_chunks && first + count < keys.size(); ++count)
+    into[count] = detail::hint_digest(keys[static_cast<std::size_t>(first + count)]);
+  return count;
+}
+
+/// The nodes that have most of the chain's blocks in a span.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<const std::uint32_t> digests,
+                                            seat_id without, detail::pool_span& into,
+                                            std::span<std::uint64_t> masks) const noexcept {
+  std::array<int, pool::most_holders> sizes{};
+  directory_.for_each_of(span, [&](std::uint32_t entry) {
+    const detail::span_entry& each = directory_.at(entry);
+    if (each.holder == without) return;
+    const std::uint32_t same = detail::span_table::common(each, digests);
+    const std::uint64_t shared = same < 64 ? (std::uint64_t{1} << same) - 1 : ~std::uint64_t{0};
+    int size = 0;
+    for (const std::uint64_t mask : directory_.masks(entry))
+      size += std::popcount(mask & shared);
+    if (size == 0) return;
+    // A node's chains that part within the span share what comes before: the larger one counts.
+    std::uint32_t place = into.holder_count;
+    for (std::uint32_t h = 0; h < into.holder_count; ++h) {
+      if (into.holders[h].seat == each.holder) place = h;
+    }
+    if (place == pool::most_holders) {
+      place = 0;
+      for (std::uint32_t h = 1; h < pool::most_holders; ++h)
+        place = sizes[h] < sizes[place] ? h : place;
+    } else if (place == into.holder_count) {
+      ++into.holder_count;
+    }
+    if (size <= sizes[place]) return;
+    sizes[place] = size;
+    into.holders[place] = {each.holder, each.nonce};
+    for (std::size_t g = 0; g < groups_; ++g)
+      masks[place * groups_ + g] = directory_.masks(entry)[g] & shared;
+  });
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
+  if (chain.epoch() != epoch_ || chain.chunk_tokens() != likeness_.chunk_tokens) return;
+  std::uint64_t chunks = tokens >= chain.tokens() ? chain.keys().size() : tokens / chain.chunk_tokens();
+  if (chunks > chain.keys().size()) chunks = chain.keys().size();
+  for (std::uint64_t span = 0; span * pool::span_chunks < chunks; ++span)
+    publish_span(chain, span, chunks);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t span,
+                                            std::uint64_t chunks) noexcept {
+  const std::uint64_t first = span * pool::span_chunks;
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  std::uint64_t count = digests_of(chain, span, digests);
+  if (first + count > chunks) count = chunks - first;
+  const std::span<const std::uint32_t> told(digests.data(), static_cast<std::size_t>(count));
+  std::array<std::uint64_t, max_layer_groups> masks{};
+  for (std::size_t g = 0; g < groups_; ++g) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::uint64_t chunk = first + i;
+      if ((chunk + 1) * chain.chunk_tokens() % tiers_->groups()[g].block_tokens != 0) continue;
+      const offload::answer has =
+          tiers_->lookup_block(g, chain.keys()[static_cast<std::size_t>(chunk)]).first;
+      if (has == offload::answer::hit || has == offload::answer::pending) masks[g] |= std::uint64_t{1} << i;
+    }
+  }
+  const block_key& key = chain.keys()[static_cast<std::size_t>(first)];
+  const std::uint64_t bits = count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
+  bool is_known = false;
+  published_.for_each_of(key, [&](std::uint32_t entry) {
+    if (published_.at(entry).chunks < count) return;
+    if (detail::span_table::common(published_.at(entry), told) != count) return;
+    bool is_same = true;
+    for (std::size_t g = 0; g < groups_; ++g)
+      is_same = is_same && (published_.masks(entry)[g] & bits) == masks[g];
+    is_known = is_known || is_same;
+  });
+  if (is_known) return;
+  const std::uint32_t entry =
+      published_.put(key, self(), end_->nonce(), told, std::span(masks).first(groups_));
+  if (entry != detail::span_table::none) tell_published(entry);
+}
+
+/// A block is not here any more.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
+                                       const block_key& key) noexcept {
+  const std::uint64_t bit = std::uint64_t{1} << place;
+  std::uint32_t next = published_.first_of(span);
+  while (next != detail::span_table::none) {
+    const std::uint32_t entry = next;
+    const detail::span_entry& each = published_.at(entry);
+    next = each.next;
+    if (each.span != span || each.chunks <= place || each.digests[place] != detail::hint_digest(key))
+      continue;
+    if ((published_.masks(entry)[group] & bit) == 0) continue;
+    published_.masks(entry)[group] &= ~bit;
+    tell_published(entry);
+    bool any = false;
+    for (const std::uint64_t mask : published_.masks(entry))
+      any = any || mask != 0;
+    if (!any) published_.erase(entry);
+  }
+}
+
+/// Tells what this node holds to the nodes that have come to look after it.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::republish() noexcept {
+  constexpr std::uint32_t most = 64;  // entries told in one step
+  if (!must_republish_) return;
+  std::uint32_t told = 0;
+  for (; republished_ < published_.capacity() && told < most; ++republished_) {
+    const detail::span_entry& each = published_.at(republished_);
+    if (each.holder == no_seat || each.place == to_index(directory_of(each.span))) continue;
+    tell_published(republished_);
+    ++told;
+  }
+  if (republished_ == published_.capacity()) must_republish_ = false;
+}
+
+// Telling
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::tell(seat_id to, detail::pool_frame kind,
+                                    const detail::pool_writer& message) noexcept {
+  if (!message.is_whole()) return;  // cannot be: the largest has 600 bytes
+  ++counted_.told_messages;
+  end_->tell(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::tell_hello(seat_id to) noexcept {
+  if (to == self() || to_index(to) >= peers_.size()) return;
+  detail::pool_writer out;
+  out.put(likeness_);
+  out.put(end_->nonce());
+  tell(to, detail::pool_frame::hello, out);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::tell_published(std::uint32_t entry) noexcept {
+  detail::span_entry& each = published_.at(entry);
+  const std::span<const std::uint64_t> masks = published_.masks(entry);
+  const seat_id to = directory_of(each.span);
+  each.place = to_index(to);
+  if (to == self()) {
+    directory_.put(each.span, self(), end_->nonce(), std::span(each.digests).first(each.chunks), masks);
+    return;
+  }
+  detail::pool_writer out;
+  out.put(each.span);
+  out.put(each.chunks);
+  for (std::uint32_t i = 0; i < each.chunks; ++i)
+    out.put(each.digests[i]);
+  for (const std::uint64_t mask : masks)
+    out.put(mask);
+  tell(to, detail::pool_frame::publish, out);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::tell_missing(const detail::pool_serving& what) noexcept {
+  detail::pool_writer out;
+  out.put(what.id);
+  out.put(what.part);
+  tell(what.to, detail::pool_frame::missing, out);
+}
+
+}  // namespace v0
+}  // namespace llmmem

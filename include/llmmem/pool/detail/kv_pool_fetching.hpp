@@ -1,0 +1,335 @@
+/// @file
+/// Bodies of kv_pool.hpp: requests for blocks of other nodes. Included by it alone.
+#pragma once
+
+#include <llmmem/comm/errors.hpp>
+#include <llmmem/paging/errors.hpp>
+#include <llmmem/paging/outside_keys.hpp>
+#include <llmmem/pool/kv_pool.hpp>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Tiers, endpoint Endpoint>
+result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask(const kv_chain& chain,
+                                                                                 std::uint64_t first) {
+  return ask(chain, first, options_.patience_ns);
+}
+
+template <class Tiers, endpoint Endpoint>
+result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask(const kv_chain& chain,
+                                                                                 std::uint64_t first,
+                                                                                 std::uint64_t patience_ns) {
+  const std::uint64_t epoch = tiers_->cache().epoch();
+  if (chain.epoch() != epoch) {
+    return failure{
+        .code = errc::epoch_differs, .wanted = chain.epoch(), .found = epoch, .where = options_.name};
+  }
+  if (epoch != epoch_) begin_epoch();
+  std::uint32_t slot = 0;
+  while (slot < requests_.size() && requests_[slot].is_live)
+    ++slot;
+  if (slot == requests_.size()) {
+    return failure{.code = errc::table_full,
+                   .wanted = requests_.size() + 1,
+                   .found = requests_.size(),
+                   .where = options_.name};
+  }
+  record& made = requests_[slot];
+  const std::uint64_t now = end_->now_ns();
+  const std::uint64_t chunks = chain.keys().size();
+  made.first_span = first / chain.chunk_tokens() / pool::span_chunks;
+  const std::uint64_t spans = (chunks + pool::span_chunks - 1) / pool::span_chunks;
+  const std::size_t count =
+      spans > made.first_span ? static_cast<std::size_t>(spans - made.first_span) : std::size_t{0};
+  made.parts.clear();
+  made.spans.assign(count, {});
+  made.masks.assign(count * pool::most_holders * groups_, 0);
+  made.chain = &chain;
+  made.deadline = patience_ns > ~std::uint64_t{0} - now ? ~std::uint64_t{0} : now + patience_ns;
+  made.is_late = false;
+  made.first_open = 0;
+  made.came = {.first = first, .tokens = first};
+  made.is_live = true;
+  for (std::size_t i = 0; i < count; ++i)
+    ask_span(slot, i);
+  return request(*this, slot);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
+  record& of = requests_[slot];
+  detail::pool_span& span = of.spans[index];
+  const std::uint64_t which = of.first_span + index;
+  const block_key& key = of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)];
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  const std::uint32_t count = digests_of(*of.chain, which, digests);
+  ++counted_.asked_spans;
+  span.asked = directory_of(key);
+  if (span.asked == self()) {
+    find_holders(
+        key, std::span(digests).first(count), self(), span,
+        std::span(of.masks).subspan(index * pool::most_holders * groups_, pool::most_holders * groups_));
+    span.is_answered = true;
+    return;
+  }
+  detail::pool_writer out;
+  out.put(id_of(slot, of));
+  out.put(static_cast<std::uint32_t>(index));
+  out.put(key);
+  out.put(count);
+  for (std::uint32_t i = 0; i < count; ++i)
+    out.put(digests[i]);
+  tell(span.asked, detail::pool_frame::ask, out);
+}
+
+template <class Tiers, endpoint Endpoint>
+offload::kv_where kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_t upto,
+                                                  bool& is_pending) const noexcept {
+  const std::uint64_t whole = of.chain->keys().size();
+  const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
+  is_pending = false;
+  return tiers_->lookup_with(
+      *of.chain, of.came.first, limit < whole ? limit : whole,
+      [&](std::size_t group, std::uint64_t chunks) noexcept {
+        const std::uint64_t span = (chunks - 1) / pool::span_chunks;
+        if (span < of.first_span) return false;
+        const auto index = static_cast<std::size_t>(span - of.first_span);
+        const detail::pool_span& in = of.spans[index];
+        is_pending = is_pending || !in.is_answered;
+        const std::uint64_t bit = std::uint64_t{1} << (chunks - 1) % pool::span_chunks;
+        for (std::uint32_t h = 0; h < in.holder_count; ++h) {
+          if ((mask(of, index, h, group) & bit) != 0 && is_present(in.holders[h].seat, in.holders[h].nonce))
+            return true;
+        }
+        return false;
+      });
+}
+
+template <class Tiers, endpoint Endpoint>
+offload::kv_where kv_pool<Tiers, Endpoint>::request::where() const noexcept {
+  if (pool_ == nullptr) return {.first = result_.first, .tokens = result_.tokens};
+  const record& of = pool_->requests_[slot_];
+  bool is_pending = false;
+  offload::kv_where out = pool_->where(of, unlimited, is_pending);
+  if (is_pending) out.next = of.is_late ? offload::answer::unknown : offload::answer::pending;
+  return out;
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
+  record& of = requests_[slot];
+  if (!of.parts.empty()) return;
+  bool is_pending = false;
+  const offload::kv_where has = where(of, upto, is_pending);
+  if (has.loadable() == 0) return;
+  const std::uint64_t step = of.chain->chunk_tokens();
+  const std::uint64_t length = (has.tokens + step - 1) / step * step;
+  std::size_t most = 0;
+  for (std::size_t g = 0; g < groups_; ++g)
+    detail::for_each_needed(tiers_->groups()[g], length, [&](std::uint64_t) { ++most; });
+  of.parts.reserve(most);
+  for (std::size_t g = 0; g < groups_; ++g) {
+    const std::uint64_t tokens = tiers_->groups()[g].block_tokens;
+    detail::for_each_needed(tiers_->groups()[g], length, [&](std::uint64_t index) {
+      const std::uint64_t end = (index + 1) * tokens;
+      if (end <= of.came.first) return;
+      part each{.group = static_cast<std::uint32_t>(g), .chunk = static_cast<std::uint32_t>(end / step - 1)};
+      const auto found = tiers_->lookup_block(g, key_of(of, each));
+      if (found.first == offload::answer::hit) {
+        if (found.second != 0) return;  // a load brings it from this node's lower tiers
+        if (const auto held = tiers_->hold(g, key_of(of, each))) {
+          each.block = *held;
+          each.state = part_state::arrived;
+        }
+      } else if (found.first == offload::answer::pending) {
+        each.state = part_state::nearby;
+      }
+      of.parts.push_back(each);
+    });
+  }
+  go_on(slot);
+}
+
+/// The holder of a block to ask next, of those from which the least is awaited; `most_holders`: none is left.
+template <class Tiers, endpoint Endpoint>
+std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const part& each) const noexcept {
+  const std::uint64_t span = each.chunk / pool::span_chunks;
+  std::uint32_t best = pool::most_holders;
+  if (span < of.first_span) return best;
+  const auto index = static_cast<std::size_t>(span - of.first_span);
+  const detail::pool_span& in = of.spans[index];
+  std::uint64_t least = ~std::uint64_t{0};
+  for (std::uint32_t h = 0; h < in.holder_count; ++h) {
+    if ((each.tried >> h & 1U) != 0 || !is_present(in.holders[h].seat, in.holders[h].nonce)) continue;
+    if ((mask(of, index, h, each.group) >> each.chunk % pool::span_chunks & 1U) == 0) continue;
+    // Equal ones are taken in an order that differs from node to node.
+    const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, end_->nonce()) >> 32;
+    const std::uint64_t cost = std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
+    if (cost >= least) continue;
+    least = cost;
+    best = h;
+  }
+  return best;
+}
+
+/// A slot of the first tier for a block. Otherwise the part's state says what becomes of it.
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
+  const block_key& key = key_of(of, each);
+  const std::uint64_t parent = each.chunk == 0 ? 0 : paging::key_digest(of.chain->keys()[each.chunk - 1]);
+  if (const auto slot = tiers_->begin_arrival(each.group, key, parent)) {
+    each.block = *slot;
+    each.received = 0;
+    each.is_broken = false;
+    return true;
+  }
+  each.state = part_state::nearby;
+  settle_nearby(of, each);
+  if (each.state == part_state::queued) each.state = part_state::no_slot;
+  return false;
+}
+
+/// A block that another request brings, or brought.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
+  const auto found = tiers_->lookup_block(each.group, key_of(of, each));
+  if (found.first == offload::answer::pending) return;
+  each.state = found.first == offload::answer::hit ? part_state::arrived : part_state::queued;
+  if (each.state != part_state::arrived || found.second != 0) return;
+  if (const auto held = tiers_->hold(each.group, key_of(of, each))) each.block = *held;
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::go_on(std::uint32_t slot) noexcept {
+  record& of = requests_[slot];
+  if (!of.is_late && end_->now_ns() >= of.deadline) give_up_late(of);
+  detail::pool_writer out;
+  seat_id to = no_seat;
+  std::uint64_t span = 0;
+  const auto flush = [&] {
+    if (to != no_seat) tell(to, detail::pool_frame::get, out);
+    to = no_seat;
+  };
+  constexpr std::size_t entry_bytes = 3 * sizeof(std::uint32_t) + sizeof(block_key);
+  while (of.first_open < of.parts.size() && is_over(of.parts[of.first_open]))
+    ++of.first_open;
+  for (std::size_t i = of.first_open; i < of.parts.size() && in_flight_ < options_.max_gets; ++i) {
+    part& each = of.parts[i];
+    if (each.state == part_state::nearby) settle_nearby(of, each);
+    if (each.state != part_state::queued) continue;
+    const std::uint32_t holder = choose_holder(of, each);
+    if (holder == pool::most_holders) {
+      each.state = part_state::failed;
+      continue;
+    }
+    if (!take_slot(of, each)) continue;
+    const std::uint64_t in = each.chunk / pool::span_chunks;
+    each.holder = of.spans[static_cast<std::size_t>(in - of.first_span)].holders[holder].seat;
+    each.tried |= static_cast<std::uint8_t>(1U << holder);
+    each.state = part_state::asked;
+    ++in_flight_;
+    ++peers_[to_index(each.holder)].outstanding;
+    if (to != each.holder || span != in || out.left() < entry_bytes) {
+      flush();
+      to = each.holder;
+      span = in;
+      out = {};
+      out.put(id_of(slot, of));
+      out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
+    }
+    out.put(static_cast<std::uint32_t>(i));
+    out.put(each.group);
+    out.put(static_cast<std::uint32_t>(each.chunk % pool::span_chunks));
+    out.put(key_of(of, each));
+  }
+  flush();
+}
+
+/// A block will not come from the node that was asked: another one may have it.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::fail(record& of, part& each, error_code why) noexcept {
+  --in_flight_;
+  --peers_[to_index(each.holder)].outstanding;
+  tiers_->end_arrival(each.block, false);
+  each.block = {};
+  each.state = part_state::queued;
+  if (why == errc::ok || of.came.why.code != errc::ok) return;
+  of.came.why = {.code = why, .index = to_index(each.holder), .where = options_.name};
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::give_up_late(record& of) noexcept {
+  of.is_late = true;
+  for (part& each : of.parts) {
+    if (is_over(each)) continue;
+    if (each.state == part_state::asked) {
+      // What the transport writes to the slot is dropped before the slot is another's.
+      if (std::exchange(each.is_receiving, false)) end_->withdraw(each.holder);
+      fail(of, each, errc::ok);
+    }
+    each.state = part_state::late;
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::let_go(part& each) noexcept {
+  if (each.state == part_state::arrived && each.block.slot != no_slot) tiers_->release(each.block);
+  each.block = {};
+}
+
+template <class Tiers, endpoint Endpoint>
+pool::fetch_result kv_pool<Tiers, Endpoint>::finish(std::uint32_t slot) noexcept {
+  record& of = requests_[slot];
+  give_up_late(of);
+  pool::fetch_result out = of.came;
+  if (of.chain->epoch() == tiers_->cache().epoch()) out.tokens = tiers_->lookup(*of.chain, out.first).tokens;
+  for (part& each : of.parts) {
+    out.blocks += each.is_fetched ? 1U : 0U;
+    out.failed_blocks += each.state == part_state::failed ? 1U : 0U;
+    out.late_blocks += each.state == part_state::late ? 1U : 0U;
+    out.without_slot += each.state == part_state::no_slot ? 1U : 0U;
+  }
+  if (out.blocks != 0) publish(*of.chain, out.tokens);
+  for (part& each : of.parts)
+    let_go(each);
+  of.is_live = false;
+  ++of.generation;
+  return out;
+}
+
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::request::has_arrived() const noexcept {
+  if (pool_ == nullptr) return true;
+  const record& of = pool_->requests_[slot_];
+  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
+    if (!is_over(of.parts[i])) return false;
+  }
+  return true;
+}
+
+/// Hears what comes next, or waits a moment for this node's own transfers.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
+  constexpr std::uint64_t moment = 100'000;
+  const std::uint64_t now = end_->now_ns();
+  const std::uint64_t until = of.deadline - now < moment && of.deadline > now ? of.deadline : now + moment;
+  hearing handler{this};
+  static_cast<void>(end_->poll(deadline{until}, handler));
+  progress();
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::request::wait_for_answers() {
+  while (pool_ != nullptr && where().next == offload::answer::pending && !pool_->requests_[slot_].is_late)
+    pool_->wait_once(pool_->requests_[slot_]);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::request::wait() {
+  while (!has_arrived())
+    pool_->wait_once(pool_->requests_[slot_]);
+}
+
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,358 @@
+/// @file
+/// Bodies of kv_pool.hpp: what other nodes say, and blocks that are sent to them. Included by it alone.
+#pragma once
+
+#include <llmmem/comm/errors.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/pool/kv_pool.hpp>
+
+namespace llmmem {
+inline namespace v0 {
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear() {
+  constexpr int most = 1024;  // so that many who talk do not hold up the engine
+  hearing handler{this};
+  for (int i = 0; i < most && end_->poll(deadline{0}, handler); ++i) {
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+typename kv_pool<Tiers, Endpoint>::record* kv_pool<Tiers, Endpoint>::find(std::uint64_t id) noexcept {
+  const std::uint64_t slot = id & 0xFFFF'FFFF;
+  if (slot >= requests_.size()) return nullptr;
+  record& of = requests_[static_cast<std::size_t>(slot)];
+  return of.is_live && of.generation == id >> 32 ? &of : nullptr;
+}
+
+template <class Tiers, endpoint Endpoint>
+typename kv_pool<Tiers, Endpoint>::part* kv_pool<Tiers, Endpoint>::awaited(
+    seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept {
+  record* const of = find(id);
+  if (of == nullptr || part_index >= of->parts.size()) return nullptr;
+  part& each = of->parts[part_index];
+  return each.state == part_state::asked && each.holder == from ? &each : nullptr;
+}
+
+// Blocks that come
+
+template <class Tiers, endpoint Endpoint>
+frame_buffer kv_pool<Tiers, Endpoint>::buffer_for(seat_id from, const frame_header& frame) noexcept {
+  part* const each = frame.kind == static_cast<std::uint16_t>(detail::pool_frame::data)
+                         ? awaited(from, frame.epoch, frame.tag)
+                         : nullptr;
+  if (each == nullptr) {
+    ++counted_.refused_frames;
+    return {};
+  }
+  const std::uint64_t whole = block_bytes(each->group);
+  if (frame.message != whole || frame.offset != each->received || frame.bytes == 0 ||
+      frame.bytes > whole - frame.offset || frame.is_checked == 0) {
+    ++counted_.refused_frames;
+    fail(*find(frame.epoch), *each, errc::frame_forged);
+    return {};
+  }
+  each->is_receiving = true;
+  return {
+      .what = frame_buffer::answer::take,
+      .bytes = tiers_->bytes_of(each->block).subspan(static_cast<std::size_t>(frame.offset), frame.bytes)};
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::arrived(seat_id from, const frame_header& frame) noexcept {
+  part* const each = awaited(from, frame.epoch, frame.tag);
+  if (each == nullptr) return;
+  record& of = *find(frame.epoch);
+  each->is_receiving = false;
+  const auto bytes =
+      tiers_->bytes_of(each->block).subspan(static_cast<std::size_t>(each->received), frame.bytes);
+  if (crc32c(0, bytes) != frame.crc) {
+    ++counted_.damaged_blocks;
+    return fail(of, *each, errc::message_damaged);
+  }
+  each->received += frame.bytes;
+  if (each->received != block_bytes(each->group)) {
+    if (each->is_broken) fail(of, *each, errc::ok);
+    return;
+  }
+  --in_flight_;
+  --peers_[to_index(from)].outstanding;
+  if (!tiers_->end_arrival(each->block, true)) {  // withdrawn while it came
+    each->block = {};
+    each->state = part_state::failed;
+    return;
+  }
+  each->state = part_state::arrived;
+  each->is_fetched = true;
+  ++counted_.fetched_blocks;
+  counted_.fetched_bytes += each->received;
+}
+
+// Words
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::told(seat_id from, const frame_header& frame,
+                                    std::span<const std::byte> bytes) noexcept {
+  using detail::pool_frame;
+  if (to_index(from) >= peers_.size() || from == self()) return;
+  const detail::pool_reader in(bytes);
+  const auto kind = static_cast<pool_frame>(frame.kind);
+  if (kind == pool_frame::hello) return hear_hello(from, in);
+  if (peers_[to_index(from)].state != pool::peer_state::present) {
+    ++counted_.refused_frames;
+    return;
+  }
+  switch (kind) {
+    case pool_frame::publish:
+      return hear_publish(from, in);
+    case pool_frame::ask:
+      return hear_ask(from, in);
+    case pool_frame::answer:
+      return hear_answer(from, in);
+    case pool_frame::get:
+      return hear_get(from, in);
+    case pool_frame::missing:
+      return hear_missing(from, in);
+    default:
+      ++counted_.refused_frames;
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
+  const auto like = in.take<detail::pool_likeness>();
+  const auto nonce = in.take<std::uint64_t>();
+  if (!in.is_over()) {
+    ++counted_.refused_frames;
+    return;
+  }
+  detail::pool_peer& peer = peers_[to_index(from)];
+  const bool is_known = peer.state != pool::peer_state::absent && peer.nonce == nonce;
+  if (is_known && peer.likeness == like) return;
+  forget_peer(from, peer.nonce != nonce);  // of another process the endpoint has told the death before
+  peer.likeness = like;
+  peer.nonce = nonce;
+  peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
+  must_republish_ = true;
+  republished_ = 0;
+  // It may have been told of this node before it listened.
+  if (!is_known) tell_hello(from);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_publish(seat_id from, detail::pool_reader in) noexcept {
+  const auto span = in.take<block_key>();
+  const auto count = in.take<std::uint32_t>();
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  std::array<std::uint64_t, max_layer_groups> masks{};
+  if (count == 0 || count > pool::span_chunks) {
+    ++counted_.refused_frames;
+    return;
+  }
+  for (std::uint32_t i = 0; i < count; ++i)
+    digests[i] = in.take<std::uint32_t>();
+  for (std::size_t g = 0; g < groups_; ++g)
+    masks[g] = in.take<std::uint64_t>();
+  if (!in.is_over()) {
+    ++counted_.refused_frames;
+    return;
+  }
+  directory_.put(span, from, peers_[to_index(from)].nonce, std::span(digests).first(count),
+                 std::span(masks).first(groups_));
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) noexcept {
+  const auto id = in.take<std::uint64_t>();
+  const auto index = in.take<std::uint32_t>();
+  const auto span = in.take<block_key>();
+  const auto count = in.take<std::uint32_t>();
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  if (count == 0 || count > pool::span_chunks) {
+    ++counted_.refused_frames;
+    return;
+  }
+  for (std::uint32_t i = 0; i < count; ++i)
+    digests[i] = in.take<std::uint32_t>();
+  if (!in.is_over()) {
+    ++counted_.refused_frames;
+    return;
+  }
+  detail::pool_span found;
+  std::array<std::uint64_t, std::size_t{pool::most_holders} * max_layer_groups> masks{};
+  find_holders(span, std::span(digests).first(count), from, found, masks);
+  detail::pool_writer out;
+  out.put(id);
+  out.put(index);
+  out.put(found.holder_count);
+  for (std::uint32_t h = 0; h < found.holder_count; ++h) {
+    out.put(found.holders[h].seat);
+    out.put(found.holders[h].nonce);
+    for (std::size_t g = 0; g < groups_; ++g)
+      out.put(masks[h * groups_ + g]);
+  }
+  tell(from, detail::pool_frame::answer, out);
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in) noexcept {
+  const auto id = in.take<std::uint64_t>();
+  const auto index = in.take<std::uint32_t>();
+  const auto count = in.take<std::uint32_t>();
+  record* const of = find(id);
+  if (of == nullptr || index >= of->spans.size() || of->spans[index].asked != from ||
+      of->spans[index].is_answered || count > pool::most_holders) {
+    ++counted_.refused_frames;
+    return;
+  }
+  detail::pool_span& span = of->spans[index];
+  for (std::uint32_t h = 0; h < count; ++h) {
+    span.holders[h].seat = in.take<seat_id>();
+    span.holders[h].nonce = in.take<std::uint64_t>();
+    for (std::size_t g = 0; g < groups_; ++g)
+      masks_of(*of, index, h)[g] = in.take<std::uint64_t>();
+  }
+  span.is_answered = true;
+  if (in.is_over()) {
+    span.holder_count = count;
+  } else {
+    ++counted_.refused_frames;
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in) noexcept {
+  detail::pool_serving wanted{.to = from, .nonce = peers_[to_index(from)].nonce, .since = end_->now_ns()};
+  wanted.id = in.take<std::uint64_t>();
+  wanted.span = in.take<block_key>();
+  while (in.is_right() && !in.is_over()) {
+    wanted.part = in.take<std::uint32_t>();
+    wanted.group = in.take<std::uint32_t>();
+    wanted.place = in.take<std::uint32_t>();
+    wanted.key = in.take<block_key>();
+    if (!in.is_right() || wanted.group >= groups_ || wanted.place >= pool::span_chunks) break;
+    if (serving_count_ == serving_.size()) {
+      tell_missing(wanted);
+      continue;
+    }
+    serving_[(serving_first_ + serving_count_++) % serving_.size()] = wanted;
+  }
+  if (!in.is_over()) ++counted_.refused_frames;
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::hear_missing(seat_id from, detail::pool_reader in) noexcept {
+  const auto id = in.take<std::uint64_t>();
+  const auto index = in.take<std::uint32_t>();
+  part* const each = in.is_over() ? awaited(from, id, index) : nullptr;
+  if (each == nullptr) return;
+  if (each->is_receiving) {  // words overtake bytes: the frame that is coming ends first
+    each->is_broken = true;
+  } else {
+    fail(*find(id), *each, errc::ok);
+  }
+}
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::died(seat_id seat) noexcept {
+  if (to_index(seat) >= peers_.size() || seat == self()) return;
+  forget_peer(seat, true);
+  peers_[to_index(seat)] = {};
+  must_republish_ = true;
+  republished_ = 0;
+}
+
+/// What a node was asked for will not come, and what it holds is of no use. Of one that lives, the block that
+/// the transport is writing ends by itself.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept {
+  directory_.forget(seat);
+  for (record& of : requests_) {
+    if (!of.is_live) continue;
+    for (detail::pool_span& span : of.spans)
+      span.is_answered = span.is_answered || span.asked == seat;
+    for (part& each : of.parts) {
+      if (each.state != part_state::asked || each.holder != seat) continue;
+      if (each.is_receiving && !is_dead) continue;
+      each.is_receiving = false;
+      fail(of, each, errc::peer_failed);
+    }
+  }
+  for (std::size_t i = 0; i < serving_count_; ++i) {
+    detail::pool_serving& each = serving_[(serving_first_ + i) % serving_.size()];
+    if (each.to == seat) each.to = no_seat;
+  }
+}
+
+// Blocks that go
+
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::serve() {
+  std::uint64_t sent = 0;
+  for (std::size_t left = serving_count_; left != 0 && sent < options_.serve_bytes; --left) {
+    const detail::pool_serving next = serving_[serving_first_];
+    serving_first_ = (serving_first_ + 1) % serving_.size();
+    --serving_count_;
+    if (next.to == no_seat || !is_present(next.to, next.nonce)) continue;
+    const std::uint64_t now = end_->now_ns();
+    if (peers_[to_index(next.to)].slow_until > now) {
+      tell_missing(next);
+      continue;
+    }
+    if (const auto held = tiers_->hold(next.group, next.key)) {
+      sent += block_bytes(next.group);
+      if (!send_block(next, *held)) tell_missing(next);
+      continue;
+    }
+    const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
+    const bool comes = has == offload::answer::pending ||
+                       (has == offload::answer::hit && tiers_->prefetch_block(next.group, next.key));
+    const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
+    if (may_come && now - next.since < options_.patience_ns && serving_count_ < serving_.size()) {
+      serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
+      continue;
+    }
+    ++counted_.missing_blocks;
+    tell_missing(next);
+    if (has == offload::answer::miss) retract(next.span, next.group, next.place, next.key);
+  }
+}
+
+/// Whether the transport has taken all of it.
+template <class Tiers, endpoint Endpoint>
+bool kv_pool<Tiers, Endpoint>::send_block(const detail::pool_serving& what,
+                                          const offload::held_block& block) {
+  struct let_go {
+    Tiers* tiers;
+    offload::held_block block;
+    ~let_go() { tiers->release(block); }
+  } const after{tiers_, block};
+  const std::span<const std::byte> bytes = tiers_->bytes_of(block);
+  const std::size_t most = end_->frame_bytes();
+  hearing handler{this};
+  for (std::size_t offset = 0; offset < bytes.size();) {
+    const std::size_t left = bytes.size() - offset;
+    const std::span<const std::byte> piece = bytes.subspan(offset, left < most ? left : most);
+    const frame_header header{.epoch = what.id,
+                              .message = bytes.size(),
+                              .offset = offset,
+                              .bytes = static_cast<std::uint32_t>(piece.size()),
+                              .tag = what.part,
+                              .crc = crc32c(0, piece),
+                              .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
+                              .is_checked = 1};
+    const deadline by{end_->now_ns() + options_.send_ns};
+    if (const auto went = end_->send(what.to, header, piece, by, handler); !went) {
+      if (went.error().code == errc::peer_timed_out)
+        peers_[to_index(what.to)].slow_until = end_->now_ns() + options_.slow_ns;
+      return false;
+    }
+    offset += piece.size();
+  }
+  ++counted_.served_blocks;
+  counted_.served_bytes += bytes.size();
+  return true;
+}
+
+}  // namespace v0
+}  // namespace llmmem

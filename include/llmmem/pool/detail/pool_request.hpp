@@ -1,0 +1,111 @@
+/// @file
+/// What a pool remembers of a request for blocks of other nodes.
+#pragma once
+
+#include <llmmem/comm/ranks.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/offload/kv_chain.hpp>
+#include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/pool/kv_pool_types.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// How far one block of a request has come.
+enum class pool_part_state : std::uint8_t {
+  queued,   ///< to be asked for
+  asked,    ///< its slot is taken, and a node was asked to send it
+  nearby,   ///< another request of this node brings it
+  arrived,  ///< in the first tier, held
+  failed,   ///< no node that has it is left
+  late,
+  no_slot,  ///< the first tier has no room
+};
+
+/// One block of a request.
+struct pool_part {
+  std::uint32_t group = 0;
+  std::uint32_t chunk = 0;  ///< the last of the block, from 0, in the chain
+  offload::held_block block{};
+  std::uint64_t received = 0;  ///< bytes
+  seat_id holder = no_seat;    ///< that was asked
+  pool_part_state state = pool_part_state::queued;
+  std::uint8_t tried = 0;     ///< bit i: holder i of the span
+  bool is_receiving = false;  ///< the transport has been given the slot's memory
+  bool is_broken = false;     ///< its node sends no more of it than the frame that is coming
+  bool is_fetched = false;    ///< came from another node
+};
+
+/// A node that the directory names.
+struct pool_holder {
+  seat_id seat = no_seat;
+  std::uint64_t nonce = 0;
+};
+
+/// What is known of a span of the chain.
+struct pool_span {
+  seat_id asked = no_seat;
+  bool is_answered = false;
+  std::uint32_t holder_count = 0;
+  std::array<pool_holder, pool::most_holders> holders{};
+};
+
+/// A request from `ask` to its end.
+struct pool_record {
+  bool is_live = false;
+  bool is_late = false;
+  std::uint32_t generation = 1;
+  const kv_chain* chain = nullptr;
+  std::uint64_t deadline = 0;
+  std::uint64_t first_span = 0;  ///< of the chain, that was asked for
+  std::size_t first_open = 0;    ///< parts before it are done
+  pool::fetch_result came{};
+  std::vector<pool_span> spans;
+  std::vector<std::uint64_t> masks;  ///< by span, holder and group
+  std::vector<pool_part> parts;
+};
+
+/// What one node asked this one to send.
+struct pool_serving {
+  seat_id to = no_seat;
+  std::uint64_t nonce = 0;
+  std::uint64_t id = 0;  ///< of its request
+  std::uint64_t since = 0;
+  block_key span{};
+  block_key key{};
+  std::uint32_t part = 0;
+  std::uint32_t group = 0;
+  std::uint32_t place = 0;  ///< in the span
+};
+
+/// What two nodes must have in common, so that a block of one is right in the other.
+struct pool_likeness {
+  std::uint32_t magic = 0;
+  std::uint32_t version = 0;
+  std::uint64_t model = 0;
+  block_key key{};  ///< of some tokens: tells the seed and kind of the hash, and the epoch
+  std::uint32_t groups = 0;
+  std::uint32_t chunk_tokens = 0;
+  std::uint64_t blocks = 0;  ///< digest of the groups' block sizes
+
+  friend constexpr bool operator==(const pool_likeness&, const pool_likeness&) noexcept = default;
+};
+
+/// What is known of another node.
+struct pool_peer {
+  pool::peer_state state = pool::peer_state::absent;
+  pool_likeness likeness{};
+  std::uint64_t nonce = 0;
+  std::uint64_t slow_until = 0;
+  std::uint32_t outstanding = 0;  ///< blocks that were asked of it
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,105 @@
+/// @file
+/// The messages between the nodes of a pool, and how they are written and read.
+#pragma once
+
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/hash/block_key.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// What a frame is, by `frame_header::kind`. All but `data` are told.
+enum class pool_frame : std::uint16_t {
+  hello = 1,  ///< what the node's cache is like, and its incarnation
+  publish,    ///< the sender holds these blocks of a span, and no others
+  ask,        ///< who holds blocks of this span?
+  answer,     ///< these nodes do
+  get,        ///< send these blocks
+  missing,    ///< one of them will not come
+  data,       ///< bytes of one
+};
+
+/// Writes numbers and keys one after the other into a message.
+class pool_writer {
+ public:
+  template <class T>
+  void put(const T& value) noexcept {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (sizeof(T) > bytes_.size() - size_) {
+      is_whole_ = false;
+      return;
+    }
+    std::memcpy(bytes_.data() + size_, &value, sizeof(T));
+    size_ += sizeof(T);
+  }
+  [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - size_; }
+  /// Whether everything had room.
+  [[nodiscard]] bool is_whole() const noexcept { return is_whole_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
+    return std::span(bytes_).first(size_);
+  }
+  /// Overwrites what was put at `at`.
+  template <class T>
+  void put_at(std::size_t at, const T& value) noexcept {
+    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ private:
+  std::array<std::byte, max_told_bytes> bytes_{};
+  std::size_t size_ = 0;
+  bool is_whole_ = true;
+};
+
+/// Reads them. What a message lacks reads as zero, and `is_right` says so.
+class pool_reader {
+ public:
+  explicit pool_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
+
+  template <class T>
+  [[nodiscard]] T take() noexcept {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value{};
+    if (sizeof(T) > bytes_.size()) {
+      is_right_ = false;
+      bytes_ = {};
+      return value;
+    }
+    std::memcpy(&value, bytes_.data(), sizeof(T));
+    bytes_ = bytes_.subspan(sizeof(T));
+    return value;
+  }
+  [[nodiscard]] bool is_right() const noexcept { return is_right_; }
+  /// Whether the message has been read to its end, and nothing was lacking.
+  [[nodiscard]] bool is_over() const noexcept { return is_right_ && bytes_.empty(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  bool is_right_ = true;
+};
+
+/// 32 bits of a key, by which a directory compares chains: a hint, which the block's whole key confirms.
+[[nodiscard]] constexpr std::uint32_t hint_digest(const block_key& key) noexcept {
+  return static_cast<std::uint32_t>(key.high ^ (key.high >> 32) ^ key.low);
+}
+
+/// Mixes two numbers into one whose bits are all drawn.
+[[nodiscard]] constexpr std::uint64_t mix_pair(std::uint64_t a, std::uint64_t b) noexcept {
+  std::uint64_t x = a ^ (b + 0x9E37'79B9'7F4A'7C15ULL + (a << 6) + (a >> 2));
+  x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D0'49BB'1331'11EBULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem

@@ -1,0 +1,281 @@
+/// @file
+/// `kv_pool`: the KV blocks of several processes and machines as one cache.
+#pragma once
+
+#include <llmmem/comm/endpoint.hpp>
+#include <llmmem/config.hpp>
+#include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/offload/kv_chain.hpp>
+#include <llmmem/offload/kv_tiers.hpp>
+#include <llmmem/pool/detail/pool_request.hpp>
+#include <llmmem/pool/detail/pool_wire.hpp>
+#include <llmmem/pool/detail/span_table.hpp>
+#include <llmmem/pool/kv_pool_types.hpp>
+#include <llmmem/result.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Joins the tiers of several nodes: a node that lacks blocks of a prompt asks who has them, and brings them
+/// into its first tier, from which its cache loads them as its own.
+///
+///     socket_endpoint end({.folder = "/run/pool", .self = seat_id{0}, .seats = 4});
+///     kv_pool pool(tiers, end, {.model = layout.fingerprint()});
+///
+///     auto request = pool.ask(chain, cache.tokens(sequence)).value();  // asks the directory, does not wait
+///     ... in the next steps, until request.where().next is no longer `pending`: pool.progress();
+///     request.fetch();                                   // asks the nodes for their blocks, does not wait
+///     ... until request.has_arrived(): pool.progress();
+///     auto load = tiers.prepare_load(sequence, chain).value();  // this node's blocks and those that came
+///     request.end();
+///     ...
+///     tiers.store(sequence, kernel_done).value();
+///     pool.publish(chain, cache.tokens(sequence));       // other nodes find what the tiers have
+///
+/// **The directory** tells which nodes hold which blocks. Its parts lie with the nodes: 64 chunks of a chain,
+/// a *span*, belong to the node that rendezvous hashing picks, so that a prompt asks few nodes, and a node
+/// that joins or leaves moves its share alone. What the directory says is a hint. A node that has a block no
+/// more says so, and the directory learns of it.
+///
+/// **Never a wrong token.** A node is asked for a block by its whole key, which names the tokens of its
+/// prefix, their tenant, the epoch of the weights and the seed of the hash. Each frame of a block carries a
+/// CRC-32C. Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see
+/// `state_of`. Nothing that a node says is trusted: lengths, numbers and offsets are checked against what
+/// this node awaits.
+///
+/// **A node that dies** is forgotten when the endpoint tells of it: blocks that it was sending are asked of
+/// another holder, or missed; nothing waits for it.
+///
+/// **Nodes that fetch become holders**, once they publish: what many ask for has many holders, and a request
+/// takes the one that it awaits least from.
+///
+/// **Nothing waits but `wait`.** There is no thread: a node answers others in its own `progress`, so an
+/// engine calls that in every step. `kv_pool` is for transports whose owner must take part.
+///
+/// @tparam Tiers     a `kv_tiers`, which outlives the pool.
+/// @tparam Endpoint  an `endpoint`, which outlives the pool and serves nothing else. Every node has the same
+///                   number of seats; one that starts later, or again, joins by itself.
+///
+/// @par Complexity      `ask` one message of 300 bytes a span; a directory answer O(entries of the span x
+///                      chunks); a block one copy into its slot besides the transport's.
+/// @par Thread safety   that of the tiers.
+/// @par Errors          the constructor throws `argument_error`, and `out_of_memory`; `ask` returns its
+///                      failure, and throws `std::bad_alloc`. All else ends in `fetch_result`.
+/// @par Sources         spans of a chain as unit of placement: Mooncake's groups; rendezvous hashing: Thaler
+///                      and Ravishankar, 1998; hints that arrival confirms: NIXL and Mooncake both verify a
+///                      lease after a read.
+template <class Tiers, endpoint Endpoint>
+class kv_pool {
+ public:
+  class request;
+
+  kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options = {});
+  /// @pre no `request` is left.
+  ~kv_pool() = default;
+  kv_pool(const kv_pool&) = delete;
+  kv_pool& operator=(const kv_pool&) = delete;
+
+  /// Asks the directory who holds the chain's blocks behind the first `first` tokens. Does not wait.
+  ///
+  /// The request keeps the address of `chain`, which must neither move nor end before it.
+  /// @return `errc::table_full` for more than `max_requests`; `errc::epoch_differs` for a chain of another
+  ///         epoch than the cache's.
+  result<request> ask(const kv_chain& chain, std::uint64_t first);
+  result<request> ask(const kv_chain& chain, std::uint64_t first, std::uint64_t patience_ns);
+  result<request> ask(const kv_chain&& chain, std::uint64_t first) = delete;
+
+  /// Tells the directory which blocks of the chain's first `tokens` tokens the tiers of this node have, also
+  /// those that `store` has begun to write. Says nothing twice. Waits for nothing.
+  void publish(const kv_chain& chain, std::uint64_t tokens) noexcept;
+
+  /// Hears what has come, answers other nodes, and goes on with the requests. To be called in each step of
+  /// the engine. Waits at most `send_ns` for a receiver that takes nothing.
+  void progress();
+
+  /// Nodes with which blocks pass, without this one.
+  [[nodiscard]] std::uint32_t peers() const noexcept;
+  /// Whether blocks pass between this node and the one in a seat.
+  [[nodiscard]] pool::peer_state state_of(seat_id seat) const noexcept {
+    return to_index(seat) < peers_.size() ? peers_[to_index(seat)].state : pool::peer_state::absent;
+  }
+  [[nodiscard]] pool::stats stats() const noexcept;
+
+ private:
+  using record = detail::pool_record;
+  using part = detail::pool_part;
+  using part_state = detail::pool_part_state;
+
+  /// What the endpoint calls.
+  struct hearing {
+    kv_pool* all;
+    frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept {
+      return all->buffer_for(from, frame);
+    }
+    void arrived(seat_id from, const frame_header& frame) noexcept { all->arrived(from, frame); }
+    void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept {
+      all->told(from, frame, bytes);
+    }
+    void died(seat_id seat, comm::death) noexcept { all->died(seat); }
+    void came(seat_id seat) noexcept { all->tell_hello(seat); }
+    [[nodiscard]] bool goes_on() const noexcept { return true; }
+  };
+
+  [[nodiscard]] kv_pool_options checked(const kv_pool_options& options) const;
+  [[nodiscard]] detail::pool_likeness own_likeness() const;
+  void begin_epoch() noexcept;
+  [[nodiscard]] seat_id self() const noexcept { return end_->self(); }
+  [[nodiscard]] std::uint64_t block_bytes(std::size_t group) const noexcept {
+    return tiers_->mover().block_bytes(group);
+  }
+  [[nodiscard]] const block_key& key_of(const record& of, const part& each) const noexcept {
+    return of.chain->keys()[each.chunk];
+  }
+  [[nodiscard]] static std::uint64_t id_of(std::uint32_t slot, const record& of) noexcept {
+    return std::uint64_t{of.generation} << 32 | slot;
+  }
+  [[nodiscard]] record* find(std::uint64_t id) noexcept;
+  [[nodiscard]] bool is_present(seat_id seat, std::uint64_t nonce) const noexcept;
+
+  // Hearing
+  void hear();
+  [[nodiscard]] frame_buffer buffer_for(seat_id from, const frame_header& frame) noexcept;
+  void arrived(seat_id from, const frame_header& frame) noexcept;
+  void told(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
+  void died(seat_id seat) noexcept;
+  void hear_hello(seat_id from, detail::pool_reader in) noexcept;
+  void hear_publish(seat_id from, detail::pool_reader in) noexcept;
+  void hear_ask(seat_id from, detail::pool_reader in) noexcept;
+  void hear_answer(seat_id from, detail::pool_reader in) noexcept;
+  void hear_get(seat_id from, detail::pool_reader in) noexcept;
+  void hear_missing(seat_id from, detail::pool_reader in) noexcept;
+  [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
+  void forget_peer(seat_id seat, bool is_dead) noexcept;
+
+  // Telling
+  void tell(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
+  void tell_hello(seat_id to) noexcept;
+  void tell_published(std::uint32_t entry) noexcept;
+  void tell_missing(const detail::pool_serving& what) noexcept;
+
+  // The directory
+  [[nodiscard]] seat_id directory_of(const block_key& span) const noexcept;
+  [[nodiscard]] std::uint32_t digests_of(const kv_chain& chain, std::uint64_t span,
+                                         std::array<std::uint32_t, pool::span_chunks>& into) const noexcept;
+  void find_holders(const block_key& span, std::span<const std::uint32_t> digests, seat_id without,
+                    detail::pool_span& into, std::span<std::uint64_t> masks) const noexcept;
+  void ask_span(std::uint32_t slot, std::size_t index) noexcept;
+  void publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks) noexcept;
+  void retract(const block_key& span, std::uint32_t group, std::uint32_t place,
+               const block_key& key) noexcept;
+  void republish() noexcept;
+
+  // Serving
+  void serve();
+  [[nodiscard]] bool send_block(const detail::pool_serving& what, const offload::held_block& block);
+
+  // Requests
+  [[nodiscard]] std::span<std::uint64_t> masks_of(record& of, std::size_t span, std::uint32_t holder) const {
+    return std::span(of.masks).subspan((span * pool::most_holders + holder) * groups_, groups_);
+  }
+  [[nodiscard]] std::uint64_t mask(const record& of, std::size_t span, std::uint32_t holder,
+                                   std::size_t group) const noexcept {
+    return of.masks[(span * pool::most_holders + holder) * groups_ + group];
+  }
+  [[nodiscard]] offload::kv_where where(const record& of, std::uint64_t upto,
+                                        bool& is_pending) const noexcept;
+  void begin_fetch(std::uint32_t slot, std::uint64_t upto);
+  void go_on(std::uint32_t slot) noexcept;
+  [[nodiscard]] bool take_slot(record& of, part& each) noexcept;
+  void wait_once(const record& of);
+  void settle_nearby(record& of, part& each) noexcept;
+  void give_up_late(record& of) noexcept;
+  [[nodiscard]] std::uint32_t choose_holder(const record& of, const part& each) const noexcept;
+  [[nodiscard]] static bool is_over(const part& each) noexcept { return each.state >= part_state::arrived; }
+  void fail(record& of, part& each, error_code why) noexcept;
+  void let_go(part& each) noexcept;
+  pool::fetch_result finish(std::uint32_t slot) noexcept;
+
+  kv_pool_options options_;
+  Tiers* tiers_;
+  Endpoint* end_;
+  std::size_t groups_;
+  std::uint64_t epoch_ = 0;
+  detail::pool_likeness likeness_{};
+  detail::span_table directory_;
+  detail::span_table published_;
+  detail::fixed_array<detail::pool_serving> serving_;  // a ring
+  std::size_t serving_first_ = 0;
+  std::size_t serving_count_ = 0;
+  std::vector<detail::pool_peer> peers_;  // by seat
+  std::vector<record> requests_;
+  std::uint32_t in_flight_ = 0;    // blocks asked of other nodes
+  bool must_republish_ = false;    // the nodes have changed
+  std::uint32_t republished_ = 0;  // entries looked at since
+  pool::stats counted_{};
+};
+
+/// A request for blocks of other nodes. Movable; its destructor ends it.
+///
+/// @par Thread safety   that of its pool, which outlives it.
+template <class Tiers, endpoint Endpoint>
+class kv_pool<Tiers, Endpoint>::request {
+ public:
+  request() noexcept = default;
+  request(request&& other) noexcept
+      : pool_(std::exchange(other.pool_, nullptr)), slot_(other.slot_), result_(other.result_) {}
+  request& operator=(request&& other) noexcept {
+    if (this == &other) return *this;
+    end();
+    pool_ = std::exchange(other.pool_, nullptr);
+    slot_ = other.slot_;
+    result_ = other.result_;
+    return *this;
+  }
+  ~request() { end(); }
+
+  /// How much of the chain this node's tiers and others' have: `next` is `pending` until the directory has
+  /// answered for what comes next, and `unknown` where it has not within the patience. Moves nothing.
+  [[nodiscard]] offload::kv_where where() const noexcept;
+  /// Begins to bring the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Once.
+  void fetch(std::uint64_t upto = unlimited) {
+    if (pool_ != nullptr) pool_->begin_fetch(slot_, upto);
+  }
+  /// Whether all blocks that were fetched are in the first tier, or will not come. What came stays there
+  /// until `end`.
+  [[nodiscard]] bool has_arrived() const noexcept;
+  /// Returns when the directory has answered, or the patience has ended. Serves other nodes meanwhile.
+  void wait_for_answers();
+  /// Returns when `has_arrived`, at the latest when the patience has ended. Serves other nodes meanwhile.
+  void wait();
+  /// Gives up what has not come, and lets the first tier evict what has: prepare the load before.
+  pool::fetch_result end() noexcept {
+    if (pool_ == nullptr) return result_;
+    return result_ = std::exchange(pool_, nullptr)->finish(slot_);
+  }
+
+ private:
+  friend kv_pool;
+  request(kv_pool& of, std::uint32_t slot) noexcept : pool_(&of), slot_(slot) {}
+
+  kv_pool* pool_ = nullptr;
+  std::uint32_t slot_ = 0;
+  pool::fetch_result result_{};
+};
+
+template <class Tiers, endpoint Endpoint>
+kv_pool(Tiers&, Endpoint&, kv_pool_options) -> kv_pool<Tiers, Endpoint>;
+
+}  // namespace v0
+}  // namespace llmmem
+
+#include <llmmem/pool/detail/kv_pool_body.hpp>
+#include <llmmem/pool/detail/kv_pool_fetching.hpp>
+#include <llmmem/pool/detail/kv_pool_hearing.hpp>

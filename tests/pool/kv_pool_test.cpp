@@ -1,0 +1,483 @@
+/// Nodes that pass blocks to each other, one promise a case.
+#include <llmmem/pool/kv_pool.hpp>
+
+#include <doctest/doctest.h>
+#include <llmmem/comm/errors.hpp>
+#include <llmmem/comm/thread_network.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/pool/detail/pool_wire.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pool/pool_node.hpp"
+#include "support/random.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using cache_type = paged_allocator<pooled_traits>;
+using node_type = pool_node<cache_type, thread_endpoint>;
+
+const std::array paged_group{full_attention({"kv", 1, 16, 4})};
+
+std::vector<token_id> prompt_of(std::uint32_t family, std::size_t tokens) {
+  std::vector<token_id> out;
+  for (std::size_t i = 0; i < tokens; ++i)
+    out.push_back(static_cast<token_id>(family * 10'000 + i));
+  return out;
+}
+
+/// Some nodes of one thread.
+struct cluster {
+  explicit cluster(std::uint32_t nodes, const node_form& form = {.groups = paged_group},
+                   const kv_pool_options& options = {})
+      : net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
+    for (std::uint32_t i = 0; i < nodes; ++i)
+      ends.push_back(std::make_unique<thread_endpoint>(net, seat_id{i}));
+    for (std::uint32_t i = 0; i < nodes; ++i)
+      all.push_back(std::make_unique<node_type>(*ends[i], form, options));
+    settle();
+  }
+  void settle() {
+    for (int i = 0; i < 8; ++i) {
+      for (auto& each : all) {
+        if (each) each->step();
+      }
+    }
+  }
+  served_request serve(std::size_t node, std::span<const token_id> prompt) {
+    const auto out = all[node]->serve(prompt, [&](auto& request) {
+      for (int i = 0; i < 16 && request.where().next == offload::answer::pending; ++i)
+        settle();
+      request.fetch();
+      for (int i = 0; i < 64 && !request.has_arrived(); ++i)
+        settle();
+    });
+    settle();
+    CHECK(all[node]->wrong() == "");
+    return out;
+  }
+  thread_network net;
+  std::vector<std::unique_ptr<thread_endpoint>> ends;
+  std::vector<std::unique_ptr<node_type>> all;
+};
+
+/// A seat whose process says what a test wants.
+struct stranger {
+  stranger(thread_network& net, std::uint32_t seat) : end(net, seat_id{seat}) {}
+
+  frame_buffer buffer_for(seat_id, const frame_header& frame) noexcept {
+    bytes.resize(frame.bytes);
+    return {.what = frame_buffer::answer::take, .bytes = bytes};
+  }
+  void arrived(seat_id, const frame_header& frame) noexcept { data.push_back(frame); }
+  void told(seat_id, const frame_header& frame, std::span<const std::byte> what) noexcept {
+    words.emplace_back(static_cast<detail::pool_frame>(frame.kind),
+                       std::vector<std::byte>(what.begin(), what.end()));
+  }
+  void died(seat_id, comm::death) noexcept {}
+  void came(seat_id) noexcept {}
+  [[nodiscard]] bool goes_on() const noexcept { return true; }
+
+  void hear() {
+    while (end.poll(deadline{0}, *this)) {
+    }
+  }
+  /// Introduces itself as a node like the one that it has heard.
+  void join() {
+    hear();
+    for (const auto& [kind, what] : words) {
+      if (kind != detail::pool_frame::hello) continue;
+      std::vector<std::byte> mine = what;
+      const std::uint64_t nonce = end.nonce();
+      std::memcpy(mine.data() + mine.size() - sizeof(nonce), &nonce, sizeof(nonce));
+      end.tell(seat_id{0}, {.kind = 1}, mine);
+      return;
+    }
+  }
+  void tell(detail::pool_frame kind, const detail::pool_writer& what) {
+    end.tell(seat_id{0}, {.kind = static_cast<std::uint16_t>(kind)}, what.bytes());
+  }
+  /// Says that it has the first `chunks` blocks of a chain.
+  void publish(const kv_chain& chain, std::uint32_t chunks) {
+    detail::pool_writer out;
+    out.put(chain.keys()[0]);
+    out.put(chunks);
+    for (std::uint32_t i = 0; i < chunks; ++i)
+      out.put(detail::hint_digest(chain.keys()[i]));
+    out.put(~std::uint64_t{0} >> (64 - chunks));
+    tell(detail::pool_frame::publish, out);
+  }
+
+  thread_endpoint end;
+  std::vector<std::byte> bytes;
+  std::vector<frame_header> data;
+  std::vector<std::pair<detail::pool_frame, std::vector<std::byte>>> words;
+};
+
+/// A node and a seat that a test speaks for. The directory of the chain used lies with the node or with the
+/// stranger, as the hash has it: the stranger answers what it is asked.
+struct node_and_stranger {
+  node_and_stranger()
+      : net(2, {.copied_bytes = 65536, .lane_bytes = 1 << 20}), other(net, 1), end(net, seat_id{0}) {
+    node = std::make_unique<node_type>(end, node_form{.groups = paged_group}, kv_pool_options{});
+    node->step();
+    other.join();
+    node->step();
+  }
+  /// Asks for a chain, and is told that the stranger holds its first `chunks` blocks.
+  auto ask(const kv_chain& chain, std::uint32_t chunks) {
+    other.publish(chain, chunks);
+    node->step();
+    auto request = node->pool().ask(chain, 0).value();
+    other.words.clear();
+    other.hear();
+    for (const auto& [kind, what] : other.words) {
+      if (kind != detail::pool_frame::ask) continue;
+      detail::pool_reader in(what);
+      detail::pool_writer out;
+      out.put(in.template take<std::uint64_t>());
+      out.put(in.template take<std::uint32_t>());
+      out.put(std::uint32_t{1});
+      out.put(seat_id{1});
+      out.put(other.end.nonce());
+      out.put(~std::uint64_t{0} >> (64 - chunks));
+      other.tell(detail::pool_frame::answer, out);
+    }
+    node->step();
+    return request;
+  }
+  /// The request's number, taken from the first message that asks for blocks.
+  std::uint64_t asked_id() {
+    other.words.clear();
+    other.hear();
+    for (const auto& [kind, what] : other.words) {
+      if (kind == detail::pool_frame::get) return detail::pool_reader(what).take<std::uint64_t>();
+    }
+    return 0;
+  }
+  void send(const frame_header& header, std::span<const std::byte> bytes) {
+    static_cast<void>(other.end.send(seat_id{0}, header, bytes, other_time(), other));
+    node->step();
+  }
+  [[nodiscard]] deadline other_time() const { return deadline{other.end.now_ns() + 1'000'000'000}; }
+
+  thread_network net;
+  stranger other;
+  thread_endpoint end;
+  std::unique_ptr<node_type> node;
+};
+
+frame_header block_frame(std::uint64_t id, std::uint32_t part, std::span<const std::byte> bytes) {
+  return {.epoch = id,
+          .message = bytes.size(),
+          .offset = 0,
+          .bytes = static_cast<std::uint32_t>(bytes.size()),
+          .tag = part,
+          .crc = crc32c(0, bytes),
+          .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
+          .is_checked = 1};
+}
+
+}  // namespace
+
+TEST_SUITE("kv_pool") {
+  TEST_CASE("a node loads what another node has stored") {
+    cluster nodes(3);
+    CHECK(nodes.all[0]->pool().peers() == 2);
+    const auto prompt = prompt_of(1, 101);
+    CHECK(nodes.serve(0, prompt).loaded == 0);
+    const served_request second = nodes.serve(1, prompt);
+    CHECK(second.matched == 0);
+    CHECK(second.loaded == 100);
+    CHECK(second.fetched.blocks == 25);
+    CHECK(nodes.all[0]->pool().stats().served_blocks == 25);
+    CHECK(nodes.all[1]->pool().stats().fetched_bytes == 25 * 64);
+    // Its own cache has them now.
+    CHECK(nodes.serve(1, prompt).matched == 100);
+    // The third may ask either.
+    const served_request third = nodes.serve(2, prompt);
+    CHECK(third.loaded == 100);
+  }
+
+  TEST_CASE("a request takes from several holders, and a chain of several spans comes whole") {
+    cluster nodes(4, {.groups = paged_group, .blocks = 300, .slots = 300, .lower_slots = 300});
+    const auto prompt = prompt_of(2, 801);  // 200 blocks: 4 spans
+    nodes.serve(0, prompt);
+    CHECK(nodes.serve(1, prompt).loaded == 800);
+    CHECK(nodes.serve(2, prompt).loaded == 800);
+    CHECK(nodes.all[0]->pool().stats().served_blocks > 200);
+    CHECK(nodes.all[1]->pool().stats().served_blocks > 0);
+    std::uint64_t remembered = 0;
+    for (auto& each : nodes.all)
+      remembered += each->pool().stats().directory_spans;
+    CHECK(remembered == 3 * 4);
+  }
+
+  TEST_CASE("chains that part within a span share what comes before") {
+    cluster nodes(2);
+    auto one = prompt_of(3, 81);
+    auto other = one;
+    for (std::size_t i = 40; i < other.size(); ++i)
+      other[i] += 5000;
+    nodes.serve(0, one);
+    CHECK(nodes.serve(1, other).loaded == 40);
+    nodes.serve(0, other);
+    CHECK(nodes.serve(1, one).loaded == 40);  // its own cache has the first 40
+  }
+
+  TEST_CASE("a block that only a lower tier of its node has is brought up and sent") {
+    cluster nodes(2, {.groups = paged_group, .blocks = 200, .slots = 30, .lower_slots = 200});
+    const auto old = prompt_of(4, 81);
+    nodes.serve(0, old);
+    nodes.serve(0, prompt_of(5, 101));  // pushes the first prompt's out of the first tier
+    const served_request came = nodes.serve(1, old);
+    CHECK(came.loaded == 80);
+    CHECK(came.fetched.blocks == 20);
+  }
+
+  TEST_CASE("a node that has a block no more says so, and the directory learns of it") {
+    cluster nodes(3, {.groups = paged_group, .blocks = 40, .slots = 24, .lower_slots = 1});
+    const auto prompt = prompt_of(6, 81);
+    nodes.serve(0, prompt);
+    for (std::uint32_t i = 0; i < 4; ++i)
+      nodes.serve(0, prompt_of(20 + i, 81));
+    const served_request first = nodes.serve(1, prompt);
+    CHECK(first.loaded == 0);
+    CHECK(first.fetched.failed_blocks > 0);
+    CHECK(nodes.all[0]->pool().stats().missing_blocks > 0);
+    // The others' spans stay; that of the prompt is gone.
+    const std::uint64_t asked = nodes.all[0]->pool().stats().missing_blocks;
+    CHECK(nodes.serve(2, prompt_of(6, 41)).fetched.failed_blocks == 0);
+    CHECK(nodes.all[0]->pool().stats().missing_blocks == asked);
+  }
+
+  TEST_CASE("a node that starts later is told what it looks after, and one that leaves is forgotten") {
+    cluster nodes(3);
+    nodes.all[2].reset();
+    nodes.ends[2].reset();
+    nodes.settle();
+    CHECK(nodes.all[0]->pool().peers() == 1);
+    for (std::uint32_t i = 0; i < 10; ++i)
+      nodes.serve(0, prompt_of(30 + i, 17));
+    nodes.ends[2] = std::make_unique<thread_endpoint>(nodes.net, seat_id{2});
+    nodes.all[2] =
+        std::make_unique<node_type>(*nodes.ends[2], node_form{.groups = paged_group}, kv_pool_options{});
+    nodes.settle();
+    CHECK(nodes.all[0]->pool().peers() == 2);
+    CHECK(nodes.all[2]->pool().stats().directory_spans > 0);
+    for (std::uint32_t i = 0; i < 10; ++i)
+      CHECK(nodes.serve(2, prompt_of(30 + i, 17)).loaded == 16);
+    nodes.all[0].reset();
+    nodes.ends[0].reset();
+    nodes.settle();
+    CHECK(nodes.all[1]->pool().state_of(seat_id{0}) == pool::peer_state::absent);
+    for (std::uint32_t i = 0; i < 10; ++i)
+      CHECK(nodes.serve(1, prompt_of(30 + i, 17)).loaded == 16);  // of the third
+  }
+
+  TEST_CASE("nodes of different weights, block sizes or epochs pass no blocks") {
+    thread_network net(2);
+    thread_endpoint one(net, seat_id{0});
+    thread_endpoint other(net, seat_id{1});
+    const auto settle = [](node_type& a, node_type& b) {
+      for (int i = 0; i < 6; ++i) {
+        a.step();
+        b.step();
+      }
+    };
+    {
+      node_type a(one, {.groups = paged_group}, {.model = 1});
+      node_type b(other, {.groups = paged_group}, {.model = 2});
+      settle(a, b);
+      CHECK(a.pool().state_of(seat_id{1}) == pool::peer_state::different);
+      CHECK(a.pool().peers() == 0);
+    }
+    node_type a(one, {.groups = paged_group}, {});
+    node_type b(other, {.groups = paged_group}, {});
+    settle(a, b);
+    CHECK(a.pool().peers() == 1);
+    a.cache().reset();
+    settle(a, b);
+    CHECK(a.pool().state_of(seat_id{1}) == pool::peer_state::different);
+    CHECK(b.pool().state_of(seat_id{0}) == pool::peer_state::different);
+    b.cache().reset();
+    settle(a, b);
+    CHECK(a.pool().state_of(seat_id{1}) == pool::peer_state::present);
+    CHECK(b.pool().state_of(seat_id{0}) == pool::peer_state::present);
+  }
+
+  TEST_CASE("a first tier without room for all takes what fits") {
+    cluster nodes(1 + 1);
+    const auto prompt = prompt_of(7, 241);
+    nodes.serve(0, prompt);
+    // The second node's first tier has 10 slots.
+    nodes.all[1] = nullptr;
+    nodes.ends[1] = nullptr;
+    nodes.ends[1] = std::make_unique<thread_endpoint>(nodes.net, seat_id{1});
+    nodes.all[1] = std::make_unique<node_type>(
+        *nodes.ends[1], node_form{.groups = paged_group, .blocks = 70, .slots = 10, .lower_slots = 1},
+        kv_pool_options{});
+    nodes.settle();
+    const served_request came = nodes.serve(1, prompt);
+    CHECK(came.fetched.blocks == 10);
+    CHECK(came.fetched.without_slot == 50);
+    CHECK(came.loaded == 40);
+  }
+
+  TEST_CASE("requests beyond the table, and chains of another epoch, are refused") {
+    cluster nodes(1, {.groups = paged_group}, {.max_requests = 1, .name = "blocks of the pool"});
+    auto& node = *nodes.all[0];
+    const kv_chain chain(node.cache(), prompt_of(1, 16));
+    const auto held = node.pool().ask(chain, 0).value();
+    const auto refused = node.pool().ask(chain, 0);
+    REQUIRE(!refused);
+    CHECK(refused.error().code == errc::table_full);
+    CHECK(std::string(refused.error().where).find("blocks of the pool") != std::string::npos);
+    node.cache().reset();
+    CHECK(node.pool().ask(chain, 0).error().code == errc::epoch_differs);
+    CHECK_THROWS_AS(kv_pool(node.tiers(), *nodes.ends[0], {.max_gets = 0}), argument_error);
+  }
+
+  TEST_CASE("a block that the cache withdraws while it is coming is not kept") {
+    node_and_stranger two;
+    const kv_chain chain(two.node->cache(), prompt_of(1, 16));
+    auto request = two.ask(chain, 4);
+    CHECK(request.where().elsewhere == 4);
+    request.fetch();
+    two.node->cache().reset();
+    const std::uint64_t id = two.asked_id();
+    const std::vector<std::byte> bytes(64, std::byte{7});
+    two.send(block_frame(id, 0, bytes), bytes);
+    const auto came = request.end();
+    CHECK(came.blocks == 0);
+    CHECK(two.node->tiers().audit().empty());
+    CHECK(two.node->tiers().stats().tiers[0].in_use == 0);
+  }
+
+  TEST_CASE("nothing that a node says about a block is trusted") {
+    node_and_stranger two;
+    const kv_chain chain(two.node->cache(), prompt_of(1, 16));
+    const std::vector<std::byte> bytes(64, std::byte{7});
+    const std::vector<std::byte> more(128, std::byte{7});
+    const auto attempt = [&](auto&& change, bool is_right) {
+      auto request = two.ask(chain, 1);
+      request.fetch();
+      const std::uint64_t id = two.asked_id();
+      REQUIRE(id != 0);
+      frame_header header = block_frame(id, 0, bytes);
+      std::span<const std::byte> sent(bytes);
+      change(header, sent);
+      two.send(header, sent);
+      CHECK(request.has_arrived() == is_right);
+      const auto came = request.end();
+      CHECK(came.blocks == (is_right ? 1 : 0));
+      two.node->step();
+      CHECK(two.node->tiers().stats().tiers[0].in_use == 0);
+    };
+    using header_ref = frame_header&;
+    using bytes_ref = std::span<const std::byte>&;
+    attempt([](header_ref of, bytes_ref) { of.epoch += 1; }, false);                       // another request
+    attempt([](header_ref of, bytes_ref) { of.epoch += std::uint64_t{1} << 32; }, false);  // or attempt
+    attempt([](header_ref of, bytes_ref) { of.tag = 1; }, false);                          // another block
+    attempt([](header_ref of, bytes_ref) { of.kind = 6; }, false);
+    SUBCASE("of what it lacks or has too much") {
+      const auto refuse = [&](auto&& change) {
+        auto request = two.ask(chain, 1);
+        request.fetch();
+        frame_header header = block_frame(two.asked_id(), 0, bytes);
+        std::span<const std::byte> sent(bytes);
+        change(header, sent);
+        two.send(header, sent);
+        CHECK(request.has_arrived());  // no other node has it
+        const auto came = request.end();
+        CHECK(came.blocks == 0);
+        CHECK(came.failed_blocks == 1);
+        return came.why.code;
+      };
+      CHECK(refuse([](header_ref of, bytes_ref) { of.message = 128; }) == errc::frame_forged);
+      CHECK(refuse([](header_ref of, bytes_ref) { of.offset = 8; }) == errc::frame_forged);
+      CHECK(refuse([&](header_ref, bytes_ref sent) { sent = more; }) == errc::frame_forged);
+      CHECK(refuse([](header_ref of, bytes_ref) { of.is_checked = 0; }) == errc::frame_forged);
+      CHECK(refuse([](header_ref of, bytes_ref) { of.crc ^= 1; }) == errc::message_damaged);
+    }
+    attempt([](header_ref, bytes_ref) {}, true);
+    CHECK(two.node->tiers().audit().empty());
+  }
+
+  TEST_CASE("words that make no sense are counted, and change nothing") {
+    node_and_stranger two;
+    const kv_chain chain(two.node->cache(), prompt_of(1, 16));
+    random_numbers random(7);
+    std::uint64_t refused = two.node->pool().stats().refused_frames;
+    for (std::uint32_t i = 0; i < 4000; ++i) {
+      detail::pool_writer out;
+      const std::uint64_t words = random.below(std::uint64_t{40});
+      for (std::uint64_t k = 0; k < words; ++k) {
+        switch (random.below(std::uint32_t{4})) {
+          case 0:
+            out.put(random.next());
+            break;
+          case 1:
+            out.put(random.below(std::uint32_t{80}));
+            break;
+          case 2:
+            out.put(chain.keys()[random.below(std::uint32_t{4})]);
+            break;
+          default:
+            out.put(std::uint64_t{1} << 32 | random.below(std::uint64_t{3}));
+        }
+      }
+      two.other.end.tell(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{8}))},
+                         out.bytes());
+      if (i % 64 == 0) two.node->step();
+    }
+    two.node->step();
+    CHECK(two.node->pool().stats().refused_frames > refused);
+    CHECK(two.node->tiers().audit().empty());
+    CHECK(two.node->pool().state_of(seat_id{1}) == pool::peer_state::present);
+    // The node serves as before.
+    const auto prompt = prompt_of(1, 17);
+    CHECK(two.node->serve(prompt, [](auto&) {}).matched == 0);
+    CHECK(two.node->wrong() == "");
+    // One that has not introduced itself is not heard at all.
+    thread_network net(2);
+    thread_endpoint end(net, seat_id{0});
+    node_type alone(end, {.groups = paged_group}, {});
+    stranger silent(net, 1);
+    detail::pool_writer get;
+    get.put(std::uint64_t{1});
+    get.put(chain.keys()[0]);
+    silent.hear();
+    silent.tell(detail::pool_frame::get, get);
+    alone.step();
+    CHECK(alone.pool().stats().refused_frames == 1);
+  }
+
+  TEST_CASE("a directory that does not answer is unknown when the patience ends, and no miss") {
+    node_and_stranger two;
+    // Of 32 prompts some lie with the stranger, who says nothing.
+    std::uint32_t unknown = 0;
+    for (std::uint32_t i = 0; i < 32; ++i) {
+      const kv_chain chain(two.node->cache(), prompt_of(100 + i, 16));
+      auto request = two.node->pool().ask(chain, 0, 0).value();
+      if (request.where().next == offload::answer::miss) continue;
+      CHECK(request.where().next == offload::answer::pending);
+      two.node->step();
+      CHECK(request.where().next == offload::answer::unknown);
+      ++unknown;
+    }
+    CHECK(unknown > 4);
+    CHECK(unknown < 28);
+  }
+}

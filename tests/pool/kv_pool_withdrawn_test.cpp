@@ -1,0 +1,97 @@
+/// Requests that end while a block is half here, over sockets.
+#include <llmmem/pool/kv_pool.hpp>
+
+#include <doctest/doctest.h>
+#include <llmmem/comm/socket_endpoint.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "pool/pool_node.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using node_type = pool_node<paged_allocator<pooled_traits>, socket_endpoint>;
+
+// A block of 1 MiB, of which the sockets hold a part.
+constexpr std::uint32_t block_tokens = 65536;
+const std::array large_group{full_attention({"kv", 1, 16, block_tokens})};
+
+std::vector<token_id> prompt_of(token_id first) {
+  std::vector<token_id> out(block_tokens + 1);
+  std::iota(out.begin(), out.end(), first);
+  return out;
+}
+
+socket_options options_of(const std::string& folder, std::uint32_t seat) {
+  return {.seat = seat_id{seat}, .seats = 2, .folder = folder, .socket_bytes = 65536};
+}
+
+}  // namespace
+
+TEST_CASE(
+    "bytes that come after a request has ended do not reach the slot, which is another block's by then") {
+  const temporary_folder folder;
+  socket_endpoint one(options_of(folder.path(), 0));
+  socket_endpoint other(options_of(folder.path(), 1));
+  const node_form form{
+      .groups = large_group, .blocks = 4, .slots = 1, .lower_slots = 1, .tokens = 2 * block_tokens};
+  node_type holder(one, form, {.send_ns = 2'000'000, .slow_ns = 1});
+  node_type asker(other, form, {});
+  for (int i = 0; i < 2000 && (holder.pool().peers() == 0 || asker.pool().peers() == 0); ++i) {
+    holder.step();
+    asker.step();
+  }
+  REQUIRE(asker.pool().peers() == 1);
+  const auto prompt = prompt_of(1);
+  holder.serve(prompt, [](auto&) {});
+
+  const kv_chain chain(asker.cache(), prompt);
+  auto request = asker.pool().ask(chain, 0, ~std::uint64_t{0}).value();
+  while (request.where().next == offload::answer::pending) {
+    asker.step();
+    holder.step();
+  }
+  REQUIRE(request.where().elsewhere == 1);
+  request.fetch();
+  for (int i = 0; i < 20; ++i)
+    holder.step();  // its send fills the sockets, and gives up waiting
+  asker.pool().progress();
+  REQUIRE(!request.has_arrived());
+  CHECK(request.end().late_blocks == 1);
+
+  // The slot is the next block's: what is still on its way must not be written to it.
+  const auto mine = asker.tiers().begin_arrival(0, block_key{.low = 1, .high = 2}, 0);
+  REQUIRE(mine);
+  const auto bytes = asker.tiers().bytes_of(*mine);
+  std::fill(bytes.begin(), bytes.end(), std::byte{0xA5});
+  for (int i = 0; i < 400; ++i) {
+    holder.step();
+    asker.pool().progress();
+  }
+  CHECK(std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{0xA5}; }));
+  asker.tiers().end_arrival(*mine, false);
+
+  // The connection is in order: the same block comes whole.
+  const served_request came = asker.serve(prompt, [&](auto& again) {
+    while (again.where().next == offload::answer::pending) {
+      asker.step();
+      holder.step();
+    }
+    again.fetch();
+    for (int i = 0; i < 100'000 && !again.has_arrived(); ++i) {
+      holder.pool().progress();
+      asker.pool().progress();
+    }
+  });
+  CHECK(came.loaded == block_tokens);
+  CHECK(asker.wrong() == "");
+}
