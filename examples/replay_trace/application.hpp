@@ -134,11 +134,12 @@ inline void run_checked(const command_line& asked, const replay_function& replay
                       ": has lengths only, so no block is ever found again; leave out --tiers");
   }
   std::vector<std::string> compared;  // without eviction all policies are the same
-  const bool compares = !asked.json && asked.capacity_blocks && from.has_block_ids();
+  const bool is_pool = asked.tiers && asked.tiers->nodes > 1;
+  const bool compares = !asked.json && asked.capacity_blocks && from.has_block_ids() && !is_pool;
   for (const char* policy : {"lru", "min"}) {
     if (compares && !asked_for(policy)) compared.push_back(policy);
   }
-  const bool ceiling_wanted = from.has_block_ids() && (compares || asked.chart_file);
+  const bool ceiling_wanted = from.has_block_ids() && (compares || is_pool || asked.chart_file);
   const auto capacities = asked.chart_file ? chart_capacities(from) : std::vector<std::uint64_t>{};
 
   replay_runner runner(from, asked, replay, to,

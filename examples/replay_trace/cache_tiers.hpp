@@ -2,9 +2,11 @@
 /// The tiers beneath a replay's cache: host memory and NVMe, with bytes behind every block.
 #pragma once
 
+#include <llmmem/comm/thread_network.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
+#include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/transfer/file_space.hpp>
 
@@ -39,24 +41,80 @@ struct tier_hits {
 template <class Cache>
 class cache_tiers {
  public:
-  cache_tiers(Cache& cache, const tier_blocks& tiers)
+  /// @param node   of several: it names the file of the NVMe tier.
+  /// @param store  when blocks go from the cache to host memory.
+  cache_tiers(Cache& cache, const tier_blocks& tiers, std::uint32_t node = 0,
+              llmmem::offload::store_policy store = llmmem::write_back{})
       : cache_(&cache),
+        store_(store),
         block_bytes_(tiers.block_bytes),
         memory_(cache.physical_blocks() * block_bytes_),
         host_({.budget = whole_pages(tiers.host * block_bytes_), .name = "host tier"}) {
     if (tiers.folder) {
-      on_file_ =
-          std::make_unique<file_side>(*this, *tiers.folder + "/replay_trace.tier", tiers.host * block_bytes_,
-                                      tiers.nvme * whole_pages(block_bytes_));
+      const std::string file = *tiers.folder + "/replay_trace.tier" + (node == 0 ? "" : std::to_string(node));
+      on_file_ = std::make_unique<file_side>(*this, file, tiers.host * block_bytes_,
+                                             tiers.nvme * whole_pages(block_bytes_));
     } else {
       in_memory_ = std::make_unique<memory_side>(*this, tiers.host * block_bytes_, tiers.nvme * block_bytes_);
     }
   }
 
+  /// Makes the tiers a node of a pool.
+  void join(llmmem::thread_endpoint& end) {
+    on_side([&](auto& side) { side.pool.emplace(side.tiers, end, llmmem::kv_pool_options{}); });
+  }
+  /// Lets a pool's node answer others.
+  void progress() {
+    on_side([](auto& side) {
+      if (side.pool) side.pool->progress();
+    });
+  }
+  /// Brings what other nodes have of a prompt behind what `sequence` holds into the host tier, and calls
+  /// `then` while it stays there.
+  /// @param drive  lets all nodes go on.
+  /// @return blocks that came.
+  template <class Drive, class Then>
+  std::uint64_t with_fetched(const llmmem::kv_chain& chain, llmmem::sequence_id sequence, Drive&& drive,
+                             Then&& then) {
+    std::uint64_t blocks = 0;
+    on_side([&](auto& side) {
+      auto request = side.pool->ask(chain, cache_->tokens(sequence), llmmem::unlimited).value();
+      while (request.where().next == llmmem::offload::answer::pending)
+        drive();
+      request.fetch();
+      while (!request.has_arrived())
+        drive();
+      then();
+      blocks = request.end().blocks;
+    });
+    return blocks;
+  }
+  /// Stores what the policy wants of a sequence, and tells the pool.
+  void store(llmmem::sequence_id sequence, const llmmem::kv_chain& chain) {
+    on_side([&](auto& side) {
+      side.tiers.store(sequence).value();
+      if (side.pool) side.pool->publish(chain, chain.tokens());
+    });
+  }
+  /// What a pool's node did.
+  [[nodiscard]] llmmem::pool::stats pool_stats() {
+    llmmem::pool::stats out;
+    on_side([&](auto& side) {
+      if (side.pool) out = side.pool->stats();
+    });
+    return out;
+  }
+
   /// Brings what the tiers have of a prompt behind what `sequence` holds, and checks it.
   tier_hits load(llmmem::sequence_id sequence, const llmmem::keyed_blocks& prompt) {
-    return on_file_ ? load_from(on_file_->tiers, sequence, prompt)
-                    : load_from(in_memory_->tiers, sequence, prompt);
+    if (cache_->blocks(sequence).size() == prompt.keys.size()) return {};
+    return load(sequence, prompt, llmmem::kv_chain(*cache_, prompt));
+  }
+  tier_hits load(llmmem::sequence_id sequence, const llmmem::keyed_blocks& prompt,
+                 const llmmem::kv_chain& chain) {
+    tier_hits out;
+    on_side([&](auto& side) { out = load_from(side.tiers, sequence, prompt, chain); });
+    return out;
   }
   /// Writes the bytes of blocks `first` to the end of a sequence, as computing them would.
   void compute(llmmem::sequence_id sequence, std::span<const llmmem::block_key> keys, std::size_t first) {
@@ -66,7 +124,9 @@ class cache_tiers {
                 [&](std::size_t w, std::uint64_t word) { std::memcpy(at(table[i]) + 8 * w, &word, 8); });
   }
   /// Waits until what was evicted has gone down: the same hits at any speed of the device.
-  void settle() { on_file_ ? on_file_->tiers.flush() : in_memory_->tiers.flush(); }
+  void settle() {
+    on_side([](auto& side) { side.tiers.flush(); });
+  }
 
   [[nodiscard]] std::uint64_t verified_blocks() const noexcept { return verified_; }
   [[nodiscard]] llmmem::offload::kv_tiers_stats stats() const {
@@ -90,14 +150,20 @@ class cache_tiers {
           tiers(of.make_tiers(below, host, nvme)) {}
     llmmem::host_space below;
     tiers_over<llmmem::host_space> tiers;
+    std::optional<llmmem::kv_pool<tiers_over<llmmem::host_space>, llmmem::thread_endpoint>> pool{};
   };
   struct file_side {
     file_side(cache_tiers& of, const std::string& path, std::uint64_t host, std::uint64_t nvme)
         : below(path, {.budget = nvme}), tiers(of.make_tiers(below, host, nvme)) {}
     llmmem::file_space<> below;
     tiers_over<llmmem::file_space<>> tiers;
+    std::optional<llmmem::kv_pool<tiers_over<llmmem::file_space<>>, llmmem::thread_endpoint>> pool{};
   };
 
+  template <class F>
+  void on_side(F&& f) {
+    on_file_ ? f(*on_file_) : f(*in_memory_);
+  }
   template <class Space>
   [[nodiscard]] tiers_over<Space> make_tiers(Space& below, std::uint64_t host, std::uint64_t nvme) {
     const llmmem::kv_layout layout{.layers = 1,
@@ -108,15 +174,15 @@ class cache_tiers {
                                    .element = llmmem::dtype::int8};
     return {*cache_,
             mover({}, {.data = memory_.data(), .blocks = cache_->physical_blocks(), .layout = layout}),
-            {.store = llmmem::write_back{}, .load_headroom = 0, .name = "replay tiers"},
+            {.store = store_, .load_headroom = 0, .name = "replay tiers"},
             llmmem::offload::kv_tier(host_, host, llmmem::demoting<llmmem::write_through>{}),
             llmmem::offload::kv_tier(below, nvme)};
   }
   template <class Tiers>
-  tier_hits load_from(Tiers& tiers, llmmem::sequence_id sequence, const llmmem::keyed_blocks& prompt) {
+  tier_hits load_from(Tiers& tiers, llmmem::sequence_id sequence, const llmmem::keyed_blocks& prompt,
+                      const llmmem::kv_chain& chain) {
     const std::size_t first = cache_->blocks(sequence).size();
     if (first == prompt.keys.size()) return {};
-    const llmmem::kv_chain chain(*cache_, prompt);
     // The last block of a prompt may be short.
     const bool ends_in_host = tiers.lookup_block(chain, 0, prompt.keys.size() - 1).second == 0;
     auto load = tiers.prepare_load(sequence, chain).value();
@@ -149,6 +215,7 @@ class cache_tiers {
   }
 
   Cache* cache_;
+  llmmem::offload::store_policy store_;
   std::uint64_t block_bytes_;
   std::vector<std::byte> memory_;
   llmmem::host_space host_;

@@ -83,6 +83,14 @@ namespace detail {
 
 namespace detail {
 
+/// Whether one of the policies is told what comes next.
+[[nodiscard]] inline bool sees_future(const std::vector<std::string>& policies) {
+  return std::any_of(policies.begin(), policies.end(), [](const std::string& each) {
+    return each == "min" ||
+           std::find(lookahead_names.begin(), lookahead_names.end(), each) != lookahead_names.end();
+  });
+}
+
 /// `hbm=N,host=N,nvme=N`, in any order, each once: the three numbers in that order.
 [[nodiscard]] inline std::array<std::uint64_t, 3> usage_tiers(const std::string& text) {
   constexpr std::array<std::string_view, 3> names{"hbm", "host", "nvme"};
@@ -120,7 +128,7 @@ namespace detail {
   // The last of several wins: scripts that pass arguments on may have given some already.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed, tiers,
-      block_bytes, tier_folder;
+      block_bytes, tier_folder, pool;
   std::string policy = "lru";
   bool generate = false;
   command_line asked;
@@ -155,6 +163,10 @@ namespace detail {
   app.add_option("--tier-dir", tier_folder,
                  "folder for the file of the nvme tier (default: host memory stands for it)")
       ->type_name("DIR");
+  app.add_option(
+         "--pool", pool,
+         "nodes that serve the trace in turns, each with --tiers of that size: apart, and as one pool")
+      ->type_name("NODES");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
       ->type_name("FILE.svg");
@@ -209,8 +221,15 @@ namespace detail {
       if (asked.tiers->block_bytes % 8 != 0)
         throw usage_error(example::given("--block-bytes", *block_bytes) + ": must be a multiple of 8");
     }
-  } else if (block_bytes || tier_folder) {
-    throw usage_error(std::string(block_bytes ? "--block-bytes" : "--tier-dir") +
+    if (pool) asked.tiers->nodes = static_cast<std::uint32_t>(example::usage_count("--pool", *pool, 2, 64));
+    if (pool && detail::sees_future(asked.policies)) {
+      throw usage_error("--policy " + policy + " sees one queue, and each node of --pool has its own; " +
+                        "choose another policy");
+    }
+  } else if (block_bytes || tier_folder || pool) {
+    throw usage_error(std::string(block_bytes   ? "--block-bytes"
+                                  : tier_folder ? "--tier-dir"
+                                                : "--pool") +
                       " is about the tiers; give --tiers hbm=N,host=N,nvme=N");
   }
   return {asked, std::nullopt};

@@ -39,6 +39,15 @@ namespace replay_trace {
         json_number(times.nvme_ms), json_number(times.compute_ms), json_number(times.without_tiers_ms),
         result.host_hits * result.block_bytes, result.nvme_hits * result.block_bytes, result.verified_blocks);
   }
+  if (result.pool) {
+    const std::uint64_t all = result.hits + result.host_hits + result.nvme_hits + result.pool->peer_hits;
+    tiers += fmt::format(
+        R"(, "pool": {{"nodes": {}, "peer_hits": {}, "all_hits": {}, "local_hits": {}, "bytes_from_peers": {}, )"
+        R"("asked_spans": {}, "told_messages": {}, "directory_spans": {}}})",
+        result.pool->nodes, result.pool->peer_hits, all, result.pool->local_hits,
+        result.pool->peer_hits * result.block_bytes, result.pool->asked_spans, result.pool->told_messages,
+        result.pool->directory_spans);
+  }
   return fmt::format(
       R"({{"trace": {}, "requests": {}, "block_refs": {}, "hits": {}, "hit_ratio": {}, "capacity_blocks": {}, )"
       R"("policy": {}, "evictions": {}, "useful_over_reserved": {}, "ns_per_block_ref": {}, )"

@@ -41,6 +41,17 @@ struct tokens_by_tier {
   std::uint64_t computed = 0;
 };
 
+/// What nodes that pass blocks to each other found, and what the same nodes found alone.
+struct pool_hits {
+  std::uint32_t nodes = 0;
+  std::uint64_t peer_hits = 0;  ///< blocks that came from other nodes
+  std::uint64_t peer_tokens = 0;
+  std::uint64_t local_hits = 0;       ///< blocks that nodes without a pool find in cache and tiers together
+  std::uint64_t told_messages = 0;    ///< small messages between nodes
+  std::uint64_t asked_spans = 0;      ///< questions to the directory
+  std::uint64_t directory_spans = 0;  ///< that the directory remembers at the end
+};
+
 /// What one replay counted. Every field is a plain sum, so that results can be compared and printed anywhere.
 struct replay_result {
   std::string policy;
@@ -62,6 +73,7 @@ struct replay_result {
   std::optional<tokens_by_tier> tiers{};  ///< where there are tiers beneath the cache
   std::uint64_t host_hits = 0;            ///< blocks that were found in these, behind those of the cache
   std::uint64_t nvme_hits = 0;
+  std::optional<pool_hits> pool{};    ///< where several nodes serve the trace
   std::uint64_t block_bytes = 0;      ///< of a block in the tiers
   std::uint64_t verified_blocks = 0;  ///< blocks that came back, each byte of which was checked
 

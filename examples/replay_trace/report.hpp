@@ -152,6 +152,29 @@ inline void report_memory(std::string& text, const report_input& input, const re
                  example::bytes_text(static_cast<double>(result.peak_metadata_bytes)));
 }
 
+inline void report_pool(std::string& text, const report_input& input, const replay_result& result) {
+  const auto out = std::back_inserter(text);
+  const double refs = static_cast<double>(std::max<std::uint64_t>(result.block_refs, 1));
+  const auto row = [&](std::string_view name, std::uint64_t hits, std::string_view rest) {
+    fmt::format_to(out, "  {:<6} {:>8}  {}  {:>8} blocks{}\n", name,
+                   percent(static_cast<double>(hits) / refs),
+                   bar(static_cast<double>(hits) / refs, 30, input.bars), example::grouped(hits), rest);
+  };
+  const std::uint64_t all = result.hits + result.host_hits + result.nvme_hits + result.pool->peer_hits;
+  row("peers", result.pool->peer_hits,
+      fmt::format("  {} tokens", example::count_text(result.pool->peer_tokens)));
+  row("all", all, "");
+  row("alone", result.pool->local_hits, ": the same nodes without the pool");
+  fmt::format_to(
+      out, "  pool           {:.2f} times the hits of the same {} nodes without it; {} came from peers\n",
+      static_cast<double>(all) / static_cast<double>(std::max<std::uint64_t>(result.pool->local_hits, 1)),
+      result.pool->nodes,
+      example::bytes_text(static_cast<double>(result.pool->peer_hits * result.block_bytes)));
+  fmt::format_to(out, "  directory      {} spans; {} questions, {} messages in all\n",
+                 example::grouped(result.pool->directory_spans), example::grouped(result.pool->asked_spans),
+                 example::grouped(result.pool->told_messages));
+}
+
 inline void report_tiers(std::string& text, const report_input& input, const replay_result& result) {
   const auto out = std::back_inserter(text);
   const double refs = static_cast<double>(std::max<std::uint64_t>(result.block_refs, 1));
@@ -162,10 +185,12 @@ inline void report_tiers(std::string& text, const report_input& input, const rep
                    example::count_text(tokens));
   };
   const first_token_times times = time_to_first_token(result, input.model);
-  fmt::format_to(out, "\n  found in tiers ({})\n", result.policy);
+  fmt::format_to(out, "\n  found in tiers ({}{})\n", result.policy,
+                 result.pool ? fmt::format(", {} nodes as one pool", result.pool->nodes) : "");
   row("hbm", result.hits, result.tiers->hbm);
   row("host", result.host_hits, result.tiers->host);
   row("nvme", result.nvme_hits, result.tiers->nvme);
+  if (result.pool) report_pool(text, input, result);
   fmt::format_to(
       out,
       "  first token    {:.0f} ms a request: {:.1f} from host, {:.1f} from nvme, {:.0f} computing; "

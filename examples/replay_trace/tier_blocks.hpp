@@ -13,8 +13,9 @@ struct tier_blocks {
   std::uint64_t host = 0;
   std::uint64_t nvme = 0;
   std::uint64_t block_bytes = 16;  ///< of a block's keys and values; a multiple of 8
-  std::optional<std::string>
-      folder{};  ///< where the file of the NVMe tier lies; none: host memory stands for it
+  /// Where the file of the NVMe tier lies; none: host memory stands for it.
+  std::optional<std::string> folder{};
+  std::uint32_t nodes = 1;  ///< that serve the trace, each with a cache and tiers of this size
 };
 
 }  // namespace replay_trace
