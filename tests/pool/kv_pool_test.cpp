@@ -231,7 +231,9 @@ TEST_SUITE("kv_pool") {
     for (std::size_t i = 40; i < other.size(); ++i)
       other[i] += 5000;
     nodes.serve(0, one);
-    CHECK(nodes.serve(1, other).loaded == 40);
+    const served_request shared = nodes.serve(1, other);
+    CHECK(shared.loaded == 40);
+    CHECK(shared.fetched.failed_blocks == 0);  // what only the other chain has is not asked for
     nodes.serve(0, other);
     CHECK(nodes.serve(1, one).loaded == 40);  // its own cache has the first 40
   }
