@@ -1,0 +1,82 @@
+/// @file
+/// What the processes of the job tell each other outside the pool: which prompts are computed, and counts.
+#pragma once
+
+#include <llmmem/error.hpp>
+
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "common/socket_folder.hpp"
+#include "kv_pool/command_line.hpp"
+
+namespace kv_pool_example {
+
+/// What one node did. Its restarted process goes on counting.
+struct node_figures {
+  std::atomic<std::uint64_t> requests{0};
+  std::atomic<std::uint64_t> computed{0};  ///< tokens
+  std::atomic<std::uint64_t> matched{0};   ///< tokens in its own cache
+  std::atomic<std::uint64_t> loaded{0};    ///< tokens from its own tiers
+  std::atomic<std::uint64_t> fetched{0};   ///< tokens from other nodes
+  std::atomic<std::uint64_t> served{0};    ///< blocks sent to other nodes
+  std::atomic<std::uint64_t> verified{0};  ///< blocks that came from tiers or nodes, each byte checked
+  std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
+  std::atomic<std::uint32_t> starts{0};
+  std::atomic<bool> is_alive{false};
+  std::atomic<bool> is_ready{false};
+};
+
+enum class progress : std::uint32_t { waiting, prefilled, answered };
+
+/// Memory that all processes of the job share.
+class board {
+ public:
+  explicit board(std::uint32_t requests)
+      : requests_(requests), bytes_(sizeof(contents) + requests * sizeof(std::atomic<progress>)) {
+    void* const at = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) example::throw_errno("memory that the processes share");
+    shared_ = ::new (at) contents;
+    entries_ = reinterpret_cast<std::atomic<progress>*>(shared_ + 1);
+    for (std::uint32_t i = 0; i < requests; ++i)
+      ::new (entries_ + i) std::atomic<progress>{progress::waiting};
+  }
+  board(const board&) = delete;
+  board& operator=(const board&) = delete;
+  ~board() { ::munmap(shared_, bytes_); }
+
+  [[nodiscard]] node_figures& node(std::uint32_t seat) noexcept { return shared_->nodes[seat]; }
+  [[nodiscard]] progress at(std::uint32_t request) const noexcept { return entries_[request].load(); }
+  void set_prefilled(std::uint32_t request) noexcept {
+    progress expected = progress::waiting;
+    entries_[request].compare_exchange_strong(expected, progress::prefilled);
+  }
+  void set_answered(std::uint32_t request) noexcept {
+    entries_[request] = progress::answered;
+    ++shared_->answered;
+  }
+  [[nodiscard]] std::uint32_t answered() const noexcept { return shared_->answered; }
+  [[nodiscard]] bool is_over() const noexcept { return answered() == requests_ || shared_->is_given_up; }
+  void give_up() noexcept { shared_->is_given_up = true; }
+
+ private:
+  struct contents {
+    std::array<node_figures, std::size_t{2} * most_nodes> nodes{};
+    std::atomic<std::uint32_t> answered{0};
+    std::atomic<bool> is_given_up{false};
+  };
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+                std::atomic<progress>::is_always_lock_free);
+
+  std::uint32_t requests_;
+  std::size_t bytes_;
+  contents* shared_ = nullptr;
+  std::atomic<progress>* entries_ = nullptr;
+};
+
+}  // namespace kv_pool_example

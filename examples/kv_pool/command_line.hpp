@@ -1,0 +1,82 @@
+/// @file
+/// What `kv_pool` was asked to do.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/program.hpp"
+
+namespace kv_pool_example {
+
+using example::usage_error;
+
+/// The most processes of each role.
+inline constexpr std::uint32_t most_nodes = 16;
+
+struct command_line {
+  std::uint32_t prefill = 2;  ///< processes that compute prompts
+  std::uint32_t decode = 2;   ///< processes that answer
+  std::uint32_t requests = 200;
+  std::uint32_t families = 4;            ///< system prompts that requests share
+  std::uint64_t block_bytes = 16384;     ///< of a block of 16 tokens
+  std::uint64_t host_blocks = 8192;      ///< of a node's host tier
+  std::optional<std::uint32_t> kill_at;  ///< answers after which the first prefill process is killed
+  bool restarts = false;                 ///< whether a fresh process takes its seat
+  std::uint64_t seed = 1;
+  bool json = false;
+
+  [[nodiscard]] std::uint32_t nodes() const noexcept { return prefill + decode; }
+};
+
+/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// @throws usage_error
+[[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
+    std::vector<std::string> arguments) {
+  CLI::App app(
+      "Computes prompts in some processes and answers them in others, which fetch the keys and values from a "
+      "pool.",
+      "kv_pool");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command_line asked;
+  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed;
+  app.add_option("--prefill", prefill, "processes that compute prompts (default: 2)")->type_name("N");
+  app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
+  app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
+  app.add_option("--families", families, "system prompts that requests share (default: 4)")->type_name("N");
+  app.add_option("--block-bytes", bytes, "keys and values of 16 tokens, a multiple of 64 (default: 16384)")
+      ->type_name("B");
+  app.add_option("--host-blocks", blocks, "blocks of each node's host tier (default: 8192)")->type_name("N");
+  app.add_option("--kill-at", kill,
+                 "answers after which the first prefill process is killed (default: never)")
+      ->type_name("N");
+  app.add_flag("--restart", asked.restarts, "a fresh process takes the killed one's seat");
+  app.add_option("--seed", seed, "of the prompts (default: 1)")->type_name("N");
+  app.add_flag("--json", asked.json, "JSON on standard output");
+  if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
+  const auto count = [](const char* option, const std::optional<std::string>& text, std::uint64_t least,
+                        std::uint64_t most, auto& into) {
+    if (text)
+      into = static_cast<std::remove_reference_t<decltype(into)>>(
+          example::usage_count(option, *text, least, most));
+  };
+  count("--prefill", prefill, 1, most_nodes, asked.prefill);
+  count("--decode", decode, 1, most_nodes, asked.decode);
+  count("--requests", requests, 1, 100'000, asked.requests);
+  count("--families", families, 1, 1000, asked.families);
+  count("--block-bytes", bytes, 64, 1U << 24, asked.block_bytes);
+  count("--host-blocks", blocks, 64, 1U << 22, asked.host_blocks);
+  if (asked.block_bytes % 64 != 0)
+    throw usage_error(example::given("--block-bytes", *bytes) + ": must be a multiple of 64");
+  if (kill) asked.kill_at = static_cast<std::uint32_t>(example::usage_count("--kill-at", *kill, 1, 100'000));
+  if (asked.restarts && !kill) throw usage_error("--restart is about a killed process; give --kill-at N");
+  if (seed) asked.seed = example::usage_seed(*seed);
+  return {asked, std::nullopt};
+}
+
+}  // namespace kv_pool_example

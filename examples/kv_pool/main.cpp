@@ -1,0 +1,13 @@
+// Serves prompts with prefill and decode in different processes: see README.md beside this file.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/standard_streams.hpp"
+#include "kv_pool/application.hpp"
+
+int main(int argc, char** argv) {
+  example::hold_standard_descriptors();
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return static_cast<int>(kv_pool_example::run_application(arguments, stdout, stderr));
+}

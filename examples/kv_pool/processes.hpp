@@ -1,0 +1,141 @@
+/// @file
+/// The job's processes: what each does, and the one that starts, kills and awaits them.
+#pragma once
+
+#include <llmmem/comm/socket_endpoint.hpp>
+#include <llmmem/error.hpp>
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/socket_folder.hpp"
+#include "kv_pool/board.hpp"
+#include "kv_pool/command_line.hpp"
+#include "kv_pool/node.hpp"
+
+namespace kv_pool_example {
+
+namespace detail {
+
+inline constexpr auto moment = std::chrono::microseconds(50);
+
+/// Computes the prompts that are its own, and then answers other nodes until the job is over.
+inline void prefill(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
+  for (std::uint32_t r = seat; r < asked.requests && !shared.is_over(); r += asked.prefill) {
+    if (shared.at(r) != progress::waiting) continue;
+    of.serve(r, 0);
+    shared.set_prefilled(r);
+    of.progress();
+    of.report();
+  }
+}
+
+/// Answers its requests, each when its prompt is computed, or at once where the process that should is gone.
+inline void decode(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
+  for (std::uint32_t r = seat - asked.prefill; r < asked.requests; r += asked.decode) {
+    const node_figures& prefills = shared.node(r % asked.prefill);
+    while (shared.at(r) == progress::waiting && prefills.is_alive && !shared.is_over()) {
+      of.progress();
+      std::this_thread::sleep_for(moment);
+    }
+    if (shared.is_over()) return;
+    of.serve(r, answer_tokens);
+    shared.set_answered(r);
+    of.report();
+  }
+}
+
+inline void live(const command_line& asked, board& shared, const std::string& folder, std::uint32_t seat) {
+  llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat}, .seats = asked.nodes(), .folder = folder});
+  node_figures& figures = shared.node(seat);
+  node of(asked, end, figures);
+  const bool is_first = figures.starts++ == 0;
+  // Begins when all are there, so that runs can be compared; one that takes a seat later finds who is there.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(is_first ? 30 : 1);
+  while (of.peers() + 1 < asked.nodes() && std::chrono::steady_clock::now() < limit) {
+    of.progress();
+    std::this_thread::sleep_for(moment);
+  }
+  figures.is_ready = true;
+  seat < asked.prefill ? prefill(asked, shared, seat, of) : decode(asked, shared, seat, of);
+  while (!shared.is_over()) {
+    of.progress();
+    of.report();
+    std::this_thread::sleep_for(moment);
+  }
+}
+
+/// A process that is awaited.
+[[nodiscard]] inline pid_t start(const command_line& asked, board& shared, const std::string& folder,
+                                 std::uint32_t seat) {
+  std::fflush(nullptr);
+  shared.node(seat).is_alive = true;
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) example::throw_errno("a process");
+  if (child > 0) return child;
+  int status = 0;
+  try {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    live(asked, shared, folder, seat);
+  } catch (const std::exception& failed) {
+    fmt::print(stderr, "kv_pool: node {}: {}\n", seat, failed.what());
+    shared.give_up();
+    status = 1;
+  }
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+}  // namespace detail
+
+/// Runs the job to its end.
+/// @return whether every process that was not killed ended well.
+inline bool run_job(const command_line& asked, board& shared, std::FILE* notes) {
+  const example::socket_folder folder;
+  std::vector<pid_t> children;
+  for (std::uint32_t seat = 0; seat < asked.nodes(); ++seat)
+    children.push_back(detail::start(asked, shared, folder.path(), seat));
+  bool is_well = true;
+  bool has_killed = false;
+  std::size_t left = children.size();
+  while (left != 0) {
+    if (asked.kill_at && !has_killed && shared.answered() >= *asked.kill_at && !shared.is_over()) {
+      has_killed = true;
+      ::kill(children[0], SIGKILL);
+      fmt::print(notes, "kv_pool: killed prefill node 0 after {} answers\n", shared.answered());
+    }
+    int status = 0;
+    const pid_t ended = ::waitpid(-1, &status, WNOHANG);
+    if (ended <= 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      continue;
+    }
+    --left;
+    if (has_killed && ended == children[0] && WIFSIGNALED(status)) {
+      shared.node(0).is_alive = false;
+      if (!asked.restarts || shared.is_over()) continue;
+      children[0] = detail::start(asked, shared, folder.path(), 0);
+      ++left;
+      continue;
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    is_well = false;
+    shared.give_up();
+  }
+  return is_well;
+}
+
+}  // namespace kv_pool_example

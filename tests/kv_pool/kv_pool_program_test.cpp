@@ -1,0 +1,84 @@
+// The program itself: processes that pass blocks, one of which is killed.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/child_process.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace llmmem_tests;
+
+namespace {
+
+const std::string program = std::string(LLMMEM_EXAMPLES_DIR) + "/kv_pool";
+
+struct finished {
+  ending how;
+  nlohmann::json out;
+  std::string notes;
+};
+
+finished run(std::vector<std::string> arguments) {
+  const temporary_folder folder;
+  const std::string out = (folder.path() / "out").string();
+  const std::string notes = (folder.path() / "notes").string();
+  child_process child(program, arguments, out, notes);
+  finished result{.how = child.wait(), .out = {}, .notes = contents_of(notes)};
+  const std::string text = contents_of(out);
+  if (!text.empty() && text.front() == '{') result.out = nlohmann::json::parse(text);
+  return result;
+}
+
+const std::vector<std::string> small{"--json", "--requests", "60", "--block-bytes", "1024"};
+
+std::uint64_t sum(const nlohmann::json& nodes, const char* role, const char* figure) {
+  std::uint64_t total = 0;
+  for (const auto& each : nodes)
+    total += each["role"] == role ? each[figure].get<std::uint64_t>() : 0;
+  return total;
+}
+
+}  // namespace
+
+TEST_CASE("what prefill processes compute the decode processes fetch") {
+  const finished came = run(small);
+  REQUIRE(came.how.status == 0);
+  CHECK(came.out["answered"] == 60);
+  CHECK(came.out["wrong_blocks"] == 0);
+  CHECK(came.out["verified_blocks"].get<std::uint64_t>() > 500);
+  const auto& nodes = came.out["nodes"];
+  REQUIRE(nodes.size() == 4);
+  CHECK(sum(nodes, "prefill", "requests") == 60);
+  CHECK(sum(nodes, "decode", "requests") == 60);
+  CHECK(sum(nodes, "prefill", "served_blocks") > 500);
+  // What decode computes is its answers, and the ends of prompts that fill no block.
+  CHECK(sum(nodes, "decode", "computed_tokens") < 60 * (32 + 2 * 16));
+}
+
+TEST_CASE("a killed prefill process costs its blocks, and no answer; one that takes its seat serves again") {
+  const finished killed = run({"--json", "--requests", "400", "--kill-at", "10"});
+  REQUIRE(killed.how.status == 0);
+  CHECK(killed.notes.find("killed prefill node 0 after") != std::string::npos);
+  CHECK(killed.out["answered"] == 400);
+  CHECK(killed.out["wrong_blocks"] == 0);
+  CHECK(killed.out["nodes"][0]["killed"] == true);
+  const finished restarted = run({"--json", "--requests", "400", "--kill-at", "1", "--restart"});
+  REQUIRE(restarted.how.status == 0);
+  CHECK(restarted.out["answered"] == 400);
+  CHECK(restarted.out["wrong_blocks"] == 0);
+  CHECK(restarted.out["nodes"][0]["starts"] == 2);
+}
+
+TEST_CASE("options that cannot be are refused with a sentence") {
+  const auto refused = [](const std::vector<std::string>& arguments, const char* text) {
+    const finished came = run(arguments);
+    CHECK(came.how.status == 2);
+    CHECK(came.notes.find(text) != std::string::npos);
+  };
+  refused({"--prefill", "0"}, "--prefill \"0\": must be a whole number from 1 to 16");
+  refused({"--block-bytes", "100"}, "--block-bytes \"100\": must be a multiple of 64");
+  refused({"--restart"}, "--restart is about a killed process; give --kill-at N");
+}
