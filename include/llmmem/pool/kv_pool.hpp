@@ -270,6 +270,7 @@ class kv_pool<Tiers, Endpoint>::request {
   pool::fetch_result result_{};
 };
 
+/// Of the types of its arguments.
 template <class Tiers, endpoint Endpoint>
 kv_pool(Tiers&, Endpoint&, kv_pool_options) -> kv_pool<Tiers, Endpoint>;
 
