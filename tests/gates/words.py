@@ -64,7 +64,7 @@ WORDS = [
     ("lies", r"\b(?:lies|lie|lay)\b", "is, are, is stored"),
     ("reckon", r"\breckon(?:s|ed|ing)?\b", "compute; count on; assume"),
     ("gone", r"\b(?:is|are|was|were|be) gone\b", "no longer exists; was evicted; is dead"),
-    ("at-last", r"\b(?:at last|at the last|by and by)\b", "finally; eventually"),
+    ("at-last", r"\b(?:at last|by and by)\b", "finally; eventually"),
     ("comes-to-nothing", r"\bcomes? to nothing\b", "has no effect; fails"),
     ("without-it-being", r"\bwithout (?:its|it) (?:being|showing)\b", "unnoticed"),
     ("had-been", r"\bhad (?:it|they|there|one) (?:been|come|gone)\b", "if it had been"),
