@@ -69,12 +69,22 @@ using example::exit_status;
   return text;
 }
 
+/// Conversations over tiers.
+inline void run_tiers(const command_line& asked, std::FILE* out) {
+  const tiers_finding found = compare_tiers(asked.what, *asked.tiers);
+  example::write(out, asked.json ? to_json(found) : to_report(*asked.tiers, asked.what, found),
+                 "standard output");
+  if (!found.is_identical())
+    throw llmmem::error("the cache with tiers came to other bits than the one with room for all");
+}
+
 /// @param arguments  without the program's name.
 /// @return failure where the paged cache came to other bits.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
   return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,
                       notes, parse_command_line, [&](const command_line& asked) {
+                        if (asked.tiers) return run_tiers(asked, out);
                         const finding found = compare(asked.what);
                         const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);
                         example::write(out, text, "standard output");

@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -16,6 +19,7 @@
 #include "common/text.hpp"
 #include "paged_decode/comparison.hpp"
 #include "paged_decode/stored_form.hpp"
+#include "paged_decode/tiers_run.hpp"
 
 namespace paged_decode {
 
@@ -23,6 +27,7 @@ using example::usage_error;
 
 struct command_line {
   experiment what{};
+  std::optional<tiers_experiment> tiers{};  ///< conversations instead of requests
   bool json = false;
 };
 
@@ -33,6 +38,25 @@ namespace detail {
     if (name == name_of(form)) return form;
   }
   throw usage_error(example::given("--kv", name) + ": no such form; there are f32, bf16, fp8, int8");
+}
+
+/// `host=N,file=N`, in this order or the other.
+[[nodiscard]] inline tier_sizes usage_tiers(const std::string& text) {
+  tier_sizes out;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const std::size_t equal = std::min(part.find('='), part.size());
+    const std::string name = part.substr(0, equal);
+    std::uint64_t* const into = name == "host" ? &out.host : name == "file" ? &out.file : nullptr;
+    if (into == nullptr || equal == part.size())
+      throw usage_error(example::given("--tiers", text) + ": each part is host=N or file=N, of blocks");
+    *into = example::usage_count("--tiers " + name, part.substr(equal + 1), 1, 1U << 24);
+    at = end + 1;
+  }
+  if (out.host == 0 || out.file == 0)
+    throw usage_error(example::given("--tiers", text) + ": host=N and file=N are both needed");
+  return out;
 }
 
 /// What the kernels of attention and of int8 ask of a head.
@@ -66,7 +90,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   command_line asked;
   bool without_errors = false;
   bool is_hnd = false;
-  std::optional<std::string> form, seed, permutation;
+  std::optional<std::string> form, seed, permutation, tiers, tier_folder, device_blocks;
+  conversation_plan talks;
   struct number {
     const char* option;
     const char* about;
@@ -90,6 +115,9 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       {"--query-heads", "of the model", 1, 64, &shape.query_heads},
       {"--kv-heads", "of the model", 1, 64, &shape.kv_heads},
       {"--head-dim", "elements of a key and of a value", 8, 256, &shape.head_dim},
+      {"--conversations", "with --tiers", 1, 1024, &talks.conversations},
+      {"--turns", "of each conversation", 1, 64, &talks.turns},
+      {"--message", "tokens that a turn begins with", 1, 4096, &talks.message_tokens},
       {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
   };
   app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8 (default: bf16)")
@@ -102,6 +130,17 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       ->type_name("N");
   app.add_option("--seed", seed, "of the weights and prompts (default: 1)")->type_name("N");
   app.add_flag("--no-errors", without_errors, "leave out what other forms than f32 change");
+  app.add_option(
+         "--tiers", tiers,
+         "host=N,file=N: serve conversations whose contexts do not fit the cache, with tiers of so many "
+         "blocks beneath it")
+      ->type_name("BLOCKS");
+  app.add_option("--device-blocks", device_blocks,
+                 "of the cache above --tiers (default: a tenth of all contexts)")
+      ->type_name("N");
+  app.add_option("--tier-dir", tier_folder,
+                 "folder of the file tier (default: the system's for temporary files)")
+      ->type_name("DIR");
   app.add_flag("--json", asked.json, "JSON on standard output");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (form) asked.what.cache.form = detail::form_of(*form);
@@ -116,6 +155,21 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
   if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
+  if (tiers) {
+    asked.tiers.emplace();
+    asked.tiers->plan = talks;
+    asked.tiers->plan.answer_tokens = plan.answer_tokens;
+    asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
+    asked.tiers->plan.seed = plan.seed;
+    asked.tiers->sizes = detail::usage_tiers(*tiers);
+    asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
+    if (device_blocks)
+      asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+    asked.what.with_errors = false;
+  } else if (tier_folder || device_blocks) {
+    throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
+                      " is about the tiers; give --tiers host=N,file=N");
+  }
   detail::check_shape(shape, asked.what.with_errors || asked.what.cache.form == kv_form::int8);
   return {asked, std::nullopt};
 }

@@ -9,6 +9,7 @@
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -93,6 +94,8 @@ class element_store {
     return {cache_.view(), step.blocks, layer, scales_};
   }
   void copy(std::span<const llmmem::block_pair> pairs) { copy_blocks(*place_, cache_.view(), pairs); }
+  /// The memories that hold a block.
+  [[nodiscard]] std::array<llmmem::kv_memory, 1> memories() const noexcept { return {cache_.view()}; }
 
  private:
   Place* place_;
@@ -163,6 +166,10 @@ class int8_store {
   void copy(std::span<const llmmem::block_pair> pairs) {
     copy_blocks(*place_, codes_.view(), pairs);
     copy_blocks(*place_, scales_.view(), pairs);
+  }
+  /// The memories that hold a block.
+  [[nodiscard]] std::array<llmmem::kv_memory, 2> memories() const noexcept {
+    return {codes_.view(), scales_.view()};
   }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <llmmem/error.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/offload/tier_link.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/kv_layout.hpp>
@@ -44,6 +45,12 @@ struct paged_counts {
   std::uint64_t copies_on_write = 0;  ///< blocks
   std::uint64_t rolled_back = 0;      ///< tokens
 };
+
+/// A cache that can have tiers beneath it: one branch for each block that it evicts while it has none.
+struct decode_traits : llmmem::paged_traits {
+  using observer = llmmem::offload::tier_link;
+};
+using decode_allocator = llmmem::paged_allocator<decode_traits>;
 
 /// @tparam Place  `host_place`, or `device_place`. It outlives the cache.
 template <class Place>
@@ -123,7 +130,13 @@ class paged_cache {
   void release(sequence of) { allocator_.release(of).value(); }
 
   [[nodiscard]] const paged_counts& counts() const noexcept { return counts_; }
-  [[nodiscard]] const llmmem::paged_allocator<>& allocator() const noexcept { return allocator_; }
+  [[nodiscard]] const decode_allocator& allocator() const noexcept { return allocator_; }
+  [[nodiscard]] decode_allocator& allocator() noexcept { return allocator_; }
+  /// Calls `f` with the store of keys and values.
+  template <class F>
+  decltype(auto) with_store(F&& f) const {
+    return std::visit(std::forward<F>(f), store_);
+  }
 
  private:
   using any_store = std::variant<element_store<Place>, int8_store<Place>>;
@@ -202,7 +215,7 @@ class paged_cache {
   model_config config_;
   paged_config how_;
   Place* place_;
-  llmmem::paged_allocator<> allocator_;
+  decode_allocator allocator_;
   any_store store_;
   paged_counts counts_{};
   step_tables step_{};

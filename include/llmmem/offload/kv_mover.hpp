@@ -140,20 +140,46 @@ class layout_mover {
     block_pair list[most_slot_pairs];
     for (std::size_t i = 0; i < pairs.size(); ++i)
       list[i] = {.from = to_index(pairs[i].block), .to = pairs[i].slot};
-    return finish(copy_few_kv_blocks(run_, memory_of(slots), memory_, std::span(list).first(pairs.size())));
+    if (is_packed(slots)) {
+      return finish(copy_few_kv_blocks(run_, memory_of(slots), memory_, std::span(list).first(pairs.size())));
+    }
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      const kv_memory slot = slot_of(slots, pairs[i].slot);
+      list[i].to = 0;
+      if (const auto begun = copy_few_kv_blocks(run_, slot, memory_, std::span(list).subspan(i, 1)); !begun)
+        return begun.error();
+    }
+    return mark_();
   }
   result<fence_type> restore(std::size_t, const slot_memory& slots, std::span<const slot_pair> pairs,
                              const layer_range& layers) {
     block_pair list[most_slot_pairs];
     for (std::size_t i = 0; i < pairs.size(); ++i)
       list[i] = {.from = pairs[i].slot, .to = to_index(pairs[i].block)};
-    return finish(copy_few_kv_blocks(run_, memory_, memory_of(slots), std::span(list).first(pairs.size()),
-                                     {.layers = layers}));
+    if (is_packed(slots)) {
+      return finish(copy_few_kv_blocks(run_, memory_, memory_of(slots), std::span(list).first(pairs.size()),
+                                       {.layers = layers}));
+    }
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      const kv_memory slot = slot_of(slots, pairs[i].slot);
+      list[i].from = 0;
+      const auto begun =
+          copy_few_kv_blocks(run_, memory_, slot, std::span(list).subspan(i, 1), {.layers = layers});
+      if (!begun) return begun.error();
+    }
+    return mark_();
   }
 
  private:
+  /// Whether slots lie side by side, so that one call can move many. Otherwise each is a memory of one block.
+  [[nodiscard]] bool is_packed(const slot_memory& slots) const noexcept {
+    return slots.stride == packed_.block_bytes();
+  }
   [[nodiscard]] kv_memory memory_of(const slot_memory& slots) const noexcept {
     return {.data = slots.data, .blocks = slots.slots, .layout = packed_};
+  }
+  [[nodiscard]] kv_memory slot_of(const slot_memory& slots, std::uint32_t slot) const noexcept {
+    return {.data = slots.data + slot * slots.stride, .blocks = 1, .layout = packed_};
   }
   [[nodiscard]] result<fence_type> finish(const result<void>& begun) {
     if (!begun) return begun.error();
@@ -237,7 +263,73 @@ class page_mover {
   std::vector<group_form> groups_;
 };
 
-static_assert(kv_mover<layout_mover<host_executor>> && kv_mover<page_mover>);
+/// Moves blocks whose bytes lie in two memories under one table, such as codes and their scales: a slot holds
+/// the first mover's bytes and, behind them, the second's.
+///
+///     offload::joint_mover mover(layout_mover(run, codes), layout_mover(run, scales));
+///
+/// Both movers must work in order on the same stream, or on the caller: the fence of the second one is that
+/// of both.
+///
+/// @par Errors   the constructor throws `argument_error` for movers of other groups or layers.
+template <kv_mover First, kv_mover Second>
+class joint_mover {
+  static_assert(std::same_as<typename First::fence_type, typename Second::fence_type>,
+                "the two movers of a joint_mover must have the same fences: give both the same stream");
+
+ public:
+  using fence_type = typename First::fence_type;
+  static constexpr bool runs_on_caller = First::runs_on_caller && Second::runs_on_caller;
+
+  joint_mover(First first, Second second) : first_(std::move(first)), second_(std::move(second)) {
+    const auto refuse = [](const char* what, std::uint64_t one, std::uint64_t other) {
+      throw argument_error("joint_mover: the first mover has " + std::to_string(one) + " " + what +
+                           ", the second " + std::to_string(other) +
+                           "; both must move the same blocks of the same layers");
+    };
+    if (first_.groups() != second_.groups()) refuse("groups", first_.groups(), second_.groups());
+    for (std::size_t g = 0; g < first_.groups(); ++g) {
+      if (first_.layers(g) != second_.layers(g)) refuse("layers", first_.layers(g), second_.layers(g));
+    }
+  }
+
+  [[nodiscard]] std::size_t groups() const noexcept { return first_.groups(); }
+  [[nodiscard]] std::uint64_t block_bytes(std::size_t group) const noexcept {
+    return first_.block_bytes(group) + second_.block_bytes(group);
+  }
+  [[nodiscard]] std::uint32_t layers(std::size_t group) const noexcept { return first_.layers(group); }
+  /// Blocks that both memories have.
+  [[nodiscard]] std::uint64_t blocks() const noexcept
+    requires requires(const First& one, const Second& other) {
+      one.blocks();
+      other.blocks();
+    }
+  {
+    return first_.blocks() < second_.blocks() ? first_.blocks() : second_.blocks();
+  }
+
+  result<fence_type> save(std::size_t group, const slot_memory& slots, std::span<const slot_pair> pairs,
+                          const fence_type& after) {
+    if (const auto begun = first_.save(group, slots, pairs, after); !begun) return begun;
+    return second_.save(group, behind(group, slots), pairs, after);
+  }
+  result<fence_type> restore(std::size_t group, const slot_memory& slots, std::span<const slot_pair> pairs,
+                             const layer_range& layers) {
+    if (const auto begun = first_.restore(group, slots, pairs, layers); !begun) return begun;
+    return second_.restore(group, behind(group, slots), pairs, layers);
+  }
+
+ private:
+  [[nodiscard]] slot_memory behind(std::size_t group, const slot_memory& slots) const noexcept {
+    return {slots.data + first_.block_bytes(group), slots.slots, slots.stride};
+  }
+
+  First first_;
+  Second second_;
+};
+
+static_assert(kv_mover<layout_mover<host_executor>> && kv_mover<page_mover> &&
+              kv_mover<joint_mover<page_mover, layout_mover<host_executor>>>);
 
 }  // namespace offload
 }  // namespace v0

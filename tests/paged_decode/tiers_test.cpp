@@ -1,0 +1,101 @@
+/// Conversations over a cache with tiers beneath it.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "paged_decode/application.hpp"
+#include "support/program_run.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace paged_decode;
+using llmmem_tests::outcome;
+using llmmem_tests::run_captured;
+
+namespace {
+
+outcome run(const std::vector<std::string>& arguments) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return run_application(arguments, out, notes); });
+}
+
+tiers_experiment small(const std::string& folder) {
+  tiers_experiment out;
+  out.plan = {.conversations = 8, .turns = 2, .message_tokens = 11, .answer_tokens = 7, .chunk_tokens = 9};
+  out.sizes = {.host = 12, .file = 200, .folder = folder};
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("contexts of many times the cache come back from tiers with every bit, in every form and order") {
+  const llmmem_tests::temporary_folder folder;
+  experiment what{.with_errors = false};
+  what.shape = {.layers = 2,
+                .query_heads = 4,
+                .kv_heads = 2,
+                .head_dim = 32,
+                .hidden = 32,
+                .inner = 32,
+                .vocabulary = 16,
+                .window = 16};
+  what.cache.block_tokens = 4;
+  for (const kv_form form : all_forms) {
+    for (const auto heads : {llmmem::paging::head_order::nhd, llmmem::paging::head_order::hnd}) {
+      CAPTURE(name_of(form));
+      const bool is_hnd = heads == llmmem::paging::head_order::hnd;
+      if (is_hnd && (form == kv_form::f32 || form == kv_form::fp8)) continue;
+      what.cache.form = form;
+      what.cache.heads_in_block = heads;
+      const tiers_finding found = compare_tiers(what, small(folder.path().string()));
+      CHECK(found.is_identical());
+      CHECK(found.context_blocks >= 7 * found.device_blocks);
+      CHECK(found.tiered.computed == found.whole.computed);  // nothing is computed twice
+      CHECK(found.small.computed > found.whole.computed);
+      CHECK(found.tiers.file_blocks > 0);
+      CHECK(found.tiers.failed_blocks == 0);
+    }
+  }
+}
+
+TEST_CASE("tiers that hold less than the contexts cost computing, and no bit") {
+  const llmmem_tests::temporary_folder folder;
+  experiment what{.with_errors = false};
+  what.shape = {.layers = 2,
+                .query_heads = 4,
+                .kv_heads = 2,
+                .head_dim = 32,
+                .hidden = 32,
+                .inner = 32,
+                .vocabulary = 16,
+                .window = 16};
+  what.cache.block_tokens = 4;
+  tiers_experiment asked = small(folder.path().string());
+  asked.sizes.file = 24;
+  const tiers_finding found = compare_tiers(what, asked);
+  CHECK(found.is_identical());
+  CHECK(found.tiered.computed > found.whole.computed);
+  asked.device_blocks = 3;
+  CHECK_THROWS_WITH_AS(static_cast<void>(compare_tiers(what, asked)),
+                       "--device-blocks 3: one conversation needs 9 blocks of 4 tokens at its end",
+                       llmmem::error);
+}
+
+TEST_CASE("the program runs conversations, and refuses what it cannot serve") {
+  const outcome ran = run({"--tiers", "host=8,file=64", "--conversations", "6", "--turns", "2", "--answer",
+                           "4", "--layers", "1", "--json"});
+  CHECK(ran.status == example::exit_status::success);
+  const auto found = nlohmann::json::parse(ran.out);
+  CHECK(found["identical"] == true);
+  CHECK(found["computed_tiered"] == found["computed_tokens"]);
+  const auto refused = [](const std::vector<std::string>& arguments, const char* text) {
+    const outcome came = run(arguments);
+    CHECK(came.status == example::exit_status::wrong_usage);
+    CHECK(came.notes.find(text) != std::string::npos);
+  };
+  refused({"--tiers", "host=8"}, "--tiers \"host=8\": host=N and file=N are both needed");
+  refused({"--tiers", "host=8,disk=3"}, "each part is host=N or file=N, of blocks");
+  refused({"--device-blocks", "8"}, "--device-blocks is about the tiers; give --tiers host=N,file=N");
+}
