@@ -61,7 +61,7 @@ class node {
             llmmem::offload::kv_tier(host_, asked.host_blocks * asked.block_bytes)),
         pool_(tiers_, end, {.patience_ns = 20'000'000'000, .model = layout().content_fingerprint()}) {}
 
-  void progress() { pool_.progress(); }
+  void progress(std::uint64_t wait_ns = 0) { pool_.progress(wait_ns); }
   [[nodiscard]] std::uint32_t peers() const noexcept { return pool_.peers(); }
 
   /// What is known of a prompt is matched, fetched and loaded, the rest is computed; `answer` tokens more are

@@ -28,7 +28,7 @@ namespace kv_pool_example {
 
 namespace detail {
 
-inline constexpr auto moment = std::chrono::microseconds(50);
+inline constexpr std::uint64_t moment_ns = 50'000;
 
 /// Computes the prompts that are its own, and then answers other nodes until the job is over.
 inline void prefill(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
@@ -46,8 +46,7 @@ inline void decode(const command_line& asked, board& shared, std::uint32_t seat,
   for (std::uint32_t r = seat - asked.prefill; r < asked.requests; r += asked.decode) {
     const node_figures& prefills = shared.node(r % asked.prefill);
     while (shared.at(r) == progress::waiting && prefills.is_alive && !shared.is_over()) {
-      of.progress();
-      std::this_thread::sleep_for(moment);
+      of.progress(moment_ns);
     }
     if (shared.is_over()) return;
     of.serve(r, answer_tokens);
@@ -64,15 +63,13 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
   // Begins when all are there, so that runs can be compared; one that takes a seat later finds who is there.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(is_first ? 30 : 1);
   while (of.peers() + 1 < asked.nodes() && std::chrono::steady_clock::now() < limit) {
-    of.progress();
-    std::this_thread::sleep_for(moment);
+    of.progress(moment_ns);
   }
   figures.is_ready = true;
   seat < asked.prefill ? prefill(asked, shared, seat, of) : decode(asked, shared, seat, of);
   while (!shared.is_over()) {
-    of.progress();
+    of.progress(moment_ns);
     of.report();
-    std::this_thread::sleep_for(moment);
   }
 }
 

@@ -57,8 +57,9 @@ inline namespace v0 {
 /// **Nodes that fetch become holders**, once they publish: what many ask for has many holders, and a request
 /// takes the one that it awaits least from.
 ///
-/// **Nothing waits but `wait`.** There is no thread: a node answers others in its own `progress`, so an
-/// engine calls that in every step. `kv_pool` is for transports whose owner must take part.
+/// **Nothing waits but `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
+/// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports
+/// whose owner must take part.
 ///
 /// @tparam Tiers     a `kv_tiers`, which outlives the pool.
 /// @tparam Endpoint  an `endpoint`, which outlives the pool and serves nothing else. Every node has the same
@@ -99,6 +100,9 @@ class kv_pool {
   /// Hears what has come, answers other nodes, and goes on with the requests. To be called in each step of
   /// the engine. Waits at most `send_ns` for a receiver that takes nothing.
   void progress();
+  /// The same, but first waits up to `wait_ns` nanoseconds for something from another node: for a thread that
+  /// has nothing else to do.
+  void progress(std::uint64_t wait_ns);
 
   /// Nodes with which blocks pass, without this one.
   [[nodiscard]] std::uint32_t peers() const noexcept;

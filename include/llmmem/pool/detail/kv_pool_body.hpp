@@ -115,6 +115,13 @@ void kv_pool<Tiers, Endpoint>::progress() {
 }
 
 template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::progress(std::uint64_t wait_ns) {
+  hearing handler{this};
+  static_cast<void>(end_->poll(deadline{end_->now_ns() + wait_ns}, handler));
+  progress();
+}
+
+template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::is_present(seat_id seat, std::uint64_t nonce) const noexcept {
   if (to_index(seat) >= peers_.size()) return false;
   const detail::pool_peer& peer = peers_[to_index(seat)];

@@ -313,10 +313,7 @@ template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
   constexpr std::uint64_t moment = 100'000;
   const std::uint64_t now = end_->now_ns();
-  const std::uint64_t until = of.deadline - now < moment && of.deadline > now ? of.deadline : now + moment;
-  hearing handler{this};
-  static_cast<void>(end_->poll(deadline{until}, handler));
-  progress();
+  progress(of.deadline > now && of.deadline - now < moment ? of.deadline - now : moment);
 }
 
 template <class Tiers, endpoint Endpoint>

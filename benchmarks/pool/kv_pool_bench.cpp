@@ -1,0 +1,238 @@
+/// @file
+/// Blocks of another node over Unix sockets, next to the same frames sent by the same endpoint without a
+/// pool; and what the directory costs.
+#include <llmmem/comm/socket_endpoint.hpp>
+#include <llmmem/offload/kv_tiers.hpp>
+#include <llmmem/paged_allocator.hpp>
+#include <llmmem/paging/outside_keys.hpp>
+#include <llmmem/pool/kv_pool.hpp>
+#include <llmmem/space/host.hpp>
+
+#include <benchmark/benchmark.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace llmmem;
+
+struct traits : paged_traits {
+  using observer = offload::tier_link;
+};
+using cache_type = paged_allocator<traits>;
+using mover_type = offload::layout_mover<host_executor>;
+using tiers_type = kv_tiers<cache_type, mover_type, offload::kv_tier<host_space>>;
+using pool_type = kv_pool<tiers_type, socket_endpoint>;
+
+constexpr std::uint64_t moved_bytes = std::uint64_t{64} << 20;
+
+class socket_folder {
+ public:
+  socket_folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "llmmem-pool-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder " + name);
+    path_ = name;
+  }
+  socket_folder(const socket_folder&) = delete;
+  socket_folder& operator=(const socket_folder&) = delete;
+  ~socket_folder() { std::filesystem::remove_all(path_); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// A node whose first tier can have all blocks of a row.
+struct node {
+  node(const std::string& folder, std::uint32_t seat, std::uint64_t bytes, std::uint64_t blocks)
+      : layout({.layers = 1,
+                .heads = 1,
+                .head_dim = static_cast<std::uint32_t>(bytes / 16),
+                .block_tokens = 16,
+                .has_values = false,
+                .element = dtype::int8,
+                .order = block_order::block_first}),
+        cache({.blocks = 16, .block_tokens = 16, .max_sequences = 2, .max_sequence_tokens = 256}),
+        kv(layout.total_bytes(cache.physical_blocks())),
+        host({.budget = blocks * bytes + 4096}),
+        tiers(cache, mover_type({}, {.data = kv.data(), .blocks = cache.physical_blocks(), .layout = layout}),
+              {.load_headroom = 0}, offload::kv_tier(host, blocks * bytes)),
+        end({.seat = seat_id{seat}, .seats = 2, .folder = folder}),
+        pool(tiers, end, {.patience_ns = 60'000'000'000}) {}
+
+  kv_layout layout;
+  cache_type cache;
+  std::vector<std::byte> kv;
+  host_space host;
+  tiers_type tiers;
+  socket_endpoint end;
+  pool_type pool;
+};
+
+/// Frames to and from a seat, without a pool.
+struct plain_frames {
+  explicit plain_frames(const socket_options& options) : end(options) {}
+
+  frame_buffer buffer_for(seat_id, const frame_header& frame) noexcept {
+    const std::size_t first = at % into.size();
+    return {.what = frame_buffer::answer::take, .bytes = std::span(into).subspan(first, frame.bytes)};
+  }
+  void arrived(seat_id, const frame_header& frame) noexcept { at += frame.bytes; }
+  void told(seat_id, const frame_header&, std::span<const std::byte>) noexcept { ++asked; }
+  void died(seat_id, comm::death) noexcept {}
+  void came(seat_id) noexcept { is_joined = true; }
+  [[nodiscard]] bool goes_on() const noexcept { return true; }
+
+  socket_endpoint end;
+  std::vector<std::byte> into = std::vector<std::byte>(moved_bytes);
+  std::size_t at = 0;
+  std::uint64_t asked = 0;
+  bool is_joined = false;
+};
+
+deadline soon(socket_endpoint& end) {
+  return deadline{end.now_ns() + 1'000'000};
+}
+
+/// Sends all bytes of a row, each time that it is asked.
+void send_plain(const std::string& folder, std::uint64_t bytes, const std::atomic<bool>& is_over) {
+  plain_frames one({.seat = seat_id{0}, .seats = 2, .folder = folder});
+  while (!is_over) {
+    static_cast<void>(one.end.poll(soon(one.end), one));
+    for (; one.asked != 0; --one.asked) {
+      for (std::uint64_t sent = 0; sent < moved_bytes;) {
+        const std::uint64_t most = std::min<std::uint64_t>(bytes, one.end.frame_bytes());
+        static_cast<void>(one.end.send(seat_id{1}, {}, std::span(one.into).subspan(sent, most),
+                                       deadline{one.end.now_ns() + 10'000'000'000}, one));
+        sent += most;
+      }
+    }
+  }
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> of) {
+  std::sort(of.begin(), of.end());
+  return of[of.size() / 2];
+}
+
+/// One iteration fetches 64 MiB and receives as many plain bytes, in turns.
+void pool_fetch(benchmark::State& state) {
+  const auto bytes = static_cast<std::uint64_t>(state.range(0));
+  const std::uint64_t blocks = moved_bytes / bytes;
+  const socket_folder folder;
+  const socket_folder plain_folder;
+  std::atomic<bool> is_over = false;
+  std::thread sender([&] { send_plain(plain_folder.path(), bytes, is_over); });
+  std::thread holder([&] {
+    node one(folder.path(), 0, bytes, blocks);
+    std::vector<token_id> prompt(blocks * 16);
+    std::iota(prompt.begin(), prompt.end(), 0);
+    const kv_chain chain(one.cache, prompt);
+    for (std::size_t i = 0; i < chain.keys().size(); ++i) {
+      const std::uint64_t parent = i == 0 ? 0 : paging::key_digest(chain.keys()[i - 1]);
+      const auto slot = one.tiers.begin_arrival(0, chain.keys()[i], parent).value();
+      std::fill_n(one.tiers.bytes_of(slot).data(), bytes, std::byte{7});
+      one.tiers.end_arrival(slot, true);
+      one.tiers.release(slot);
+    }
+    one.pool.publish(chain, chain.tokens());
+    while (!is_over)
+      one.pool.progress(1'000'000);
+  });
+  {
+    node asker(folder.path(), 1, bytes, blocks);
+    plain_frames plain({.seat = seat_id{1}, .seats = 2, .folder = plain_folder.path()});
+    std::vector<token_id> prompt(blocks * 16);
+    std::iota(prompt.begin(), prompt.end(), 0);
+    const kv_chain chain(asker.cache, prompt);
+    while (!plain.is_joined)
+      static_cast<void>(plain.end.poll(soon(plain.end), plain));
+    const auto ask = [&] {
+      auto request = asker.pool.ask(chain, 0).value();
+      request.wait_for_answers();
+      return request;
+    };
+    while (ask().where().elsewhere != blocks)
+      asker.pool.progress();
+    std::vector<double> pool_times;
+    std::vector<double> plain_times;
+    for (auto _ : state) {
+      auto start = std::chrono::steady_clock::now();
+      auto request = ask();
+      request.fetch();
+      request.wait();
+      pool_times.push_back(seconds_since(start));
+      state.SetIterationTime(pool_times.back());
+      if (request.end().blocks != blocks) state.SkipWithError("a block did not come");
+      asker.tiers.clear();
+      start = std::chrono::steady_clock::now();
+      plain.at = 0;
+      plain.end.tell(seat_id{0}, {}, std::span(plain.into).first(1));
+      while (plain.at < moved_bytes)
+        static_cast<void>(plain.end.poll(soon(plain.end), plain));
+      plain_times.push_back(seconds_since(start));
+    }
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
+    state.counters["plain_GB/s"] = static_cast<double>(moved_bytes) / median(plain_times) / 1e9;
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < pool_times.size(); ++i)
+      ratios.push_back(plain_times[i] / pool_times[i]);
+    state.counters["of_plain"] = median(ratios);
+    is_over = true;
+  }
+  sender.join();
+  holder.join();
+}
+
+/// What a node's part of the directory takes to remember a span and to find it: 64 chunks each.
+void directory_span(benchmark::State& state) {
+  const auto spans = static_cast<std::uint32_t>(state.range(0));
+  detail::span_table table(spans, 1, {});
+  std::vector<block_key> keys(spans);
+  for (std::uint32_t i = 0; i < spans; ++i)
+    keys[i] = {.low = detail::mix_pair(i, 1), .high = detail::mix_pair(i, 2)};
+  std::array<std::uint32_t, pool::span_chunks> digests{};
+  std::iota(digests.begin(), digests.end(), 1U);
+  const std::array<std::uint64_t, 1> all{~std::uint64_t{0}};
+  for (std::uint32_t i = 0; i < spans; ++i)
+    table.put(keys[i], seat_id{i % 8}, 1, digests, all);
+  std::uint64_t at = 0;
+  std::uint64_t found = 0;
+  for (auto _ : state) {
+    at = (at + 7919) % spans;
+    table.for_each_of(keys[static_cast<std::size_t>(at)], [&](std::uint32_t entry) {
+      found += detail::span_table::common(table.at(entry), digests);
+    });
+  }
+  benchmark::DoNotOptimize(found);
+  state.SetItemsProcessed(state.iterations() * pool::span_chunks);
+  state.counters["bytes/chunk"] = static_cast<double>(table.metadata_bytes()) / (64.0 * spans);
+}
+
+BENCHMARK(pool_fetch)
+    ->Arg(16 << 10)
+    ->Arg(64 << 10)
+    ->Arg(256 << 10)
+    ->Arg(1 << 20)
+    ->Arg(4 << 20)
+    ->UseManualTime()
+    ->MinTime(0.5);
+BENCHMARK(directory_span)->Arg(1 << 10)->Arg(160'000);
+
+}  // namespace
